@@ -60,10 +60,10 @@ def _world(job: Job) -> Environment:
             return Environment(bus=Bus(JsonLog(SystemClock(), level="info"), Metrics()))
         case "unrecorded" | "recorded":
             from benchmarks.clients.tracing import start_tracing
-            from hopback.runtime.tracing import traced, traced_batch
+            from hopback.runtime.tracing import trace_batch, trace_run
 
             start_tracing(recorded=job.variant == "recorded")
-            return Environment(around=traced, around_batch=traced_batch)
+            return Environment(around=trace_run, around_batch=trace_batch)
         case _:
             return Environment()
 

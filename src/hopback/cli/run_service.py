@@ -26,7 +26,7 @@ from hopback.runtime.depths import (
     HeldBackReader,
     PolicyWatch,
     Watched,
-    watched_queues,
+    queues_to_watch,
 )
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentConnection, deaths_in
@@ -73,9 +73,9 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
         survivor = Survivor(lambda token: parent.say(alone=token), deaths_in(os.environ))
     tracing: dict[str, Any] = {}
     if settings.otel:
-        from hopback.runtime.tracing import traced, traced_batch
+        from hopback.runtime.tracing import trace_batch, trace_run
 
-        tracing = {"around": traced, "around_batch": traced_batch}
+        tracing = {"around": trace_run, "around_batch": trace_batch}
     async with AsyncExitStack() as stack:
         service = Service(
             app,
@@ -135,7 +135,7 @@ async def _watchers(
         return [consumer.queue for consumer in service().consumers]
 
     def watched() -> Iterable[Watched]:
-        return watched_queues(service().topology, consumed())
+        return queues_to_watch(service().topology, consumed())
 
     def held(queue: str) -> int:
         return sum(one.in_flight for one in service().consumers if one.queue == queue)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hopback.runtime.push import PushTarget as PushTarget
     from hopback.runtime.relay import OutboxStore as OutboxStore
     from hopback.runtime.shutdown import Report as Report
-    from hopback.runtime.tracing import traced as traced, traced_batch as traced_batch
+    from hopback.runtime.tracing import trace_run as trace_run, trace_batch as trace_batch
 
 _HOMES = {
     "hopback.runtime.context": "PublishOptions",
@@ -23,7 +23,7 @@ _HOMES = {
     "hopback.runtime.push": "PushTarget",
     "hopback.runtime.relay": "OutboxStore",
     "hopback.runtime.shutdown": "Report",
-    "hopback.runtime.tracing": "traced traced_batch",
+    "hopback.runtime.tracing": "trace_run trace_batch",
 }
 
 __getattr__, __dir__ = front_door(__name__, _HOMES)

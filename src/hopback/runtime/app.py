@@ -48,10 +48,10 @@ from hopback.runtime.handler import (
     HandlerOptions,
     blames_rows,
     deadline_seconds,
-    declaring,
     explain_options,
     inspect_batch_handler,
     inspect_handler,
+    name_errors,
     require_queue_name,
     waits_ms,
 )
@@ -200,7 +200,7 @@ class Router:
         if retry is not None and not tiers_ms:
             found = Problem("retry", 'waits like ["30s", "5m"], or None for no retry', "no wait")
             raise InvalidDeclaration((found,), where=where)
-        with declaring(where):
+        with name_errors(where):
             declared = _Declared(tiers_ms, attempts, feeds_of(bind or {}))
             declared.plan(self.prefix + name)  # refuse an impossible plan here
         self._declare(self.prefix + name, declared)
@@ -266,7 +266,7 @@ class Router:
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
         where = f"handler of queue {queue!r}"
-        with declaring(where):
+        with name_errors(where):
             options = HandlerOptions(
                 concurrency=concurrency,
                 prefetch=prefetch,
@@ -345,7 +345,7 @@ class Router:
         queue = self.prefix + queue
         where = f"batch handler of queue {queue!r}"
         checked = check_rules(rules, where=where)
-        with declaring(where):
+        with name_errors(where):
             options = BatchOptions(
                 size,
                 read_seconds(wait, "wait", where=where),
@@ -492,9 +492,9 @@ class Router:
         has_grown = isinstance(handler, TypedHandlers) and self._within.get(queue) == within
         self._within[queue] = within
         if has_grown:
-            self._put(_moved(handler, queue))
+            self._put(_move_handler(handler, queue))
         else:
-            self.add_handler(_moved(handler, queue))
+            self.add_handler(_move_handler(handler, queue))
 
     def middleware_of(self, queue: str) -> tuple[Middleware, ...]:
         """Return the middleware of a queue's handler, outermost first."""
@@ -606,7 +606,7 @@ class App(Router):
         whole = replace(
             given,
             name=self.name,
-            exchanges=_united(given.exchanges, self._exchanges.values()),
+            exchanges=_unite(given.exchanges, self._exchanges.values()),
             queues=unique_queues(
                 (
                     *given.queues,
@@ -614,8 +614,8 @@ class App(Router):
                     *schedules,
                 )
             ),
-            bindings=_united(given.bindings, ways),
-            plans=_united(given.plans, plans),
+            bindings=_unite(given.bindings, ways),
+            plans=_unite(given.plans, plans),
             unconsumed=given.unconsumed | {queue.name for queue in schedules},
         )
         if self._delays is not None:
@@ -743,7 +743,7 @@ class App(Router):
         return self._publish
 
 
-def _moved(handler: AnyHandler, queue: str) -> AnyHandler:
+def _move_handler(handler: AnyHandler, queue: str) -> AnyHandler:
     """The same handler for the queue under its full name."""
     if isinstance(handler, TypedHandlers):
         return handler.moved(queue)
@@ -771,7 +771,7 @@ def _place_of(handler: AnyHandler) -> str:
 V = TypeVar("V")
 
 
-def _united(given: Iterable[V], own: Iterable[V]) -> tuple[V, ...]:
+def _unite(given: Iterable[V], own: Iterable[V]) -> tuple[V, ...]:
     """Both, each value once, in order. By equality: arguments are mappings and have no hash."""
     both = list(given)
     both += [one for one in own if one not in both]

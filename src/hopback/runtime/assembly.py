@@ -96,7 +96,7 @@ class Assembly:
         if self.concurrency is not None:
             options = replace(options, concurrency=self.concurrency)
         # Held deliveries occupy at most half of the slots, so that other messages are still handled.
-        settling = self._settling(plan, most_holds=options.concurrency // 2)
+        settling = self._create_settling(plan, most_holds=options.concurrency // 2)
         runner = self._runner(handler, options, plan)
         run: Run = runner
         if isinstance(runner, PushRunner) and (around := self.middleware(handler.queue)):
@@ -122,7 +122,7 @@ class Assembly:
             Batches,
             handler,
             prepare,
-            self._settling(plan),
+            self._create_settling(plan),
             self.world,
             injector,
             read,
@@ -162,7 +162,7 @@ class Assembly:
 
         return Consumer(plan.queue, limits, make, self.world, quarantine, watch)
 
-    def _settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
+    def _create_settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
         return Settling(
             plan,
             self.publish,

@@ -27,7 +27,7 @@ from hopback.runtime.context import (
 )
 from hopback.runtime.middleware import Middleware, run_through
 from hopback.runtime.payload import Undecodable
-from hopback.runtime.pool import Pool, ended
+from hopback.runtime.pool import Pool, cancel_all
 from hopback.runtime.rate_limit import RateLimit
 from hopback.runtime.slow_runs import CurrentRun
 from hopback.runtime.worker import (
@@ -242,7 +242,7 @@ class Batches:
         self._prepare = prepare
         self._settling = settling
         self._bus = world.bus
-        self._around = world.around_batch or _unobserved
+        self._around = world.around_batch or _no_observer
         self._observe = observe
         self._base = copy_context()
         self._processors = _ENTERING
@@ -297,7 +297,7 @@ class Batches:
             self._pool.submit(taken)
             return
         try:
-            payload = self._decoded(taken.delivery)
+            payload = self._decode(taken.delivery)
         except Undecodable as error:
             self.conclude(taken, undecodable(error))
         except FAILURES as error:
@@ -305,9 +305,9 @@ class Batches:
         else:
             self._add(_Gathered(taken, payload, None))
 
-    def _decoded(self, delivery: Delivery) -> Any:
+    def _decode(self, delivery: Delivery) -> Any:
         if self._prepare is not None:
-            return self._prepare.decoded(delivery)
+            return self._prepare.decode(delivery)
         return self._handler.decode(delivery.body) if self._read is None else self._read(delivery)
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
@@ -412,8 +412,8 @@ class Batches:
     async def stop(self) -> int:
         left, self._limit = self.in_flight, 0
         await self._pool.stop()
-        await ended(self._running)
-        await ended(self._runs)
+        await cancel_all(self._running)
+        await cancel_all(self._runs)
         return left
 
     async def _process(self, taken: HeldDelivery) -> None:
@@ -425,7 +425,7 @@ class Batches:
             if self._settling.settle_copy(taken):
                 self.concluded += 1
                 return
-            answer = await self._entered(taken)
+            answer = await self._enter(taken)
         except asyncio.CancelledError:
             self._settling.abandon(taken, loop_time() - began, "interrupted")
             raise
@@ -434,10 +434,10 @@ class Batches:
         if answer is not None:
             await self._conclude_all([taken], [answer], loop_time() - began)
 
-    async def _entered(self, taken: HeldDelivery) -> Answer | None:
+    async def _enter(self, taken: HeldDelivery) -> Answer | None:
         """Return None if the message joined the open batch, or else its answer."""
         try:
-            payload = self._decoded(taken.delivery)
+            payload = self._decode(taken.delivery)
         except Undecodable as error:
             return undecodable(error)
         if not self._middleware:
@@ -626,7 +626,7 @@ async def _through_middleware(
 
 
 @contextmanager
-def _unobserved(
+def _no_observer(
     _deliveries: Sequence[Delivery], _plan: Plan
 ) -> Iterator[Callable[[Sequence[Answer]], None]]:
     yield lambda _answers: None

@@ -19,7 +19,7 @@ from hopback.runtime.payload import (
     decoder_for,
     encode_payload,
     fitter,
-    guarded,
+    guard,
     is_model,
 )
 
@@ -144,13 +144,13 @@ class Codecs:
         decoders: dict[str, Decoder] = {}
         for name, codec in () if plain else self._by_type.items():
             try:
-                decoders[name] = guarded(codec.decoder(wanted))
+                decoders[name] = guard(codec.decoder(wanted))
             except TypeError as error:
                 decoders[name] = _impossible(name, str(error))
 
         def read(delivery: Delivery) -> Any:
             properties = delivery.properties
-            body = decompressed(delivery.body, properties.content_encoding, self._max_bytes)
+            body = decompress_body(delivery.body, properties.content_encoding, self._max_bytes)
             if plain or not properties.content_type:
                 return default(body)
             essence = _essence(properties.content_type)
@@ -177,7 +177,7 @@ def _essence(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def compressed(body: bytes, how: Compression) -> bytes:
+def compress_body(body: bytes, how: Compression) -> bytes:
     if how == "gzip":
         return gzip.compress(body, mtime=0)
     if how == "deflate":
@@ -187,14 +187,14 @@ def compressed(body: bytes, how: Compression) -> bytes:
     raise ValueError(f"expected compress to be gzip, deflate or zstd, got {how!r}")
 
 
-def decompressed(body: bytes, encoding: str | None, max_bytes: int = MAX_DECOMPRESSED) -> bytes:
+def decompress_body(body: bytes, encoding: str | None, max_bytes: int = MAX_DECOMPRESSED) -> bytes:
     """Return the decompressed body. Raises Undecodable if it is too large or damaged.
 
     An encoding that is not a compression (some clients set `utf-8` for text) is ignored.
     """
     how = (encoding or "").strip().lower()
     if how in ("gzip", "x-gzip", "deflate"):
-        return _inflated(body, how, max_bytes)
+        return _inflate(body, how, max_bytes)
     if how == "zstd":
         try:
             zstandard = _zstandard()
@@ -205,7 +205,7 @@ def decompressed(body: bytes, encoding: str | None, max_bytes: int = MAX_DECOMPR
         try:
             # A reader is bounded but does not report the end of a frame. An object does the
             # opposite.
-            _bounded(bytes(opening.stream_reader(body).read(max_bytes + 1)), max_bytes)
+            _check_size(bytes(opening.stream_reader(body).read(max_bytes + 1)), max_bytes)
             reading = opening.decompressobj()
             found = bytes(reading.decompress(body))
             if not reading.eof:
@@ -220,7 +220,7 @@ _WINDOW = 8 * 1024 * 1024
 """Bytes of a zstd window: the most that its specification asks every decoder to support."""
 
 
-def _inflated(body: bytes, how: str, max_bytes: int) -> bytes:
+def _inflate(body: bytes, how: str, max_bytes: int) -> bytes:
     """Member by member, never more than one byte beyond the bound."""
     found, rest = b"", body
     try:
@@ -230,7 +230,7 @@ def _inflated(body: bytes, how: str, max_bytes: int) -> bytes:
             # 32 more than the window: detect gzip or zlib by the header.
             inflating = zlib.decompressobj(zlib.MAX_WBITS + 32)
             found += inflating.decompress(rest, max_bytes + 1 - len(found))
-            _bounded(found, max_bytes)
+            _check_size(found, max_bytes)
             if not inflating.eof:
                 raise Undecodable(f"it ends in the middle of its {how} data")
             rest = inflating.unused_data
@@ -243,7 +243,7 @@ _MOST_MEMBERS = 16
 """Members of a gzip body: producers write one, and each costs a look at all that follows it."""
 
 
-def _bounded(found: bytes, max_bytes: int) -> bytes:
+def _check_size(found: bytes, max_bytes: int) -> bytes:
     if len(found) > max_bytes:
         raise Undecodable(f"decompressed it is larger than {max_bytes} bytes")
     return found

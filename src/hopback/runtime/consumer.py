@@ -125,12 +125,12 @@ class Intake:
             await channel.qos(prefetch)
             before = self._tag
             self._tag = await channel.consume(
-                self._queue, self._on_delivery, on_cancel=self._cancelled
+                self._queue, self._on_delivery, on_cancel=self._end_intake
             )
             if before is not None:
                 await channel.cancel(before)
 
-    def _cancelled(self, tag: str) -> None:
+    def _end_intake(self, tag: str) -> None:
         if tag == self._tag:
             self._tag = None
             self._on_cancel()
@@ -234,7 +234,7 @@ class Brake:
         return self._breaker.state
 
     @property
-    def released(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the breaker is closed."""
         return self._breaker.state is BreakerState.CLOSED
 
@@ -553,7 +553,7 @@ class Consumer:
         in_hand = session is not None and self._work.holds(session)
         busy = self._work.in_flight or self._work.kept or in_hand
         idle = seen == received and not busy
-        return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.released)
+        return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.is_closed)
 
     def _tell(self, name: str, reason: str, **more: Any) -> None:
         self._world.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
@@ -566,7 +566,7 @@ class Consumer:
             self._tell("consumer.paused", reason, until=None)
             self._give_up(_Ending(reason, lost=False))
 
-    async def rested(self) -> None:
+    async def wait_paused(self) -> None:
         """Return when a pause has taken effect and no run is in progress."""
         await self._resting.wait()
 

@@ -398,7 +398,7 @@ def compose(
         "message_id": own_id,
     }
     given = options.get("headers")
-    inherited = _inherited(cause)
+    inherited = _trace_headers(cause)
     if inherited or given is not None:
         present["headers"] = {**inherited, **(given or {})}
     if content_type:
@@ -416,9 +416,9 @@ def compose(
     if (expiration := options.get("expiration")) is not None:
         present["expiration"] = str(parse_wait_ms(expiration))
     if (compress := options.get("compress")) is not None:
-        from hopback.runtime.codecs import compressed
+        from hopback.runtime.codecs import compress_body
 
-        body = compressed(body, compress)
+        body = compress_body(body, compress)
         present["content_encoding"] = compress
     mandatory = mandatory and options.get("mandatory", True)
     delay = _delay_of(options)
@@ -454,7 +454,7 @@ def _delay_of(options: PublishOptions) -> int | datetime | None:
     return parse_wait_ms(delay)
 
 
-def _inherited(cause: Context | None) -> Headers:
+def _trace_headers(cause: Context | None) -> Headers:
     """The trace: of the current span where runs are traced, else of the message that is the cause."""
     current = trace_source.get(None)
     if current is not None:

@@ -174,7 +174,7 @@ class DueMessages:
             "routing_key": message.routing_key,
             "message_id": message.properties.message_id,
         }
-        delayed = self._checked(context.delivery, delayed)
+        delayed = self._check(context.delivery, delayed)
         now_ms = math.floor(world.clock.now() * 1000)
         left_ms = remaining_wait_ms(context.delivery, delayed, now_ms)
         if left_ms >= _SHORTEST_LEVEL_MS:
@@ -191,7 +191,7 @@ class DueMessages:
         world.bus.emit("delay.sent", told | {"late": late})
         return None
 
-    def _checked(self, delivery: Delivery, delayed: Delayed) -> Delayed:
+    def _check(self, delivery: Delivery, delayed: Delayed) -> Delayed:
         """The message as one for which the clock decides, if the broker shortens the waits of levels."""
         now = asyncio.get_running_loop().time()
         if delayed.by_clock or not is_from_level(delivery.exchange):

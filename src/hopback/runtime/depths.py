@@ -40,7 +40,7 @@ class Watched(NamedTuple):
     role: str
 
 
-def watched_queues(topology: Topology, queues: Iterable[str]) -> tuple[Watched, ...]:
+def queues_to_watch(topology: Topology, queues: Iterable[str]) -> tuple[Watched, ...]:
     """Return the queues of the plans of these queues, each once with its role.
 
     The first plan that names a queue decides its role. A later plan may consume the dead-letter queue of
@@ -186,7 +186,7 @@ class PolicyWatch:
         while True:
             declared = {queue.name: queue for queue in self._topology().queues}
             try:
-                found = changed_waits(declared, await self._management.queues(self._vhost))
+                found = find_changed_waits(declared, await self._management.queues(self._vhost))
             except BrokerError:
                 self._tell(None)
             else:
@@ -207,7 +207,7 @@ class PolicyWatch:
         self._said = set(found)
 
 
-def changed_waits(
+def find_changed_waits(
     declared: Mapping[str, Queue], readings: Iterable[QueueReading]
 ) -> dict[tuple[str, str], list[str]]:
     """The declared queues whose policy sets a time to live or an expiry, by policy and key."""

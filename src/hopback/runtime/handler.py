@@ -30,7 +30,7 @@ from hopback.policy.outcome import MENU, Outcome, Rule, check_rules
 from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context
 from hopback.runtime.dependencies import Injector, Need, hints_of, needs_of
-from hopback.runtime.payload import Decoder, decoder_for, guarded
+from hopback.runtime.payload import Decoder, decoder_for, guard
 from hopback.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def explain_options(declare: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def declaring(where: str) -> Iterator[None]:
+def name_errors(where: str) -> Iterator[None]:
     """Let an error about the declaration inside name its place, such as the queue."""
     try:
         yield
@@ -317,7 +317,7 @@ def inspect_handler(
     wanted: Any = hints.get(payload[0].name, Any)
     fixed = _codec_of(hints_of(call, where).get(payload[0].name))
     if fixed is not None:
-        decode, wanted = guarded(fixed.decoder(wanted)), None
+        decode, wanted = guard(fixed.decoder(wanted)), None
     else:
         decode = _decoder(payload[0], hints, where)
     return Handler(

@@ -305,21 +305,21 @@ def decoder_for(wanted: Any) -> Decoder:
     if wanted is bytes:
         return bytes
     if wanted is str:
-        return guarded(lambda body: body.decode())
+        return guard(lambda body: body.decode())
     if is_model(wanted, "pydantic", "BaseModel"):
-        return guarded(_validated(wanted))
+        return guard(_validate(wanted))
     if is_model(wanted, "google.protobuf.message", "Message"):
-        return guarded(wanted.FromString)
+        return guard(wanted.FromString)
     if is_model(wanted, "msgspec", "Struct"):
-        return guarded(sys.modules["msgspec"].json.Decoder(wanted).decode)
+        return guard(sys.modules["msgspec"].json.Decoder(wanted).decode)
     # JSON fitted to the type.
     if wanted is Any or wanted is object:
-        return guarded(_json)
+        return guard(_json)
     fit = fitter(wanted)
-    return guarded(lambda body: fit(_json(body), ""))
+    return guard(lambda body: fit(_json(body), ""))
 
 
-def _validated(model: Any) -> Decoder:
+def _validate(model: Any) -> Decoder:
     """Decode a pydantic model. Errors list the places, because pydantic's text quotes the payload."""
     invalid: type[Exception] = sys.modules["pydantic"].ValidationError
 
@@ -362,7 +362,7 @@ def is_model(wanted: Any, library: str, base: str) -> bool:
     )
 
 
-def guarded(decode: Decoder) -> Decoder:
+def guard(decode: Decoder) -> Decoder:
     """Whatever a decoder raises about hostile bytes becomes Undecodable, in one line."""
 
     def guarded(body: bytes) -> Any:

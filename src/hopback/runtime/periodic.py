@@ -260,7 +260,7 @@ class PeriodicSender:
         while True:
             found = [one for one in self._held.values() if one is not None]
             now = clock.now()
-            reached, is_moved = self._reached(found, now)
+            reached, is_moved = self._progress(found, now)
             wait = self._clock.next_look(self._time())
             if not self._clock.is_settling(self._time()):
                 due, last_ms = due_now(
@@ -294,7 +294,7 @@ class PeriodicSender:
             channel.ack(tag)
             self._held.pop(tag, None)
 
-    def _reached(self, found: Iterable[SentSoFar], now: float) -> tuple[SentSoFar, bool]:
+    def _progress(self, found: Iterable[SentSoFar], now: float) -> tuple[SentSoFar, bool]:
         """The progress, and whether it is another one than the messages in hand give.
 
         A clock that has returned after a jump brings the progress before the jump back. Progress that is

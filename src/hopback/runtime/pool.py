@@ -87,7 +87,7 @@ _CANCELLATIONS = 3  # a handler may swallow one or two, and is abandoned after t
 _SECONDS_FOR_EACH = 1.0  # time for a handler to clean up, while shutdown has a separate limit
 
 
-async def ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait for their end. A task that ignores cancellation is abandoned."""
     left = set(tasks)
     for _ in range(_CANCELLATIONS):
@@ -209,7 +209,7 @@ class Pool(Generic[T]):
         """Cancel the running items, wait for their end, and return them."""
         left = self.running
         self._limit = 0
-        await ended(self._tasks)
+        await cancel_all(self._tasks)
         return left
 
     def _wake(self) -> None:

@@ -280,7 +280,7 @@ def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
     return found
 
 
-def changed(
+def changed_files(
     before: dict[Path, tuple[int, int]], after: dict[Path, tuple[int, int]]
 ) -> tuple[Path, ...]:
     """Return the files written, created or removed between two scans."""
@@ -300,7 +300,7 @@ class Changes:
         """Wait for changes and return the changed files."""
         while True:
             now = python_files(self._folders)
-            found, self._seen = changed(self._seen, now), now
+            found, self._seen = changed_files(self._seen, now), now
             if found:
                 return found
             await asyncio.sleep(_LOOK_EVERY)

@@ -152,7 +152,7 @@ class RequestClient:
         self.start()
         try:
             async with asyncio.timeout(seconds) as limit:
-                reply = await self._answered(message)
+                reply = await self._ask(message)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -165,7 +165,7 @@ class RequestClient:
             ) from None
         return read(reply)
 
-    async def _answered(self, message: Message) -> Delivery:
+    async def _ask(self, message: Message) -> Delivery:
         """Return the reply to a request. If the channel turns out to be closed, the next one is
         used.
         """
@@ -185,7 +185,7 @@ class RequestClient:
                     is_due = await turn.enter_async_context(self._proven.turn(message))
                     if is_due or not may_share:
                         try:
-                            return await self._answered_apart(message, ended, turn)
+                            return await self._ask_apart(message, ended, turn)
                         except ConnectionLost:
                             self._forget(channel)  # the request was not sent
                 continue
@@ -212,7 +212,7 @@ class RequestClient:
             finally:
                 self._waiting.pop(number, None)
 
-    async def _answered_apart(
+    async def _ask_apart(
         self, message: Message, ended: asyncio.Event | None, turn: AsyncExitStack
     ) -> Delivery:
         """Return the reply to a request that the broker may refuse, on a separate channel.

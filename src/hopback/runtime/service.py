@@ -218,7 +218,7 @@ class Service:
         """Sends requests and waits for replies. It connects with the first request."""
         self.outlet: Outlet = Outlet(self.send)
         self.solitude: Solitude = Solitude()
-        self._member = _Member(app, topology, self._wanted_queues(), self)
+        self._member = _Member(app, topology, self._find_queues(), self)
         self._added: dict[App, tuple[_Member, AsyncExitStack]] = {}
         self._session_group: tuple[Connection, asyncio.TaskGroup] | None = None
         self._handled_by_removed = 0
@@ -234,7 +234,7 @@ class Service:
         known = (ExchangeType.DIRECT, ExchangeType.FANOUT, ExchangeType.HEADERS)
         return [one.name for one in topology.exchanges if one.type in known]
 
-    def _wanted_queues(self) -> tuple[str, ...]:
+    def _find_queues(self) -> tuple[str, ...]:
         wanted = self.options.queues
         unknown = [queue for queue in wanted or () if queue not in self.app.handlers]
         if unknown:
@@ -459,7 +459,7 @@ class Service:
                 group.create_task(self._watch(connection))
                 group.create_task(self._announce())
                 for attend in self._attendants:
-                    group.create_task(_attended(attend, connection))
+                    group.create_task(_attend(attend, connection))
                 self._session_group = connection, group
                 for member in self._members:
                     self._serve(member, connection, group)
@@ -500,9 +500,7 @@ class Service:
                     consumer.restore("the broker does not know the consumer any more")
 
 
-async def _attended(
-    attend: Callable[[Connection], Awaitable[None]], connection: Connection
-) -> None:
+async def _attend(attend: Callable[[Connection], Awaitable[None]], connection: Connection) -> None:
     try:
         await attend(connection)
     except Exception:

@@ -43,7 +43,7 @@ class Environment:
 
     `witness` receives every exception of a failed run, because events carry no objects. `around`
     wraps the runs of every handler, as `tracing.traced` does. `around_batch` wraps the handling of
-    every batch, as `tracing.traced_batch` does. `backoff` is the wait before a failed step is
+    every batch, as `tracing.trace_batch` does. `backoff` is the wait before a failed step is
     repeated, `reconnect` the wait before a lost connection is opened again. `lineage` generates the
     common token of the copies of one message. It must never return the same text twice. `survivor`
     outlives this process and can report the message that killed it.
@@ -117,8 +117,8 @@ class Settling:
                 self._failed.tell(answer.error, answer.failure, context)
         try:
             try:
-                decision = self._decided(taken, answer)
-                await self._carried_out(self._effects(taken, answer, decision), taken, answer)
+                decision = self._choose_decision(taken, answer)
+                await self._carry_out(self._effects(taken, answer, decision), taken, answer)
             except _Abandoned:
                 raise
             except Exception as error:
@@ -141,7 +141,7 @@ class Settling:
         last: Exception = error
         for steps in park_raw(taken.delivery, self.plan, reason):
             try:
-                await self._carried_out(steps, taken, answer)
+                await self._carry_out(steps, taken, answer)
             except _Abandoned:
                 raise
             except Exception as again:
@@ -200,7 +200,7 @@ class Settling:
         if token is not None:
             self._ended.add(token)
 
-    def _decided(self, taken: HeldDelivery, answer: Answer) -> Decision:
+    def _choose_decision(self, taken: HeldDelivery, answer: Answer) -> Decision:
         if answer is DONE:
             return _ACK
         decision = self._decide(taken, answer, self.plan)
@@ -237,7 +237,7 @@ class Settling:
             decision, taken.delivery, self.plan, occasion, reading=taken.reading(self.plan)
         )
 
-    async def _carried_out(
+    async def _carry_out(
         self, steps: Sequence[Effect], taken: HeldDelivery, answer: Answer
     ) -> None:
         for step in steps:

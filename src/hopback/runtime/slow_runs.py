@@ -201,7 +201,7 @@ class SlowRuns:
             f"The consumer timeout of its queue is {self._timeout:g} s"
         )
         self._emit("delivery.taken_back", taken, seconds, stopped=True, stack=_stack(run))
-        self._work.end_early(run.task, _failed(reason))
+        self._work.end_early(run.task, _failure(reason))
 
     def _emit(self, name: str, taken: HeldDelivery, seconds: float, **more: object) -> None:
         fields = {
@@ -295,12 +295,12 @@ class SlowRuns:
                 self._take_back(lost)
             if not _is_in_thread(CurrentRun(lost.task, (lost.taken,))):
                 del self._lost[key]
-            return _failed(
+            return _failure(
                 f"the broker took the message back (consumer timeout): "
                 f"the handler had not returned for {lost.seconds:.0f} s or more"
             )
         if lost.is_certain and attempt > lost.attempt and self._is_running(lost):
-            return _failed(
+            return _failure(
                 f"the broker took the message back in attempt {lost.attempt} (consumer timeout), and the "
                 f"handler has not returned for {self._time() - lost.at + lost.seconds:.0f} s or more"
             )
@@ -314,7 +314,7 @@ class SlowRuns:
                 del self._lost[key]
 
 
-def _failed(reason: str) -> Answer:
+def _failure(reason: str) -> Answer:
     error = _HandlerStuck(reason)
     return Answer(Retry(reason), failure_from_exception(error), error=error)
 

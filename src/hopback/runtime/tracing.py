@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 
-def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
+def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
     """The same run inside a span of the trace that the delivery carries."""
     own = tracer or trace.get_tracer("hopback")
     name, known = f"process {plan.queue}", _known_before(plan)
 
     async def run_traced(delivery: Delivery) -> Answer:
         # Equivalent to start_as_current_span, whose context managers cost as much as the span.
-        carried = _carried(delivery)
+        carried = _trace_context(delivery)
         span = own.start_span(name, carried, kind=SpanKind.CONSUMER, attributes=known)
         recorded = span.is_recording()
         if recorded:
@@ -71,13 +71,13 @@ def traced(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
 
 
 @contextmanager
-def traced_batch(
+def trace_batch(
     deliveries: Sequence[Delivery], plan: Plan, tracer: Tracer | None = None
 ) -> Iterator[Callable[[Sequence[Answer]], None]]:
     """A span for the handling of a batch. The yielded function is called with the answers at the end."""
     own = tracer or trace.get_tracer("hopback")
     # The span that each message came with, where it came with one.
-    carried = (trace.get_current_span(_carried(one)).get_span_context() for one in deliveries)
+    carried = (trace.get_current_span(_trace_context(one)).get_span_context() for one in deliveries)
     with own.start_as_current_span(
         f"process {plan.queue}",
         kind=SpanKind.CONSUMER,
@@ -98,7 +98,7 @@ def _conclude_batch(span: Span, answers: Sequence[Answer]) -> None:
         span.set_status(Status(StatusCode.ERROR, f"{failed} of {len(answers)} messages failed"))
 
 
-def _carried(delivery: Delivery) -> context.Context:
+def _trace_context(delivery: Delivery) -> context.Context:
     """The trace context of a message. A propagator reads the text headers."""
     headers = delivery.properties.headers
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)}

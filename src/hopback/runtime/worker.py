@@ -107,7 +107,7 @@ class FunctionRunner:
         self._publish = publish
         self._bus = bus
         self._threads: ThreadPoolExecutor | None = None
-        self._call = self._awaited if handler.is_async else self._in_thread
+        self._call = self._await if handler.is_async else self._in_thread
         self._injector = injector
         self._middleware = tuple(middleware)
         self._read: Callable[[Delivery], Any] | None = None
@@ -120,9 +120,9 @@ class FunctionRunner:
 
     def __call__(self, delivery: Delivery) -> Coroutine[Any, Any, Answer]:
         """Run the handler and return its outcome."""
-        return self._handled(delivery, _UNREAD, _answered)
+        return self._handle(delivery, _UNREAD, _answer_of)
 
-    def decoded(self, delivery: Delivery) -> Any:
+    def decode(self, delivery: Delivery) -> Any:
         """Return the decoded payload. Raises Undecodable with the reason."""
         if self._read is not None:
             return self._read(delivery)
@@ -131,9 +131,9 @@ class FunctionRunner:
 
     def value(self, delivery: Delivery, payload: Any = _UNREAD) -> Coroutine[Any, Any, Any]:
         """Decode and call. Returns the handler's return value, or an Answer for an exception."""
-        return self._handled(delivery, payload, _unchanged)
+        return self._handle(delivery, payload, _same)
 
-    async def _handled(
+    async def _handle(
         self, delivery: Delivery, payload: Any, finished: Callable[[Any], Any]
     ) -> Any:
         """Decode and call. `finished` converts the return value.
@@ -144,7 +144,7 @@ class FunctionRunner:
         handler = self._handler
         if payload is _UNREAD:
             try:
-                payload = self.decoded(delivery)
+                payload = self.decode(delivery)
             except Undecodable as error:
                 return undecodable(error)
         context = self._context(delivery, self._plan, self._publish)
@@ -160,7 +160,9 @@ class FunctionRunner:
                 )
             else:
                 # Inside the middleware, with the handler's dependencies.
-                run = partial(self._provided, context, handler.arguments(payload, context))
+                run = partial(
+                    self._call_with_dependencies, context, handler.arguments(payload, context)
+                )
                 returned = await run_through(self._middleware, context, run)
             if handler.replies and not is_outcome(returned):
                 await _reply(context, returned)
@@ -184,7 +186,7 @@ class FunctionRunner:
             end_run(context)
             current_context.reset(token)
 
-    async def _provided(self, context: Context, arguments: tuple[object, ...]) -> Any:
+    async def _call_with_dependencies(self, context: Context, arguments: tuple[object, ...]) -> Any:
         """Open the handler's dependencies, call it, and close those that end with the run."""
         handler, delivery = self._handler, context.delivery
         if self._injector is None:
@@ -216,7 +218,7 @@ class FunctionRunner:
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _awaited(
+    async def _await(
         self, delivery: Delivery, call: Callable[..., Any], arguments: tuple[object, ...]
     ) -> Any:
         deadline = self._handler.options.deadline
@@ -270,7 +272,7 @@ class FunctionRunner:
         )
 
 
-def _answered(returned: Any) -> Answer:
+def _answer_of(returned: Any) -> Answer:
     """The answer that a handler's return value is."""
     if returned is None:
         return DONE
@@ -281,7 +283,7 @@ def _answered(returned: Any) -> Answer:
     return Answer(outcome_of(returned))
 
 
-def _unchanged(returned: Any) -> Any:
+def _same(returned: Any) -> Any:
     return returned
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy import select
 
-from hopback.runtime.depths import Depths, watched_queues
+from hopback.runtime.depths import Depths, queues_to_watch
 from hopback.store import Database
 from hopback.systems.database import find_rows
 from hopback.systems.raffle.consumer import create_dead_letter_consumer
@@ -195,7 +195,7 @@ async def test_depths_of_dead_letter_consumer_have_the_roles_of_the_design(tmp_p
             await by_hand.advance(30)
             told: dict[tuple[str, str], int | None] = {}
             depths = Depths(
-                lambda: watched_queues(by_hand.service.topology, ["raffle_dlq"]),
+                lambda: queues_to_watch(by_hand.service.topology, ["raffle_dlq"]),
                 lambda queue, role, messages: told.update({(queue, role): messages}),
                 held=lambda queue: by_hand.service.consumer(queue).in_flight,
             )

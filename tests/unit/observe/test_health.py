@@ -18,7 +18,7 @@ from hopback.runtime.depths import (
     Depths,
     HeldBackReader,
     Watched,
-    watched_queues,
+    queues_to_watch,
 )
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.testing import AppTest, in_virtual_time
@@ -164,7 +164,7 @@ async def test_a_queue_is_paused_and_resumed_by_command() -> None:
         control = ControlEndpoint(test.service, _health(test))
         status, said = _read(await control.command(_asked("POST", "/queues/orders/pause")))
         assert (status, said) == (200, {"queue": "orders", "state": "paused"})
-        await test.service.consumer("orders").rested()
+        await test.service.consumer("orders").wait_paused()
         await test.publish("orders", "ok")
         await test.advance(100)
         assert test.find_events("delivery.done") == ()
@@ -230,7 +230,7 @@ def test_which_addresses_are_this_machines_own(address: str, loopback: bool) -> 
 def test_the_queues_of_a_plan_are_watched_each_once() -> None:
     """Main, retry and dead-letter queues; freeflow's consumers share a dead-letter queue."""
     topology = DESIGNS["freeflow"].build({}, hardened=False)
-    found = watched_queues(topology, [plan.queue for plan in topology.plans])
+    found = queues_to_watch(topology, [plan.queue for plan in topology.plans])
     names = [one.queue for one in found]
     assert len(names) == len(set(names))
     parked = {plan.parking.queue for plan in topology.plans}
@@ -238,7 +238,7 @@ def test_the_queues_of_a_plan_are_watched_each_once() -> None:
     assert {one.queue for one in found if one.role == "main"} == {
         plan.queue for plan in topology.plans
     }
-    assert watched_queues(topology, ["unknown"]) == ()
+    assert queues_to_watch(topology, ["unknown"]) == ()
 
 
 @in_virtual_time
@@ -246,10 +246,10 @@ async def test_depths_are_counted_and_forgotten_with_the_connection() -> None:
     """A missing queue costs the channel and not the others; in the end nothing is known."""
     async with AppTest(_app()) as test:
         test.service.consumer("orders").pause("by command")
-        await test.service.consumer("orders").rested()
+        await test.service.consumer("orders").wait_paused()
         await test.publish("orders", "ok")
         told: dict[str, list[int | None]] = {}
-        queues = [Watched("gone", "retry"), *watched_queues(test.app.topology, ["orders"])]
+        queues = [Watched("gone", "retry"), *queues_to_watch(test.app.topology, ["orders"])]
         depths = Depths(lambda: queues, _into(told), every=5)
         connection = await test.broker.connect("depths")
         counting = asyncio.create_task(depths.attend(connection))

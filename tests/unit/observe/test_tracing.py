@@ -19,7 +19,7 @@ from hopback.broker.embedded import run_virtual
 from hopback.designs import DESIGNS
 from hopback.observe.events import Bus
 from hopback.runtime.context import compose
-from hopback.runtime.tracing import traced, traced_batch
+from hopback.runtime.tracing import trace_batch, trace_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ class _Traces:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("test")
-        self.around: Callable[[Run, Plan], Run] | None = partial(traced, tracer=self.tracer)
+        self.around: Callable[[Run, Plan], Run] | None = partial(trace_run, tracer=self.tracer)
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
@@ -193,7 +193,7 @@ def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
     async def play() -> None:
         over = asyncio.Event()
         bus = Bus(lambda name, _fields: over.set() if name == "batch.handled" else None)
-        around = partial(traced_batch, tracer=traces.tracer)
+        around = partial(trace_batch, tracer=traces.tracer)
         world = Environment(bus=bus, around_batch=around)
         service = Service(app, EmbeddedBroker(), world=world)
         running = asyncio.create_task(service.run())

@@ -13,7 +13,7 @@ from hopback.broker import EmbeddedBroker
 from hopback.broker.declare import Ownership
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidDeclaration, UnsafeOperation
-from hopback.runtime.depths import Depths, watched_queues
+from hopback.runtime.depths import Depths, queues_to_watch
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.model import Queue, QueueType
@@ -219,7 +219,7 @@ async def test_depths_follow_added_and_removed_apps() -> None:
     async with AppTest(_shop([])) as test:
         service = test.service
         depths = Depths(
-            lambda: watched_queues(service.topology, [one.queue for one in service.consumers]),
+            lambda: queues_to_watch(service.topology, [one.queue for one in service.consumers]),
             lambda *row: told.append(row),
             every=5,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.runtime.processes import Changes, changed, python_files
+from hopback.runtime.processes import Changes, changed_files, python_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ def test_what_was_written_made_or_removed_has_changed(tmp_path: Path) -> None:
     one, two, three, four = (tmp_path / f"{name}.py" for name in ("1", "2", "3", "4"))
     before = {one: (1, 1), two: (1, 1), three: (1, 1)}
     after = {one: (1, 1), two: (2, 1), four: (1, 1)}
-    assert changed(before, after) == (two, three, four)
+    assert changed_files(before, after) == (two, three, four)
 
 
 async def test_a_change_while_nobody_asked_is_not_missed(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
             await test.publish("orders", payload)
         await test.advance(1)
         consumer.pause("maintenance")
-        await consumer.rested()
+        await consumer.wait_paused()
         assert told == ["begin a", "end a"]
         assert _state(consumer) is ConsumerState.PAUSED
         await test.advance(1000)
@@ -144,7 +144,7 @@ async def test_a_paused_service_can_be_stopped() -> None:
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
         consumer.pause("maintenance")
-        await consumer.rested()
+        await consumer.wait_paused()
         await test.publish("orders", "x")
         report = await test.stop()
     assert told == []

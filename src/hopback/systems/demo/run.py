@@ -29,7 +29,7 @@ from hopback.ops import ManagedBroker, Operations
 from hopback.ops.http import create_app, refuse_public
 from hopback.private_files import private_folder
 from hopback.runtime import Health
-from hopback.runtime.depths import Depths, Watched, watched_queues
+from hopback.runtime.depths import Depths, Watched, queues_to_watch
 from hopback.systems import load_system
 from hopback.systems.demo.web import DemoWeb, ShownSystem, lifespan, open_socket, serve_on
 from hopback.systems.host import Host
@@ -202,7 +202,7 @@ class Demo:
             return [
                 one
                 for service in self._services
-                for one in watched_queues(
+                for one in queues_to_watch(
                     service.topology, (consumer.queue for consumer in service.consumers)
                 )
             ]

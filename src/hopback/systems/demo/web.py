@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route, Router
 
 from hopback.ops.http import LOOPBACK, host_of, is_same_origin
-from hopback.runtime.depths import watched_queues
+from hopback.runtime.depths import queues_to_watch
 from hopback.systems import HOMES
 from hopback.systems.comparison import COMPARISON, HEADINGS
 
@@ -89,7 +89,7 @@ def counters_of(systems: Iterable[ShownSystem], metrics: str) -> dict[str, Count
         queues = [
             one
             for topology in system.topologies
-            for one in watched_queues(topology, [plan.queue for plan in topology.plans])
+            for one in queues_to_watch(topology, [plan.queue for plan in topology.plans])
         ]
         own = {one.queue for one in queues if one.role == "main"}
         held = {
