@@ -202,8 +202,8 @@ async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"action": "job.rate", "reason": "None"}, "rate no limit"),
-        ({"action": "job.rate", "reason": "200.0"}, "rate 200 a second"),
+        ({"action": "job.rate", "details": {"rate": "no limit"}}, "rate no limit"),
+        ({"action": "job.rate", "details": {"rate": 200.0}}, "rate 200 a second"),
         (
             {
                 "action": "job.start",
