@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hopback.errors import BadLine
-from hopback.message import Received
 from hopback.ops.contract.surveys import ErrorGroup  # noqa: TC001  msgspec reads it at run time
 from hopback.ops.contract.values import Moment
 from hopback.ops.messages.archive import job_and_run, list_discard_files, read_line, read_lines_from
@@ -115,15 +114,7 @@ def _read_on(
             continue
         seen += 1
         queue = archived.queue
-        message = Received(
-            queue=queue,
-            exchange=archived.exchange,
-            routing_key=archived.routing_key,
-            body=archived.body,
-            properties=archived.properties,
-            tag=seen,
-        )
-        grouping.see(message, seen, sources.get(queue))
+        grouping.see(archived, seen, sources.get(queue))
     return replace(
         last,
         at=now,

@@ -13,7 +13,6 @@ import io
 import json
 import os
 from base64 import b64decode
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,28 +21,17 @@ from msgspec import structs
 from hopback.errors import BadLine
 from hopback.extras import needs
 from hopback.headers.typed_json import as_base64, properties_from_json, properties_to_json
+from hopback.message import Delivery, Received
 from hopback.private_files import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.message import Delivery, Properties
     from hopback.ops.contract.values import DeadLetter
 
 
 VERSION = 1
 """The version of the format. A reader refuses other versions."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArchivedMessage:
-    """One message of an archive, with its queue."""
-
-    queue: str
-    exchange: str
-    routing_key: str
-    body: bytes
-    properties: Properties
 
 
 def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> bytes:
@@ -66,7 +54,7 @@ def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> byt
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def read_line(line: bytes | str, *, where: str = "line") -> ArchivedMessage:
+def read_line(line: bytes | str, *, where: str = "line") -> Received:
     """Return the message in a line. Raise BadLine with `where` and the reason."""
     try:
         record = json.loads(line)
@@ -80,7 +68,7 @@ def read_line(line: bytes | str, *, where: str = "line") -> ArchivedMessage:
         else:
             body = b64decode(record["bodyBase64"], validate=True)
         queue, exchange, routing_key = texts
-        return ArchivedMessage(queue, exchange, routing_key, body, properties_from_json(record))
+        return Received(queue, exchange, routing_key, body, properties_from_json(record))
     except (
         ValueError,
         TypeError,
