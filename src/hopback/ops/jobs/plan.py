@@ -40,8 +40,6 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.values import (
     Cost,
-    DeadLetter,
-    Group,
     JobPlan,
     LeftOutCount,
     LookProgress,
@@ -70,7 +68,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.browse.session import BrowseSession, ChosenMessages
+    from hopback.ops.browse.session import ChosenMessages
     from hopback.ops.browse.sessions import Sessions
     from hopback.ops.contract.patch import ChangeSample
     from hopback.ops.jobs.journal import Journal
@@ -93,23 +91,6 @@ def check_request(request: JobRequest) -> None:
     if selection.queue not in ("", request.queue):
         raise BadRequest("selection.queue", f"{request.queue!r}, got {selection.queue!r}")
     parse_filter(selection.filter)
-
-
-def frozen_messages(
-    session: BrowseSession, dead_letters: tuple[DeadLetter, ...], text: str
-) -> SelectionSnapshot:
-    """Select the given messages of a session, by digest."""
-    return SelectionSnapshot(
-        session.view.skipped + session.view.held,
-        text,
-        tuple(dead_letter.digest for dead_letter in dead_letters),
-    )
-
-
-def frozen_head(ready: int, selection: Selection) -> SelectionSnapshot:
-    """Select the first messages of a queue, up to the limit and the number of ready messages."""
-    count = ready if selection.limit is None else min(selection.limit, ready)
-    return SelectionSnapshot(count, selection.filter, behind=ready - count)
 
 
 def export_file(request: JobRequest, settings: Settings, job: str, export_to: str = "") -> str:
@@ -146,11 +127,12 @@ class DryRun:
         self._wanted = wanted
         self._now = now
         self._routes = routes
-        self._reasons = Grouping(GroupBy.REASON)
-        self._errors = Grouping(GroupBy.ERROR)
+        self.reasons: Grouping = Grouping(GroupBy.REASON)
+        self.errors: Grouping = Grouping(GroupBy.ERROR)
         self.timer: WatchTimer = WatchTimer(source, request.pace.watch_s)
         self._ways: Counter[Redrive] = Counter()
-        self._left_out: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()
+        """Number of matching messages that would stay in the queue, by reason."""
         self.changes: list[ChangeSample] = []
         self.seen: int = 0
         self.matching: int = 0
@@ -170,18 +152,18 @@ class DryRun:
         if judged is not Judgement.MATCHES:
             return
         self.matching += 1
-        self._reasons.add(dead_letter)
-        self._errors.add(dead_letter)
+        self.reasons.add(dead_letter)
+        self.errors.add(dead_letter)
         request = self._request
         if not isinstance(request, RedriveRequest):
             return
         aim = aim_at(request.target, delivery, dead_letter.origin, self._source, self._routes)
         if not isinstance(aim, Aim):
-            self._left_out[aim] += 1
+            self.left_out[aim] += 1
             return
         refusal = redrive_refusal(delivery, aim.plan, max_redrives=request.max_redrives or None)
         if refusal is not None:
-            self._left_out[refusal] += 1
+            self.left_out[refusal] += 1
             return
         if request.change:
             if len(self.changes) < _SAMPLES:
@@ -191,26 +173,11 @@ class DryRun:
             else:
                 problem = patch_problem(delivery.body, request.change)
             if problem:
-                self._left_out[problem] += 1
+                self.left_out[problem] += 1
                 return
         self._ways[aim.redrive] += 1
         self.timer.see(delivery)
         self.unread += bool(unread_headers(delivery.properties))
-
-    @property
-    def reasons(self) -> tuple[Group, ...]:
-        """Matching messages by the reason of their death."""
-        return self._reasons.groups()
-
-    @property
-    def errors(self) -> tuple[Group, ...]:
-        """Matching messages by error."""
-        return self._errors.groups()
-
-    @property
-    def left_out(self) -> tuple[LeftOutCount, ...]:
-        """Number of messages that would stay in the queue, by reason."""
-        return tuple(LeftOutCount(reason, count) for reason, count in self._left_out.most_common())
 
     async def ways(
         self, connection: Connection, table: RoutingTable | None
@@ -391,10 +358,13 @@ class Planner:
         """Return the present selection of a request, and its messages if a session holds them."""
         selection = request.selection
         if not selection.session:
-            return frozen_head(ready, selection), None
+            count = ready if selection.limit is None else min(selection.limit, ready)
+            return SelectionSnapshot(count, selection.filter, behind=ready - count), None
         session = self._sessions.one(selection.session, request.queue)
         held = await session.choose(selection)
-        return frozen_messages(session, held.dead_letters, selection.filter), held
+        digests = tuple(dead_letter.digest for dead_letter in held.dead_letters)
+        count = session.view.skipped + session.view.held
+        return SelectionSnapshot(count, selection.filter, digests), held
 
     async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
         """Raise UnsafeOperation if none of the targets that are known in advance leads to a queue."""
@@ -524,10 +494,10 @@ class Planner:
             selected=selection.size,
             seen=dry_run.seen,
             matching=dry_run.matching,
-            reasons=dry_run.reasons,
-            errors=dry_run.errors,
+            reasons=dry_run.reasons.groups(),
+            errors=dry_run.errors.groups(),
             ways=ways,
-            left_out=dry_run.left_out,
+            left_out=tuple(LeftOutCount(*one) for one in dry_run.left_out.most_common()),
             cost=cost,
             order=order_kept(request, len(ways)),
             warnings=tuple(warnings),

@@ -46,27 +46,16 @@ _ASK_HOLDERS_S = 1.0
 def next_run(job: JobRecord) -> JobRecord:
     """Return the job as its next run begins: with the counts of the messages that are certainly finished."""
     checkpoint, counts = job.checkpoint, job.counts
-    if job.spec.selection.digests is not None:
-        counts = structs.replace(counts, done=0, skipped=0, failed=0, returned=0)
-    elif checkpoint.kept or checkpoint.rest:
-        certain = (
-            counts.selected
-            - checkpoint.kept
-            - len(checkpoint.window)
-            - checkpoint.rest
-            - checkpoint.unsure
-        )
-        counts = structs.replace(counts, done=max(certain, 0), skipped=0, failed=0, returned=0)
+    is_chosen = job.spec.selection.digests is not None
+    if is_chosen or checkpoint.kept or checkpoint.rest:
+        # The next run takes the messages again that this one left in the queue.
+        counts = structs.replace(counts, skipped=0, failed=0)
+        left = counts.selected if is_chosen else checkpoint.kept + checkpoint.rest
     else:
-        certain = (
-            counts.selected
-            - counts.skipped
-            - counts.failed
-            - len(checkpoint.window)
-            - checkpoint.unsure
-        )
-        counts = structs.replace(counts, done=max(certain, 0), returned=0)
-    return replace(job, run=job.run + 1, certain=counts)
+        left = counts.skipped + counts.failed
+    left += len(checkpoint.window) + checkpoint.unsure
+    certain = structs.replace(counts, done=max(counts.selected - left, 0), returned=0)
+    return replace(job, run=job.run + 1, certain=certain)
 
 
 class Recovery:
