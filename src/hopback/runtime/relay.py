@@ -29,6 +29,9 @@ _QUIET_S = 60.0
 """Virtual seconds after a write during which the outbox is looked at as often as in real time, because its
 transaction may still be open. Afterwards one look in this time finds the messages of other writers."""
 
+_GATHER_S = 0.01
+"""Seconds between a nudge and the sweep. One sweep then publishes the messages of several transactions."""
+
 _Series: TypeAlias = "list[Pending]"
 
 
@@ -119,6 +122,7 @@ class Relay:
             try:
                 async with asyncio.timeout(self._idle):
                     await self._nudged.wait()
+                await asyncio.sleep(_GATHER_S)
                 return
             except TimeoutError:
                 if not self._may_skip_look(looked_at):
