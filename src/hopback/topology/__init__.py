@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Queue as Queue,
         QueueType as QueueType,
         Topology as Topology,
+        join_topologies as join_topologies,
     )
     from hopback.topology.plan import (
         Count as Count,
@@ -44,7 +45,7 @@ _HOMES = {
     "hopback.topology.definitions": "read_definitions write_definitions",
     "hopback.topology.document": "read_toml write_toml",
     "hopback.topology.hazards.rule": "Finding Severity",
-    "hopback.topology.model": "Binding Exchange ExchangeType Policy Queue QueueType Topology",
+    "hopback.topology.model": "Binding Exchange ExchangeType Policy Queue QueueType Topology join_topologies",
     "hopback.topology.plan": "Count Fact Leave LocalWait Parking Plan Redrive Return Route Stamp Tier",
 }
 

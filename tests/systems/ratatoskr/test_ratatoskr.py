@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -19,10 +21,10 @@ from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, Fault, in_virtual_time
 from hopback.topology import QueueType
+from tests.docs.pages import blocks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 _FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
 _QUEUE = "my-service.events"
@@ -272,3 +274,20 @@ def test_the_parameters_of_the_document_are_read_from_the_environment() -> None:
     assert topology.plans[0].attempts == 6
     with pytest.raises(SettingsError, match="quorum or classic"):
         RatatoskrSettings.read({"RATATOSKR_QUEUE_TYPE": "stream"})
+
+
+@in_virtual_time
+async def test_two_queues_of_one_process_have_separate_plans() -> None:
+    """The example of the README."""
+    page = import_module("hopback.systems.ratatoskr").__file__
+    assert page is not None
+    text = Path(page).with_name("README.md").read_text(encoding="utf-8")
+    [code] = [one.text for one in blocks(text) if one.language == "python"]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    async with AppTest(names["app"]) as test:
+        await test.publish("order.placed", {"order": "o1"}, exchange="ratatoskr.events")
+        await test.publish("payment.received", {"order": "o1"}, exchange="ratatoskr.events")
+        tally = await test.drain()
+        assert (tally.done, tally.retried, tally.parked) == (1, 8, 1)
+        test.assert_parked("shop.billing", times=1, reason="the bank does not answer")
