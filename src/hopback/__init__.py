@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ProtobufCodec as ProtobufCodec,
     )
     from hopback.runtime.context import Context as Context, compose as compose
+    from hopback.runtime.handler import Output as Output
     from hopback.runtime.dependencies import Depends as Depends, Scope as Scope
     from hopback.runtime.message_types import (
         by_cloudevents as by_cloudevents,
@@ -72,6 +73,7 @@ _HOMES = {
     "hopback.runtime.codecs": "Codec Codecs JsonCodec MsgpackCodec ProtobufCodec",
     "hopback.runtime.context": "Context compose",
     "hopback.runtime.dependencies": "Depends Scope",
+    "hopback.runtime.handler": "Output",
     "hopback.runtime.message_types": "by_cloudevents by_header by_property",
     "hopback.runtime.middleware": "Middleware NextRun",
     "hopback.runtime.periodic": "PeriodicMessage",

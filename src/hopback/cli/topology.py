@@ -35,20 +35,29 @@ if TYPE_CHECKING:
 _VERSION = "RabbitMQ version of the definitions. Unsupported objects are omitted and reported."
 
 
+internal_option = click.option(
+    "--internal",
+    is_flag=True,
+    help="Include retry, dead-letter, delay and schedule queues in an AsyncAPI document.",
+)
+
+
 @click.command(short_help="Show exchanges, queues and plans.")
 @topology_source
 @broker_version_option(_VERSION)
 @vhost_option
+@internal_option
 @format_option("table", "json", "toml", "definitions", "mermaid", "asyncapi")
 def show(
     source: TopologySource,
     version: BrokerVersion | None,
     vhost: str | None,
+    internal: bool,
     form: str,
 ) -> None:
     """Show the exchanges, queues, bindings and plans of a SYSTEM, FILE or application."""
     topology = _discreet(source.topology(), form, "`topology export --with-secrets` writes")
-    _print_form(topology, form, version, vhost, source)
+    _print_form(topology, form, version, vhost, source, internal=internal)
 
 
 @click.command(short_help="Export RabbitMQ definitions or another format.")
@@ -67,6 +76,7 @@ def show(
     metavar="NAME",
     help="RabbitmqCluster of the kubernetes format.",
 )
+@internal_option
 @format_option(
     "definitions", "kubernetes", "terraform", "toml", "json", "mermaid", "asyncapi", "table"
 )
@@ -76,6 +86,7 @@ def export(
     vhost: str | None,
     with_secrets: bool,
     cluster: str,
+    internal: bool,
     form: str,
 ) -> None:
     """Export a SYSTEM, FILE or application, by default as RabbitMQ definitions.
@@ -89,7 +100,7 @@ def export(
     if form in ("kubernetes", "terraform"):
         _print_resources(topology, form, version, vhost or "/", cluster)
         return
-    _print_form(topology, form, version, vhost, source)
+    _print_form(topology, form, version, vhost, source, internal=internal)
 
 
 @click.command(short_help="Draw a Mermaid diagram.")
@@ -133,6 +144,8 @@ def _print_form(
     version: BrokerVersion | None,
     vhost: str | None,
     source: TopologySource,
+    *,
+    internal: bool,
 ) -> None:
     """Print a topology in one format. Each format imports only the modules it needs."""
     match form:
@@ -159,7 +172,7 @@ def _print_form(
                 from hopback.runtime.message_types import payload_schemas
 
                 payloads = payload_schemas(app)
-            document(json_text(write_asyncapi(topology, payloads=payloads)))
+            document(json_text(write_asyncapi(topology, payloads=payloads, internal=internal)))
         case "definitions":
             from hopback.topology.definitions import write_definitions
 

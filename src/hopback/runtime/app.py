@@ -46,6 +46,7 @@ from hopback.runtime.handler import (
     BatchOptions,
     Handler,
     HandlerOptions,
+    Output,
     blames_rows,
     deadline_seconds,
     explain_options,
@@ -130,6 +131,7 @@ class _HowHandled(TypedDict, total=False):
     breaker: BreakerPolicy | None
     message_type: str | None
     rate: str | None
+    publishes: Iterable[Output]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,7 @@ class Router:
         breaker: BreakerPolicy | None = None,
         message_type: str | None = None,
         rate: str | None = None,
+        publishes: Iterable[Output] = (),
         replies: bool = False,
     ) -> Callable[[F], F]:
         """Make a function the handler of a queue, or of its messages of one type.
@@ -258,7 +261,8 @@ class Router:
         configure the handler (see `HandlerOptions`). `rules` specify which exceptions park and
         which retry. `rate` (`"100/s"`) limits the messages that this process starts. With `replies`
         the return value is the reply to a message that asks for one, unless it is an outcome.
-        Without `replies` a return annotation other than an outcome is refused.
+        Without `replies` a return annotation other than an outcome is refused. `publishes` lists
+        the handler's outputs for AsyncAPI documents.
         """
         require_queue_name("handler", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
@@ -279,6 +283,7 @@ class Router:
 
         def register(call: F) -> F:
             handler = inspect_handler(queue, call, options, replies=replies)
+            handler = replace(handler, publishes=tuple(publishes))
             if message_type is None:
                 self.add_handler(handler)
             else:

@@ -247,6 +247,20 @@ class HandlerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """A message that a handler publishes, for AsyncAPI documents: `publishes=[Output(…)]`.
+
+    `routing_key` is that of `context.publish`, or a pattern of it. The declaration describes the
+    handler and neither publishes nor checks anything.
+    """
+
+    routing_key: str
+    payload: Any = Any
+    exchange: str = ""
+    message_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Handler:
     """One queue's handler. `decode` is None if the function takes no payload."""
 
@@ -264,6 +278,7 @@ class Handler:
     """The type of the payload, for codecs. None if its codec is fixed."""
     replies: bool = False
     """Whether its return value is the reply to a message that asks for one."""
+    publishes: tuple[Output, ...] = ()
 
     def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
         given = () if self.decode is None else (payload,)

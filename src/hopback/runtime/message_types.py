@@ -9,20 +9,22 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from hopback.errors import InvalidDeclaration, Problem
-from hopback.policy.outcome import FAILURES, Outcome, Park, outcome_of
+from hopback.policy.outcome import FAILURES, OUTCOMES, Outcome, Park, outcome_of
 from hopback.runtime.answer import Answer
 from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions
 from hopback.runtime.worker import FunctionRunner, answer_for
-from hopback.topology.asyncapi import PayloadSchemas
+from hopback.topology.asyncapi import MessageSchema, OutputSchema, PayloadSchemas
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.message import Delivery
-    from hopback.runtime.app import AnyHandler, App
+    from hopback.runtime.app import App
+    from hopback.runtime.push import PushHandler
 
 TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
 """Returns the type of a message, None if it has none."""
@@ -128,28 +130,75 @@ _PLACE = "#/components/schemas/{}"
 
 
 def payload_schemas(app: App) -> PayloadSchemas:
-    """The schema of each queue's payload, and the schemas they refer to. Bytes have no schema."""
-    queues: dict[str, dict[str, Any]] = {}
-    shared: dict[str, Any] = {}
+    """Return the messages, replies and outputs of an application's handlers, for AsyncAPI."""
+    described = _Described()
     for queue, handler in app.handlers.items():
-        wanted = _payload_type(handler)
-        found = None if wanted in (Any, bytes, inspect.Parameter.empty) else _schema(wanted)
-        if found is not None:
-            queues[queue], more = found
-            shared |= more
-    return PayloadSchemas(queues, shared)
+        each: Mapping[str, Handler | BatchHandler | PushHandler]
+        each = handler.handlers if isinstance(handler, TypedHandlers) else {queue: handler}
+        for name, one in each.items():
+            payload = described.schema(_payload_type(one))
+            reply = described.schema(_reply_type(one)) if _replies(one) else None
+            # A message without a type is known by its queue, if it can be described at all.
+            if payload is not None or reply is not None or isinstance(handler, TypedHandlers):
+                described.queues.setdefault(queue, []).append(MessageSchema(name, payload, reply))
+            for output in getattr(one, "publishes", ()):
+                message = MessageSchema(
+                    output.message_type or output.routing_key, described.schema(output.payload)
+                )
+                described.outputs.append(
+                    OutputSchema(queue, output.exchange, output.routing_key, message)
+                )
+    return PayloadSchemas(described.queues, described.outputs, described.shared)
 
 
-def _payload_type(handler: AnyHandler) -> Any:
-    """The annotated payload type of the function."""
+class _Described:
+    """Collects schemas and those that they refer to."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, list[MessageSchema]] = {}
+        self.outputs: list[OutputSchema] = []
+        self.shared: dict[str, Any] = {}
+
+    def schema(self, wanted: Any) -> dict[str, Any] | None:
+        """Return the schema of a type. None for bytes and for types without a description."""
+        if wanted in (Any, bytes, None, type(None), inspect.Parameter.empty):
+            return None
+        found = _schema(wanted)
+        if found is None:
+            return None
+        self.shared |= found[1]
+        return found[0]
+
+
+def _payload_type(handler: Handler | BatchHandler | PushHandler) -> Any:
+    """Return the type of a handler's payload."""
     function = handler.prepare or handler if isinstance(handler, BatchHandler) else handler
     if isinstance(function, BatchHandler):
         name = next(iter(inspect.signature(function.call).parameters))
         return (*get_args(get_type_hints(function.call).get(name, Any)), Any)[0]
     if not isinstance(function, Handler) or function.decode is None:
         return Any
-    called = function.call if inspect.isroutine(function.call) else type(function.call).__call__
-    return get_type_hints(called).get(function.names[0], Any)
+    return _hints(function).get(function.names[0], Any)
+
+
+def _replies(handler: Handler | BatchHandler | PushHandler) -> bool:
+    return isinstance(handler, Handler) and handler.replies
+
+
+def _reply_type(handler: Handler | BatchHandler | PushHandler) -> Any:
+    """Return the type of a handler's reply: its return type without outcomes."""
+    if not isinstance(handler, Handler):
+        return Any
+    returned = _hints(handler).get("return", Any)
+    if get_origin(returned) not in (Union, UnionType):
+        return returned
+    kinds = [one for one in get_args(returned) if one not in OUTCOMES]
+    return Union[tuple(kinds)] if kinds else Any  # noqa: UP007 - made of a tuple
+
+
+def _hints(handler: Handler) -> dict[str, Any]:
+    called = handler.call if inspect.isroutine(handler.call) else type(handler.call).__call__
+    return get_type_hints(called)
 
 
 def _schema(wanted: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:

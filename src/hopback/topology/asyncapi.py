@@ -7,12 +7,13 @@ Facts that AsyncAPI cannot express (arguments, dead-letter paths, failure plans)
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.durations import format_duration
 from hopback.topology.arguments import without_what_json_lacks
+from hopback.topology.delays import is_delay_queue, schedule_queue_name
 from hopback.topology.model import Exchange, ExchangeType, Queue, Topology
 from hopback.topology.roles import QueueRole, queue_roles
 
@@ -22,59 +23,108 @@ if TYPE_CHECKING:
 _AMQP = "0.3.0"
 _KNOWN_TYPES = frozenset({*ExchangeType, "default"})
 
+Schema = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSchema:
+    """A message that a handler takes: its name, and the schemas of its payload and of its reply."""
+
+    name: str
+    payload: Schema | None = None
+    reply: Schema | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSchema:
+    """A message that the handler of `queue` publishes."""
+
+    queue: str
+    exchange: str
+    routing_key: str
+    message: MessageSchema
+
 
 @dataclass(frozen=True, slots=True)
 class PayloadSchemas:
-    """JSON Schemas of handler payloads by queue, and the schemas they refer to by name."""
+    """The messages of handlers by queue, their outputs, and the schemas they refer to by name."""
 
-    queues: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    queues: Mapping[str, Sequence[MessageSchema]] = field(default_factory=dict)
+    outputs: Sequence[OutputSchema] = ()
     shared: Mapping[str, object] = field(default_factory=dict)
 
 
 def write_asyncapi(
-    topology: Topology, *, version: str = "1.0.0", payloads: PayloadSchemas | None = None
+    topology: Topology,
+    *,
+    version: str = "1.0.0",
+    payloads: PayloadSchemas | None = None,
+    internal: bool = False,
 ) -> dict[str, object]:
     """Return the document. `version` is the version of the user's API.
 
-    Each schema of `payloads` describes the messages of its queue and of the routing keys that lead
-    there. Arguments that JSON cannot express are left out.
+    The messages of `payloads` are those of their queue and of the routing keys that lead there.
+    Retry, dead-letter, delay and schedule queues are included with `internal`. Arguments that JSON
+    cannot express are left out.
     """
     payloads = payloads or PayloadSchemas()
     topology, _ = without_what_json_lacks(topology)
     names = _Names()
     roles = queue_roles(topology)
+    schedules = {schedule_queue_name(queue.name) for queue in topology.queues}
+    shown = [
+        queue
+        for queue in topology.queues
+        if internal or not (_is_internal(queue.name, roles) or queue.name in schedules)
+    ]
+    destinations = {queue.name for queue in shown}
     channels: dict[str, object] = {}
     operations: dict[str, object] = {}
     for exchange in topology.exchanges:
         to_queues = [
             each
             for each in topology.bindings
-            if each.source == exchange.name and not each.to_exchange
+            if each.source == exchange.name
+            and not each.to_exchange
+            and each.destination in destinations
         ]
         for key in sorted({each.routing_key for each in to_queues}):
-            taken = {
-                each.destination: payloads.queues[each.destination]
+            taken = [
+                message
                 for each in to_queues
-                if each.routing_key == key and each.destination in payloads.queues
-            }
+                if each.routing_key == key
+                for message in payloads.queues.get(each.destination, ())
+            ]
             channels[names.of(f"{exchange.name} {key}")] = _entrance(exchange, key, taken)
-    for queue in topology.queues:
+    for queue in shown:
         ident = names.of(queue.name)
-        taken = {name: payloads.queues[name] for name in (queue.name,) if name in payloads.queues}
+        taken = list(payloads.queues.get(queue.name, ()))
         channels[ident] = _queue_channel(queue, roles[queue.name], taken)
         if roles[queue.name] in {QueueRole.MAIN, QueueRole.PLAIN}:
-            receive: dict[str, object] = {
-                "action": "receive",
-                "channel": {"$ref": f"#/channels/{ident}"},
-            }
-            plan = topology.plan(queue.name)
-            if plan is not None:
-                receive["x-hopback"] = {
-                    "attempts": plan.attempts,
-                    "waits": [format_duration(tier.delay_ms) for tier in plan.tiers],
-                    "deadLetterQueue": plan.parking.queue,
+            receive = _receive(topology, queue, ident)
+            replies = [
+                MessageSchema(f"reply to {one.name}", one.reply)
+                for one in taken
+                if one.reply is not None
+            ]
+            if replies:
+                reply = names.of(f"{queue.name} reply")
+                channels[reply] = {"address": None, "messages": _messages(replies)}
+                receive["reply"] = {
+                    "address": {"location": "$message.header#/replyTo"},
+                    "channel": {"$ref": f"#/channels/{reply}"},
                 }
             operations[f"receive_{ident}"] = receive
+    for (exchange_name, key), outputs in _outputs_by_address(payloads).items():
+        ident = names.of(f"send {exchange_name} {key}")
+        declared = next((one for one in topology.exchanges if one.name == exchange_name), None)
+        messages = [one.message for one in outputs]
+        channels[ident] = _entrance(declared or exchange_name, key, messages)
+        operations[ident] = {
+            "action": "send",
+            "channel": {"$ref": f"#/channels/{ident}"},
+            "x-hopback": {"handlers": sorted({one.queue for one in outputs})},
+        }
     document: dict[str, object] = {
         "asyncapi": "3.0.0",
         "info": {"title": topology.name, "version": version},
@@ -87,12 +137,40 @@ def write_asyncapi(
     return document
 
 
-def _messages(taken: Mapping[str, Mapping[str, object]]) -> dict[str, object]:
-    """Return one message for each queue whose handler declares a payload type."""
-    return {
-        re.sub(r"[^A-Za-z0-9_-]+", "_", queue): {"name": queue, "payload": dict(schema)}
-        for queue, schema in taken.items()
-    }
+def _is_internal(queue: str, roles: Mapping[str, QueueRole]) -> bool:
+    """Whether only Hopback or an operator uses a queue."""
+    return roles[queue] in {QueueRole.RETRY, QueueRole.DEAD_LETTER} or is_delay_queue(queue)
+
+
+def _outputs_by_address(
+    payloads: PayloadSchemas,
+) -> Mapping[tuple[str, str], Sequence[OutputSchema]]:
+    found: dict[tuple[str, str], list[OutputSchema]] = {}
+    for one in payloads.outputs:
+        found.setdefault((one.exchange, one.routing_key), []).append(one)
+    return found
+
+
+def _receive(topology: Topology, queue: Queue, ident: str) -> dict[str, object]:
+    receive: dict[str, object] = {"action": "receive", "channel": {"$ref": f"#/channels/{ident}"}}
+    plan = topology.plan(queue.name)
+    if plan is not None:
+        receive["x-hopback"] = {
+            "attempts": plan.attempts,
+            "waits": [format_duration(tier.delay_ms) for tier in plan.tiers],
+            "deadLetterQueue": plan.parking.queue,
+        }
+    return receive
+
+
+def _messages(taken: Sequence[MessageSchema]) -> dict[str, object]:
+    """Return the messages by id. A message whose payload has no schema has only a name."""
+    names = _Names()
+    found: dict[str, object] = {}
+    for one in taken:
+        payload = {} if one.payload is None else {"payload": dict(one.payload)}
+        found[names.of(one.name)] = {"name": one.name, **payload}
+    return found
 
 
 class _Names:
@@ -112,15 +190,18 @@ class _Names:
 
 
 def _entrance(
-    exchange: Exchange, key: str, taken: Mapping[str, Mapping[str, object]]
+    exchange: Exchange | str, key: str, taken: Sequence[MessageSchema]
 ) -> dict[str, object]:
-    described: dict[str, object] = {
-        "name": exchange.name,
-        "durable": exchange.durable,
-        "autoDelete": exchange.auto_delete,
-    }
-    if exchange.type in _KNOWN_TYPES:
-        described["type"] = str(exchange.type)
+    if isinstance(exchange, str):  # of another application, or the default exchange
+        described: dict[str, object] = {"name": exchange}
+    else:
+        described = {
+            "name": exchange.name,
+            "durable": exchange.durable,
+            "autoDelete": exchange.auto_delete,
+        }
+        if exchange.type in _KNOWN_TYPES:
+            described["type"] = str(exchange.type)
     return {
         "address": key,
         "messages": _messages(taken),
@@ -129,7 +210,7 @@ def _entrance(
 
 
 def _queue_channel(
-    queue: Queue, role: QueueRole, taken: Mapping[str, Mapping[str, object]]
+    queue: Queue, role: QueueRole, taken: Sequence[MessageSchema]
 ) -> dict[str, object]:
     return {
         "address": queue.name,

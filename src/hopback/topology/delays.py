@@ -116,6 +116,11 @@ def without_delay_levels(topology: Topology) -> Topology:
     )
 
 
+def is_delay_queue(name: str) -> bool:
+    """Whether a queue belongs to the delays: a level, the due messages, or their retries."""
+    return is_delay_level(name) or name == DUE or name.startswith(f"{DUE}.")
+
+
 def is_delay_level(name: str) -> bool:
     """Whether an exchange or a queue of this name is one of a level."""
     return name.startswith(_LEVEL)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hopback.durations import LONGEST_MS, format_duration
-from hopback.text import printable
-from hopback.topology.roles import queue_roles
+from hopback.text import count_of, printable, size_text
+from hopback.topology.delays import is_delay_queue
+from hopback.topology.model import QueueType
+from hopback.topology.roles import QueueRole, queue_roles
 from hopback.topology.wording import plan_in_words, show_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hopback.fields import FieldValue, Headers
     from hopback.topology.model import Binding, Exchange, Policy, Queue, Topology
@@ -39,8 +42,37 @@ def write_table(topology: Topology) -> str:
             "POLICY", ("PATTERN", "APPLIES TO", "DEFINITION"), map(_policy, topology.policies)
         ),
         plans,
+        _count(topology.queues, roles),
     )
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+_IDLE_BYTES = 135 * 1024
+"""Memory of an idle quorum queue on each node with a replica, as `benchmarks/idle_queues.py` measured."""
+_IDLE_CORE = 0.0002
+"""Part of a core that it uses there: 0.2 ms per second."""
+
+
+def _count(queues: Sequence[Queue], roles: Mapping[str, QueueRole]) -> list[str]:
+    """Return the number of queues by kind, and the cost of the quorum queues. Empty without queues."""
+    if not queues:
+        return []
+    kinds = Counter(
+        "delay" if is_delay_queue(one.name) else _KINDS.get(roles[one.name], "work")
+        for one in queues
+    )
+    quorum = sum(one.type is QueueType.QUORUM for one in queues)
+    parts = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    lines = [f"{count_of(len(queues), 'queue')}: {parts}"]
+    if quorum:
+        lines.append(
+            f"{count_of(quorum, 'quorum queue')}: idle, about {size_text(quorum * _IDLE_BYTES)} of"
+            f" memory and {quorum * _IDLE_CORE:.2%} of a core on each node with a replica"
+        )
+    return lines
+
+
+_KINDS = {QueueRole.RETRY: "retry", QueueRole.DEAD_LETTER: "dead-letter"}
 
 
 def _section(first: str, others: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from hopback import App, Output, Park
 from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
-from hopback.topology.asyncapi import PayloadSchemas, write_asyncapi
+from hopback.runtime.message_types import payload_schemas
+from hopback.topology.asyncapi import MessageSchema, PayloadSchemas, write_asyncapi
 from hopback.topology.model import Binding, Exchange, Queue, Topology
 
 
@@ -18,7 +21,7 @@ from hopback.topology.model import Binding, Exchange, Queue, Topology
 def test_every_design_has_a_document_whose_references_lead_somewhere(name: str) -> None:
     """Ids are of the allowed letters, every queue is a channel, and JSON can carry all of it."""
     topology = DESIGNS[name].build()
-    document: dict[str, Any] = json.loads(json.dumps(write_asyncapi(topology)))
+    document: dict[str, Any] = json.loads(json.dumps(write_asyncapi(topology, internal=True)))
     channels = document["channels"]
     assert all(re.fullmatch(r"[A-Za-z0-9_-]+", ident) for ident in channels)
     addresses = [each["address"] for each in channels.values() if "x-hopback" in each]
@@ -60,8 +63,76 @@ def test_payloads_are_the_messages_and_what_they_share_stands_once() -> None:
     """A queue's schema is the payload of its message; schemas they refer to are components."""
     topology = DESIGNS["recommended"].build()
     payloads = PayloadSchemas(
-        {"orders": {"$ref": "#/components/schemas/Order"}}, {"Order": {"type": "object"}}
+        {"orders": [MessageSchema("orders", {"$ref": "#/components/schemas/Order"})]},
+        shared={"Order": {"type": "object"}},
     )
     document: dict[str, Any] = write_asyncapi(topology, payloads=payloads)
     assert document["components"] == {"schemas": {"Order": {"type": "object"}}}
     assert "#/components/schemas/Order" in json.dumps(document["channels"]["orders"])
+
+
+def test_internal_queues_are_included_on_request_only() -> None:
+    """Retry, dead-letter, delay and schedule queues, and the exchanges that lead to them."""
+    app = App("shop")
+    app.delays("7d")
+    app.queue("orders", retry=["30s"], bind={"shop.events": "order.*"})
+
+    @app.every("5m", name="report")
+    async def report() -> None: ...
+
+    names = list(write_asyncapi(app.topology)["channels"])  # type: ignore[call-overload]
+    assert names == ["shop_events_order", "orders", "report"]
+    whole: Any = write_asyncapi(app.topology, internal=True)["channels"]
+    assert {queue.name for queue in app.topology.queues} <= {
+        one["address"] for one in whole.values()
+    }
+
+
+@dataclass
+class Order:
+    number: int
+
+
+@dataclass
+class Receipt:
+    total: float
+
+
+def test_handlers_describe_types_replies_and_outputs() -> None:
+    app = App("shop")
+    outputs = [
+        Output("order.paid", Receipt, exchange="shop.events", message_type="paid"),
+        Output("mails"),
+    ]
+
+    @app.handler("events", retry=["30s"], message_type="placed", publishes=outputs)
+    async def placed(order: Order) -> None: ...
+
+    @app.handler("events", message_type="raw")
+    async def raw(body: bytes) -> None: ...
+
+    @app.handler("prices", retry=None, replies=True)
+    async def price(order: Order) -> Receipt | Park:
+        return Receipt(1.0)
+
+    document: Any = write_asyncapi(app.topology, payloads=payload_schemas(app))
+    json.dumps(document)
+    channels, operations = document["channels"], document["operations"]
+    order, receipt = ({"$ref": f"#/components/schemas/{one}"} for one in ("Order", "Receipt"))
+    assert channels["events"]["messages"] == {
+        "placed": {"name": "placed", "payload": order},
+        "raw": {"name": "raw"},
+    }
+    reply = operations["receive_prices"]["reply"]
+    assert reply["channel"] == {"$ref": "#/channels/prices_reply"}
+    assert channels["prices_reply"]["messages"] == {
+        "reply_to_prices": {"name": "reply to prices", "payload": receipt}
+    }
+    sent = operations["send_shop_events_order_paid"]
+    assert (sent["action"], sent["x-hopback"]) == ("send", {"handlers": ["events"]})
+    assert channels["send_shop_events_order_paid"]["messages"] == {
+        "paid": {"name": "paid", "payload": receipt}
+    }
+    assert channels["send_mails"]["messages"] == {"mails": {"name": "mails"}}
+    assert channels["send_mails"]["address"] == "mails"
+    assert set(document["components"]["schemas"]) == {"Order", "Receipt"}

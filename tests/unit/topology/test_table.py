@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hopback import App
 from hopback.designs import DESIGNS
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.roles import QueueRole, queue_roles
@@ -41,6 +42,8 @@ When the handler of raffle_queue fails:
   Its last failure parks it in raffle_dlq by reject, moved by the broker.
   Attempts are counted in our own header and x-retries. The count restarts at one after a re-drive.
   A snoozed message waits in a retry queue, without counting.
+
+3 queues: 1 work, 1 retry, 1 dead-letter
 """
     )
 
@@ -106,4 +109,17 @@ def test_roles_can_be_told_without_plans() -> None:
     }
     assert queue_roles(replace(DESIGNS["recommended"].build(), plans=()))["orders.dlq"] is (
         QueueRole.DEAD_LETTER
+    )
+
+
+def test_table_ends_with_queues_by_kind_and_their_cost() -> None:
+    app = App("shop")
+    app.delays("7d")
+    for name in ("orders", "mails"):
+        app.queue(name, retry=["30s", "5m"])
+    *_, kinds, cost = write_table(app.topology).splitlines()
+    assert kinds == "34 queues: 26 delay, 4 retry, 2 work, 2 dead-letter"
+    assert cost == (
+        "34 quorum queues: idle, about 4.5 MiB of memory and 0.68% of a core"
+        " on each node with a replica"
     )

@@ -1,0 +1,58 @@
+"""`python -m benchmarks.idle_queues`: memory and CPU time of idle quorum queues on a private RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+from tests.harness.rabbitmq import RabbitNode
+
+from hopback import RabbitMQ
+from hopback.topology.model import Queue, QueueType
+
+_QUEUES = 300
+"""Enough to be far above the variation of an idle node, and declared in a few seconds."""
+_SETTLE_S = 20
+_IDLE_S = 30
+
+
+def _memory(node: RabbitNode) -> int:
+    """Resident bytes."""
+    return int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cpu(node: RabbitNode) -> float:
+    """Seconds of CPU time."""
+    fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _idle(node: RabbitNode) -> tuple[int, float]:
+    """Resident bytes and CPU seconds per second while no client does anything."""
+    time.sleep(_SETTLE_S)
+    before, began = _cpu(node), time.monotonic()
+    time.sleep(_IDLE_S)
+    return _memory(node), (_cpu(node) - before) / (time.monotonic() - began)
+
+
+async def _declare(url: str, number: int) -> None:
+    connection = await RabbitMQ(url).connect("idle queues")
+    channel = await connection.open_channel()
+    for one in range(number):
+        await channel.declare_queue(Queue(f"idle-{one}", QueueType.QUORUM))
+    await connection.close()
+
+
+def main() -> None:
+    with RabbitNode() as node:
+        memory, cpu = _idle(node)
+        asyncio.run(_declare(node.url, _QUEUES))
+        more, busier = _idle(node)
+    print(f"{(more - memory) / _QUEUES / 1024:.0f} KiB of memory per idle quorum queue")
+    print(f"{(busier - cpu) / _QUEUES * 1000:.3f} ms of CPU time per second and queue")
+
+
+if __name__ == "__main__":
+    main()
