@@ -107,7 +107,7 @@ class Pipeline:
 
     async def settle(self) -> None:
         """Let everything play out: queues, retries, and what the outbox still holds."""
-        outbox = Outbox(self.runtime.engine, "test", self.runtime.clock)
+        outbox = Outbox(self.runtime.database.engine, "test", self.runtime.clock)
         while True:
             await self.test.drain()
             if not await outbox.depth():
@@ -116,7 +116,7 @@ class Pipeline:
 
     async def rows(self, table: Table) -> list[Mapping[str, Any]]:
         """Everything in a table."""
-        async with self.runtime.engine.connect() as connection:
+        async with self.runtime.database.engine.connect() as connection:
             found = (await connection.execute(select(table))).mappings().all()
         return [dict(row) for row in found]
 

@@ -66,7 +66,7 @@ async def test_what_was_left_in_the_outbox_goes_at_the_next_start(tmp_path: Path
     async with pipeline(tmp_path, broker=broker) as system:
         await system.settle()
         assert (await system.file(where.rpartition("/")[2]))["status"] == "completed"
-        assert await Outbox(system.runtime.engine, "test", clock).depth() == 0
+        assert await Outbox(system.runtime.database.engine, "test", clock).depth() == 0
 
 
 @in_virtual_time

@@ -256,6 +256,6 @@ async def test_the_audit_cannot_be_changed(tmp_path: Path) -> None:
         await system.settle()
         for statement in (update(audit).values(type="x"), delete(audit)):
             with pytest.raises(DatabaseError, match="append-only"):
-                async with system.runtime.transaction() as tx:
+                async with system.runtime.database.transaction() as tx:
                     await tx.execute(statement)
         assert len(await system.audited()) == 5

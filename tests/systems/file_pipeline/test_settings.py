@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback import App
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.systems.file_pipeline.part_runtime import NotReady, PartRuntime
 from hopback.systems.file_pipeline.settings import PipelineSettings
@@ -66,7 +67,7 @@ async def test_a_database_that_does_not_answer_is_waited_for_and_then_named(tmp_
     url = "postgresql://files:hunter2@127.0.0.1:1/files"
     began = asyncio.get_running_loop().time()
     with pytest.raises(NotReady, match="does not answer") as refused:
-        async with PartRuntime(PipelineSettings(folder=tmp_path, database=url)).open(_nobody):
+        async with PartRuntime(PipelineSettings(folder=tmp_path, database=url)).open(App()):
             pass
     assert "hunter2" not in str(refused.value)
     assert 20 <= asyncio.get_running_loop().time() - began < 60
@@ -77,7 +78,7 @@ async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     """A file in its place is no folder."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotReady, match="file cannot be used"):
-        async with PartRuntime(PipelineSettings(folder=tmp_path / "file")).open(_nobody):
+        async with PartRuntime(PipelineSettings(folder=tmp_path / "file")).open(App()):
             pass
 
 
@@ -91,7 +92,7 @@ async def test_what_an_upload_left_that_never_ended_is_removed(tmp_path: Path) -
         path.write_bytes(b"x")
         os.utime(path, (now - age, now - age))
     runtime = PartRuntime(PipelineSettings(folder=tmp_path), LoopClock(lambda: 0.0))
-    async with runtime.open(_nobody):
+    async with runtime.open(App()):
         assert [path.exists() for path in (old, young)] == [False, True]
 
 

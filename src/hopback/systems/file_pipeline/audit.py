@@ -32,7 +32,7 @@ def add_audit(app: App, runtime: PartRuntime) -> None:
             "recorded_at": runtime.clock.now(),
             "body": _plain(context.delivery.body[:_LONGEST].decode("utf-8", "replace")),
         }
-        async with runtime.transaction() as tx:
+        async with runtime.database.transaction() as tx:
             if await tx.first_time(_QUEUE, message_id):
                 await tx.execute(insert(audit).values(**row))
 

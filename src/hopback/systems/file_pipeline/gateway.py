@@ -51,7 +51,7 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with publisher, runtime.open(publisher.send), operations:
+        async with publisher, runtime.open(publisher), operations:
             yield
 
     return web_application(
@@ -66,7 +66,7 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
             *admin_routes(operations, settings, runtime.clock),
         ],
         lifespan,
-        checks={"database": runtime.check_database},
+        checks={"database": runtime.database.check},
         languages=("pt", "en") if settings.language == "pt" else ("en", "pt"),
     )
 

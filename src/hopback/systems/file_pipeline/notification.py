@@ -112,11 +112,11 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
             known = select(notifications.c.number).where(
                 notifications.c.message_id == event.messageId
             )
-            async with runtime.engine.connect() as connection:
+            async with runtime.database.engine.connect() as connection:
                 found = (await connection.execute(known)).first()
             if found is None:
                 await asyncio.to_thread(mailer.send, event.messageId, text, text)
-        async with runtime.transaction() as tx:
+        async with runtime.database.transaction() as tx:
             if await tx.first_time(_QUEUE, event.messageId):
                 row = {
                     "message_id": event.messageId,

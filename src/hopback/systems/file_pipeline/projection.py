@@ -135,7 +135,7 @@ class Projection:
     async def apply(self, event: PipelineMessage) -> None:
         """Add a fact to its process. A fact of an earlier run is ignored."""
         fact: Fact = payload_of(event, *FACTS)
-        async with self._runtime.transaction() as tx:
+        async with self._runtime.database.transaction() as tx:
             if not await tx.first_time(_QUEUE, event.messageId):
                 return
             # The locked process of this file, or a new one for a new file or run.
@@ -162,10 +162,10 @@ class Projection:
             .order_by(files.c.started_at)
             .limit(_MOST_AT_ONCE)
         )
-        async with self._runtime.engine.connect() as connection:
+        async with self._runtime.database.engine.connect() as connection:
             found = list((await connection.execute(late)).scalars())
         for file_id in found:
-            async with self._runtime.transaction() as tx:
+            async with self._runtime.database.transaction() as tx:
                 process = await _locked(tx, file_id)
                 if process is None or process.started_at > limit:
                     continue  # another process was faster

@@ -45,7 +45,7 @@ class Register:
             "received_at": self._runtime.clock.now(),
         }
         wanted = UploadRequested(received.file_id, 1, received.name, received.declared_type)
-        async with self._runtime.transaction() as tx:
+        async with self._runtime.database.transaction() as tx:
             await tx.execute(insert(uploads).values(**row))
             await self._runtime.announce(
                 tx, wanted, producer=_PRODUCER, correlation_id=correlation_id
@@ -59,7 +59,7 @@ class Register:
             .values(run=uploads.c.run + 1)
             .returning(uploads)
         )
-        async with self._runtime.transaction() as tx:
+        async with self._runtime.database.transaction() as tx:
             row = (await tx.execute(counted)).mappings().first()
             if row is None:
                 return None
@@ -118,7 +118,7 @@ class Register:
         ]
 
     async def _rows(self, query: Select[Any]) -> list[Mapping[str, Any]]:
-        async with self._runtime.engine.connect() as connection:
+        async with self._runtime.database.engine.connect() as connection:
             return [dict(row) for row in (await connection.execute(query)).mappings()]
 
 

@@ -33,7 +33,7 @@ def assemble(name: str, runtime: PartRuntime, *parts: Callable[[App, PartRuntime
     """Return an application of these parts. Its lifespan opens the runtime."""
     settings = runtime.settings
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
-    app = App(name, topology=topology, lifespan=lambda app: runtime.open(app.send))
+    app = App(name, topology=topology, lifespan=runtime.open)
     for add in parts:
         add(app, runtime)
     return app
@@ -85,7 +85,7 @@ async def _give_up(
         return
     failed = ProcessingFailed(file_id, run, producer, reason[:500])
     try:
-        async with runtime.transaction() as tx:
+        async with runtime.database.transaction() as tx:
             redrives = str(context.headers.get(_REDRIVES, ""))
             await runtime.announce(tx, failed, producer=producer, cause=message, occasion=redrives)
     except Exception:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
+    DDL,
     JSON,
     BigInteger,
     Column,
@@ -14,25 +15,22 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    text,
+    event,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+    from sqlalchemy.ext.asyncio import AsyncConnection
 
-_METADATA = MetaData()
+METADATA = MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
 _JSON = JSON(none_as_null=True)
-_LOCK = 0x66696C6573
-"""The number of the advisory lock: "files" in ASCII, which other programs hardly use."""
 
 uploads: Table = Table(
     "file_pipeline_uploads",
-    _METADATA,
+    METADATA,
     Column("file_id", Text, primary_key=True),
     Column("name", Text, nullable=False),
     Column("declared_type", Text, nullable=False),
@@ -44,7 +42,7 @@ uploads: Table = Table(
 
 files: Table = Table(
     "file_pipeline_files",
-    _METADATA,
+    METADATA,
     Column("file_id", Text, primary_key=True),
     Column("run", Integer, nullable=False),
     Column("status", Text, nullable=False),
@@ -67,7 +65,7 @@ files: Table = Table(
 
 notifications: Table = Table(
     "file_pipeline_notifications",
-    _METADATA,
+    METADATA,
     Column("number", _NUMBER, primary_key=True, autoincrement=True),
     Column("message_id", Text, nullable=False, unique=True),
     Column("file_id", Text, nullable=False),
@@ -79,7 +77,7 @@ notifications: Table = Table(
 
 audit: Table = Table(
     "file_pipeline_audit",
-    _METADATA,
+    METADATA,
     Column("number", _NUMBER, primary_key=True, autoincrement=True),
     Column("message_id", Text, nullable=False, index=True),
     Column("type", Text),
@@ -105,19 +103,10 @@ _APPEND_ONLY = {
 }
 
 
-async def create_tables(engine: AsyncEngine) -> None:
-    """Create missing tables. Several processes may call this at once."""
-    async with engine.begin() as connection:
-        await connection.run_sync(_create)
-
-
-def _create(connection: Connection) -> None:
-    dialect = connection.dialect.name
-    if dialect == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-    _METADATA.create_all(connection)
-    for statement in _APPEND_ONLY[dialect]:
-        connection.exec_driver_sql(statement)
+for _dialect, _statements in _APPEND_ONLY.items():
+    for _statement in _statements:
+        _ddl: Any = DDL(_statement)  # type: ignore[no-untyped-call]
+        event.listen(audit, "after_create", _ddl.execute_if(dialect=_dialect))
 
 
 async def insert_once(
