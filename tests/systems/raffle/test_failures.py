@@ -124,7 +124,9 @@ async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
 
 
 @in_virtual_time
-async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(tmp_path: Path) -> None:
+async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Scenario 4: a clear 503 instead of an id; when the broker is back the same request works."""
     async with running_raffle(settings_in(tmp_path)) as raffle:
         raffle.test.faults.chance(Fault.REFUSE_CONNECTION, 1)
@@ -134,6 +136,8 @@ async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(tmp_path: P
         assert answer.status_code == 503
         assert answer.headers["retry-after"] == "5"
         assert "try again" in answer.json()["error"]
+        assert "the broker connection is" in caplog.text
+        assert "POST /api/v1/users: ConnectionFailed" in caplog.text
         raffle.test.faults.clear()
         await raffle.test.advance(60)
         await raffle.create_user("Ana")
