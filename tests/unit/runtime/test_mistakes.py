@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, BreakerPolicy, Depends, Rule, ServiceOptions, SyncPublisher, compose
-from hopback.errors import InvalidDeclaration
+from hopback import (
+    App,
+    BreakerPolicy,
+    Depends,
+    Publisher,
+    Rule,
+    ServiceOptions,
+    SyncPublisher,
+    compose,
+)
+from hopback.broker import EmbeddedBroker
+from hopback.errors import InvalidDeclaration, PublishRefused
 from hopback.testing import AppTest, in_virtual_time
 
 if TYPE_CHECKING:
@@ -51,8 +61,9 @@ def _two_handlers(app: Any) -> None:
             _two_handlers,
             InvalidDeclaration,
             "app 'shop': queue 'orders': expected one handler, or one per type of message"
-            " (`message_type=`), got _second (test_mistakes.py:20) in addition to _first"
-            " (test_mistakes.py:17)",
+            " (`message_type=`), got _second"
+            f" (test_mistakes.py:{_second.__code__.co_firstlineno}) in addition to _first"
+            f" (test_mistakes.py:{_first.__code__.co_firstlineno})",
         ),
         (
             lambda app: app.handler("orders", retries=["30s"]),
@@ -145,3 +156,12 @@ async def test_delay_beyond_the_longest_is_refused_as_written() -> None:
     async with AppTest(app) as test:
         with pytest.raises(InvalidDeclaration, match=r"publish: delay: .*longest=….*, got 2h$"):
             await test.publish("orders", {}, delay="2h")
+
+
+@in_virtual_time
+async def test_publish_that_closes_its_channel_names_the_remedy() -> None:
+    async with Publisher(EmbeddedBroker(max_body_bytes=1000)) as publisher:
+        with pytest.raises(PublishRefused, match=r"no exchange 'nope'.*Declare the exchange"):
+            await publisher.publish("orders", {}, exchange="nope")
+        with pytest.raises(PublishRefused, match=r"message size .*max_message_size"):
+            await publisher.publish("orders", "x" * 2000)
