@@ -113,13 +113,13 @@ def front_page(systems: Sequence[ShownSystem], guide: str) -> str:
     incident = ""
     if shop is not None:
         queue = shop.dead_letter_queues[0]
-        told = {"url": shop.url, "queue": queue, "page": f"/queues/{quote(queue, safe='')}"}
+        data = {"url": shop.url, "queue": queue, "page": f"/queues/{quote(queue, safe='')}"}
         steps = "".join(
             f"<li id=step{number}><button disabled>{html.escape(label)}</button> <span>{text}</span></li>"
             for number, (label, text) in enumerate(_STEPS, 1)
         )
         incident = (
-            f"<section id=incident data-told='{html.escape(json.dumps(told), quote=True)}'>"
+            f"<section id=incident data-shop='{html.escape(json.dumps(data), quote=True)}'>"
             f"<h2>An incident, in five clicks</h2><ol>{steps}</ol></section>"
         )
     return (
@@ -219,7 +219,7 @@ const refresh = async () => {
 refresh(); setInterval(refresh, 1000);
 const incident = document.getElementById('incident');
 if (incident) {
-  const told = JSON.parse(incident.dataset.told);
+  const shop = JSON.parse(incident.dataset.shop);
   const run = Math.random().toString(36).slice(2, 8);
   const orders = [1, 2, 3, 4, 5].map(number => 'incident-' + run + '-' + number);
   const pause = () => new Promise(done => setTimeout(done, 1000));
@@ -231,36 +231,37 @@ if (incident) {
   };
   const dead = async () => (await (await fetch('/demo/counters')).json()).ratatoskr.dead;
   const placed = async () => (await Promise.all(orders.map(
-    order => fetch(told.url + '/orders/' + order)))).filter(answer => answer.ok).length;
+    order => fetch(shop.url + '/orders/' + order)))).filter(answer => answer.ok).length;
   let before = 0;
   const steps = [
     async () => {
       before = await dead();
-      await send('PUT', told.url + '/warehouse', {open: false});
+      await send('PUT', shop.url + '/warehouse', {open: false});
       for (const order of orders)
-        await send('POST', told.url + '/events', {type: 'order.placed', order, sku: 'acorn', quantity: 1});
+        await send('POST', shop.url + '/events', {type: 'order.placed', order, sku: 'acorn', quantity: 1});
       return 'the warehouse is closed, five orders are published';
     },
-    async say => {
+    async report => {
       for (let found = 0; (found = await dead() - before) < 5; await pause())
-        say(Math.max(found, 0) + ' of 5 are dead letters, the others are retried');
+        report(Math.max(found, 0) + ' of 5 are dead letters, the others are retried');
       return 'all five are dead letters';
     },
-    async () => { window.open(told.page, '_blank'); return 'opened in another tab'; },
+    async () => { window.open(shop.page, '_blank'); return 'opened in another tab'; },
     async () => {
-      await send('PUT', told.url + '/warehouse', {open: true});
+      await send('PUT', shop.url + '/warehouse', {open: true});
       return 'open; ' + await placed() + ' of 5 orders are placed';
     },
-    async say => {
-      const job = {kind: 're-drive', queue: told.queue, reason: 'the warehouse is open again',
+    async report => {
+      const job = {kind: 're-drive', queue: shop.queue, reason: 'the warehouse is open again',
         selection: {filter: 'error:NotYet'}};
       try { await send('POST', '/admin/dlq/jobs', job); } catch (error) {
         if (!String(error).includes('unsafe')) throw error;
         // From RabbitMQ 4.0 on, browsing counts against the delivery limit of the queue. Lift it first.
-        await send('POST', '/admin/dlq/queues/' + encodeURIComponent(told.queue) + '/lift-limit', {});
+        await send('POST', '/admin/dlq/queues/' + encodeURIComponent(shop.queue) + '/lift-limit', {});
         await send('POST', '/admin/dlq/jobs', job);
       }
-      for (let found = 0; (found = await placed()) < 5; await pause()) say(found + ' of 5 orders are placed');
+      for (let found = 0; (found = await placed()) < 5; await pause())
+        report(found + ' of 5 orders are placed');
       return 'all five orders are placed, the incident is over';
     },
   ];
@@ -420,21 +421,21 @@ async def serve_on(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None
 @asynccontextmanager
 async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
     """Run the lifespan of a web application by the ASGI protocol, without a server."""
-    told: asyncio.Queue[str] = asyncio.Queue()
-    said: asyncio.Queue[str] = asyncio.Queue()
+    events: asyncio.Queue[str] = asyncio.Queue()
+    answers: asyncio.Queue[str] = asyncio.Queue()
 
     async def receive() -> dict[str, Any]:
-        return {"type": await told.get()}
+        return {"type": await events.get()}
 
     async def send(message: Any) -> None:
-        said.put_nowait(message["type"])
+        answers.put_nowait(message["type"])
 
     scope = {"type": "lifespan", "asgi": {"version": "3.0"}}
     life = asyncio.ensure_future(app(scope, receive, send))
-    told.put_nowait("lifespan.startup")
-    await said.get()
+    events.put_nowait("lifespan.startup")
+    await answers.get()
     try:
         yield
     finally:
-        told.put_nowait("lifespan.shutdown")
+        events.put_nowait("lifespan.shutdown")
         await life
