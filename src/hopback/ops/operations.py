@@ -17,7 +17,7 @@ from msgspec import structs
 
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 from hopback.ops.alerts.book import AlertBook
-from hopback.ops.brokers.discovery import DeadLetterQueue, Recognition
+from hopback.ops.brokers.candidates import Recognition
 from hopback.ops.brokers.queue_views import describe_queue, summarize_queue
 from hopback.ops.brokers.snapshot import queues_that_hold_back
 from hopback.ops.brokers.targets import queues_reached
@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.alerts.values import AlertList, AlertTestResult
+    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer

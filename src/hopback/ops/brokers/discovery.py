@@ -1,15 +1,9 @@
-"""Find the dead-letter queues of a broker, their origins, re-drive targets and the cost of browsing.
-
-Pure, except for `Recognition`, which keeps the answers of operators.
+"""Find the dead-letter queues of a broker, their origins and re-drive targets, pure.
 
 The plans of a declared topology name the dead-letter queues. In the topology of a live broker, a queue with a
 time to live and a dead-letter exchange is a retry queue, and a queue that only receives dead letters is a
 dead-letter queue. If consumers publish their dead letters themselves, the broker does not show it. Then a
 queue is recognised by its name, if the name belongs to an existing queue, or the operator names it.
-
-AMQP cannot read a message without taking it. A requeued message has the redelivered flag, and a quorum queue
-counts one more delivery. At the delivery limit the broker removes the message, without a trace if there is no
-dead-letter exchange. RabbitMQ 4.0 and later have a default limit of 20.
 """
 
 from __future__ import annotations
@@ -18,136 +12,16 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hopback.broker.limits import spent
-from hopback.errors import BadRequest, NoSuch
-from hopback.ops.contract.candidates import (
-    CandidateAnswer,
-    CandidateList,
-    QueueAnswer,
-    QueueCandidate,
-)
-from hopback.ops.contract.codec import encode, from_json
-from hopback.ops.contract.values import Cost, Price
-from hopback.topology.effective import delivery_limit, effective_topology
-from hopback.topology.model import Queue, QueueType, Topology
+from hopback.topology.effective import effective_topology
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return
-from hopback.topology.roles import (
-    QueueRole,
-    dead_letter_owners,
-    names_failure,
-    queue_roles,
-)
+from hopback.topology.roles import QueueRole, dead_letter_owners, queue_roles
 from hopback.topology.routing import PREDECLARED, RoutingTable
-from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from hopback.broker.management.readings import QueueReading
-    from hopback.clock import Clock
-    from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.jobs.journal import Journal
-
-MANY_LOOKS = 1000
-"""A limit from here on is no danger: nobody looks that often before it is noticed."""
-
-
-def cost_of_looking(
-    queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = "", killed: bool = False
-) -> Cost:
-    """What one browse session costs; `queue` with its policy applied, None if it is not known.
-
-    `why_not_lifted` says why no policy can lift its delivery limit; empty if one can. `killed`: what it costs
-    if its connection ends before anything can be given back, as that of a job may.
-    """
-    if queue is None:
-        return _unknown(version)
-    if queue.type is QueueType.STREAM:
-        return _stream(queue, killed=killed)
-    if queue.auto_delete:
-        return Cost(
-            Price.REFUSED,
-            f"refused: {queue.name} is auto-delete, and the broker deletes it with all its messages"
-            " when the consumer that looks ends",
-            remedy="Let another consumer stay on the queue meanwhile, or accept the danger explicitly.",
-        )
-    if queue.type is QueueType.CLASSIC:
-        return Cost(
-            Price.FREE,
-            "free: a classic queue counts no deliveries; only the redelivered flag is set",
-        )
-    limit = delivery_limit(queue, version)
-    if not killed and limit is not None and version >= _NACK_IS_FREE_SINCE:
-        # A lost connection is counted still: a limit of which that is half is none to look under.
-        is_delayed = queue.arguments.get("x-delayed-retry-type") in ("all", "returned")
-        if not spent(1, limit) and not is_delayed:
-            return Cost(
-                Price.FREE,
-                "free: what is held goes back by basic.nack, which this broker does not count; only a"
-                f" connection that is lost meanwhile costs each message one of {limit:,} deliveries",
-                limit,
-            )
-    return _quorum(queue, limit, why_not_lifted)
-
-
-_NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
-"""From then on a nack with requeue is no failed delivery; a reject, a closed channel and a crash are."""
-
-
-def _stream(queue: Queue, *, killed: bool) -> Cost:
-    if not killed:
-        return Cost(
-            Price.FREE,
-            "free: it is a stream, which is read without taking anything away",
-            is_stream=True,
-        )
-    return Cost(
-        Price.REFUSED,
-        f"refused: {queue.name} is a stream, and nothing can be taken out of a stream",
-        remedy="Export it, and import that into a queue.",
-        is_stream=True,
-    )
-
-
-def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
-    if limit is None:
-        return Cost(
-            Price.FREE,
-            "free: this quorum queue has no delivery limit; only the redelivered flag is set",
-        )
-    if limit >= MANY_LOOKS:
-        return Cost(
-            Price.COUNTED,
-            f"one delivery count of {limit:,} for each message held, however many pages are read",
-            limit,
-        )
-    return Cost(
-        Price.REFUSED,
-        f"refused: the queue removes a message when it has come back {limit + 1} times, and each"
-        " look is one of them",
-        limit,
-        f"The limit cannot be lifted from here: {why_not_lifted}. Raise or remove it where it was set, or"
-        " accept the danger explicitly."
-        if why_not_lifted
-        else "Lift the limit (a policy with delivery-limit -1 for this queue), or accept the danger"
-        " explicitly.",
-        not why_not_lifted,
-    )
-
-
-def _unknown(version: BrokerVersion) -> Cost:
-    """Of a queue we know nothing about: before 4.0 there is no limit unless someone set one."""
-    if version.major < 4:
-        return Cost(
-            Price.FREE, f"free, unless someone set a delivery limit: RabbitMQ {version} has none"
-        )
-    return Cost(
-        Price.REFUSED,
-        f"refused: type and limit of the queue are not known, and RabbitMQ {version} removes messages"
-        " of a quorum queue when they have come back 21 times",
-        remedy="Declare the queue, give the management address, or accept the danger explicitly.",
-    )
+    from hopback.topology.model import Queue, Topology
+    from hopback.version import BrokerVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,94 +258,3 @@ def _describe(
         label=origins[0] if len(origins) == 1 else name,
         known_by=known_by,
     )
-
-
-#
-# A queue that has messages and no consumer may hold dead letters though nothing says so. Only people know:
-# they are asked once, and the answer is kept.
-
-
-def override_of(said: QueueAnswer) -> Override:
-    """The answer as discovery takes it."""
-    if said.answer is CandidateAnswer.IGNORE:
-        return Override(said.queue, hidden=True)
-    return Override(said.queue, main_queue=said.main_queue or None)
-
-
-def candidates_of(
-    snapshot: BrokerSnapshot,
-    readings: Mapping[str, QueueReading],
-    answers: Iterable[QueueAnswer],
-) -> tuple[QueueCandidate, ...]:
-    """The queues that are to be asked about, the likeliest and the fullest first."""
-    known = {each.name for each in snapshot.dead_letter_queues} | {one.queue for one in answers}
-    roles = queue_roles(effective_topology(snapshot.topology, snapshot.version))
-    # What a dead-letter queue takes from is handled by somebody, who is away now.
-    origins = {name for each in snapshot.dead_letter_queues for name in each.origins}
-    found = [
-        QueueCandidate(name, counts.messages, is_likely)
-        for name, reading in readings.items()
-        if (counts := reading.counts).messages
-        and not counts.consumers
-        and name not in known
-        and ((is_likely := names_failure(name)) or name not in origins)
-        and not name.startswith("amq.")
-        and reading.queue.type is not QueueType.STREAM
-        and roles.get(name) not in (QueueRole.RETRY, QueueRole.MAIN)
-    ]
-    return tuple(sorted(found, key=lambda one: (not one.is_likely, -one.messages, one.queue)))
-
-
-#
-# What people said of queues, kept in the journal, and the queues they are still to be asked about.
-
-_KIND = "queue-answer"
-_FRESH_S = 5.0  # what another process was told is heard of within seconds
-
-
-class Recognition:
-    """Asks about queues, and remembers what was answered."""
-
-    def __init__(self, journal: Journal, broker: str, clock: Clock) -> None:
-        self._journal = journal
-        self._broker = broker
-        self._clock = clock
-        self._answers: tuple[QueueAnswer, ...] = ()
-        self._read_at = float("-inf")
-
-    async def answers(self) -> tuple[QueueAnswer, ...]:
-        """What people said, by queue."""
-        now = self._clock.now()
-        if now - self._read_at >= _FRESH_S:
-            found = await self._journal.remembered(self._broker, _KIND)
-            self._answers = tuple(from_json(QueueAnswer, found[queue]) for queue in sorted(found))
-            self._read_at = now
-        return self._answers
-
-    async def overrides(self) -> tuple[Override, ...]:
-        """The same as discovery takes it."""
-        return tuple(map(override_of, await self.answers()))
-
-    async def candidates(self, broker: ManagedBroker) -> CandidateList:
-        """The queues that are to be asked about; BadRequest without a management API, which tells."""
-        snapshot = await broker.snapshot()
-        if snapshot.readings is None:
-            raise BadRequest(
-                "management", "its address: without it nothing tells which queues there are"
-            )
-        answers = await self.answers()
-        found = candidates_of(snapshot, snapshot.readings, answers)
-        return CandidateList(found, len(found), sum(one.messages for one in found), answers)
-
-    async def answer(self, said: QueueAnswer, broker: ManagedBroker) -> None:
-        """Keep an answer; NoSuch for a queue that is not on the broker."""
-        if said.answer is CandidateAnswer.FORGET:
-            await self._journal.unlearn(self._broker, _KIND, said.queue)
-        else:
-            topology = (await broker.snapshot()).topology
-            for name in filter(None, (said.queue, said.main_queue)):
-                if topology.queue(name) is None:
-                    raise NoSuch("queue", name)
-            text = encode(said).decode()
-            await self._journal.remember(self._broker, _KIND, {said.queue: text}, self._clock.now())
-        self._read_at = float("-inf")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.limits import DLQ_LIMIT_PREFIX, lift_policy
 from hopback.designs import DESIGNS, Design
 from hopback.errors import NoSuch
-from hopback.ops.brokers.discovery import DeadLetterQueue, cost_of_looking
+from hopback.ops.brokers.browse_cost import cost_of_looking
 from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
 from hopback.topology.expand import retry_queues
 from hopback.topology.model import Policy, Queue, QueueType, Topology
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hopback.broker.management.readings import QueueReading
+    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.contract.values import Cost
 
 _MINUS_ONE_SINCE = BrokerVersion(4, 0)

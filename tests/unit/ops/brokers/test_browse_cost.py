@@ -8,7 +8,7 @@ import pytest
 
 from hopback.broker.limits import spent
 from hopback.designs import DESIGNS
-from hopback.ops.brokers.discovery import cost_of_looking
+from hopback.ops.brokers.browse_cost import cost_of_looking
 from hopback.ops.contract.values import Price
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion

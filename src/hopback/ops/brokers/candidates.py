@@ -1,0 +1,114 @@
+"""Ask operators about queues that may hold dead letters, and keep their answers in the journal.
+
+A queue with messages and without a consumer may hold dead letters although no topology shows it. Only an
+operator knows. Each queue is asked about once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.errors import BadRequest, NoSuch
+from hopback.ops.brokers.discovery import Override
+from hopback.ops.contract.candidates import (
+    CandidateAnswer,
+    CandidateList,
+    QueueAnswer,
+    QueueCandidate,
+)
+from hopback.ops.contract.codec import encode, from_json
+from hopback.topology.effective import effective_topology
+from hopback.topology.model import QueueType
+from hopback.topology.roles import QueueRole, names_failure, queue_roles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hopback.broker.management.readings import QueueReading
+    from hopback.clock import Clock
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.jobs.journal import Journal
+
+
+def override_of(said: QueueAnswer) -> Override:
+    """The answer as discovery takes it."""
+    if said.answer is CandidateAnswer.IGNORE:
+        return Override(said.queue, hidden=True)
+    return Override(said.queue, main_queue=said.main_queue or None)
+
+
+def candidates_of(
+    snapshot: BrokerSnapshot,
+    readings: Mapping[str, QueueReading],
+    answers: Iterable[QueueAnswer],
+) -> tuple[QueueCandidate, ...]:
+    """The queues that are to be asked about, the likeliest and the fullest first."""
+    known = {each.name for each in snapshot.dead_letter_queues} | {one.queue for one in answers}
+    roles = queue_roles(effective_topology(snapshot.topology, snapshot.version))
+    # What a dead-letter queue takes from is handled by somebody, who is away now.
+    origins = {name for each in snapshot.dead_letter_queues for name in each.origins}
+    found = [
+        QueueCandidate(name, counts.messages, is_likely)
+        for name, reading in readings.items()
+        if (counts := reading.counts).messages
+        and not counts.consumers
+        and name not in known
+        and ((is_likely := names_failure(name)) or name not in origins)
+        and not name.startswith("amq.")
+        and reading.queue.type is not QueueType.STREAM
+        and roles.get(name) not in (QueueRole.RETRY, QueueRole.MAIN)
+    ]
+    return tuple(sorted(found, key=lambda one: (not one.is_likely, -one.messages, one.queue)))
+
+
+_KIND = "queue-answer"
+_FRESH_S = 5.0  # what another process was told is heard of within seconds
+
+
+class Recognition:
+    """Asks about queues, and remembers what was answered."""
+
+    def __init__(self, journal: Journal, broker: str, clock: Clock) -> None:
+        self._journal = journal
+        self._broker = broker
+        self._clock = clock
+        self._answers: tuple[QueueAnswer, ...] = ()
+        self._read_at = float("-inf")
+
+    async def answers(self) -> tuple[QueueAnswer, ...]:
+        """What people said, by queue."""
+        now = self._clock.now()
+        if now - self._read_at >= _FRESH_S:
+            found = await self._journal.remembered(self._broker, _KIND)
+            self._answers = tuple(from_json(QueueAnswer, found[queue]) for queue in sorted(found))
+            self._read_at = now
+        return self._answers
+
+    async def overrides(self) -> tuple[Override, ...]:
+        """The same as discovery takes it."""
+        return tuple(map(override_of, await self.answers()))
+
+    async def candidates(self, broker: ManagedBroker) -> CandidateList:
+        """The queues that are to be asked about; BadRequest without a management API, which tells."""
+        snapshot = await broker.snapshot()
+        if snapshot.readings is None:
+            raise BadRequest(
+                "management", "its address: without it nothing tells which queues there are"
+            )
+        answers = await self.answers()
+        found = candidates_of(snapshot, snapshot.readings, answers)
+        return CandidateList(found, len(found), sum(one.messages for one in found), answers)
+
+    async def answer(self, said: QueueAnswer, broker: ManagedBroker) -> None:
+        """Keep an answer; NoSuch for a queue that is not on the broker."""
+        if said.answer is CandidateAnswer.FORGET:
+            await self._journal.unlearn(self._broker, _KIND, said.queue)
+        else:
+            topology = (await broker.snapshot()).topology
+            for name in filter(None, (said.queue, said.main_queue)):
+                if topology.queue(name) is None:
+                    raise NoSuch("queue", name)
+            text = encode(said).decode()
+            await self._journal.remember(self._broker, _KIND, {said.queue: text}, self._clock.now())
+        self._read_at = float("-inf")
