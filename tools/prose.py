@@ -47,7 +47,7 @@ HABITS = {
     "nothing": _habit(r"\bnothing\b", 8, 8),
     "say-tell": _habit(r"\b(?:say|says|said|saying|tell|tells|told|telling)\b", 12, 10),
     "stand-lie-rest": _habit(r"\b(?:stand|stands|stood|lies|rests|rested)\b", 3, 5),
-    "is-no": _habit(r"(?<!there )\b(?:is|are|was|were|be) (?:no(?! longer)|none)\b", 4, 4),
+    "is-no": _habit(r"(?<!there )\b(?:is|are|was|were|be) (?:no(?! longer)|(?-i:none))\b", 4, 4),
     "so-many": _habit(r"\bso (?:many|much|long|often|few)\b", 1, 1),
     "of-its-own": _habit(
         r"\bof (?:its|their|his|her|our|your) own\b|\bof (?:ours|theirs)\b", 3, 1.5
