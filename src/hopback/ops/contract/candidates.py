@@ -9,9 +9,9 @@ from msgspec import Meta, Struct
 
 
 class QueueCandidate(Struct, frozen=True, rename="camel"):
-    """A queue with messages and no consumer that nothing says is a dead-letter queue.
+    """A queue with messages and without a consumer that is not known as a dead-letter queue.
 
-    `is_likely`: its name speaks of failures.
+    `is_likely` is True if its name suggests failures, for example `orders.errors`.
     """
 
     queue: str
@@ -20,7 +20,7 @@ class QueueCandidate(Struct, frozen=True, rename="camel"):
 
 
 class CandidateList(Struct, frozen=True, rename="camel"):
-    """The queues that are asked about, the likeliest and the fullest first; what was answered before."""
+    """The candidates, likely ones and those with most messages first, and the previous answers."""
 
     items: tuple[QueueCandidate, ...]
     total: int
@@ -29,18 +29,18 @@ class CandidateList(Struct, frozen=True, rename="camel"):
 
 
 class CandidateAnswer(StrEnum):
-    """What somebody says of a queue."""
+    """An operator's answer about a queue."""
 
     ADD = "add"
-    """It holds dead letters."""
+    """The queue contains dead letters."""
     IGNORE = "ignore"
-    """It does not: ask no more, and do not list it."""
+    """The queue does not contain dead letters. It is not listed and not proposed again."""
     FORGET = "forget"
-    """Nobody said anything: what the broker shows holds."""
+    """Delete the answer. The queue is classified by the topology of the broker."""
 
 
 class QueueAnswer(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """An answer about one queue; `main_queue` is where its messages failed, empty if that is not known."""
+    """An answer about one queue. Its messages failed in `main_queue`, which is empty if unknown."""
 
     queue: Annotated[str, Meta(min_length=1, max_length=255)]
     answer: CandidateAnswer

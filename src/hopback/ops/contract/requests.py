@@ -376,8 +376,8 @@ class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
 class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE.value):
     """Send messages of a dead-letter queue back.
 
-    Messages that were re-driven `max_redrives` times are left out. 0 is no limit. `change` changes each body
-    before it is sent. The originals are written to a file first.
+    Messages that were re-driven `max_redrives` times are left out. 0 means no limit. `change` changes each
+    body before it is sent. The originals are written to a file first.
     """
 
     kind: ClassVar[JobKind] = JobKind.REDRIVE

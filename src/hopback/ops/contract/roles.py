@@ -1,4 +1,4 @@
-"""Who may do what: three roles, each for some brokers and for all queues or those of a pattern. Pure."""
+"""Access rights: three roles, each granted for brokers and queues by name patterns. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ EVERYTHING = ("*",)
 
 
 class Role(StrEnum):
-    """What someone may do; each role includes the ones before it."""
+    """A set of permissions. Each role includes the ones before it."""
 
     VIEWER = "viewer"
-    """See queues, depths, jobs and topology; no payload."""
+    """Read queues, depths, jobs and topology, but no payloads."""
     OPERATOR = "operator"
-    """Look at messages, re-drive and discard them, steer own jobs."""
+    """Browse, re-drive and discard messages, and control the caller's jobs."""
     ADMIN = "admin"
-    """Everything: others' jobs, keys, the audit."""
+    """Also control the jobs of other callers, manage keys and read the audit."""
 
     @property
     def rank(self) -> int:
-        """Higher may do more."""
+        """A higher rank includes all lower ones."""
         return _RANKS[self]
 
 
@@ -36,9 +36,9 @@ _RANKS = {role: rank for rank, role in enumerate(Role)}  # asked for each queue 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A role for the queues whose names match one of the patterns (`*` stands for any characters).
+    """A role for the queues whose names match one of the patterns. `*` matches any characters.
 
-    `broker` is such a pattern, too. An empty one means the first broker.
+    `broker` is also a pattern. If it is empty, the grant is for the first broker.
     """
 
     role: Role
@@ -46,11 +46,11 @@ class Grant:
     broker: str = ""
 
     def holds_at(self, broker: str, *, is_first: bool) -> bool:
-        """Whether it holds for the queues of that broker."""
+        """Return whether the grant applies to this broker."""
         return is_first if not self.broker else text_matches(self.broker, broker)
 
     def covers(self, queue: str | None) -> bool:
-        """Whether it holds for that queue; without one, whether it holds for all of them."""
+        """Return whether the grant applies to this queue, or to all queues if it is None."""
         if queue is None:
             return "*" in self.queues
         return any(text_matches(pattern, queue) for pattern in self.queues)
@@ -58,9 +58,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Someone who asks. `kind` says how they are known: `token`, `key`, `link` or `local`.
+    """A caller. `kind` is the way in which it was authenticated: `token`, `key`, `link` or `local`.
 
-    `grants` are those that hold where they ask; `elsewhere` are the ones for other brokers.
+    `grants` apply to the broker of the request, `elsewhere` to other brokers.
     """
 
     id: str
@@ -68,11 +68,11 @@ class Principal:
     kind: str
     grants: tuple[Grant, ...]
     until: float | None = None
-    """When what they showed ends, in seconds since 1970."""
+    """The expiry of the credential in seconds since 1970."""
     elsewhere: tuple[Grant, ...] = ()
 
     def at(self, broker: str, *, is_first: bool) -> Principal:
-        """The same person as someone who asks of that broker."""
+        """Return the caller with the grants for this broker."""
         every = (*self.grants, *self.elsewhere)
         here = tuple(grant for grant in every if grant.holds_at(broker, is_first=is_first))
         return replace(
@@ -80,24 +80,24 @@ class Principal:
         )
 
     def allows(self, role: Role, queue: str) -> bool:
-        """Whether they have the role for that queue."""
+        """Return whether the caller has the role for this queue."""
         return any(grant.role.rank >= role.rank and grant.covers(queue) for grant in self.grants)
 
     def allows_everywhere(self, role: Role) -> bool:
-        """Whether they have the role for all queues."""
+        """Return whether the caller has the role for all queues."""
         return any(grant.role.rank >= role.rank and grant.covers(None) for grant in self.grants)
 
     def allows_somewhere(self, role: Role) -> bool:
-        """Whether they have the role for any queue at all."""
+        """Return whether the caller has the role for at least one queue."""
         return any(grant.role.rank >= role.rank for grant in self.grants)
 
     @property
     def role(self) -> Role | None:
-        """The highest role they have anywhere."""
+        """The highest role of the caller for any queue."""
         return max((grant.role for grant in self.grants), key=lambda role: role.rank, default=None)
 
     def visible(self, queues: Iterable[str]) -> list[str]:
-        """Those of the queues that they may see."""
+        """Return the queues that the caller may see."""
         if self.allows_everywhere(Role.VIEWER):
             return list(queues)
         return [queue for queue in queues if self.allows(Role.VIEWER, queue)]

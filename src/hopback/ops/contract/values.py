@@ -1,8 +1,7 @@
-"""What operators see: one set of frozen values for the library, the HTTP API, the command and the page.
+"""The answers of operations: frozen values for the library, the HTTP API, the command and the page.
 
-What they ask for is in `requests`. `codec` writes
-both as JSON and reads them back: names in camelCase, moments in RFC 3339. Where JSON had another name
-than Python, the field says so. Fields are only ever added.
+`requests` contains the requests. `codec` converts both to and from JSON with names in camelCase and times in
+RFC 3339. A field whose JSON name differs specifies it with `name`. Fields are added, never removed.
 """
 
 from __future__ import annotations
@@ -28,29 +27,29 @@ if TYPE_CHECKING:
 
 
 HELD_BACK = (
-    "Held back: the next queue did not take these messages, because it is missing or full or the broker"
-    " was starting. No queue length counts them, nothing is lost, and the broker tries again, 3 minutes"
-    " later unless its node says otherwise (`hopback doctor`)."
+    "Held back: the next queue did not accept these messages, because it is missing or full or the broker"
+    " was starting. No queue length includes them. They are not lost: the broker retries after 3 minutes,"
+    " unless its node has another interval (`hopback doctor`)."
 )
 
 
 class Moment(float):
-    """A moment, in seconds since 1970; in JSON a text of RFC 3339 in UTC."""
+    """A time in seconds since 1970. In JSON it is an RFC 3339 string in UTC."""
 
     __slots__ = ()
 
     @classmethod
     def known(cls, seconds: float | None) -> Moment | None:
-        """The moment, or None where nobody knows it."""
+        """Return the time, or None if it is unknown."""
         return None if seconds is None else cls(seconds)
 
 
 class _AnswerStruct(Struct, frozen=True, rename="camel"):
-    """What is answered: fields that are not known are passed over, so that newer servers are understood."""
+    """An answer. Unknown fields are ignored, so clients can read the answers of newer servers."""
 
 
 class Price(StrEnum):
-    """What a look costs each message that it holds."""
+    """The cost of browsing for each message that a session holds."""
 
     FREE = "free"
     COUNTED = "counted"
@@ -58,10 +57,10 @@ class Price(StrEnum):
 
 
 class Cost(_AnswerStruct, frozen=True):
-    """The price of one browse session, with words for people; `limit` None: no delivery limit.
+    """The cost of one browse session and its explanation. `limit` is None without a delivery limit.
 
-    `can_lift`: it would be free once the limit is lifted by a policy, which can be done from here.
-    `is_stream`: messages are read as copies, of which nothing has to go back.
+    If `can_lift`, Hopback can lift the limit by a policy, which makes browsing free. If `is_stream`, messages
+    are read as copies and do not have to be requeued.
     """
 
     price: Price
@@ -73,18 +72,18 @@ class Cost(_AnswerStruct, frozen=True):
 
     @property
     def is_by_nack(self) -> bool:
-        """Whether it is free because what was held goes back by `basic.nack`: closing would be counted."""
+        """Whether browsing is free only with `basic.nack`. A closed channel counts as a delivery."""
         return self.price is Price.FREE and self.limit is not None
 
 
 class Depth(_AnswerStruct, frozen=True):
-    """How many messages a queue holds, who says so and how old that may be. None: nobody says.
+    """The number of messages in a queue, with the source and the age of the numbers. None is unknown.
 
-    By `amqp` the number of ready messages is exact and of this moment; by `management` all numbers
-    may be `lag_s` seconds old when they are read. `held_back` is what dead-lettering could not
-    deliver yet. `held_here` is what sessions of this process hold, exactly. `total` is ready and unacked
-    together; by `amqp`, where the number of unacked ones is of an earlier moment, it is the ready ones
-    and those held here. `age_s` is how old the numbers may be when they are shown.
+    If `source` is `amqp`, the number of ready messages is exact. If it is `management`, all numbers may have
+    been `lag_s` seconds old when they were read. `held_back` counts messages that dead-lettering could not
+    deliver yet. `held_here` counts the messages in sessions of this process and is exact. `total` is the sum
+    of ready and unacked messages. For `amqp` it is the sum of ready messages and `held_here`, because the
+    number of unacked messages is older. `age_s` is the greatest possible age of the numbers in seconds.
     """
 
     ready: int | None = field(name="messagesReady")
@@ -103,26 +102,26 @@ class Depth(_AnswerStruct, frozen=True):
         force_setattr(self, "total", None if self.ready is None else self.ready + beside)
 
     def age(self, now: float) -> float:
-        """How old the numbers may be, in seconds."""
+        """Return the greatest possible age of the numbers in seconds."""
         return max(now - self.read_at, 0.0) + self.lag_s
 
     def shown_at(self, now: float) -> Depth:
-        """The numbers with their age at that moment."""
+        """Return the numbers with their age at this time."""
         return replace(self, age_s=round(self.age(now), 3))
 
 
 class HeldBack(_AnswerStruct, frozen=True):
-    """Messages that the broker holds back in a queue, because the next one does not take them."""
+    """Messages that the broker holds back in a queue because the next queue does not accept them."""
 
     queue: str
     messages: int
 
 
 class TargetChoice(_AnswerStruct, frozen=True):
-    """A target that a re-drive from this queue may choose.
+    """A possible target of a re-drive from this queue.
 
-    `exchange` and `routing_key` are the way if it is the same for every message, else None.
-    `flaw` says why nothing may be sent there; None where nothing speaks against it.
+    `exchange` and `routing_key` are None if they differ between messages. `flaw` is the reason why the target
+    cannot be used, None if it can.
     """
 
     kind: TargetKind
@@ -135,15 +134,14 @@ class TargetChoice(_AnswerStruct, frozen=True):
 
 
 class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
-    """A row of the list. `exists` is False for a queue that is declared and not on the broker.
+    """A dead-letter queue in a list. `exists` is False if the queue is declared but not on the broker.
 
-    `known_by` says what gave it away: `plan`, `dead-lettering`, `name` or `operator`.
-    `state` and `idle_since` come from the management API, where there is one. So does `held_back`:
-    how many messages on their way to or from a queue of origin the broker holds back, by the queue
-    that holds them; `HELD_BACK` says what that means. The counts of `depth` stand beside it as well.
-    `consumed` and `unconsumed` are the queues of origin with and without a consumer; None where that is
-    not known.
-    `foreign_consumers` are those of `consumers` that are not an active job's own.
+    `known_by` is the reason why it counts as a dead-letter queue: `plan`, `dead-lettering`, `name` or
+    `operator`. `state`, `idle_since` and `held_back` need the management API. `held_back` counts the messages
+    to or from a queue of origin that the broker holds back, by the queue that contains them. `HELD_BACK`
+    explains it. The counts of `depth` are repeated here. `consumed` and `unconsumed` are the queues of origin
+    with and without a consumer, None if unknown. `foreign_consumers` is the number of consumers without that
+    of a running job.
     """
 
     queue: str
@@ -171,18 +169,18 @@ class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
         force_setattr(self, "messages_ready", self.depth.ready)
         force_setattr(self, "messages_unacknowledged", self.depth.unacked)
         force_setattr(self, "consumers", self.depth.consumers)
-        # A job that runs takes its messages by one consumer.
+        # A running job has one consumer.
         own = self.active_job is not None and self.active_job.state is JobState.RUNNING
         others = None if self.consumers is None else max(self.consumers - own, 0)
         force_setattr(self, "foreign_consumers", others)
 
 
 class QueueDetail(QueueSummary, frozen=True, kw_only=True):
-    """Everything about one dead-letter queue that can be known without looking into it.
+    """The properties of one dead-letter queue. No message is read for them.
 
-    `type` is None where only its name is known. `limit` is the effective delivery limit, None for
-    none. `limit_lifted` says that Hopback lifted it by policy; `can_lift` that it could. `cost` is that of
-    looking, `job_cost` that of a job, which may be killed with messages in its hands.
+    `type` is None if only the name is known. `limit` is the effective delivery limit, None without one.
+    `limit_lifted` is True if Hopback has lifted it by a policy, `can_lift` if Hopback can. `cost` is the cost
+    of browsing, `job_cost` the cost of a job that is killed while it holds messages.
     """
 
     type: QueueType | None
@@ -196,7 +194,7 @@ class QueueDetail(QueueSummary, frozen=True, kw_only=True):
 
 
 class Overview(_AnswerStruct, frozen=True):
-    """Every dead-letter queue that the caller may see, from one sweep; never looked into."""
+    """Every dead-letter queue that the caller may see, read at one time. No message is read."""
 
     items: tuple[QueueSummary, ...]
     total: int
@@ -205,16 +203,15 @@ class Overview(_AnswerStruct, frozen=True):
 
 
 class DeadLetter(_AnswerStruct, frozen=True):
-    """One dead letter, without its body; its texts are fit for JSON.
+    """One dead letter without its body. Its texts are valid in JSON.
 
-    `id` is its place in the session and the beginning of `digest`, a hash of body and properties
-    that does not change when it is looked at. `reason` is the broker's word (`rejected`, `expired`,
-    `maxlen`, `delivery_limit`), `parked` where a consumer put it here itself, else `unknown`.
-    `recorded_by` says who wrote the failure down: `hopback`, another framework, or nobody (empty).
-    `sent` is when its envelope says it was made. Times are None where nothing tells.
-    `attempts` is how often its handler ran: counted by its consumer, or by the broker as rejects and
-    laps through retry queues; `attempts_at_least` where there may have been more.
-    `delivery_count` is the quorum queue's.
+    `id` consists of the position in the session and the start of `digest`, a hash of body and properties that
+    browsing does not change. `reason` is the broker's reason (`rejected`, `expired`, `maxlen`,
+    `delivery_limit`), `parked` if a consumer published the message to this queue, else `unknown`.
+    `recorded_by` is the framework that recorded the failure, for example `hopback`, or empty. `sent` is the
+    time of creation in the envelope. Unknown times are None. `attempts` counts the runs of the handler, by
+    the record of the consumer or by the rejects and retry cycles in the broker's headers. It is a minimum if
+    `attempts_at_least`. `delivery_count` is the count of the quorum queue.
     """
 
     id: str
@@ -243,12 +240,12 @@ class DeadLetter(_AnswerStruct, frozen=True):
     attempts_at_least: bool = False
 
     def age(self, now: float) -> float | None:
-        """Seconds since it failed last; None if nothing tells."""
+        """Return the seconds since the last failure, None if its time is unknown."""
         return None if self.last_failed is None else max(now - self.last_failed, 0.0)
 
 
 class Group(_AnswerStruct, frozen=True):
-    """Dead letters that have something in common, with one of them as a sample."""
+    """Dead letters with the same value of a property, with one of them as a sample."""
 
     key: str
     count: int
@@ -258,10 +255,10 @@ class Group(_AnswerStruct, frozen=True):
 
 
 class Groups(_AnswerStruct, frozen=True):
-    """The groups of a session, the largest first; `more` of them are left out.
+    """The groups of a session, the largest first. `more` is the number of omitted groups.
 
-    `by` is one of `GroupBy`, or a `header.NAME` or `payload.PATH`. `not_looked_into` have bodies that
-    the filter could not look into: they may match or not.
+    `by` is one of `GroupBy`, `header.NAME` or `payload.PATH`. `not_looked_into` messages have bodies that the
+    filter could not read. They may match.
     """
 
     by: str
@@ -272,7 +269,7 @@ class Groups(_AnswerStruct, frozen=True):
 
 
 class LookProgress(_AnswerStruct, frozen=True):
-    """How far a look through queues is: in which one, and how many messages it has seen of all."""
+    """The progress of an operation that reads queues: the present queue and the number of read messages."""
 
     queue: str
     seen: int
@@ -280,13 +277,13 @@ class LookProgress(_AnswerStruct, frozen=True):
 
 
 OnProgress: TypeAlias = "Callable[[LookProgress], object]"
-"""Hears now and then how far something is that may take minutes."""
+"""Called with the progress of an operation that may take minutes."""
 
 
 class HeldMessages(_AnswerStruct, frozen=True):
     """Messages that could not be read because consumers hold them.
 
-    `count` is None if the broker has not counted them yet, or there is no management API to ask.
+    `count` is None if the broker has not counted them yet, or without a management API.
     """
 
     queue: str
@@ -297,8 +294,8 @@ class HeldMessages(_AnswerStruct, frozen=True):
 class Survey(_AnswerStruct, frozen=True):
     """The groups of a whole queue, and the number of messages that were read.
 
-    `not_looked_into` have bodies that the filter could not read: they may match or not. `held` were not
-    read because consumers hold them.
+    `not_looked_into` messages have bodies that the filter could not read. They may match. `held` messages
+    were not read because consumers hold them.
     """
 
     queue: str
@@ -312,9 +309,9 @@ class Survey(_AnswerStruct, frozen=True):
 
 
 class Page(_AnswerStruct, frozen=True):
-    """Some dead letters of a session; `next` is the cursor of the page after it, None at the end.
+    """Some dead letters of a session. `next` is the cursor of the next page, None on the last page.
 
-    `not_looked_into` have bodies too large or too deeply nested for `payload.` terms: they may match.
+    `not_looked_into` messages have bodies too large or deeply nested for `payload.` terms. They may match.
     """
 
     dead_letters: tuple[DeadLetter, ...] = field(name="items")
@@ -324,14 +321,14 @@ class Page(_AnswerStruct, frozen=True):
 
 
 class TimelineEntry(_AnswerStruct, frozen=True):
-    """One thing that happened to a message; `time` None where nobody wrote it down."""
+    """One event in the history of a message. `time` is None if it was not recorded."""
 
     time: Moment | None = field(name="at")
     what: str
 
 
 class FailureRecord(_AnswerStruct, frozen=True):
-    """What the consumer, or its framework, wrote down when it gave up: the cause, not its wrappers."""
+    """The failure as recorded by the consumer or its framework: the original exception, not its wrappers."""
 
     type: str
     message: str
@@ -341,7 +338,10 @@ class FailureRecord(_AnswerStruct, frozen=True):
 
 
 class WayCheck(_AnswerStruct, frozen=True):
-    """A way that messages would take, how many of those seen, and why it may not be used."""
+    """An exchange and routing key of a re-drive. `flaw` is the reason why they cannot be used.
+
+    `count` is the number of read messages that would be published to them.
+    """
 
     exchange: str
     routing_key: str
@@ -350,7 +350,7 @@ class WayCheck(_AnswerStruct, frozen=True):
 
 
 class HeaderView(_AnswerStruct, frozen=True):
-    """A header with its AMQP type; what JSON cannot hold is written as text."""
+    """A header with its AMQP type. A value without a JSON equivalent is converted to text."""
 
     name: str
     type: str
@@ -358,11 +358,11 @@ class HeaderView(_AnswerStruct, frozen=True):
 
 
 class MessageView(_AnswerStruct, frozen=True, kw_only=True):
-    """One message with everything about it. `payload` is parsed where it is JSON and not too large.
+    """One message with its history, headers and payload. `payload` is parsed if it is JSON and not too large.
 
-    `sentence` says what happened; `failure` is the consumer's own record with its stack, if there is
-    one. `way` is where a re-drive would send it by default, or None with `no_way` saying why. Of very
-    many headers some are shown; `more_headers` are left out here and stand in an export.
+    `sentence` summarises the failure. `failure` is the consumer's record with its stack, if there is one.
+    `way` is the default target of a re-drive. If it is None, `no_way` is the reason. `more_headers` is the
+    number of headers that are omitted here and included in an export.
     """
 
     dead_letter: DeadLetter = field(name="letter")
@@ -381,11 +381,12 @@ class MessageView(_AnswerStruct, frozen=True, kw_only=True):
 
 
 class SessionView(_AnswerStruct, frozen=True, kw_only=True):
-    """A browse session as it is now. `complete`: it holds everything that was ready.
+    """A browse session. It is `complete` if it holds all messages that were ready.
 
-    `order_kept` is False where so many messages had come back before that these will go behind them.
-    `skipped` messages stand before those that it holds; the broker holds them as well meanwhile. `ready`
-    is how many the queue had when it was opened. Other sessions of this service held `held_by_others` more.
+    `order_kept` is False if the queue will put the messages behind others that were requeued earlier.
+    `skipped` messages are ahead of the held ones. The broker keeps them unacked until the session ends.
+    `ready` is the number of ready messages when the session was opened. Other sessions of this process held
+    `held_by_others` messages.
     """
 
     id: str
@@ -422,22 +423,20 @@ class EditedCopy(_AnswerStruct, frozen=True):
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
-
     RUNNING = "running"
     PAUSED = "paused"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """Its connection or its process ended; nothing is lost, and it can be resumed."""
+    """The connection or the process of the job ended. No message is lost, and the job can be resumed."""
     COMPLETED = "completed"
     FAILED = "failed"
-    """It stopped by itself, for the reason that it names; it can be resumed when that is repaired."""
+    """The job stopped because of an error, which its reason names. It can be resumed after the repair."""
     STOPPED = "stopped"
-    """Messages that it had sent came back: it stopped so that no more do. It can be resumed."""
+    """The job stopped because messages that it had sent died again. It can be resumed."""
 
 
 ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
-"""The states in which a job holds its queue: no other may begin there."""
+"""The states in which no other job can start on the queue."""
 
 
 class Counts(_AnswerStruct, frozen=True):
@@ -499,7 +498,7 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
     watch_s: float | None = field(default=None, name="watchSeconds")
     watch_text: str = ""
     duplicates: str = ""
-    """How many messages may have been delivered twice, for a re-drive that was resumed."""
+    """The number of messages that may have been delivered twice, in words, for a resumed re-drive."""
 
     def __post_init__(self) -> None:
         if not self.url:
@@ -507,7 +506,7 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether it holds its queue: no other job may begin there."""
+        """Whether the job runs or is paused, so that no other job can start on its queue."""
         return self.state in ACTIVE
 
 
@@ -519,7 +518,7 @@ class JobList(_AnswerStruct, frozen=True):
 
 
 class FailedMessage(_AnswerStruct, frozen=True):
-    """A message that a job could not move, or left out; it is still in its queue."""
+    """A message that a job could not move, or left out. It is still in its queue."""
 
     id: str
     digest: str
@@ -529,23 +528,23 @@ class FailedMessage(_AnswerStruct, frozen=True):
 
 
 class FailureList(_AnswerStruct, frozen=True):
-    """What a job could not move; `cursor` asks for what comes after it, null at the end."""
+    """Messages that a job could not move. `cursor` is that of the next page, null on the last page."""
 
     items: tuple[FailedMessage, ...]
     cursor: str | None
 
 
 class LeftOutCount(_AnswerStruct, frozen=True):
-    """How many of those seen would not be touched, and why."""
+    """The number of read messages that the job would leave out, and the reason."""
 
     reason: str
     count: int
 
 
 class ReachedQueue(_AnswerStruct, frozen=True):
-    """A queue that messages of a re-drive would reach, and whether anybody takes them there.
+    """A queue that messages of a re-drive would reach, with its present consumers and messages.
 
-    `messages` wait in it already; None where that is not known.
+    Unknown numbers are None.
     """
 
     queue: str
@@ -554,18 +553,18 @@ class ReachedQueue(_AnswerStruct, frozen=True):
 
 
 class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
-    """What would happen: the answer of a dry run.
+    """The plan of a job: the answer of a dry run.
 
-    `selection` is the counted selection: a job that is started with it moves exactly these messages.
-    `selected` is how many messages the job reads, `seen` how many of them were looked at for this plan and
-    `matching` how many of those the filter wants. The histogram, the ways and what is left out are
-    of those. `order` says whether the order of messages is kept. A plan with `flaws` will not start.
-    `export_to` is the file, where the job runs, to which a discard writes each message first; empty if
-    it does not. With a ramp, the job watches `watch_s` seconds after each stage and at its end;
-    `watch_text` says how that was found. `conflict` is the job that stands in the way of this one.
-    `reaches` are the queues that the ways lead to, with the consumers they have now. `changes` shows on
-    some of the messages what a change would do; `export_to` then keeps the originals. `stop_rule` says in
-    numbers when the job stops by itself, `duplicates` how many messages may be delivered twice.
+    `selection` is the counted selection. A job that starts with it moves exactly these messages. `selected`
+    is the number of messages that the job reads, `seen` the number that the plan has read, and `matching` the
+    number of those that match the filter. `reasons`, `errors`, `ways` and `left_out` count these messages.
+    `order` describes whether messages keep their order. A plan with `flaws` does not start. `export_to` is
+    the file on the machine of the job to which a discard writes each message first, or a re-drive with a
+    change the originals. It is empty without a file. With a ramp, the job watches for `watch_s` seconds after
+    each stage and at the end. `watch_text` explains that time. `conflict` is another job that prevents this
+    one. `reaches` are the queues that the ways lead to, with their present consumers. `changes` previews a
+    change on some messages. `stop_rule` is the condition under which the job stops itself, `duplicates` the
+    number of messages that may be delivered twice, both in words.
     """
 
     kind: JobKind
@@ -600,10 +599,10 @@ class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
 
 
 class Imported(_AnswerStruct, frozen=True):
-    """How far an import came.
+    """The result of an import.
 
-    `lines` is how many lines from the beginning are confirmed or empty, without a gap: to go on,
-    skip as many. `problem` says what stopped it; empty if nothing did.
+    The first `lines` lines are confirmed or empty. To continue the import, skip them. `problem` is the error
+    that stopped it, empty after a complete import.
     """
 
     lines: int
@@ -612,10 +611,10 @@ class Imported(_AnswerStruct, frozen=True):
 
 
 class AuditEntry(_AnswerStruct, frozen=True):
-    """One action. `number` orders entries and is given when it is written; 0 before that.
+    """One action. `number` orders the entries. It is assigned on writing and 0 before.
 
-    `action` is a word with a dot, as `job.start`, `session.open`, `message.show`; `result` is `ok`,
-    `refused` or `failed`. `details` holds plain values only: numbers, texts, no secrets, no payloads.
+    `action` is a name with a dot, for example `job.start` or `session.open`. `result` is `ok`,
+    `refused` or `failed`. `details` contains numbers and texts, never secrets or payloads.
     """
 
     at: Moment
@@ -630,7 +629,7 @@ class AuditEntry(_AnswerStruct, frozen=True):
 
 
 class AuditList(_AnswerStruct, frozen=True):
-    """Entries of the audit, the newest first; `cursor` asks for what comes after them, null at the end."""
+    """Entries of the audit, the newest first. `cursor` is that of the next page, null on the last page."""
 
     items: tuple[AuditEntry, ...]
     cursor: str | None = None
