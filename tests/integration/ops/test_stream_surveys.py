@@ -128,7 +128,7 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
                 export=False,
             ),
         ):
-            with pytest.raises(UnsafeOperation, match="nothing can be taken out of a stream"):
+            with pytest.raises(UnsafeOperation, match="messages cannot be removed from a stream"):
                 await operations.start(request)
         await operations.release(session.id)
 

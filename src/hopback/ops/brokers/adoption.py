@@ -1,13 +1,14 @@
-"""Taking over a queue that stands, with what is in it: three ways, each as a topology.
+"""Adopt an existing queue with its messages, in one of three ways. Each way is a topology.
 
-As it is: the queue is declared exactly as the broker has it, with a plan beside it. Beside it: a policy
-gives it a dead-letter path, so that what its present consumers reject is kept; the queue itself is not
-touched. Migrated: the recommended form, by `hopback topology migrate`.
+- As it is: Hopback declares the queue exactly as the broker has it and adds a plan.
+- Beside: a policy gives the queue a dead-letter path, so messages that its present consumers reject are kept.
+  The queue itself does not change.
+- Migrated: `hopback topology migrate` gives the queue the recommended form.
 
-Reading and choosing are pure (`adoption`); `set_beside` and `revert_beside` change one policy. Of all
-policies that match a queue the broker applies one, so ours carries every key of the one in force; and
-dead-lettering that is switched on must not change what happens to messages otherwise, so where a strategy
-or an overflow would begin to mean something else, it is refused.
+`adoption` is pure. `set_beside` and `revert_beside` change one policy. The broker applies only one of the
+policies that match a queue, so the new policy repeats every key of the present one. It must not change the
+queue in any other way. If the dead-letter exchange would give a dead-letter strategy or an overflow setting
+a new effect, Hopback refuses.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _TIERS_MS = (
     30_000,
     300_000,
     1_800_000,
-)  # the waits of a handler that names none: 30 s, 5 min, 30 min
+)  # the default waits of a handler: 30 s, 5 min, 30 min
 _LEAVING = (
     "x-message-ttl",
     "x-expires",
@@ -66,8 +67,6 @@ _DEAD_LETTER_KEYS = frozenset({"x-dead-letter-exchange", "x-dead-letter-routing-
 
 
 class AdoptionWay(StrEnum):
-    """The ways to take a queue over."""
-
     AS_IT_IS = "as-it-is"
     BESIDE = "beside"
     MIGRATED = "migrated"
@@ -75,9 +74,9 @@ class AdoptionWay(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdoptionChoice:
-    """One way: the file for it, what it can lose, what to know, and why it cannot be gone, if so.
+    """One way to adopt a queue: its topology, the hazards found in it, notes and reasons for a refusal.
 
-    `decorator` is the line that says the same as the file, where one line can.
+    `decorator` is the equivalent handler decorator, empty if one line cannot express the topology.
     """
 
     way: AdoptionWay
@@ -90,9 +89,9 @@ class AdoptionChoice:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A queue as it stands, and the ways to take it over.
+    """A queue of a live broker, and the ways to adopt it.
 
-    `policy` is in force for it now; `former` is without ours, where that is set already.
+    `policy` applies to the queue now, `former` without Hopback's policy.
     """
 
     queue: Queue
@@ -103,20 +102,19 @@ class Adoption:
     choices: tuple[AdoptionChoice, ...]
 
     def choice(self, way: AdoptionWay) -> AdoptionChoice:
-        """The choice of that name."""
         return next(one for one in self.choices if one.way is way)
 
 
 @dataclass(frozen=True, slots=True)
 class BesideSet:
-    """What `set_beside` has done: the queue for dead letters, if it was missing, and the policy."""
+    """The changes of `set_beside`: the new policy, and the dead-letter queue if it was created."""
 
     created: str | None
     policy: Policy
 
 
 def policy_name(queue: str) -> str:
-    """The policy that gives this queue its dead-letter path: its name is the record."""
+    """Return the name of the policy that adds a dead-letter path. Hopback recognises its policy by it."""
     return _PREFIX + queue
 
 
@@ -129,19 +127,20 @@ def adoption(
     attempts: int | None = None,
     told_policy: str | None = None,
 ) -> Adoption:
-    """The three ways for one queue of a live broker; NoSuch if it has none of that name.
+    """Return the three ways to adopt a queue of a live broker. NoSuch if the queue does not exist.
 
-    `tiers_ms` are the waits; without them those of the retry queues that the queue has already, or
-    30 s, 5 and 30 minutes. `told_policy` is the policy that the broker says is in force, if it says.
+    `tiers_ms` are the waits before retries. Without them, the waits are those of the existing retry queues of
+    the queue, or 30 s, 5 min and 30 min. `told_policy` is the applied policy as reported by the broker, None
+    if it did not report one.
     """
     queue = live.queue(name)
     if queue is None:
-        raise NoSuch("queue", name, "`hopback doctor` counts them, the management page lists them")
+        raise NoSuch("queue", name, "the management page lists the queues of the broker")
     return _Reader(live, queue, version, tiers_ms, attempts, told_policy).adoption()
 
 
 class _Reader:
-    """The live topology around one queue, and the choices that follow from it."""
+    """Derives the choices for one queue from the live topology."""
 
     def __init__(
         self,
@@ -156,12 +155,12 @@ class _Reader:
         self.queue = queue
         self.version = version
         self.told_policy = told_policy
-        # Without ours: what the queue is like is what it was like before.
+        # Ignore Hopback's policy: the choices refer to the queue without it.
         self.others = tuple(p for p in live.policies if p.name != policy_name(queue.name))
         self.former = effective_policy(queue, self.others)
         self.before = effective_arguments(queue, self.others, version)
-        # Where its dead letters rest now, and where Hopback parks: there, if the broker says so.
-        # A name alone (`orders.errors`) may be that of a queue that somebody works through.
+        # Hopback parks in the present dead-letter queue if the topology of the broker identifies one.
+        # A queue that only its name identifies (`orders.errors`) may have another consumer.
         without = replace(live, policies=self.others)
         found = [
             one for one in dead_letter_queues(without, version=version) if queue.name in one.origins
@@ -195,12 +194,12 @@ class _Reader:
         )
 
     def _waiting(self) -> dict[str, int]:
-        """The retry queues it has: they give every message straight back to it after a fixed time."""
+        """Return the existing retry queues. They dead-letter each message to the queue after a fixed time."""
         found = {}
         for each in effective_topology(self.live, self.version).queues:
-            told = each.arguments
-            ttl = told.get("x-message-ttl")
-            back = told.get("x-dead-letter-exchange"), told.get("x-dead-letter-routing-key")
+            given = each.arguments
+            ttl = given.get("x-message-ttl")
+            back = given.get("x-dead-letter-exchange"), given.get("x-dead-letter-routing-key")
             if back == ("", self.queue.name) and isinstance(ttl, int) and ttl > 0:
                 found[each.name] = int(ttl)
         return dict(sorted(found.items(), key=lambda one: one[1]))
@@ -221,7 +220,7 @@ class _Reader:
             new[waits] = at_least_once(waits, dead_lettering("", name, ttl_ms=tier.delay_ms))
         retry_queues = {tier.routes[0].queue for tier in tiers}
         for each in new:
-            # As the broker has it already, where it does what the plan needs.
+            # Keep an existing queue if it serves the plan.
             found = self.live.queue(each)
             if found is not None and (each not in retry_queues or each in self.waiting):
                 new[each] = found
@@ -241,24 +240,26 @@ class _Reader:
     def _about_dead_letters(self) -> Iterator[str]:
         parked = self.parked
         if self.live.queue(parked) is not None:
-            yield f"failed messages are parked in {parked}, where its dead letters rest already"
+            yield f"failed messages are parked in {parked}, its present dead-letter queue"
         others = [name for name in self.resting if name != parked]
         if others:
-            yield f"dead letters of it may rest in {', '.join(others)} too; Hopback parks in {parked}"
+            yield (
+                f"{', '.join(others)} may also contain its dead letters. Hopback parks messages in {parked}"
+            )
         if "x-dead-letter-exchange" not in self.before:
             yield (
-                "what other consumers reject, and what expires, is deleted by the broker: it has no"
-                " dead-letter exchange"
+                "it has no dead-letter exchange: the broker deletes messages that expire or that other"
+                " consumers reject"
             )
 
     def _unusable(self, topology: Topology) -> Iterator[str]:
         if self.queue.type is QueueType.STREAM:
-            yield "it is a stream: its messages are read by offset and cannot be settled one by one"
+            yield "it is a stream: consumers read its messages by offset and cannot settle them one by one"
         if self.queue.exclusive:
             yield "it is exclusive: it belongs to one connection and ends with it"
         for conflict in diff(topology, self.live).conflict:
             yield (
-                f"{conflict.kind} {conflict.name} is there in another form:"
+                f"{conflict.kind} {conflict.name} exists in another form:"
                 f" {conflict.differences[0].sides}"
             )
 
@@ -277,22 +278,22 @@ class _Reader:
             apply_to="queues",
         )
         topology = replace(as_it_is, policies=(ours,))
-        # What comes to the dead-letter queue from then on, besides what consumers reject.
+        # Besides rejected messages, expired and dropped ones will reach the dead-letter queue.
         notes = []
         if self.former is not None:
             carried = self.former.definition.items()
             keys = ", ".join(f"{key}: {show_value(value)}" for key, value in carried)
             notes.append(
-                f"it carries every key of policy {self.former.name} ({keys}), which is"
-                " then in force for this queue no more: a later change there must be made here too"
+                f"the new policy repeats every key of policy {self.former.name} ({keys}) and replaces it for"
+                " this queue: apply later changes of that policy to the new one too"
             )
         if "x-message-ttl" in self.before:
             ttl = show_value(self.before["x-message-ttl"])
-            notes.append(f"messages that expire ({ttl} ms) come to {target}")
+            notes.append(f"messages that expire ({ttl} ms) are dead-lettered to {target}")
         limited = {"x-max-length", "x-max-length-bytes"} & self.before.keys()
         if limited and self.before.get("x-overflow", "drop-head") == "drop-head":
             limits = " and ".join(sorted(limited))
-            notes.append(f"messages pushed out by {limits} come to {target}")
+            notes.append(f"messages dropped because of {limits} are dead-lettered to {target}")
         return self._choice(
             AdoptionWay.BESIDE,
             topology,
@@ -303,37 +304,38 @@ class _Reader:
     def _in_the_way(self, ours: Policy, target: str) -> Iterator[str]:
         queue, before = self.queue, self.before
         if queue.type is QueueType.STREAM:
-            yield "it is a stream: nothing is dead-lettered from it"
+            yield "it is a stream: a stream does not dead-letter"
             return
         if queue.exclusive:
             yield "it is exclusive: it belongs to one connection and ends with it"
         if "x-dead-letter-exchange" in queue.arguments:
             to = show_value(queue.arguments["x-dead-letter-exchange"])
-            yield f"it names its dead-letter exchange ({to}) by argument, which wins over any policy"
+            yield f"its arguments set the dead-letter exchange ({to}), and arguments override policies"
         elif "x-dead-letter-exchange" in before and self.former is not None:
             to = show_value(before["x-dead-letter-exchange"])
-            yield f"policy {self.former.name} dead-letters to {to} already"
+            yield f"policy {self.former.name} already sets the dead-letter exchange {to}"
         if self.former is not None and is_ours(self.former):
             yield (
-                f"policy {self.former.name} lifts its delivery limit, and carried along it could not be"
-                f" taken back: `hopback topology revert --queue {queue.name}` first, lift it again after"
+                f"policy {self.former.name} lifts its delivery limit. Repeated in the new policy, that could"
+                f" not be reverted: run `hopback topology revert --queue {queue.name}` first and lift the"
+                " limit again afterwards"
             )
         if self.told_policy not in (None, ours.name, self.former.name if self.former else None):
             mine = self.former.name if self.former else "none"
             yield (
-                f"the broker says that policy {self.told_policy} is in force, by its patterns it would"
-                f" be {mine}: look at the patterns, or wait 5 s if one was changed just now"
+                f"the broker applies policy {self.told_policy}, but by the patterns and priorities it should"
+                f" be {mine}: check the policies, or wait 5 s if one has just changed"
             )
-        # Without a dead-letter exchange both of these meant nothing; with one they begin to.
+        # Both settings have no effect, or another one, without a dead-letter exchange.
         if before.get("x-dead-letter-strategy") == "at-least-once":
             yield (
-                "its dead-letter strategy is at-least-once, which has no effect yet and would begin to:"
-                " messages whose dead-letter queue cannot take them would be held back in it"
+                "its dead-letter strategy at-least-once would take effect: the queue would hold back messages"
+                " that its dead-letter queue does not accept"
             )
         if before.get("x-overflow") == "reject-publish-dlx":
             yield (
-                "its overflow is reject-publish-dlx, which refuses now and would begin to dead-letter"
-                " what producers are told is refused"
+                "its overflow reject-publish-dlx would take effect: the broker would dead-letter messages"
+                " although it reports them to producers as refused"
             )
         after = effective_arguments(queue, (*self.others, ours), self.version)
         for key in sorted({*before, *after} - _DEAD_LETTER_KEYS):
@@ -341,7 +343,7 @@ class _Reader:
                 yield f"{key} would change from {show_value(before.get(key))} to {show_value(after.get(key))}"
         rests = self.live.queue(target) or _resting_queue(target)
         if why := _leaving(rests, self.others, self.version):
-            yield f"queue {target} would not keep what comes to it: {why}"
+            yield f"queue {target} would not keep its messages: {why}"
 
     def _migrated(self) -> AdoptionChoice:
         limit = self.queue.arguments.get("x-delivery-limit")
@@ -359,19 +361,21 @@ class _Reader:
         topology = self._topology(main, *others, plans=(self.plan,))
         notes = []
         if main == self.queue:
-            notes.append("it has this form already: there is nothing to migrate")
+            notes.append("it has this form already and does not need a migration")
         if lost:
-            notes.append(f"a quorum queue does not have {', '.join(lost)}")
+            notes.append(f"a quorum queue does not support {', '.join(lost)}")
         drops = self.before.get("x-overflow", "drop-head") == "drop-head"
         if drops and {"x-max-length", "x-max-length-bytes"} & kept.keys():
-            notes.append("when it is full, publishers are refused; now its oldest messages go")
+            notes.append(
+                "when it is full, the broker refuses new messages instead of dropping the oldest ones"
+            )
         if not self.queue.durable:
-            notes.append("it becomes durable: it and its messages outlive a restart")
+            notes.append("it becomes durable: the queue and its messages survive a restart")
         elsewhere = [name for name in self.resting if name != self.plan.parking.queue]
         if elsewhere:
             notes.append(
-                f"dead letters from now on rest in {self.plan.parking.queue};"
-                f" those in {', '.join(elsewhere)} stay there"
+                f"new dead letters are parked in {self.plan.parking.queue}. Those in"
+                f" {', '.join(elsewhere)} stay there"
             )
         why = immovable(self.queue)
         return self._choice(
@@ -382,7 +386,7 @@ class _Reader:
         )
 
     def _topology(self, *queues: Queue, plans: tuple[Plan, ...]) -> Topology:
-        """The queues with what feeds the adopted one, and with the way of its dead letters."""
+        """Return a topology of the queues, the bindings of the adopted one and its dead-letter path."""
         names = {queue.name for queue in queues}
         leads_to = {each.arguments.get("x-dead-letter-exchange") for each in queues} | {
             self.before.get("x-dead-letter-exchange")
@@ -410,7 +414,7 @@ class _Reader:
         refused: tuple[str, ...],
         decorator: str = "",
     ) -> AdoptionChoice:
-        """With what `check` says of it under the policies that would be in force."""
+        """Return the choice with the findings of `check` under the policies that would apply."""
         policies = {
             each.name: each
             for queue in topology.queues
@@ -425,31 +429,31 @@ def _resting_queue(name: str) -> Queue:
 
 
 def _leaving(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -> str:
-    """Why messages do not stay in the queue until somebody takes them; empty if they do.
+    """Return the reason why the queue would lose messages without a consumer, empty if it keeps them.
 
-    A policy for many queues (`.*`) holds for a new one as well.
+    A policy for many queues (`.*`) also applies to a new queue.
     """
     if not queue.durable or queue.exclusive or queue.auto_delete or queue.type is QueueType.STREAM:
         return "it is not durable, exclusive, auto-delete or a stream"
-    told = effective_arguments(queue, policies, version)
-    found = [f"{key} = {show_value(told[key])}" for key in _LEAVING if key in told]
+    arguments = effective_arguments(queue, policies, version)
+    found = [f"{key} = {show_value(arguments[key])}" for key in _LEAVING if key in arguments]
     policy = effective_policy(queue, policies)
     by = f", under policy {policy.name}" if policy else ""
     return f"{', '.join(found)}{by}" if found else ""
 
 
 async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
-    """Give a queue its dead-letter path: a queue for dead letters, then one policy.
+    """Add a dead-letter path to a queue: declare the dead-letter queue, then set one policy.
 
-    Reads the broker anew. UnsafeOperation, with nothing changed, where something forbids it. Safe to
-    repeat: after a change of the former policy it carries the new keys.
+    Reads the broker first and raises UnsafeOperation, without a change, if a reason forbids it. A repeated
+    call copies the changed keys of the former policy.
     """
     management, vhost = _management(broker), broker.vhost
     choice = await _beside_now(broker, queue)
     if choice.refused:
         listed = "\n".join(f"  {why}" for why in choice.refused)
         raise UnsafeOperation(
-            f"nothing was changed; {queue} must not get a path beside it:\n{listed}"
+            f"cannot add a dead-letter path to {queue}, and did not change the broker:\n{listed}"
         )
     (ours,) = choice.topology.policies
     target = str(ours.definition["dead-letter-routing-key"])
@@ -459,12 +463,13 @@ async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
             await (await connection.open_channel()).declare_queue(_resting_queue(target))
         created = target
     await management.put_policy(vhost, ours)
-    # Somebody may have changed the policy in force between the look and the put.
+    # The applied policy may have changed between the read and the put.
     now = await _beside_now(broker, queue)
     if now.topology.policies != (ours,) or now.refused:
         await management.delete_policy(vhost, ours.name)
         raise UnsafeOperation(
-            f"the policies of {queue} changed meanwhile, so {ours.name} was taken back; run it again"
+            f"the policies of {queue} changed at the same time, so {ours.name} was deleted again. Repeat"
+            " the command"
         )
     return BesideSet(created, ours)
 
@@ -472,21 +477,21 @@ async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
 async def _beside_now(broker: ManagedBroker, queue: str) -> AdoptionChoice:
     management, vhost = _management(broker), broker.vhost
     live = await management.live_topology(vhost)
-    # The policies of the topology may come from statistics; these do not lag.
+    # The policies in the live topology may be from statistics. This list is current.
     live = replace(live, policies=await management.policies(vhost))
     told = None
     if live.queue(queue) is not None:
         told = (await management.queue(vhost, queue)).policy
     if told is not None and told not in {each.name for each in live.policies}:
-        told = None  # it was deleted since: the statistics lag by up to 5 s
+        told = None  # The policy was deleted. The statistics lag by up to 5 s.
     found = adoption(live, queue, await broker.version(), told_policy=told)
     return found.choice(AdoptionWay.BESIDE)
 
 
 async def revert_beside(broker: ManagedBroker, queue: str) -> Policy | None:
-    """Delete the policy again; what was in force before is in force again. None if there is none.
+    """Delete and return Hopback's policy, so that the former policy applies again. None if it is not set.
 
-    The dead-letter queue stays, with what is in it.
+    The dead-letter queue and its messages remain.
     """
     management, name = _management(broker), policy_name(queue)
     found = next(
@@ -499,5 +504,7 @@ async def revert_beside(broker: ManagedBroker, queue: str) -> Policy | None:
 
 def _management(broker: ManagedBroker) -> ManagementApi:
     if broker.management is None:
-        raise BadRequest("management", "its address: only it reads and changes policies")
+        raise BadRequest(
+            "management", "the address of the management API, which reads and changes policies"
+        )
     return broker.management

@@ -14,16 +14,17 @@ from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
 
 MANY_LOOKS = 1000
-"""A limit from here on is no danger: nobody looks that often before it is noticed."""
+"""Deliveries. A higher delivery limit is not a danger: no operator browses a queue as often."""
 
 
 def cost_of_looking(
     queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = "", killed: bool = False
 ) -> Cost:
-    """What one browse session costs; `queue` with its policy applied, None if it is not known.
+    """Return the cost of one browse session. `queue` has its policy applied and is None if unknown.
 
-    `why_not_lifted` says why no policy can lift its delivery limit; empty if one can. `killed`: what it costs
-    if its connection ends before anything can be given back, as that of a job may.
+    `why_not_lifted` is the reason why a policy cannot lift the delivery limit, empty if it can. With
+    `killed`, the result is the cost if the connection is lost before the messages are requeued, as can happen
+    to a job.
     """
     if queue is None:
         return _unknown(version)
@@ -33,43 +34,43 @@ def cost_of_looking(
         return Cost(
             Price.REFUSED,
             f"refused: {queue.name} is auto-delete, and the broker deletes it with all its messages"
-            " when the consumer that looks ends",
-            remedy="Let another consumer stay on the queue meanwhile, or accept the danger explicitly.",
+            " when the browsing consumer is cancelled",
+            remedy="Keep another consumer on the queue, or accept the danger explicitly.",
         )
     if queue.type is QueueType.CLASSIC:
         return Cost(
             Price.FREE,
-            "free: a classic queue counts no deliveries; only the redelivered flag is set",
+            "free: a classic queue does not count deliveries and only sets the redelivered flag",
         )
     limit = delivery_limit(queue, version)
     if not killed and limit is not None and version >= _NACK_IS_FREE_SINCE:
-        # A lost connection is counted still: a limit of which that is half is none to look under.
+        # A lost connection still counts as a delivery. Browsing is not free if that is half of the limit.
         is_delayed = queue.arguments.get("x-delayed-retry-type") in ("all", "returned")
         if not spent(1, limit) and not is_delayed:
             return Cost(
                 Price.FREE,
-                "free: what is held goes back by basic.nack, which this broker does not count; only a"
-                f" connection that is lost meanwhile costs each message one of {limit:,} deliveries",
+                "free: messages are requeued by basic.nack, which this broker does not count. Only a lost"
+                f" connection costs each held message one of {limit:,} deliveries",
                 limit,
             )
     return _quorum(queue, limit, why_not_lifted)
 
 
 _NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
-"""From then on a nack with requeue is no failed delivery; a reject, a closed channel and a crash are."""
+"""From this version on, a nack with requeue is not counted. Rejects, closed channels and crashes are."""
 
 
 def _stream(queue: Queue, *, killed: bool) -> Cost:
     if not killed:
         return Cost(
             Price.FREE,
-            "free: it is a stream, which is read without taking anything away",
+            "free: it is a stream, and reading does not remove its messages",
             is_stream=True,
         )
     return Cost(
         Price.REFUSED,
-        f"refused: {queue.name} is a stream, and nothing can be taken out of a stream",
-        remedy="Export it, and import that into a queue.",
+        f"refused: {queue.name} is a stream, and messages cannot be removed from a stream",
+        remedy="Export its messages and import the file into a queue.",
         is_stream=True,
     )
 
@@ -78,20 +79,20 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
     if limit is None:
         return Cost(
             Price.FREE,
-            "free: this quorum queue has no delivery limit; only the redelivered flag is set",
+            "free: this quorum queue has no delivery limit and only sets the redelivered flag",
         )
     if limit >= MANY_LOOKS:
         return Cost(
             Price.COUNTED,
-            f"one delivery count of {limit:,} for each message held, however many pages are read",
+            f"one of {limit:,} deliveries for each held message, independent of the number of pages",
             limit,
         )
     return Cost(
         Price.REFUSED,
-        f"refused: the queue removes a message when it has come back {limit + 1} times, and each"
-        " look is one of them",
+        f"refused: the queue removes a message that was requeued {limit + 1} times, and each browse"
+        " session requeues its messages once",
         limit,
-        f"The limit cannot be lifted from here: {why_not_lifted}. Raise or remove it where it was set, or"
+        f"Hopback cannot lift the limit: {why_not_lifted}. Raise or remove it where it was set, or"
         " accept the danger explicitly."
         if why_not_lifted
         else "Lift the limit (a policy with delivery-limit -1 for this queue), or accept the danger"
@@ -101,14 +102,15 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
 
 
 def _unknown(version: BrokerVersion) -> Cost:
-    """Of a queue we know nothing about: before 4.0 there is no limit unless someone set one."""
+    """Return the cost for a queue of unknown type. RabbitMQ has a default limit since version 4.0."""
     if version.major < 4:
         return Cost(
-            Price.FREE, f"free, unless someone set a delivery limit: RabbitMQ {version} has none"
+            Price.FREE,
+            f"free unless the queue has a delivery limit: RabbitMQ {version} has no default limit",
         )
     return Cost(
         Price.REFUSED,
-        f"refused: type and limit of the queue are not known, and RabbitMQ {version} removes messages"
-        " of a quorum queue when they have come back 21 times",
-        remedy="Declare the queue, give the management address, or accept the danger explicitly.",
+        f"refused: the type and limit of the queue are unknown, and RabbitMQ {version} removes messages"
+        " of a quorum queue that were requeued 21 times",
+        remedy="Declare the queue, specify the management address, or accept the danger explicitly.",
     )

@@ -31,11 +31,10 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.journal import Journal
 
 
-def override_of(said: QueueAnswer) -> Override:
-    """The answer as discovery takes it."""
-    if said.answer is CandidateAnswer.IGNORE:
-        return Override(said.queue, hidden=True)
-    return Override(said.queue, main_queue=said.main_queue or None)
+def override_of(answer: QueueAnswer) -> Override:
+    if answer.answer is CandidateAnswer.IGNORE:
+        return Override(answer.queue, hidden=True)
+    return Override(answer.queue, main_queue=answer.main_queue or None)
 
 
 def candidates_of(
@@ -43,10 +42,10 @@ def candidates_of(
     readings: Mapping[str, QueueReading],
     answers: Iterable[QueueAnswer],
 ) -> tuple[QueueCandidate, ...]:
-    """The queues that are to be asked about, the likeliest and the fullest first."""
+    """Return the candidates without an answer, likely ones and those with most messages first."""
     known = {each.name for each in snapshot.dead_letter_queues} | {one.queue for one in answers}
     roles = queue_roles(effective_topology(snapshot.topology, snapshot.version))
-    # What a dead-letter queue takes from is handled by somebody, who is away now.
+    # An origin of a dead-letter queue has a consumer that is only absent now.
     origins = {name for each in snapshot.dead_letter_queues for name in each.origins}
     found = [
         QueueCandidate(name, counts.messages, is_likely)
@@ -63,11 +62,13 @@ def candidates_of(
 
 
 _KIND = "queue-answer"
-_FRESH_S = 5.0  # what another process was told is heard of within seconds
+_FRESH_S = (
+    5.0  # seconds after which answers are read again, to include those given to other processes
+)
 
 
 class Recognition:
-    """Asks about queues, and remembers what was answered."""
+    """The operators' answers about candidates, kept in the journal."""
 
     def __init__(self, journal: Journal, broker: str, clock: Clock) -> None:
         self._journal = journal
@@ -77,7 +78,7 @@ class Recognition:
         self._read_at = float("-inf")
 
     async def answers(self) -> tuple[QueueAnswer, ...]:
-        """What people said, by queue."""
+        """Return the answers, sorted by queue."""
         now = self._clock.now()
         if now - self._read_at >= _FRESH_S:
             found = await self._journal.remembered(self._broker, _KIND)
@@ -86,29 +87,27 @@ class Recognition:
         return self._answers
 
     async def overrides(self) -> tuple[Override, ...]:
-        """The same as discovery takes it."""
         return tuple(map(override_of, await self.answers()))
 
     async def candidates(self, broker: ManagedBroker) -> CandidateList:
-        """The queues that are to be asked about; BadRequest without a management API, which tells."""
+        """Return the candidates without an answer. BadRequest without a management API."""
         snapshot = await broker.snapshot()
         if snapshot.readings is None:
-            raise BadRequest(
-                "management", "its address: without it nothing tells which queues there are"
-            )
+            raise BadRequest("management", "the address of the management API, which lists queues")
         answers = await self.answers()
         found = candidates_of(snapshot, snapshot.readings, answers)
         return CandidateList(found, len(found), sum(one.messages for one in found), answers)
 
-    async def answer(self, said: QueueAnswer, broker: ManagedBroker) -> None:
-        """Keep an answer; NoSuch for a queue that is not on the broker."""
-        if said.answer is CandidateAnswer.FORGET:
-            await self._journal.unlearn(self._broker, _KIND, said.queue)
+    async def answer(self, answer: QueueAnswer, broker: ManagedBroker) -> None:
+        """Save an answer. NoSuch if a queue is not on the broker."""
+        queue = answer.queue
+        if answer.answer is CandidateAnswer.FORGET:
+            await self._journal.unlearn(self._broker, _KIND, queue)
         else:
             topology = (await broker.snapshot()).topology
-            for name in filter(None, (said.queue, said.main_queue)):
+            for name in filter(None, (queue, answer.main_queue)):
                 if topology.queue(name) is None:
                     raise NoSuch("queue", name)
-            text = encode(said).decode()
-            await self._journal.remember(self._broker, _KIND, {said.queue: text}, self._clock.now())
+            text = encode(answer).decode()
+            await self._journal.remember(self._broker, _KIND, {queue: text}, self._clock.now())
         self._read_at = float("-inf")

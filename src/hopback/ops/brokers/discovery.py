@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What an operator says of a queue; None leaves what was found."""
+    """An operator's description of a queue. None keeps the discovered value."""
 
     queue: str
     main_queue: str | None = None
@@ -38,9 +38,9 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class RetryWait:
-    """A queue in which a message of the queue `origin` waits before it is handled again.
+    """A queue in which messages of the queue `origin` wait before they are handled again.
 
-    `by_broker`: the broker puts it there when its consumer rejects it; else the consumer publishes it.
+    If `by_broker`, the broker dead-letters rejected messages to it. Otherwise the consumer publishes them.
     """
 
     origin: str
@@ -51,13 +51,13 @@ class RetryWait:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueue:
-    """A queue in which dead letters rest.
+    """A queue that contains dead letters.
 
-    `origins` are the queues whose messages come here. `plans` has one plan for each of them; for a
-    queue that declares none it is a stand-in that sends straight back. `queue` is as declared with
-    its policy applied, None where only its name is known. `known_by` says what gave it away:
-    `plan`, `dead-lettering`, `name` or `operator`. `waits` are the queues by which its messages come
-    back to their queues of origin, as the broker shows them.
+    `origins` are the queues in which its messages failed. `plans` has one plan for each of them. An origin
+    without a declared plan gets a stand-in plan that re-drives straight to the origin. `queue` is the queue
+    with its policy applied, None if only the name is known. `known_by` is the reason why it counts as a
+    dead-letter queue: `plan`, `dead-lettering`, `name` or `operator`. `waits` are the retry queues on the
+    broker that lead back to the origins.
     """
 
     name: str
@@ -71,17 +71,17 @@ class DeadLetterQueue:
 
     @property
     def has_plan(self) -> bool:
-        """Whether a declared plan says where its messages go back to; else that is read off the broker."""
+        """Whether a declared plan specifies the re-drive target. Otherwise the broker's topology does."""
         return self.known_by == "plan"
 
     @property
     def main_queue(self) -> str | None:
-        """The one queue whose dead letters rest here; None if there are several, or it is unknown."""
+        """The only queue of origin. None if there are several or if it is unknown."""
         return self.origins[0] if len(self.origins) == 1 else None
 
     @property
     def target(self) -> Redrive | None:
-        """Where its messages go back to by default, if that is the same for all of them."""
+        """The default re-drive target, None if it differs between origins."""
         targets = {plan.redrive for plan in self.plans}
         return next(iter(targets)) if len(targets) == 1 else None
 
@@ -92,33 +92,39 @@ def dead_letter_queues(
     version: BrokerVersion | None = None,
     overrides: Iterable[Override] = (),
 ) -> tuple[DeadLetterQueue, ...]:
-    """Every dead-letter queue of a declared or live topology, by name; overrides come last."""
+    """Return every dead-letter queue of a declared or live topology, sorted by name.
+
+    Overrides replace discovered values.
+    """
     effective = effective_topology(topology, version)
     table = RoutingTable(
         (*PREDECLARED, *effective.exchanges),
         (queue.name for queue in effective.queues),
         effective.bindings,
     )
-    # For each queue, the queues that the broker takes dead letters from for it.
+    # For each queue, the queues that dead-letter to it.
     into: dict[str, set[str]] = defaultdict(set)
     for queue in effective.queues:
         for target in _targets(effective, table, queue):
             into[target].add(queue.name)
     origins = _origins(effective, into)
     found = {name: _describe(effective, name, *known) for name, known in origins.items()}
-    for said in overrides:
-        # What was found, with what the operator says in its place.
-        known = found.get(said.queue)
-        if known is None or said.main_queue is not None:
-            named = () if said.main_queue is None else (said.main_queue,)
-            known = _describe(effective, said.queue, "operator", named)
-        if said.target is not None:
-            aimed = tuple(replace(plan, redrive=said.target) for plan in known.plans)
+    for override in overrides:
+        known = found.get(override.queue)
+        if known is None or override.main_queue is not None:
+            named = () if override.main_queue is None else (override.main_queue,)
+            known = _describe(effective, override.queue, "operator", named)
+        if override.target is not None:
+            aimed = tuple(replace(plan, redrive=override.target) for plan in known.plans)
             known = replace(known, plans=aimed)
-        exchange = known.retry_exchange if said.retry_exchange is None else said.retry_exchange
-        label = known.label if said.label is None else said.label
-        found[said.queue] = replace(known, retry_exchange=exchange, label=label)
-    hidden = {said.queue for said in overrides if said.hidden}
+        exchange = override.retry_exchange
+        label = known.label if override.label is None else override.label
+        found[override.queue] = replace(
+            known,
+            retry_exchange=known.retry_exchange if exchange is None else exchange,
+            label=label,
+        )
+    hidden = {override.queue for override in overrides if override.hidden}
     ttl_s = {
         queue.name: ttl / 1000
         for queue in effective.queues
@@ -134,7 +140,7 @@ def dead_letter_queues(
 
 
 def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = None) -> Plan:
-    """The plan of a queue that declares none: attempts begin anew, straight back into the queue."""
+    """Return a plan for a queue without one. A re-drive resets the attempts and targets the queue itself."""
     return Plan(
         queue=queue,
         attempts=1,
@@ -150,9 +156,9 @@ def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = N
 def _waits(
     found: DeadLetterQueue, ttl_s: Mapping[str, float], into: Mapping[str, set[str]]
 ) -> tuple[RetryWait, ...]:
-    """The queues with a time to live from which messages come back to the queues of origin.
+    """Return the queues with a time to live that lead back to the queues of origin.
 
-    A queue of origin with a time to live is one, too: an unhandled message dies there only then.
+    An origin with a time to live is also included: an unhandled message dies there only after that time.
     """
     made: list[RetryWait] = []
     for origin in found.origins:
@@ -174,18 +180,18 @@ def _waits(
 def _origins(
     effective: Topology, into: Mapping[str, set[str]]
 ) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Each dead-letter queue with what gave it away and the queues it takes from."""
+    """Return each dead-letter queue with its `known_by` and its origins."""
     planned: dict[str, list[str]] = defaultdict(list)
     for plan in effective.plans:
         planned[plan.parking.queue].append(plan.queue)
     roles = queue_roles(effective)
-    # A retry queue stands for the queues that fill it: what leaves it for a dead-letter queue failed there.
+    # A retry queue is replaced by the queues that fill it, because its messages failed there.
     moved = {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
     found = {
         name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
         for name, queues in planned.items()
     }
-    # Without what names tell, a queue to which the broker moves nothing is plain.
+    # Ignore the names here: a queue to which the broker does not dead-letter is plain.
     by_broker = {
         name: QueueRole.PLAIN if role is QueueRole.DEAD_LETTER and not moved.get(name) else role
         for name, role in roles.items()
@@ -219,7 +225,10 @@ def _first_owners(
 
 
 def _targets(effective: Topology, table: RoutingTable, queue: Queue) -> Iterable[str]:
-    """Where the dead letters of a queue can come to; all that is bound, if they keep their keys."""
+    """Return the queues that dead letters of a queue can reach.
+
+    If they keep their routing keys, these are all queues bound to the dead-letter exchange.
+    """
     exchange = queue.arguments.get("x-dead-letter-exchange")
     if not isinstance(exchange, str):
         return ()
@@ -247,7 +256,7 @@ def _describe(
     effective: Topology, name: str, known_by: str, origins: tuple[str, ...]
 ) -> DeadLetterQueue:
     plans = tuple(effective.plan(each) or stand_in_plan(each, name) for each in origins)
-    # The exchange by which messages reach the retry queue, where it is the same for all.
+    # The exchange of the retry queues, if it is the same for all of them.
     used = {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
     return DeadLetterQueue(
         name=name,

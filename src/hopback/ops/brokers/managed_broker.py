@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _QUERY_CONNECTION = "hopback dead letters"
 _FRESH_S = 2.0  # seconds for which pages and summaries share a snapshot
 _MANY_QUEUES = 500  # finding the dead-letter queues among more of them takes over 50 ms
-_RETURNED_S = 2.0  # longest wait for returned messages; RabbitMQ needed some milliseconds
+_RETURNED_S = 2.0  # seconds to wait for requeued messages. RabbitMQ needs some milliseconds.
 _LOOK_AGAIN_S = 0.02  # seconds between two counts of them
 
 
@@ -132,8 +132,8 @@ class ManagedBroker:
     async def connect(self, name: str = _QUERY_CONNECTION) -> Connection:
         """Return the query connection for one caller, who closes only the channels that it opened.
 
-        `connection_names` contains `name` until then. Publishing and reading whole queues need a connection
-        of their own, by `broker.connect`.
+        `connection_names` contains `name` until then. Publishing and reading whole queues need
+        separate connections, from `broker.connect`.
         """
         connection = self._connection or await self._connect_again(None)
         self._sharing.append(name)
@@ -176,8 +176,8 @@ class ManagedBroker:
         depth, _ = await self.depth(count)
         if depth.ready is None:
             raise UnsafeOperation(
-                f"it is not known how many messages {count!r} has: grant the user `configure` on it, which"
-                " RabbitMQ 4.3 wants for that question, or give the management address"
+                f"the number of messages in {count!r} is unknown: grant the user `configure` on the queue,"
+                " which RabbitMQ 4.3 requires for a passive declare, or specify the management address"
             )
         return replace(snapshot, ready=depth.ready, consumers=depth.consumers or 0)
 
@@ -323,7 +323,7 @@ class ManagedBroker:
             return None
 
     def is_lifted(self, snapshot: BrokerSnapshot, name: str) -> bool:
-        """Whether a policy of ours lifts the queue's limit."""
+        """Return whether a policy of Hopback lifts the queue's limit."""
         return any(limit.queue == name for limit in find_lifted_limits(snapshot.topology.policies))
 
     async def lift(self, snapshot: BrokerSnapshot, name: str) -> str:
@@ -338,13 +338,13 @@ class ManagedBroker:
     async def restore(self, name: str) -> None:
         """Delete the policy that lifts the limit. A missing policy is not an error.
 
-        UnsafeOperation without management, or if a message was redelivered so often that the limit would
-        soon remove it.
+        UnsafeOperation without management, or if a message has used at least half of the limit, or
+        if a client holds messages.
         """
         if self.management is None:
             raise UnsafeOperation(
-                f"the delivery limit of {name!r} cannot be restored: policies are changed by the"
-                " management API, and no address of it is known"
+                f"cannot restore the delivery limit of {name!r} without the address of the management API,"
+                " which changes policies"
             )
         async with self.query() as connection:
             await restore_limits(connection, self.management, self.vhost, [name])

@@ -49,7 +49,7 @@ class BrokerSnapshot:
         found = next((each for each in self.dead_letter_queues if each.name == name), None)
         if found is None:
             exists = self.topology.queue(name) is not None
-            hint = "it is a queue, but nothing says that it holds dead letters" if exists else ""
+            hint = "the queue exists but is not known as a dead-letter queue" if exists else ""
             raise NoSuch("dead-letter queue", name, hint)
         return found
 
@@ -75,17 +75,17 @@ class BrokerSnapshot:
         """Return the policy that would lift the delivery limit, or the reason why no policy can."""
         queue = self.topology.queue(name)
         if self.live is None:
-            return "there is no management address to set a policy with"
+            return "setting a policy needs the management address"
         if queue is None or queue.type is not QueueType.QUORUM:
             return "only a quorum queue on the broker has a delivery limit"
         if self.version < _MINUS_ONE_SINCE:
-            return f"RabbitMQ {self.version} has no policy that means no limit"
+            return f"RabbitMQ {self.version} does not support a policy with delivery-limit -1"
         policy = lift_policy(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
         # It has the highest priority for this queue. Reading its pattern for each of many queues is slow.
         lifted = self._with_policies(queue, (replace(policy, pattern=".*"),))
         if delivery_limit(lifted, self.version) is not None:
             return (
-                "the limit is an argument of the queue or an operator policy, which no policy lifts"
+                "an argument or an operator policy sets the limit, which policies do not override"
             )
         return policy
 

@@ -1,7 +1,7 @@
-"""Where a dead letter goes back to, and whether that target exists and routes.
+"""Resolve the re-drive target of a dead letter and check that it exists and routes to a queue.
 
-No message is sent to find out: queues and exchanges are asked for passively, routes are read from the
-topology where one is known.
+The check does not publish a message. It declares queues and exchanges passively and reads the routes from the
+topology if one is known.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from hopback.topology.routing import RoutingTable
 
 _NO_MESSAGE = Received("", "", "")
-_NOT_TOLD = "nothing tells which queue it failed in; name a target queue"
-# Without the name that the message gives: these are counted, and each could give another.
-_NOT_KNOWN = (
-    "the queue it says it failed in is not known to send its dead letters here; name a target queue"
+_NO_ORIGIN = "the message does not contain the queue it failed in: name a target queue"
+# These reasons are counted. They do not contain the names in the message, which may differ each time.
+_UNKNOWN_ORIGIN = (
+    "the queue that the message names as its origin is not known to dead-letter to this queue: name a"
+    " target queue"
 )
 _NOT_BOUND = (
-    "the exchange and key it says it came by are not known to lead to the queue it failed in;"
-    " choose another target"
+    "the exchange and key that the message names as its origin are not known to lead to the queue it"
+    " failed in: choose another target"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """Where one message goes: the plan whose counts it carries, and the way."""
+    """The target of one message, and the plan that defines its attempt headers."""
 
     plan: Plan
     redrive: Redrive
@@ -51,12 +52,12 @@ def aim_at(
     source: DeadLetterQueue,
     routes: RoutingTable | None = None,
 ) -> Aim | str:
-    """Where this message goes, which says that it failed in the queue `origin`; or why nobody can tell.
+    """Return the target of a message that failed in the queue `origin`, or the reason why there is none.
 
-    What a message says of its origin anyone can have written. It is followed only to queues that are
-    known to send their dead letters here, and to an exchange only where `routes` lead to that queue.
+    The headers that name the origin may be forged. They are trusted only for queues that are known to
+    dead-letter to this queue, and for an exchange only if `routes` lead from it to such a queue.
     """
-    # The plan whose counts the message carries: that of its origin if it is known, else of its target.
+    # The plan of the origin if it is known, else the plan of the target.
     plans = {plan.queue: plan for plan in source.plans}
     plan, queue = plans.get(origin), target.routing_key
     if plan is None and target.kind is TargetKind.QUEUE:
@@ -64,7 +65,7 @@ def aim_at(
     elif plan is None and target.kind is TargetKind.EXCHANGE:
         plan = stand_in_plan(source.name, source.name)
     if plan is None:
-        return _NOT_KNOWN if origin else _NOT_TOLD
+        return _UNKNOWN_ORIGIN if origin else _NO_ORIGIN
     way = _way(target, delivery, plan, source, routes)
     if isinstance(way, str):
         return way
@@ -72,33 +73,33 @@ def aim_at(
 
 
 def target_text(target: Target, source: DeadLetterQueue) -> str:
-    """Where messages go, in words; the queue is named where no design says it."""
+    """Describe the target in words. Without a design, the text contains the queue."""
     one = source.main_queue
     match target.kind:
         case TargetKind.DESIGN | TargetKind.FAILED_QUEUE if one is None:
             by_plan = source.has_plan and target.kind is TargetKind.DESIGN
-            return "as the design says" if by_plan else "to the queue that each failed in"
+            return "by design" if by_plan else "to the queue in which each message failed"
         case TargetKind.DESIGN if source.has_plan:
-            ways, said = known_ways(target, source), f"for the queue {one}"
+            ways, text = known_ways(target, source), f"for the queue {one}"
             if len(ways) == 1:
                 way = ways[0]
-                said = f"to queue {way.routing_key}"
+                text = f"to queue {way.routing_key}"
                 if way.exchange:
-                    said = f"to the exchange {way.exchange} with the key {way.routing_key}"
-            return f"as the design says: {said}"
+                    text = f"to the exchange {way.exchange} with the key {way.routing_key}"
+            return f"by design: {text}"
         case TargetKind.DESIGN | TargetKind.FAILED_QUEUE:
             return f"to queue {one}"
         case TargetKind.RETRY_EXCHANGE:
-            return "into the retry queue, to wait once more"
+            return "to the retry queue, for another wait"
         case TargetKind.ORIGIN_EXCHANGE:
-            return "to the exchange it first came by"
+            return "to the exchange of the first publish"
         case TargetKind.QUEUE:
             return f"to queue {target.routing_key}"
     return f"to the exchange {target.exchange} with the key {target.routing_key}"
 
 
 def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
-    """The ways that can be told before any message is seen."""
+    """Return the targets that are known before a message is read."""
     match target.kind:
         case TargetKind.QUEUE:
             return (Redrive("", target.routing_key),)
@@ -113,7 +114,7 @@ def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
 async def target_flaw(
     connection: Connection, way: Redrive, table: RoutingTable | None = None
 ) -> str | None:
-    """Why nothing may be sent this way, or None if it leads to a queue."""
+    """Return the reason why a target cannot be used, or None if it leads to a queue."""
     channel = await connection.open_channel()
     try:
         if way.exchange:
@@ -124,14 +125,16 @@ async def target_flaw(
         kind = f"exchange {way.exchange!r}" if way.exchange else f"queue {way.routing_key!r}"
         return f"the target {kind} does not exist"
     except AccessRefused as refused:
-        return f"the target may not be used: {refused.text}"
+        return f"the broker refused access to the target: {refused.text}"
     await channel.close()
     if table is None or not way.exchange:
         return None
     try:
         found = table.route(way.exchange, way.routing_key)
     except KeyError:
-        return None  # it exists, and the topology we know does not hold it: mandatory will tell
+        # The exchange exists, but the known topology does not contain it. The broker returns unroutable
+        # messages, because they are published as mandatory.
+        return None
     if found:
         return None
     return f"exchange {way.exchange!r} routes the key {way.routing_key!r} to no queue"
@@ -150,7 +153,7 @@ def _way(
         case TargetKind.FAILED_QUEUE:
             return replace(plan.redrive, exchange="", routing_key=plan.queue)
         case TargetKind.RETRY_EXCHANGE:
-            # Into the first tier's retry queue, so that it waits once more.
+            # The message waits in the retry queue of the first tier.
             if plan.tiers:
                 route = plan.tiers[0].routes[0]
                 return replace(plan.redrive, exchange=route.exchange, routing_key=route.routing_key)
@@ -158,7 +161,7 @@ def _way(
                 return Redrive(source.retry_exchange, "retry")
             return f"queue {plan.queue!r} has no retry exchange"
         case TargetKind.ORIGIN_EXCHANGE:
-            # By which it first came, if that is a way to the queue it failed in.
+            # The exchange of the first publish, if it leads to the queue in which the message failed.
             exchange, key = origin_of(delivery, plan)
             reached: tuple[str, ...] = (key,) if not exchange else ()
             if exchange and routes is not None:
@@ -175,8 +178,8 @@ def queues_reached(
 ) -> frozenset[str] | None:
     """Return the queues that a re-drive to this target can reach, or None if the routes are unknown.
 
-    A retry queue counts as the queue that it leads to. Where headers decide about the route, every queue
-    counts that some message can reach.
+    A retry queue counts as the queue that it leads to. If headers determine the route, the result contains
+    every queue that a message can reach.
     """
     match target.kind:
         case TargetKind.QUEUE:

@@ -72,7 +72,9 @@ def test_the_migrated_form_is_the_recommended_one(form: str) -> None:
     assert [binding.source for binding in written.bindings] == ["shop"]
     assert ("x-max-length" in main.arguments) is (form == "limited")
     assert any("x-max-priority" in note for note in choice.notes) is (form == "limited")
-    assert any("nothing to migrate" in note for note in choice.notes) is (form == "recommended")
+    assert any("does not need a migration" in note for note in choice.notes) is (
+        form == "recommended"
+    )
     assert main.arguments["x-delivery-limit"] == (5 if form == "quorum" else 200)
 
 
@@ -141,13 +143,18 @@ _QUORUM = Queue("orders", QueueType.QUORUM)
             Queue("orders", arguments={"x-dead-letter-exchange": "x"}),
             (),
             None,
-            "wins over any policy",
+            "arguments override policies",
         ),
-        (Queue("orders"), (_policy("p", dead_letter_exchange="x"),), None, "dead-letters to"),
+        (
+            Queue("orders"),
+            (_policy("p", dead_letter_exchange="x"),),
+            None,
+            "already sets the dead-letter exchange",
+        ),
         (_QUORUM, (_policy("p", dead_letter_strategy="at-least-once"),), None, "at-least-once"),
         (Queue("orders", arguments={"x-overflow": "reject-publish-dlx"}), (), None, "overflow"),
         (_QUORUM, (_policy("hopback-main-limit.orders"),), None, "topology revert"),
-        (Queue("orders"), (_policy("p"),), "another", "the broker says"),
+        (Queue("orders"), (_policy("p"),), "another", "the broker applies policy another"),
         (Queue("orders", QueueType.STREAM), (), None, "stream"),
         (Queue("orders", exclusive=True), (), None, "exclusive"),
     ],
@@ -223,7 +230,7 @@ async def test_a_refused_path_changes_nothing() -> None:
     await channel.declare_queue(Queue("orders", arguments={"x-dead-letter-exchange": "x"}))
     view = EmbeddedManagement(broker)
     managed = ManagedBroker(broker, management=view)
-    with pytest.raises(UnsafeOperation, match="nothing was changed"):
+    with pytest.raises(UnsafeOperation, match="did not change the broker"):
         await set_beside(managed, "orders")
     assert await view.policies("/") == ()
     assert [queue.name for queue in (await view.live_topology("/")).queues] == ["orders"]

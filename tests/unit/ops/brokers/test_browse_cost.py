@@ -60,7 +60,7 @@ def test_a_stream_is_read_for_free_and_gives_nothing_to_a_job() -> None:
     looked, worked = (cost_of_looking(stream, V40, killed=killed) for killed in (False, True))
     assert (looked.is_stream, worked.is_stream) == (True, True)
     assert (looked.price, worked.price) == (Price.FREE, Price.REFUSED)
-    assert "without taking anything away" in looked.text
+    assert "reading does not remove its messages" in looked.text
 
 
 def test_a_job_that_is_killed_cannot_give_back_by_nack() -> None:

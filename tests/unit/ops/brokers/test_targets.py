@@ -71,7 +71,7 @@ async def test_forged_origins_are_left_out_and_a_target_is_asked_for() -> None:
         ]
         (left,) = plan.left_out
         assert left.count == len(_FORGED)
-        assert "not known to send its dead letters here; name a target queue" in left.reason
+        assert "not known to dead-letter to this queue: name a target queue" in left.reason
         job = await shop.operations.start(redrive(queue=_SHARED))
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.counts.failed) == (

@@ -56,7 +56,7 @@ async def test_a_queue_is_shown_without_looking_into_it(capsys: _Output) -> None
         await found.park(1)
         await show_queue(found.dead_letters, DLQ, "table")
         said = capsys.readouterr().out
-        assert "free: a classic queue counts no deliveries" in said
+        assert "free: a classic queue does not count deliveries" in said
         assert "design (default)" in said
         queue = await found.dead_letters.queue(DLQ)
         print_queue(structs.replace(queue, known_by="dead-lettering"))

@@ -292,7 +292,7 @@ async def test_a_search_that_is_refused_says_why_on_the_page() -> None:
         events = await service.client.get("/search/events", params=asked)
     (told,) = [json.loads(line[6:]) for line in events.text.splitlines() if "hits" in line]
     assert told["isOver"]
-    assert "removes a message when it has come back 6 times" in told["skipped"][0]["reason"]
+    assert "removes a message that was requeued 6 times" in told["skipped"][0]["reason"]
 
 
 async def test_groups_and_the_button_follow_the_filter() -> None:

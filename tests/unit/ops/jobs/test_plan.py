@@ -102,7 +102,7 @@ async def test_freeflow_sends_each_message_to_the_queue_that_failed() -> None:
             assert sent.body == queue.encode()
             assert sent.properties.headers.get("x-retry-count", 0) == 0
         (failed,) = await shop.operations.failures(job.id)
-        assert "nothing tells which queue it failed in" in failed.reason
+        assert "does not contain the queue it failed in" in failed.reason
         assert shop.bodies("freeflow.events.dlq") == [b"unknown"]
         with pytest.raises(NoSuch):
             await shop.operations.job("j-unknown")
@@ -194,7 +194,7 @@ async def test_what_nothing_gives_away_can_be_named() -> None:
         await shop.publish([Message("", "rest", b"x", Properties(delivery_mode=2))])
         job = await shop.operations.start(redrive(queue="rest"))
         assert (await shop.operations.wait(job.id)).counts.done == 1
-        with pytest.raises(NoSuch, match="nothing says that it holds dead letters"):
+        with pytest.raises(NoSuch, match="is not known as a dead-letter queue"):
             await shop.operations.queue(MAIN)
 
 
