@@ -122,7 +122,8 @@ def measured(node: RabbitNode, vhost: str, way: str) -> tuple[float, float, int]
 
 
 FILL = f"""
-from hopback import Message, Properties, RabbitMQ
+from hopback import Message, RabbitMQ
+from hopback.runtime import Properties
 from hopback.broker.declare import declare
 
 async def main() -> None:

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopback import Environment, RabbitMQ, Service, ServiceOptions
+from hopback import RabbitMQ, Service, ServiceOptions
 from hopback.broker.supervise import Backoff
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.topology.check import check
 from tests.faults.credentials import password_in
 from tests.faults.ledger.application import Told, ledger_app

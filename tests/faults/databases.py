@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import text
 
-from hopback import App, Context, Environment, RabbitMQ, Service, compose
+from hopback import App, Context, RabbitMQ, Service, compose
 from hopback.broker.supervise import Backoff
 from hopback.clock import SystemClock
 from hopback.errors import BrokerError
+from hopback.runtime import Environment
 from hopback.store import Outbox, migrate, open_database, transaction
 from hopback.topology import Queue
 from tests.faults.auditor import bodies_in

@@ -14,10 +14,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hopback import App, Environment, RabbitMQ, Service
+from hopback import App, RabbitMQ, Service
 from hopback.broker.port import count_now
 from hopback.headers import read_history
 from hopback.message import Message, Properties
+from hopback.runtime import Environment
 from tests.faults.results import Result
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopback import App, Context, Environment, RabbitMQ, Retry, Service, Snooze
+from hopback import App, Context, RabbitMQ, Retry, Service, Snooze
 from hopback.broker.supervise import Backoff
+from hopback.runtime import Environment
 from hopback.topology.model import Queue
 from tests.faults.results import Result
 from tests.harness.hostile_bytes import hostile_text, own_part, raw_properties

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hopback import App, Context, Environment, RabbitMQ, Service
+from hopback import App, Context, RabbitMQ, Service
 from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError
+from hopback.runtime import Environment
 from tests.faults.results import Result
 from tests.faults.site import installation_of
 from tests.harness.configuration import QUICK_DEAD_LETTERS_MS, Timings

@@ -22,10 +22,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hopback import App, Environment, NoReply, RabbitMQ, RequestClient, Service, ServiceOptions
+from hopback import App, NoReply, RabbitMQ, RequestClient, Service, ServiceOptions
 from hopback.broker.embedded import EmbeddedBroker, run_virtual
 from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError
+from hopback.runtime import Environment
 from hopback.testing import AppTest
 from hopback.version import BrokerVersion
 from tests.faults.later_process import PERIOD_S

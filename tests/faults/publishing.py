@@ -13,10 +13,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopback import App, Context, Environment, RabbitMQ, RequestClient, Service
+from hopback import App, Context, RabbitMQ, RequestClient, Service
 from hopback.broker.port import REPLY_TO, count_now
 from hopback.broker.supervise import Backoff
 from hopback.message import Message, Properties
+from hopback.runtime import Environment
 from hopback.topology.model import Binding, Exchange, Queue
 from tests.faults.results import Result
 

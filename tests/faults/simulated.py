@@ -6,12 +6,13 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hopback import Environment, Service, ServiceOptions
+from hopback import Service, ServiceOptions
 from hopback.broker.embedded import EmbeddedBroker, Fault, Faults
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.supervise import Backoff
 from hopback.errors import ConnectionFailed
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.topology.check import check
 from tests.faults.ledger.application import Told, ledger_app
 from tests.faults.ledger.books import CONNECTION, PROCESS

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, Context, Message, Properties
+from hopback import App, Context, Message
 from hopback.broker import BrokerVersion, EmbeddedBroker
 from hopback.broker.declare import declare
 from hopback.broker.embedded import run_virtual
 from hopback.designs import DESIGNS
 from hopback.errors import Returned
+from hopback.runtime import Properties
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.expand import DELIVERY_LIMIT
 from hopback.topology.model import Queue

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Environment, RabbitMQ, Service, ServiceOptions, compose
+from hopback import App, Context, RabbitMQ, Service, ServiceOptions, compose
 from hopback.broker import Ownership
 from hopback.broker.declare import declare
 from hopback.broker.supervise import Backoff
@@ -19,6 +19,7 @@ from hopback.observe.events import Bus
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import RedriveRequest, Selection, SessionLimits
 from hopback.ops.operations import Operations
+from hopback.runtime import Environment
 from tests.docs.pages import ROOT
 from tests.integration.waiting import until
 

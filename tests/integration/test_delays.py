@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Environment, RabbitMQ, Service, Snooze
+from hopback import App, Context, RabbitMQ, Service, Snooze
 from hopback.broker.declare import declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.runtime.depths import PolicyWatch
 from tests.harness.versions import SUITES, installations
 from tests.integration.waiting import until

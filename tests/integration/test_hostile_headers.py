@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, Context, Environment, RabbitMQ, Service
+from hopback import App, Context, RabbitMQ, Service
 from hopback.broker.supervise import Backoff
 from hopback.cli.app import run
 from hopback.message import Message, Properties
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from tests.conformance.suite.chapters.arrangements import nested
 from tests.faults.hostile import run_hostile

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, HopbackError, Message, Properties, Service
+from hopback import App, HopbackError, Message, Service
 from hopback.broker import EmbeddedBroker
 from hopback.designs import DESIGNS
 from hopback.errors import InvalidDeclaration
+from hopback.runtime import Properties
 from hopback.runtime.push import PushTarget
 from hopback.testing import AppTest, Tally
 from hopback.topology.plan import LocalWait

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import (
-    App,
-    Context,
-    Environment,
-    Park,
-    RabbitMQ,
-    Service,
-    ServiceOptions,
-    Snooze,
-    compose,
-)
+from hopback import App, Context, Park, RabbitMQ, Service, ServiceOptions, Snooze, compose
 from hopback.broker.declare import Ownership, declare
 from hopback.broker.management import Management, ManagementAddress
 from hopback.broker.migrate import migrate, migration
@@ -27,6 +17,7 @@ from hopback.broker.supervise import Backoff
 from hopback.designs import DESIGNS
 from hopback.errors import NotFound, TopologyConflict
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.topology.expand import NO_DELIVERY_LIMIT, SHADOW
 from hopback.topology.model import Queue, QueueType
 from tests.integration.proxy import Proxy

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from hopback import App, Context, Environment, Publisher, RabbitMQ, Service, compose
+from hopback import App, Context, Publisher, RabbitMQ, Service, compose
 from hopback.broker.supervise import Backoff
 from hopback.errors import Returned
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.topology import Queue
 from tests.integration.proxy import Proxy
 from tests.integration.waiting import until

@@ -42,7 +42,7 @@ class Environment:
     """The environment of the runtime: clock, random numbers, host and observers.
 
     `witness` receives every exception of a failed run, because events carry no objects. `around`
-    wraps the runs of every handler, as `tracing.traced` does. `around_batch` wraps the handling of
+    wraps the runs of every handler, as `tracing.trace_run` does. `around_batch` wraps the handling of
     every batch, as `tracing.trace_batch` does. `backoff` is the wait before a failed step is
     repeated, `reconnect` the wait before a lost connection is opened again. `lineage` generates the
     common token of the copies of one message. It must never return the same text twice. `survivor`

@@ -11,7 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hopback import Environment, Service, ServiceOptions
+from hopback import Service, ServiceOptions
+from hopback.runtime import Environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

@@ -22,8 +22,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hopback import SystemClock
 from hopback.observe.logs import SEVERITY, JsonLog, LogBridge
+from hopback.runtime import SystemClock
 from hopback.systems.language import choose_language, language
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
-from hopback import Message, Properties
+from hopback import Message
 from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
+from hopback.runtime import Properties
 from hopback.store import Outbox
 from hopback.systems.file_pipeline.demo import pipeline_app
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jwt
 import pytest
 
-from hopback import Message, Properties
+from hopback import Message
+from hopback.runtime import Properties
 from hopback.systems.file_pipeline.admin_endpoints import ACCEPTED
 from hopback.testing import Fault, in_virtual_time
 from tests.systems.file_pipeline.front_door import FrontDoor, front_door

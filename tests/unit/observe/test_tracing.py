@@ -13,11 +13,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from hopback import App, Context, Environment, Park, Service
+from hopback import App, Context, Park, Service
 from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import run_virtual
 from hopback.designs import DESIGNS
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.runtime.context import compose
 from hopback.runtime.tracing import trace_batch, trace_run
 

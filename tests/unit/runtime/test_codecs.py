@@ -13,8 +13,9 @@ import pydantic
 import pytest
 import zstandard
 
-from hopback import App, Codecs, Context, MsgpackCodec, ProtobufCodec, compose
+from hopback import App, Context, compose
 from hopback.message import Properties, Received
+from hopback.runtime import Codecs, MsgpackCodec, ProtobufCodec
 from hopback.runtime.codecs import MAX_DECOMPRESSED, decompress_body
 from hopback.runtime.payload import Undecodable
 from hopback.testing import AppTest, Tally, in_virtual_time

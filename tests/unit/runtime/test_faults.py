@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from hopback import App, Context, Environment, Park, Retry, ServiceOptions
+from hopback import App, Context, Park, Retry, ServiceOptions
 from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import EventKind
 from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
 from hopback.observe.events import Bus
+from hopback.runtime import Environment
 from hopback.runtime.answer import Answer, ConsumeSession, HeldDelivery
 from hopback.runtime.consumer import ConsumerState
 from hopback.runtime.settling import Settling

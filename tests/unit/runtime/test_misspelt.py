@@ -12,7 +12,6 @@ import pytest
 from hopback import (
     App,
     Context,
-    Environment,
     Message,
     RequestClient,
     Rule,
@@ -25,6 +24,7 @@ from hopback.broker import EmbeddedBroker
 from hopback.errors import InvalidDeclaration
 from hopback.observe.events import Bus
 from hopback.policy.breaker import BreakerPolicy
+from hopback.runtime import Environment
 from hopback.runtime.health import Health
 from hopback.testing import AppTest, in_virtual_time
 from hopback.testing.kit import Producer

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Message, Properties
+from hopback import App, Message
 from hopback.broker import BrokerVersion, EmbeddedBroker
 from hopback.broker.declare import declare
 from hopback.broker.embedded import run_virtual
 from hopback.broker.embedded.channel import EmbeddedChannel
 from hopback.headers import read_history
 from hopback.observe.events import Bus
-from hopback.runtime import assembly
+from hopback.runtime import Properties, assembly
 from hopback.runtime.processes import deaths_in
 from hopback.runtime.quarantine import Quarantine, Survivor
 from hopback.runtime.service import Service

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from hopback import Environment, RabbitMQ, SystemClock
+from hopback import RabbitMQ
 from hopback.broker.management import Management, ManagementAddress, virtual_host
 from hopback.broker.server import BrokerServer, ServerSettings
 from hopback.cli.broker_options import rabbitmq
@@ -28,7 +28,7 @@ from hopback.observe.metrics import Metrics
 from hopback.ops import ManagedBroker, Operations
 from hopback.ops.http import create_app, refuse_public
 from hopback.private_files import private_folder
-from hopback.runtime import Health
+from hopback.runtime import Environment, Health, SystemClock
 from hopback.runtime.depths import Depths, Watched, queues_to_watch
 from hopback.systems import load_system
 from hopback.systems.demo.web import DemoWeb, ShownSystem, lifespan, open_socket, serve_on

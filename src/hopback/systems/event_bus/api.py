@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hopback import SystemClock
 from hopback.designs.event_bus import prefix_of
+from hopback.runtime import SystemClock
 from hopback.systems.event_bus.events import event_message
 from hopback.systems.event_bus.push import queue_of
 from hopback.systems.event_bus.registry import ServiceRegistry
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from hopback import Clock
     from hopback.broker import Broker
+    from hopback.runtime import Clock
     from hopback.systems.event_bus.settings import EventBusSettings
 
 _LONGEST_DELAY_MS = 86_400_000

@@ -7,10 +7,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from hopback import SystemClock, compose
+from hopback import compose
+from hopback.runtime import SystemClock
 
 if TYPE_CHECKING:
-    from hopback import Clock, Message, Publisher
+    from hopback import Message, Publisher
+    from hopback.runtime import Clock
 
 
 class EventBus:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hopback import SystemClock
+from hopback.runtime import SystemClock
 from hopback.systems.web import RequestRefused, json_body, web_application
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-    from hopback import Clock
+    from hopback.runtime import Clock
 
 _TOO_EARLY = 425
 """HTTP 425: the event is not due yet."""

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from hopback import Clock, Delivery
+    from hopback import Delivery
     from hopback.ops import Operations, QueueSummary
     from hopback.ops.http import TokenReader
+    from hopback.runtime import Clock
     from hopback.systems.file_pipeline.settings import PipelineSettings
 
 ACCEPTED = tuple(

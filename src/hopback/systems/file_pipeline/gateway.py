@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
 
-    from hopback import Clock
     from hopback.broker import Broker
+    from hopback.runtime import Clock
     from hopback.systems.file_pipeline.settings import PipelineSettings
 
 _MOST = 500

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from hopback import HopbackError, SystemClock
+from hopback import HopbackError
+from hopback.runtime import SystemClock
 from hopback.store import Database
 from hopback.systems.file_pipeline.messages import message_of
 from hopback.systems.file_pipeline.storage import open_storage
@@ -18,7 +19,8 @@ from hopback.systems.file_pipeline.tables import METADATA
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from hopback import App, Clock
+    from hopback import App
+    from hopback.runtime import Clock
     from hopback.store import Transaction
     from hopback.systems.file_pipeline.messages import PipelineMessage, PipelinePayload
     from hopback.systems.file_pipeline.settings import PipelineSettings
