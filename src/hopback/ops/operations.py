@@ -592,7 +592,7 @@ class Operations:
         None if the routes are unknown because they were not read from the broker.
         """
         snapshot = await self.broker.snapshot()
-        return queues_reached(target, snapshot.one(queue), snapshot.table())
+        return queues_reached(target, snapshot.one(queue), snapshot.live_routes())
 
     @property
     def notes(self) -> JournalNotes:

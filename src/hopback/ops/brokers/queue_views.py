@@ -78,9 +78,10 @@ async def describe_queue(
     broker: ManagedBroker, snapshot: BrokerSnapshot, found: DeadLetterQueue, summary: QueueSummary
 ) -> QueueDetail:
     """Return the summary with type, limit, cost of reading and possible targets of a re-drive."""
-    cost, queue, table = snapshot.cost(found.name), snapshot.effective(found.name), snapshot.table()
+    cost, queue = snapshot.cost(found.name), snapshot.effective(found.name)
+    live_routes = snapshot.live_routes()
     async with broker.query() as connection:
-        choices = [await _choice(connection, Target(kind), found, table) for kind in _CHOICES]
+        choices = [await _choice(connection, Target(kind), found, live_routes) for kind in _CHOICES]
     return QueueDetail(
         **{name: getattr(summary, name) for name in summary.__struct_fields__},
         type=None if queue is None else queue.type,
@@ -95,7 +96,7 @@ async def describe_queue(
 
 
 async def _choice(
-    connection: Connection, target: Target, found: DeadLetterQueue, table: RoutingTable | None
+    connection: Connection, target: Target, found: DeadLetterQueue, live_routes: RoutingTable | None
 ) -> TargetChoice | None:
     """Return a target as a choice, None if this queue does not have it."""
     ways = known_ways(target, found)
@@ -103,7 +104,7 @@ async def _choice(
         return None  # the default target is the same
     if not ways and target.kind is not TargetKind.ORIGIN_EXCHANGE:
         return None
-    flaws = [await target_flaw(connection, way, table) for way in ways]
+    flaws = [await target_flaw(connection, way, live_routes) for way in ways]
     way = ways[0] if len(ways) == 1 else None
     return TargetChoice(
         kind=target.kind,

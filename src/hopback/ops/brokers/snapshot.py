@@ -111,11 +111,11 @@ class BrokerSnapshot:
         unconsumed = frozenset(name for each in self.declared for name in each.unconsumed)
         return replace(self.live, plans=tuple(plans), unconsumed=unconsumed)
 
-    def table(self) -> RoutingTable | None:
-        """Return the routes of the broker. None without management: declared routes may be incomplete."""
+    def live_routes(self) -> RoutingTable | None:
+        """Return the routes read from the broker. None without management, which lists them."""
         if self.live is None:
             return None
-        return _table(self.live, self.version)
+        return _routing_table(self.live, self.version)
 
     def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
         """Return the queues that a publish reaches. KeyError for a missing exchange."""
@@ -124,12 +124,12 @@ class BrokerSnapshot:
         exchanges = (*PREDECLARED, *topology.exchanges)
         return RoutingTable(exchanges, names, topology.bindings).route(exchange, routing_key)
 
-    def routes(self) -> RoutingTable:
-        """Return all known routes, read from the broker or declared."""
-        return _table(self.topology, self.version)
+    def known_routes(self) -> RoutingTable:
+        """Return the routes read from the broker and the declared ones."""
+        return _routing_table(self.topology, self.version)
 
 
-def _table(topology: Topology, version: BrokerVersion) -> RoutingTable:
+def _routing_table(topology: Topology, version: BrokerVersion) -> RoutingTable:
     snapshot = effective_topology(topology, version)
     names = (queue.name for queue in snapshot.queues)
     return RoutingTable((*PREDECLARED, *snapshot.exchanges), names, snapshot.bindings)

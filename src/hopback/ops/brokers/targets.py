@@ -112,7 +112,7 @@ def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
 
 
 async def target_flaw(
-    connection: Connection, way: Redrive, table: RoutingTable | None = None
+    connection: Connection, way: Redrive, live: RoutingTable | None = None
 ) -> str | None:
     """Return the reason why a target cannot be used, or None if it leads to a queue."""
     channel = await connection.open_channel()
@@ -127,10 +127,10 @@ async def target_flaw(
     except AccessRefused as refused:
         return f"the broker refused access to the target: {refused.text}"
     await channel.close()
-    if table is None or not way.exchange:
+    if live is None or not way.exchange:
         return None
     try:
-        found = table.route(way.exchange, way.routing_key)
+        found = live.route(way.exchange, way.routing_key)
     except KeyError:
         # The exchange exists, but the known topology does not contain it. The broker returns unroutable
         # messages, because they are published as mandatory.
@@ -174,7 +174,7 @@ def _way(
 
 
 def queues_reached(
-    target: Target, source: DeadLetterQueue, table: RoutingTable | None
+    target: Target, source: DeadLetterQueue, live: RoutingTable | None
 ) -> frozenset[str] | None:
     """Return the queues that a re-drive to this target can reach, or None if the routes are unknown.
 
@@ -187,9 +187,9 @@ def queues_reached(
         case TargetKind.EXCHANGE if not target.exchange:
             found = (target.routing_key,)
         case TargetKind.EXCHANGE:
-            found = None if table is None else table.reachable(target.exchange, target.routing_key)
+            found = None if live is None else live.reachable(target.exchange, target.routing_key)
         case TargetKind.ORIGIN_EXCHANGE:
-            found = None if table is None else (*table.beside(source.origins), *source.origins)
+            found = None if live is None else (*live.beside(source.origins), *source.origins)
         case _:
             found = source.origins
     return None if found is None else frozenset(found)

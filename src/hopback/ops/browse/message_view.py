@@ -32,7 +32,7 @@ async def view_message(broker: ManagedBroker, session: BrowseSession, message: s
     if isinstance(aim, Aim):
         snapshot = await broker.recent_snapshot()
         async with broker.query() as connection:
-            flaw = await target_flaw(connection, aim.redrive, snapshot.table())
+            flaw = await target_flaw(connection, aim.redrive, snapshot.live_routes())
         way = WayCheck(aim.redrive.exchange, aim.redrive.routing_key, 1, flaw)
     else:
         no_way = aim

@@ -100,8 +100,8 @@ class RedriveAction(Action):
         self._broker = broker
         self._request = request
         self._queue = snapshot.one(job.queue)
-        self._table = snapshot.table()
-        self._routes = snapshot.routes()
+        self._live_routes = snapshot.live_routes()
+        self._known_routes = snapshot.known_routes()
         self._occasion = RedriveOccasion(
             now=job.created,
             job=job.id,
@@ -154,7 +154,7 @@ class RedriveAction(Action):
         aim = self._aim(delivery)
         if not isinstance(aim, Aim):
             return
-        flaw = await target_flaw(await self._connect(), aim.redrive, self._table)
+        flaw = await target_flaw(await self._connect(), aim.redrive, self._live_routes)
         if flaw is not None:
             self._flaws[aim.redrive] = flaw
             return
@@ -165,7 +165,7 @@ class RedriveAction(Action):
 
     def _aim(self, delivery: Delivery) -> Aim | str:
         origin = origin_queue(delivery, self._queue)
-        return aim_at(self._request.target, delivery, origin, self._queue, self._routes)
+        return aim_at(self._request.target, delivery, origin, self._queue, self._known_routes)
 
     async def room(self) -> None:
         """Wait until the channel has room for another publish."""

@@ -110,7 +110,7 @@ async def send_copy(
 ) -> str:
     """Send an edited copy of a message that a session holds. Return the message id of the copy."""
     dead_letter, delivery = held.dead_letter(message), held.delivery(message)
-    routes = (await broker.snapshot()).routes()
+    routes = (await broker.snapshot()).known_routes()
     aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
     if not isinstance(aim, Aim):
         raise BadRequest("target", aim)

@@ -120,13 +120,13 @@ class DryRun:
         source: DeadLetterQueue,
         wanted: Filter,
         now: float,
-        routes: RoutingTable | None = None,
+        known_routes: RoutingTable | None = None,
     ) -> None:
         self._request = request
         self._source = source
         self._wanted = wanted
         self._now = now
-        self._routes = routes
+        self._known_routes = known_routes
         self.reasons: Grouping = Grouping(GroupBy.REASON)
         self.errors: Grouping = Grouping(GroupBy.ERROR)
         self.timer: WatchTimer = WatchTimer(source, request.pace.watch_s)
@@ -157,7 +157,7 @@ class DryRun:
         request = self._request
         if not isinstance(request, RedriveRequest):
             return
-        aim = aim_at(request.target, delivery, dead_letter.origin, self._source, self._routes)
+        aim = aim_at(request.target, delivery, dead_letter.origin, self._source, self._known_routes)
         if not isinstance(aim, Aim):
             self.left_out[aim] += 1
             return
@@ -180,7 +180,7 @@ class DryRun:
         self.unread += bool(unread_headers(delivery.properties))
 
     async def ways(
-        self, connection: Connection, table: RoutingTable | None
+        self, connection: Connection, live_routes: RoutingTable | None
     ) -> tuple[WayCheck, ...]:
         """Check that every target exists and leads to a queue: known ones, and those of the messages seen."""
         if not isinstance(self._request, RedriveRequest):
@@ -192,7 +192,7 @@ class DryRun:
                     way.exchange,
                     way.routing_key,
                     self._ways[way],
-                    await target_flaw(connection, way, table),
+                    await target_flaw(connection, way, live_routes),
                 )
                 for way in known
             ]
@@ -371,9 +371,9 @@ class Planner:
         if not isinstance(spec.request, RedriveRequest):
             return
         ways = known_ways(spec.request.target, snapshot.one(spec.queue))
-        table = snapshot.table()
+        live_routes = snapshot.live_routes()
         async with self._broker.query() as connection:
-            flaws = [await target_flaw(connection, way, table) for way in ways]
+            flaws = [await target_flaw(connection, way, live_routes) for way in ways]
         if flaws and all(flaws):
             raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
 
@@ -442,7 +442,7 @@ class Planner:
         selection, held = await self._select(request, snapshot.ready)
         spec = self._spec_of(request, submission, NOBODY, selection, snapshot, "JOB")
         wanted = parse_filter(selection.filter)
-        dry_run = DryRun(request, source, wanted, self._clock.now(), snapshot.routes())
+        dry_run = DryRun(request, source, wanted, self._clock.now(), snapshot.known_routes())
         others = await self.other_consumers(request.queue, snapshot, active)
         warnings = [*await self._run_dry(dry_run, spec, look, held, snapshot.ready, on_progress)]
         warnings += _warnings(spec, cost)
@@ -463,8 +463,8 @@ class Planner:
                 " handler does not see what they say"
             )
         async with self._broker.query() as connection:
-            ways = await dry_run.ways(connection, snapshot.table())
-            reaches = await self._reached_queues(connection, ways, snapshot.table())
+            ways = await dry_run.ways(connection, snapshot.live_routes())
+        reaches = await self._reached_queues(ways, snapshot.live_routes())
         warnings[:0] = [
             f"{each.queue} has 0 consumers: what is sent there waits until one comes"
             for each in reaches
@@ -515,7 +515,7 @@ class Planner:
         )
 
     async def _reached_queues(
-        self, connection: Connection, ways: Iterable[WayCheck], table: RoutingTable | None
+        self, ways: Iterable[WayCheck], live_routes: RoutingTable | None
     ) -> tuple[ReachedQueue, ...]:
         """Return the queues that these targets lead to, as far as routes are known, with their consumers."""
         names: dict[str, None] = {}
@@ -524,8 +524,8 @@ class Planner:
                 continue
             if not way.exchange:
                 names[way.routing_key] = None
-            elif table is not None:
-                names |= dict.fromkeys(table.reachable(way.exchange, way.routing_key) or ())
+            elif live_routes is not None:
+                names |= dict.fromkeys(live_routes.reachable(way.exchange, way.routing_key) or ())
         found = []
         for name in list(names)[:_REACHED]:
             depth = await self._broker.count_now(name)
