@@ -143,7 +143,7 @@ def _steps() -> Iterator[tuple[str, float]]:
     """The steps of a failing run that is retried, each by itself."""
     plan, error, version = _plan(3), _raised(), BrokerVersion(3, 10, 8)
     occasion = Occasion(
-        1_800_000_000.0, "worker-1", failure_from_exception(error), lineage="0" * 24
+        1_800_000_000.0, "worker-1", failure_from_exception(error), copy_id="0" * 24
     )
     decision = decide(_deliveries(real=False)[0], Retry("no"), plan, version=version)
     first = effects(decision, _deliveries(real=False)[0], plan, occasion)[0]
@@ -202,7 +202,7 @@ async def _awaits_alone() -> float:
 
 async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
     """A handler's run, from the delivery in hand to the frames of its publish, if it fails, and the ack."""
-    plan, world, loop = _plan(attempts), Environment(), asyncio.get_running_loop()
+    plan, environment, loop = _plan(attempts), Environment(), asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
 
     def confirm() -> None:
@@ -219,8 +219,8 @@ async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
         await waiting[-1]
 
     options = HandlerOptions(concurrency=100)
-    run = FunctionRunner(inspect_handler(_QUEUE, handle, options), plan, publish, world.bus)
-    settling = Settling(plan, publish, world)
+    run = FunctionRunner(inspect_handler(_QUEUE, handle, options), plan, publish, environment.bus)
+    settling = Settling(plan, publish, environment)
     work = OneByOne(_QUEUE, options, run, settling, None, lambda _: None)
     session = ConsumeSession(_Nowhere(), BrokerVersion(3, 10, 8))  # type: ignore[arg-type]
     passes = []

@@ -51,7 +51,7 @@ def _topology(job: Job) -> Topology:
     return Topology("benchmark", queues=queues, plans=(plan,))
 
 
-def _world(job: Job) -> Environment:
+def _environment(job: Job) -> Environment:
     """What `hopback run` switches on by `--http` and `--otel`."""
     match job.variant:
         case "metrics":
@@ -63,7 +63,7 @@ def _world(job: Job) -> Environment:
             from hopback.runtime.tracing import trace_batch, trace_run
 
             start_tracing(recorded=job.variant == "recorded")
-            return Environment(around=trace_run, around_batch=trace_batch)
+            return Environment(wrap_run=trace_run, observe_batch=trace_batch)
         case _:
             return Environment()
 
@@ -72,7 +72,7 @@ async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) 
     tune_memory()  # as the command does
     accepted = {finding.rule for finding in check(app.topology)}
     options = ServiceOptions(ownership=Ownership.EXTERNAL, accept=accepted)
-    service = Service(app, RabbitMQ(job.url), options=options, world=_world(job))
+    service = Service(app, RabbitMQ(job.url), options=options, environment=_environment(job))
     # As every other client here: connected before the watch runs, and no message before.
     consumer = service.consumer(job.queue)
     consumer.pause("until the watch runs")

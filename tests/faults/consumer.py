@@ -74,10 +74,10 @@ async def _run(options: argparse.Namespace) -> None:
         at_run=wire.at_run,
     )
     patience = Backoff(first=0.1, most=1.0)
-    world = Environment(bus=Bus(Told(pen)), backoff=patience, reconnect=patience)
+    environment = Environment(bus=Bus(Told(pen)), backoff=patience, reconnect=patience)
     accept = {finding.rule for finding in check(topology)}  # the faithful forms have some
     chosen = ServiceOptions(grace=10, watch=5, accept=accept)
-    service = Service(app, wire, options=chosen, world=world)
+    service = Service(app, wire, options=chosen, environment=environment)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stop)
     running = asyncio.create_task(service.run())
     while not running.done():

@@ -124,7 +124,9 @@ class Shop:
     async def _running(self) -> AsyncIterator[None]:
         patience = Backoff(first=0.05, most=0.2)
         service = Service(
-            self.app, RabbitMQ(self._url), world=Environment(backoff=patience, reconnect=patience)
+            self.app,
+            RabbitMQ(self._url),
+            environment=Environment(backoff=patience, reconnect=patience),
         )
         running = asyncio.create_task(service.run())
         await service.ready.wait()

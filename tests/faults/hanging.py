@@ -123,9 +123,9 @@ async def run_beside_hanging(
 ) -> HangingResult:
     """Let one message hang until it is parked, and publish bystanders meanwhile."""
     subject, events = _Application(hang, attempts), Counter[str]()
-    world = Environment()
-    world.bus.subscribe(lambda name, _fields: events.update([name]))
-    service = Service(subject.app, RabbitMQ(url), world=world)
+    environment = Environment()
+    environment.bus.subscribe(lambda name, _fields: events.update([name]))
+    service = Service(subject.app, RabbitMQ(url), environment=environment)
     running = asyncio.create_task(service.run())
     try:
         await asyncio.wait_for(service.ready.wait(), 60)

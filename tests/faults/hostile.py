@@ -93,7 +93,9 @@ async def run_hostile(
         seen.append((context.routing_key, own_part(delivery.properties)))
         return _story(len(seen) - 1)
 
-    service = Service(app, RabbitMQ(url), world=Environment(backoff=Backoff(first=0.05, most=0.2)))
+    service = Service(
+        app, RabbitMQ(url), environment=Environment(backoff=Backoff(first=0.05, most=0.2))
+    )
     running = asyncio.create_task(service.run())
     await asyncio.wait_for(service.ready.wait(), 60)
     try:

@@ -69,9 +69,9 @@ class _Delaying:
         async def work(context: Context) -> None:
             self.came.setdefault(context.message_id, []).append(time.time())
 
-        world = Environment(reconnect=Backoff(first=0.2, most=1.0))
-        world.bus.subscribe(self._count)
-        self.service = Service(self.app, RabbitMQ(node.url), world=world)
+        environment = Environment(reconnect=Backoff(first=0.2, most=1.0))
+        environment.bus.subscribe(self._count)
+        self.service = Service(self.app, RabbitMQ(node.url), environment=environment)
 
     def _count(self, name: str, _fields: Any) -> None:
         self.events[name] = self.events.get(name, 0) + 1

@@ -172,8 +172,10 @@ async def on_broker(
     app = App("publishing")
     app.delays("1h")
     app.queue("later.work", retry=["1s"])
-    world = Environment(reconnect=Backoff(first=0.2, most=1.0))
-    service = Service(app, RabbitMQ(node.url), options=ServiceOptions(queues=()), world=world)
+    environment = Environment(reconnect=Backoff(first=0.2, most=1.0))
+    service = Service(
+        app, RabbitMQ(node.url), options=ServiceOptions(queues=()), environment=environment
+    )
     serving = asyncio.create_task(service.run())
     due: dict[str, tuple[float, float]] = {}
     try:

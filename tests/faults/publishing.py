@@ -144,10 +144,10 @@ async def run_beside(
                     await context.publish("k", b"x", exchange=spare, mandatory=False)
                 await context.publish("k", b"x", exchange=_USED)
 
-    world = Environment(backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05))
+    environment = Environment(backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05))
     connection = await operator.connect("operator")
     await _prepare(connection)
-    service = Service(app, broker, world=world)
+    service = Service(app, broker, environment=environment)
     running = asyncio.create_task(service.run())
     try:
         await asyncio.wait_for(service.ready.wait(), 60)
@@ -192,13 +192,13 @@ async def run_beside_forged(
             await context.publish("out", b"%d" % number)
         return number
 
-    world = Environment(
+    environment = Environment(
         backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05, most=0.2)
     )
     connection = await broker.connect("operator")
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("out"))
-    service = Service(app, broker, world=world)
+    service = Service(app, broker, environment=environment)
     running = asyncio.create_task(service.run())
     try:
         await asyncio.wait_for(service.ready.wait(), 60)

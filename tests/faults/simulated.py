@@ -108,7 +108,7 @@ class Process:
         self.dies_at: tuple[Kind, int] | None = None
         """Kill itself at the n-th moment of that kind."""
         app = ledger_app(topology, self.pen, concurrency=4, batch=batch, at_run=self._at_run)
-        world = Environment(
+        environment = Environment(
             bus=Bus(Told(self.pen)),
             clock=LoopClock(self._loop.time),
             chance=chance.random,
@@ -116,7 +116,7 @@ class Process:
             backoff=Backoff(first=0.2, most=5.0),
         )
         channel: Broker = self.socket
-        self.service = Service(app, channel, options=_options(topology), world=world)
+        self.service = Service(app, channel, options=_options(topology), environment=environment)
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:

@@ -125,7 +125,7 @@ async def _consuming(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any
         _app(),
         RabbitMQ(url),
         options=ServiceOptions(ownership=Ownership.CHECK, grace=1),
-        world=Environment(
+        environment=Environment(
             bus=Bus(lambda name, fields: said.append((name, fields))),
             backoff=Backoff(first=0.05, most=0.1),
         ),

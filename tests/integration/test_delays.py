@@ -115,8 +115,8 @@ async def test_deleted_level_makes_no_delayed_message_early(amqp_url: str) -> No
     async def work(due: float) -> None:
         early.append(max(0.0, due - time.time()))
 
-    world = Environment(Bus(lambda name, _fields: told.append(name)))
-    service = Service(app, RabbitMQ(amqp_url), world=world)
+    environment = Environment(Bus(lambda name, _fields: told.append(name)))
+    service = Service(app, RabbitMQ(amqp_url), environment=environment)
     running = asyncio.create_task(service.run())
     await asyncio.wait_for(service.ready.wait(), 60)
     connection = await RabbitMQ(amqp_url).connect("operator")

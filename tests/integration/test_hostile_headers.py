@@ -84,11 +84,11 @@ async def test_a_message_reaches_nobody_else_and_runs_as_often_as_planned(amqp_u
         runs.setdefault(list(cases)[payload], []).append(context.attempt)
         raise LookupError("always")
 
-    world = Environment(
+    environment = Environment(
         bus=Bus(lambda name, _fields: parked.append(name) if name == "delivery.parked" else None),
         backoff=Backoff(first=0.05, most=0.2),
     )
-    service = Service(app, RabbitMQ(amqp_url), world=world)
+    service = Service(app, RabbitMQ(amqp_url), environment=environment)
     task = asyncio.create_task(service.run())
     await asyncio.wait_for(service.ready.wait(), 20)
     await _published(amqp_url, cases.values(), "orders")

@@ -37,11 +37,13 @@ class _Running:
 
     def __init__(self, app: App, url: str, **options: Any) -> None:
         self.events: list[tuple[str, Mapping[str, Any]]] = []
-        world = Environment(
+        environment = Environment(
             bus=Bus(lambda name, fields: self.events.append((name, fields))),
             backoff=Backoff(first=0.05, most=0.2),
         )
-        self.service = Service(app, RabbitMQ(url), options=ServiceOptions(**options), world=world)
+        self.service = Service(
+            app, RabbitMQ(url), options=ServiceOptions(**options), environment=environment
+        )
 
     def count(self, name: str) -> int:
         """How often an event was said."""

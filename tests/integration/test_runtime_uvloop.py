@@ -78,11 +78,11 @@ def test_an_application_runs_on_uvloop(amqp_url: str) -> None:
             done.add(number)
 
         async with Proxy(amqp_url) as proxy, Publisher(RabbitMQ(amqp_url)) as publisher:
-            world = Environment(
+            environment = Environment(
                 bus=Bus(lambda name, _fields: told.append(name)),
                 backoff=Backoff(first=0.05, most=0.2),
             )
-            service = Service(app, RabbitMQ(proxy.url), world=world)
+            service = Service(app, RabbitMQ(proxy.url), environment=environment)
             running = asyncio.create_task(service.run())
             await service.ready.wait()
             for number in range(100):

@@ -251,14 +251,16 @@ class RuntimeRunner:
         # The network between push and the services is not ours: it is a function call here.
         services = httpx.MockTransport(self._answer)
         self._patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: services)
-        world = Environment(
+        environment = Environment(
             bus=Bus(lambda name, fields: self.events.append((name, fields))),
             clock=_ScenarioClock(self._scenario),
             chance=lambda: CHANCE,
             host=HOST,
         )
         options = ServiceOptions(accept=_KNOWN_HAZARDS, watch=600.0)
-        self._service = Service(self._app, self._scenario.broker, options=options, world=world)
+        self._service = Service(
+            self._app, self._scenario.broker, options=options, environment=environment
+        )
         self._running = asyncio.create_task(self._service.run())
         ready = asyncio.ensure_future(self._service.ready.wait())
         await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)

@@ -69,7 +69,7 @@ async def running_system(
     web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
     broker = RabbitMQ(amqp_url)
-    host = Host(broker, database, folder, url, environment=environment)
+    host = Host(broker, database, folder, url, variables=environment)
     async with serve_on(web, listening), system.start(host) as started:
         assert started.web is not None
         web.add(name, started.web)

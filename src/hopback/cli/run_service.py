@@ -30,7 +30,7 @@ from hopback.runtime.depths import (
 )
 from hopback.runtime.health import ControlEndpoint, Health
 from hopback.runtime.processes import ParentConnection, deaths_in
-from hopback.runtime.quarantine import Survivor
+from hopback.runtime.quarantine import SupervisorLink
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.runtime.watchdog import ThreadEndpoint, Watchdog
@@ -65,17 +65,17 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
     metrics = _metrics(settings)
     if metrics is not None:
         bus.subscribe(metrics)
-    connection = survivor = None
+    connection = supervisor = None
     if settings.parent is not None:
         # The parent survives this process. It keeps the suspected message that runs alone here, and passes on
         # the messages that killed earlier processes.
         connection = parent = ParentConnection(settings.parent)
-        survivor = Survivor(lambda token: parent.say(alone=token), deaths_in(os.environ))
+        supervisor = SupervisorLink(lambda token: parent.say(alone=token), deaths_in(os.environ))
     tracing: dict[str, Any] = {}
     if settings.otel:
         from hopback.runtime.tracing import trace_batch, trace_run
 
-        tracing = {"around": trace_run, "around_batch": trace_batch}
+        tracing = {"wrap_run": trace_run, "observe_batch": trace_batch}
     async with AsyncExitStack() as stack:
         service = Service(
             app,
@@ -87,7 +87,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
                 grace=settings.grace,
                 concurrency=settings.concurrency,
             ),
-            world=Environment(bus=bus, survivor=survivor, **tracing),
+            environment=Environment(bus=bus, supervisor=supervisor, **tracing),
             attendants=await _watchers(lambda: service, settings, metrics, bus, stack),
         )
         stopper = Stopper(service.stop)

@@ -230,9 +230,9 @@ class History:
         return failure_text_in(self._headers.get(names.FAILURE)) if self._here else None
 
     @property
-    def lineage(self) -> str | None:
-        """The common token of all copies of this message since its first failure in this queue."""
-        return text_in(self._headers.get(names.LINEAGE)) if self._here else None
+    def copy_id(self) -> str | None:
+        """The id that all copies of this message share since its first failure in this queue."""
+        return text_in(self._headers.get(names.COPY_ID)) if self._here else None
 
     @property
     def redrives(self) -> int:

@@ -16,7 +16,7 @@ queue of due messages rewrites its marks and must keep this header.
 """
 REDRIVES = "hopback-redrives"
 REDRIVE_JOB = "hopback-redrive-job"
-LINEAGE = "hopback-lineage"
+COPY_ID = "hopback-lineage"
 UNREAD = "hopback-unread-headers"
 UNREAD_BYTES = "hopback-unread-bytes"
 
@@ -32,7 +32,7 @@ OURS = frozenset(
         DEATHS,
         REDRIVES,
         REDRIVE_JOB,
-        LINEAGE,
+        COPY_ID,
         UNREAD,
         UNREAD_BYTES,
     }

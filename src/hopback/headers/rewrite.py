@@ -74,7 +74,7 @@ class Mark(NamedTuple):
 
     `counters` holds the design's counter, which is as indispensable as Hopback's. `design` holds
     the design's other headers, which are omitted if there is no room. `without` names design
-    headers that are no longer true. `lineage` is written only for a retry: a message taken out of a
+    headers that are no longer true. `copy_id` is written only for a retry: a message taken out of a
     dead-letter queue, with whichever tool, starts anew and must not be mistaken for a copy.
     """
 
@@ -86,7 +86,7 @@ class Mark(NamedTuple):
     failure: Failure | None = None
     redrives: int | None = None
     redrive_job: str | None = None
-    lineage: str | None = None
+    copy_id: str | None = None
     counters: Headers = _EMPTY
     design: Headers = _EMPTY
     without: frozenset[str] = frozenset()
@@ -187,13 +187,13 @@ def properties_for_move(properties: Properties) -> Properties:
     """Return the properties of a message that is only moved to another queue.
 
     Properties that could lose, refuse or copy the message are removed: `expiration`, `user_id`,
-    `CC`, `BCC`, and broker counts that are wrong in another queue. The lineage is removed too,
+    `CC`, `BCC`, and broker counts that are wrong in another queue. The copy id is removed too,
     because a message that is deliberately imported twice must be handled twice.
     """
     held = {
         name: value
         for name, value in properties.headers.items()
-        if not _is_stale(name) and name != names.LINEAGE
+        if not _is_stale(name) and name != names.COPY_ID
     }
     budget = _Budget(properties, _Kept(held, _further(properties, frozenset())))
     budget.keep_unread(properties)
@@ -366,7 +366,7 @@ def _mark(
 def _is_short(mark: Mark, properties: Properties) -> bool:
     """Whether all that the mark writes is less than we may add, as it nearly always is."""
     for text in (
-        mark.queue, mark.origin_exchange, mark.origin_routing_key, mark.lineage, properties.user_id,
+        mark.queue, mark.origin_exchange, mark.origin_routing_key, mark.copy_id, properties.user_id,
     ):  # fmt: skip
         if text is not None and not (len(text) <= _NAME_BYTES and text.isascii()):
             return False
@@ -412,7 +412,7 @@ def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, 
     ours: tuple[tuple[str, str | None], ...] = (
         (names.ORIGIN_ROUTING_KEY, mark.origin_routing_key),
         (names.ORIGIN_EXCHANGE, mark.origin_exchange),
-        (names.LINEAGE, mark.lineage),
+        (names.COPY_ID, mark.copy_id),
         (names.REDRIVE_JOB, job),
         (names.ORIGIN_USER, known.origin_user or properties.user_id),
     )

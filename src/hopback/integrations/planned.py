@@ -91,7 +91,7 @@ class PlanOptions(TypedDict, total=False):
     """Whether the queues of `topology` are declared (the default), checked or not touched."""
     accept: Collection[str]
     """`check` rules of severity error that do not prevent the start."""
-    world: Environment | None
+    environment: Environment | None
     """The event bus and the clock."""
     timeout: Duration
     """How long a start waits for the broker and a close for unfinished settlements."""
@@ -116,7 +116,7 @@ class PlannedQueues:
         topology: Topology | None = None,
         ownership: Ownership = Ownership.DECLARE,
         accept: Collection[str] = (),
-        world: Environment | None = None,
+        environment: Environment | None = None,
         timeout: Duration = 30.0,
         publish_to: Broker | str | None = None,
     ) -> None:
@@ -124,7 +124,7 @@ class PlannedQueues:
         self._given = topology
         self._ownership = ownership
         self._accept = accept
-        self._world = world or Environment(bus=Bus(_LoggedEvents()))
+        self._environment = environment or Environment(bus=Bus(_LoggedEvents()))
         self._timeout = read_seconds(timeout, "timeout", where=type(self).__name__)
         self._publish_to = publish_to
         self._plans: dict[str, tuple[Plan, tuple[Rule, ...]]] = {}
@@ -194,9 +194,9 @@ class PlannedQueues:
             App(self.name, topology=whole),
             RabbitMQ(broker) if isinstance(broker, str) else broker,
             options=ServiceOptions(ownership=self._ownership, accept=self._accept),
-            world=self._world,
+            environment=self._environment,
             attendants=(meet,),
-            theirs=self._theirs(whole),
+            foreign_queues=self._foreign_queues(whole),
         )
         self._version, self._service = version, service
         self._running = loop.create_task(service.run(), name="hopback-plans")
@@ -210,15 +210,15 @@ class PlannedQueues:
             raise
         self._running.add_done_callback(_log_end)
         for plan in whole.plans:
-            failed = FailedRuns(self._world.bus) if self._reports_failures else None
+            failed = FailedRuns(self._environment.bus) if self._reports_failures else None
             parks = dead_letters_park(whole, plan)
             settling = Settling(
-                plan, service.send, self._world, dead_letters_park=parks, failed=failed
+                plan, service.send, self._environment, dead_letters_park=parks, failed=failed
             )
             rules = self._plans[plan.queue][1] if plan.queue in self._plans else ()
             self._planned[plan.queue] = PlannedQueue(plan, rules, settling)
 
-    def _theirs(self, whole: Topology) -> tuple[Queue, ...]:
+    def _foreign_queues(self, whole: Topology) -> tuple[Queue, ...]:
         """Return the queues that the library declares, with the safest arguments: theirs are unknown."""
         return tuple(
             harden_queues(plan)[0] for plan in whole.plans if whole.queue(plan.queue) is None

@@ -8,7 +8,7 @@ dies in between there are two copies of one message, and each would run all atte
 # confirmed its publish to the next queue. That queue then holds the message. Whether the ack
 # arrived does not matter. If it did not, the redelivered message is itself such a copy.
 #
-# Only the lineage identifies copies: a text generated at the first failure and kept by every retry.
+# Only the copy id identifies copies: a text generated at the first failure and kept by every retry.
 # Id and body are not sufficient, because a producer may send two messages that are equal in both,
 # and both must run. Copies are therefore unknown at the first attempt, and for messages without an
 # id. A process that has not seen a copy end drops none, because another waiting or running copy may
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.policy.reading import Reading
 
-_NAME = names.LINEAGE.encode()
+_NAME = names.COPY_ID.encode()
 
 
 def may_be_copy(delivery: Delivery) -> bool:
-    """Whether it has a lineage: asked for every message, so decided by its bytes if they are at hand."""
+    """Whether it has a copy id. This runs for every message, so it searches the raw bytes if present."""
     raw: bytes | None = getattr(delivery, "raw_properties", None)
     if raw is not None:
         return _NAME in raw
-    return names.LINEAGE in delivery.properties.headers
+    return names.COPY_ID in delivery.properties.headers
 
 
 def token_of(reading: Reading) -> bytes | None:
@@ -41,11 +41,11 @@ def token_of(reading: Reading) -> bytes | None:
     unknown.
     """
     known, message_id = reading.history, reading.delivery.properties.message_id
-    if not known.lineage or not message_id or reading.attempt == 1:
+    if not known.copy_id or not message_id or reading.attempt == 1:
         return None
     parts = (
         reading.plan.queue,
-        known.lineage,
+        known.copy_id,
         message_id,
         reading.attempt,
         known.snoozes,

@@ -41,14 +41,14 @@ _NAME_BYTES = 255  # the longest name that DNS knows
 class Occasion(NamedTuple):
     """The circumstances of a decision: the time, the host, the exception, the HTTP status.
 
-    `lineage` is a unique text for a message that fails for the first time.
+    `copy_id` is a unique text for a message that fails for the first time.
     """
 
     now: float
     host: str = ""
     failure: Failure | None = None
     status: int | None = None
-    lineage: str | None = None
+    copy_id: str | None = None
 
 
 def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
@@ -65,10 +65,10 @@ def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
     """Return all marks of a message that leaves for retry. A snooze keeps the last failure."""
     counts = count_mark(reading, decision.attempt, counted=decision.counted)
     failure = _failure(decision, reading, occasion) if decision.counted else None
-    first = occasion.lineage if decision.counted else None
-    lineage = reading.history.lineage or first
+    first = occasion.copy_id if decision.counted else None
+    copy_id = reading.history.copy_id or first
     stamps = reading.plan.retry_stamps
-    return _complete(counts, stamps, failure, decision, reading, occasion, lineage)
+    return _complete(counts, stamps, failure, decision, reading, occasion, copy_id)
 
 
 def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
@@ -100,7 +100,7 @@ def _complete(
     decision: Retry | Park,
     reading: Reading,
     occasion: Occasion,
-    lineage: str | None = None,
+    copy_id: str | None = None,
 ) -> Mark:
     """Add origin, failure and the design's headers to the counts.
 
@@ -109,7 +109,7 @@ def _complete(
     origin, present = reading.origin, reading.history.headers
     # By place: by name it would cost as much as all the rest here.
     complete = Mark(
-        counts.queue, counts.attempts, counts.snoozes, *origin, failure, None, None, lineage, counts.counters
+        counts.queue, counts.attempts, counts.snoozes, *origin, failure, None, None, copy_id, counts.counters
     )  # fmt: skip
     due = [stamp for stamp in stamps if not (stamp.once and stamp.header in present)]
     if not due:

@@ -288,7 +288,7 @@ _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
 _READ_NAMES = (_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE)
 _RECORDS = frozenset({_X_DEATH, _DEATHS})
 """Arrays that are read, once for all messages that have the same."""
-_LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.LINEAGE})
+_LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.COPY_ID})
 """Hopback headers that a redrive rewrites or drops, whatever their values."""
 _pack_u32 = struct.Struct(">I").pack
 _unpack_u32 = struct.Struct(">I").unpack_from

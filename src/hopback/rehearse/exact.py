@@ -213,7 +213,7 @@ class _Run:
         self._progress = progress
         self._broker = EmbeddedBroker(version=scenario.version, seed=scenario.seed)
         self.counters = [_Counter(station, self._broker) for station in stations]
-        self._lineages = 0
+        self._copy_ids = 0
         self._tasks: set[asyncio.Task[object]] = set()
         self._services: dict[int, asyncio.Task[object]] = {}
         self._random = random.Random(scenario.seed)
@@ -289,23 +289,23 @@ class _Run:
                 )(self._handler(counter, number))
         if not app.handlers:
             return
-        world = Environment(
+        environment = Environment(
             clock=LoopClock(lambda: 0.0),
             chance=self._random.random,
             host="rehearsal",
-            lineage=self._lineage,
+            make_copy_id=self._make_copy_id,
         )
         options = ServiceOptions(accept=[rule.name for rule in RULES], watch=_WATCH_S)
-        service = Service(app, self._broker, options=options, world=world)
+        service = Service(app, self._broker, options=options, environment=environment)
         running: asyncio.Task[object] = asyncio.create_task(service.run())
         self._services[number] = running
         await first_of(running, service.ready.wait())
         if running.done():
             await running
 
-    def _lineage(self) -> str:
-        self._lineages += 1
-        return f"{self._lineages:024x}"
+    def _make_copy_id(self) -> str:
+        self._copy_ids += 1
+        return f"{self._copy_ids:024x}"
 
     def _handler(
         self, counter: _Counter, number: int

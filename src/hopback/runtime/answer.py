@@ -36,7 +36,7 @@ Run: TypeAlias = "Callable[[Delivery], Awaitable[Answer]]"
 """Runs a handler on one delivery."""
 
 _Told: TypeAlias = "Callable[[Sequence[Answer]], None]"
-AroundBatch: TypeAlias = "Callable[[Sequence[Delivery], Plan], AbstractContextManager[_Told]]"
+BatchObserver: TypeAlias = "Callable[[Sequence[Delivery], Plan], AbstractContextManager[_Told]]"
 """Surrounds the handling of a batch. The yielded function is called with the answers."""
 
 

@@ -45,7 +45,7 @@ class Assembly:
 
     topology: Topology
     publish: Send
-    world: Environment
+    environment: Environment
     concurrency: int | None = None
     """The number of handlers of each queue that run at once, instead of the handler's own."""
     middleware: Callable[[str], Sequence[Middleware]] = lambda _queue: ()
@@ -101,8 +101,8 @@ class Assembly:
         run: Run = runner
         if isinstance(runner, PushRunner) and (around := self.middleware(handler.queue)):
             run = inside_middleware(around, run, plan, self.publish, self._make_context())
-        if self.world.around is not None:
-            run = self.world.around(run, plan)
+        if self.environment.wrap_run is not None:
+            run = self.environment.wrap_run(run, plan)
         settled = None
         if not isinstance(runner, PushRunner) and runner.waits_for_settlement:
             settled = runner.settled
@@ -123,7 +123,7 @@ class Assembly:
             handler,
             prepare,
             self._create_settling(plan),
-            self.world,
+            self.environment,
             injector,
             read,
             self.middleware(handler.queue),
@@ -147,7 +147,7 @@ class Assembly:
         quarantine = None
         if can_suspect(plan):
             limit = arguments.get("x-delivery-limit")
-            quarantine = Quarantine(plan, self.solitude, self.world, limit)
+            quarantine = Quarantine(plan, self.solitude, self.environment, limit)
 
         # All other work is paused while a suspected message of any queue runs alone.
         def make(observe: Callable[[Answer], object]) -> Work:
@@ -158,15 +158,15 @@ class Assembly:
 
         def watch(work: Work) -> SlowRuns:
             timeout = timeout_ms / 1000 if isinstance(timeout_ms, int) else None
-            return SlowRuns(plan, work, self.world, deadline=deadline, timeout=timeout)
+            return SlowRuns(plan, work, self.environment, deadline=deadline, timeout=timeout)
 
-        return Consumer(plan.queue, limits, make, self.world, quarantine, watch)
+        return Consumer(plan.queue, limits, make, self.environment, quarantine, watch)
 
     def _create_settling(self, plan: Plan, *, most_holds: int = 0) -> Settling:
         return Settling(
             plan,
             self.publish,
-            self.world,
+            self.environment,
             dead_letters_park=dead_letters_park(self.topology, plan),
             longest_delay_ms=longest_delay_ms(self.topology),
             most_holds=most_holds,
@@ -190,7 +190,7 @@ class Assembly:
         if not isinstance(handler, PushHandler):
             return self._function(replace(handler, options=options), plan, around)
         target = replace(handler.target, connections=options.concurrency)
-        runner = PushRunner(target, plan, self.world.clock)
+        runner = PushRunner(target, plan, self.environment.clock)
         self._runners.append(runner)
         return runner
 
@@ -201,7 +201,7 @@ class Assembly:
             handler,
             plan,
             self.publish,
-            self.world.bus,
+            self.environment.bus,
             injector=self._injector(handler.needs, f"handler of queue {handler.queue!r}", True),
             middleware=middleware,
             codecs=self.codecs,
@@ -211,7 +211,7 @@ class Assembly:
         return runner
 
     def _make_context(self) -> type[Context]:
-        return context_with(self.codecs, self.reply_queues, self.world.clock)
+        return context_with(self.codecs, self.reply_queues, self.environment.clock)
 
     def _injector(self, needs: Sequence[Need], where: str, has_context: bool) -> Injector | None:
         if not needs:

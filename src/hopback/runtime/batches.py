@@ -226,7 +226,7 @@ class Batches:
         handler: BatchHandler,
         prepare: FunctionRunner | None,
         settling: Settling,
-        world: Environment,
+        environment: Environment,
         injector: Injector | None,
         read: Callable[[Delivery], Any] | None,
         middleware: Sequence[Middleware],
@@ -241,8 +241,8 @@ class Batches:
         self._window = BatchWindow(handler.options.size, handler.options.wait)
         self._prepare = prepare
         self._settling = settling
-        self._bus = world.bus
-        self._around = world.around_batch or _no_observer
+        self._bus = environment.bus
+        self._around = environment.observe_batch or _no_observer
         self._observe = observe
         self._base = copy_context()
         self._processors = _ENTERING

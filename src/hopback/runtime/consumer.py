@@ -317,13 +317,13 @@ class Consumer:
         queue: str,
         limits: ConsumerLimits,
         make_work: Callable[[Callable[[Answer], object]], Work],
-        world: Environment,
+        environment: Environment,
         quarantine: Quarantine | None,
         make_slow_runs: Callable[[Work], SlowRuns],
     ) -> None:
         self.queue = queue
         self._limits = limits
-        self._world = world
+        self._environment = environment
         self._quarantine = quarantine
         self._brake = Brake(limits.breaker, limits.concurrency, self._tell)
         self._work = make_work(self._brake.observe)
@@ -438,7 +438,9 @@ class Consumer:
                 failures, lost_at = failures + 1, self._time()
                 if self.trouble != known:
                     self._tell("consumer.lost", self.trouble)
-                await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
+                await asyncio.sleep(
+                    self._environment.backoff.delay(failures, self._environment.chance())
+                )
                 continue
             began = self._time()
             ending = await self._serve_once(connection)
@@ -446,9 +448,11 @@ class Consumer:
                 continue
             self._tell("consumer.lost", ending.reason)
             lost_at = self._time()
-            stable = lost_at - began >= self._world.backoff.stable
+            stable = lost_at - began >= self._environment.backoff.stable
             failures = 1 if stable else failures + 1
-            await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
+            await asyncio.sleep(
+                self._environment.backoff.delay(failures, self._environment.chance())
+            )
 
     async def _serve_once(self, connection: Connection) -> _Ending:
         """Run one session and return why it ended. The supervisor raises errors of the connection."""
@@ -501,7 +505,7 @@ class Consumer:
         )
         await self._intake.start()
         self.started.set()
-        self._world.bus.emit(
+        self._environment.bus.emit(
             "consumer.started",
             {
                 "queue": self.queue,
@@ -556,7 +560,7 @@ class Consumer:
         return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.is_closed)
 
     def _tell(self, name: str, reason: str, **more: Any) -> None:
-        self._world.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
+        self._environment.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
 
     def pause(self, reason: str) -> None:
         """Take no more deliveries. Runs in progress finish, and waiting deliveries are requeued."""

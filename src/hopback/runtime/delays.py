@@ -167,7 +167,7 @@ class DueMessages:
         delayed = read_delayed(context.delivery)
         if delayed is None:
             return Park("this message was not delayed by Hopback: no `hopback-delay` header")
-        message, world = delayed.message, self._service().world
+        message, environment = delayed.message, self._service().environment
         told: dict[str, Any] = {
             "queue": context.queue,
             "exchange": message.exchange,
@@ -175,7 +175,7 @@ class DueMessages:
             "message_id": message.properties.message_id,
         }
         delayed = self._check(context.delivery, delayed)
-        now_ms = math.floor(world.clock.now() * 1000)
+        now_ms = math.floor(environment.clock.now() * 1000)
         left_ms = remaining_wait_ms(context.delivery, delayed, now_ms)
         if left_ms >= _SHORTEST_LEVEL_MS:
             await self._send_back(context, delayed, left_ms, told)
@@ -184,11 +184,11 @@ class DueMessages:
             await asyncio.sleep(left_ms / 1000)
         known, message_id = self.cancellations, message.properties.message_id
         if known is not None and message_id is not None and not await known.begin(message_id):
-            world.bus.emit("delay.cancelled", told)
+            environment.bus.emit("delay.cancelled", told)
             return None
         await self._send(message)
-        late = max(0.0, world.clock.now() - delayed.due_ms / 1000)
-        world.bus.emit("delay.sent", told | {"late": late})
+        late = max(0.0, environment.clock.now() - delayed.due_ms / 1000)
+        environment.bus.emit("delay.sent", told | {"late": late})
         return None
 
     def _check(self, delivery: Delivery, delayed: Delayed) -> Delayed:
@@ -199,7 +199,7 @@ class DueMessages:
         if is_shortened(delivery):
             if now >= self._distrusted_until:
                 warning = {"rule": "delay-shortened", "place": f"queue:{DUE}", "text": _SHORTENED}
-                self._service().world.bus.emit("topology.warning", warning)
+                self._service().environment.bus.emit("topology.warning", warning)
             self._distrusted_until = now + _DISTRUST_S
         return replace(delayed, by_clock=True) if now < self._distrusted_until else delayed
 
@@ -213,11 +213,11 @@ class DueMessages:
         outside the ladder, so that it does not loop through a ladder that cannot be repaired.
         """
         service = self._service()
-        now_ms = math.floor(service.world.clock.now() * 1000)
+        now_ms = math.floor(service.environment.clock.now() * 1000)
         is_early = is_from_level(context.delivery.exchange)
         if is_early:
             delayed = replace(delayed, laps=delayed.laps + 1)
-            service.world.bus.emit(
+            service.environment.bus.emit(
                 "delay.early", told | {"left": left_ms / 1000, "laps": delayed.laps}
             )
         elif 0 <= now_ms - delayed.paused_at_ms < _PAUSE_MS:
@@ -247,5 +247,5 @@ class DueMessages:
             except BrokerError:
                 # It stays in hand: a failed attempt would forget that it is not due.
                 failures += 1
-                backoff = service.world.backoff
-                await asyncio.sleep(backoff.delay(failures, service.world.chance()))
+                backoff = service.environment.backoff
+                await asyncio.sleep(backoff.delay(failures, service.environment.chance()))

@@ -182,12 +182,12 @@ class PeriodicSender:
         self,
         periodic: Periodic,
         publish: Callable[[Message], Coroutine[Any, Any, None]],
-        world: Environment,
+        environment: Environment,
     ) -> None:
         self.queue: str = schedule_queue_name(periodic.queue)
         self._periodic = periodic
         self._publish = publish
-        self._world = world
+        self._environment = environment
         self._time = loop_time
         self._known: SentSoFar | None = self._from_now()
         self._known_at = math.inf
@@ -196,7 +196,7 @@ class PeriodicSender:
         self._clock = JumpWatch()
 
     def _from_now(self) -> SentSoFar:
-        now_ms = math.floor(self._world.clock.now() * 1000)
+        now_ms = math.floor(self._environment.clock.now() * 1000)
         return SentSoFar(now_ms, now_ms)
 
     async def serve(
@@ -218,11 +218,13 @@ class PeriodicSender:
                     trouble = str(error)
             if trouble != said:
                 lost = {"queue": self.queue, "reason": trouble or "the broker ended the consumer"}
-                self._world.bus.emit("consumer.lost", lost)
+                self._environment.bus.emit("consumer.lost", lost)
             said = trouble
             lost_at = self._time()
-            failures = 1 if lost_at - began >= self._world.backoff.stable else failures + 1
-            await asyncio.sleep(self._world.backoff.delay(failures, self._world.chance()))
+            failures = 1 if lost_at - began >= self._environment.backoff.stable else failures + 1
+            await asyncio.sleep(
+                self._environment.backoff.delay(failures, self._environment.chance())
+            )
 
     async def _attend(self, channel: Channel) -> None:
         """Wait to become the active consumer, and send due messages until that ends."""
@@ -255,7 +257,7 @@ class PeriodicSender:
         self, channel: Channel, arrived: asyncio.Event, over: asyncio.Event
     ) -> None:
         """Wait until a message is due or the progress must be renewed. Send, record, acknowledge."""
-        clock, periodic = self._world.clock, self._periodic
+        clock, periodic = self._environment.clock, self._periodic
         renew_at = self._time() + _RENEW_S
         while True:
             found = [one for one in self._held.values() if one is not None]
@@ -284,7 +286,7 @@ class PeriodicSender:
             payload = PeriodicMessage(periodic.queue, datetime.fromtimestamp(due_ms / 1000, UTC))
             await self._publish(compose(periodic.queue, payload, message_id=message_id))
             late = max(0.0, clock.now() - due_ms / 1000)
-            self._world.bus.emit(
+            self._environment.bus.emit(
                 "periodic.sent", {"queue": periodic.queue, "message_id": message_id, "late": late}
             )
         sent = SentSoFar(reached.since_ms, max(last_ms, reached.last_ms))
@@ -323,7 +325,7 @@ class PeriodicSender:
 
     def _tell_clock(self, seconds: float, reason: str) -> None:
         fields = {"queue": self._periodic.queue, "seconds": seconds, "reason": reason}
-        self._world.bus.emit("periodic.clock", fields)
+        self._environment.bus.emit("periodic.clock", fields)
 
     async def _write(self, reached: SentSoFar) -> None:
         properties = Properties(content_type="application/json", delivery_mode=2)

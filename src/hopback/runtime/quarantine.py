@@ -41,15 +41,14 @@ the next one of a queue whose suspected messages are being handled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survivor:
-    """A process that outlives this one. It records the message that runs alone and counts its
-    deaths.
+class SupervisorLink:
+    """The parent process, which records the message that runs alone and counts the deaths.
 
-    `tell` is called with a token before the run and with None after it. `deaths` has the tokens of
-    processes that died, with the number of deaths.
+    `report` is called with the message's token before the run and with None after it. `deaths` has the
+    number of processes that died, by token.
     """
 
-    tell: Callable[[str | None], object]
+    report: Callable[[str | None], object]
     deaths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -128,11 +127,15 @@ class Quarantine:
     """Runs the suspected messages of one queue, one after another."""
 
     def __init__(
-        self, plan: Plan, solitude: Solitude, world: Environment, delivery_limit: object = None
+        self,
+        plan: Plan,
+        solitude: Solitude,
+        environment: Environment,
+        delivery_limit: object = None,
     ) -> None:
         self._plan = plan
         self._solitude = solitude
-        self._world = world
+        self._environment = environment
         self._ordinary_returns = ordinary_returns(delivery_limit)
 
     def suspects(self, delivery: Delivery) -> bool:
@@ -145,25 +148,25 @@ class Quarantine:
 
     async def run(self, taken: HeldDelivery, work: Work, *, drained: bool) -> None:
         """Run and settle the message, or park it if the process died of it too often."""
-        survivor = self._world.survivor
+        supervisor = self._environment.supervisor
         token = suspect_token(taken.reading(self._plan))
-        deaths = 0 if survivor is None else survivor.deaths.get(token, 0)
+        deaths = 0 if supervisor is None else supervisor.deaths.get(token, 0)
         fields = {"message_id": taken.delivery.properties.message_id, "deaths": deaths}
-        self._world.bus.emit("quarantine.begun", {"queue": self._plan.queue, **fields})
+        self._environment.bus.emit("quarantine.begun", {"queue": self._plan.queue, **fields})
         park = deadly(deaths)
         if park is not None:
             work.conclude(taken, Answer(park))
             await _in_time(work.drain())
             return
         async with self._solitude.alone(work, returns_of(taken.delivery)) as alone:
-            if survivor is not None and alone and drained:
-                survivor.tell(token)
+            if supervisor is not None and alone and drained:
+                supervisor.report(token)
             try:
                 work.submit(taken)
                 await _in_time(work.settled(taken))
             finally:
-                if survivor is not None:
-                    survivor.tell(None)
+                if supervisor is not None:
+                    supervisor.report(None)
 
 
 async def _in_time(waiting: Awaitable[object]) -> bool:

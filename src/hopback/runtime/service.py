@@ -127,11 +127,11 @@ class _Member:
         self.assembly = Assembly(
             topology,
             service.outlet.send,
-            service.world,
+            service.environment,
             service.options.concurrency,
             app.middleware_of,
             app.overrides,
-            FailedRuns(service.world.bus, app.error_reports),
+            FailedRuns(service.environment.bus, app.error_reports),
             app.codecs,
             app.reply_queues,
             service.solitude,
@@ -143,7 +143,7 @@ class _Member:
             context.run(self.assembly.consumer, app.handlers[queue]) for queue in queues
         )
         self.periodic = tuple(
-            PeriodicSender(app.periodic[queue], service.outlet.send, service.world)
+            PeriodicSender(app.periodic[queue], service.outlet.send, service.environment)
             for queue in queues
             if queue in app.periodic
         )
@@ -165,8 +165,9 @@ class Service:
 
     `broker` is a broker or the address of a RabbitMQ.
     The service calls each of `attendants` with every consuming connection. The function runs until the
-    connection ends, on its own channels. Its exceptions are logged. `theirs` are queues that another library
-    declares: the service does not declare them, and the check for hazards assumes that they exist.
+    connection ends, on its own channels. Its exceptions are logged. `foreign_queues` are queues that
+    another library declares. The service does not declare them, and the check for hazards assumes that
+    they exist.
     """
 
     def __init__(
@@ -175,20 +176,20 @@ class Service:
         broker: Broker | str,
         *,
         options: ServiceOptions | None = None,
-        world: Environment | None = None,
+        environment: Environment | None = None,
         attendants: Sequence[Callable[[Connection], Awaitable[None]]] = (),
-        theirs: Sequence[Queue] = (),
+        foreign_queues: Sequence[Queue] = (),
     ) -> None:
         self.app = app
         self.broker: Broker = broker_at(broker)
         self._attendants = tuple(attendants)
         self.options: ServiceOptions = options or ServiceOptions()
-        self.world: Environment = world or Environment()
+        self.environment: Environment = environment or Environment()
         topology = app.topology
         self._publisher = MessageSender(
             self.broker,
             name=f"{app.name} publisher",
-            backoff=self.world.reconnect,
+            backoff=self.environment.reconnect,
             on_state=self._emit_state("publishing"),
             on_failure=partial(self._log_failure, "publishing"),
             keyless=self._exchanges_without_topics(topology),
@@ -197,23 +198,23 @@ class Service:
             self.broker,
             f"{app.name} consumer",
             self._session,
-            backoff=self.world.reconnect,
+            backoff=self.environment.reconnect,
             on_state=self._emit_state("consuming"),
             on_failure=partial(self._log_failure, "consuming"),
         )
         self.upkeep: Upkeep = Upkeep(
             topology,
             self.options.ownership,
-            self.world,
+            self.environment,
             accept=self.options.accept,
-            theirs=theirs,
+            foreign_queues=foreign_queues,
         )
-        self.delays: DelayQueues = DelayQueues(topology, self.world.clock)
+        self.delays: DelayQueues = DelayQueues(topology, self.environment.clock)
         self.requests: RequestClient = RequestClient(
             self.broker,
             name=f"{app.name} requests",
             codecs=app.codecs,
-            backoff=self.world.reconnect,
+            backoff=self.environment.reconnect,
         )
         """Sends requests and waits for replies. It connects with the first request."""
         self.outlet: Outlet = Outlet(self.send)
@@ -248,7 +249,7 @@ class Service:
     def _emit_state(self, purpose: str) -> OnState:
         def emit(state: SupervisedState, reason: str) -> None:
             fields = {"purpose": purpose, "state": str(state), "reason": reason}
-            self.world.bus.emit("connection.state", fields)
+            self.environment.bus.emit("connection.state", fields)
 
         return emit
 
@@ -334,7 +335,7 @@ class Service:
         if self._added.pop(app, None) is not None:  # otherwise the service has ended meanwhile
             await stack.aclose()
         for consumer in member.consumers:
-            self.world.bus.emit("consumer.removed", {"queue": consumer.queue})
+            self.environment.bus.emit("consumer.removed", {"queue": consumer.queue})
 
     def _serve(self, member: _Member, connection: Connection, group: asyncio.TaskGroup) -> None:
         several: tuple[Consumer | PeriodicSender, ...] = (*member.consumers, *member.periodic)
@@ -361,7 +362,7 @@ class Service:
             raise  # the message was not sent, and `delivery.abandoned` reports the run
         except BrokerError as error:
             self.upkeep.report(message, error)
-            self.world.bus.emit(
+            self.environment.bus.emit(
                 "publish.failed",
                 {
                     "exchange": message.exchange,
@@ -397,9 +398,9 @@ class Service:
             "message_type": properties and properties.type,
         }
         if is_on_loop():
-            self.world.bus.emit(name, details)
+            self.environment.bus.emit(name, details)
         elif self.outlet.loop is not None:
-            self.outlet.loop.call_soon_threadsafe(self.world.bus.emit, name, details)
+            self.outlet.loop.call_soon_threadsafe(self.environment.bus.emit, name, details)
 
     async def run(self) -> Report:
         """Run until `stop`. Raise errors that a new connection cannot repair."""
@@ -440,7 +441,9 @@ class Service:
             await self._publisher.close()
 
     async def _shut_down(self) -> Report:
-        shutdown = Shutdown(self.consumers, self._stopping, self.world.bus, self.options.grace)
+        shutdown = Shutdown(
+            self.consumers, self._stopping, self.environment.bus, self.options.grace
+        )
         report = await shutdown.run()
         return replace(report, handled=report.handled + self._handled_by_removed)
 

@@ -25,7 +25,7 @@ from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Decision, Effect, Hold, Publish, Settle, Settlement
 from hopback.policy.effects import Occasion, effects, failure_said, park_raw
-from hopback.runtime.answer import DONE, Answer, AroundBatch, ConsumeSession, HeldDelivery, Run
+from hopback.runtime.answer import DONE, Answer, BatchObserver, ConsumeSession, HeldDelivery, Run
 from hopback.runtime.context import Send, context_with
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Message
     from hopback.runtime.failures import FailedRuns
-    from hopback.runtime.quarantine import Survivor
+    from hopback.runtime.quarantine import SupervisorLink
     from hopback.topology.plan import Plan
 
 
@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 class Environment:
     """The environment of the runtime: clock, random numbers, host and observers.
 
-    `witness` receives every exception of a failed run, because events carry no objects. `around`
-    wraps the runs of every handler, as `tracing.trace_run` does. `around_batch` wraps the handling of
-    every batch, as `tracing.trace_batch` does. `backoff` is the wait before a failed step is
-    repeated, `reconnect` the wait before a lost connection is opened again. `lineage` generates the
-    common token of the copies of one message. It must never return the same text twice. `survivor`
-    outlives this process and can report the message that killed it.
+    - `backoff`: the wait before a failed step is repeated.
+    - `reconnect`: the wait before a lost connection is opened again.
+    - `on_exception`: receives every exception of a failed run, because events carry no objects.
+    - `wrap_run`: wraps the runs of every handler, as `tracing.trace_run` does.
+    - `observe_batch`: wraps the handling of every batch, as `tracing.trace_batch` does.
+    - `make_copy_id`: generates the id that all copies of one message share. Each result must be unique.
+    - `supervisor`: the parent process, which knows the message that killed an earlier process.
     """
 
     bus: Bus = field(default_factory=Bus)
@@ -55,11 +56,11 @@ class Environment:
     host: str = field(default_factory=socket.gethostname)
     backoff: Backoff = field(default_factory=lambda: Backoff(first=0.5, most=30.0))
     reconnect: Backoff = field(default_factory=Backoff)
-    witness: Callable[[BaseException], object] | None = None
-    around: Callable[[Run, Plan], Run] | None = None
-    around_batch: AroundBatch | None = None
-    lineage: Callable[[], str] = lambda: secrets.token_hex(12)
-    survivor: Survivor | None = None
+    on_exception: Callable[[BaseException], object] | None = None
+    wrap_run: Callable[[Run, Plan], Run] | None = None
+    observe_batch: BatchObserver | None = None
+    make_copy_id: Callable[[], str] = lambda: secrets.token_hex(12)
+    supervisor: SupervisorLink | None = None
 
 
 class _Abandoned(Exception):
@@ -73,7 +74,7 @@ class Settling:
         self,
         plan: Plan,
         publish: Send,
-        world: Environment,
+        environment: Environment,
         *,
         dead_letters_park: bool = False,
         longest_delay_ms: int = 0,
@@ -92,9 +93,9 @@ class Settling:
         self.trouble: str = ""
         """Why the last of them failed. Empty if none is held."""
         self._publish = publish
-        self._world = world
+        self._environment = environment
         self._dead_letters_park = dead_letters_park
-        self._context = context_with(None, (), world.clock)
+        self._context = context_with(None, (), environment.clock)
 
     @property
     def kept(self) -> int:
@@ -110,8 +111,8 @@ class Settling:
         """Settle a delivery by its answer. Returns False if it stays unsettled, which is reported."""
         if answer.error is not None:
             # Show the exception of a failed run to the witness, if there is one.
-            if self._world.witness is not None:
-                self._world.witness(answer.error)
+            if self._environment.on_exception is not None:
+                self._environment.on_exception(answer.error)
             if self._failed is not None:
                 context = self._context(taken.delivery, self.plan, self._publish)
                 self._failed.tell(answer.error, answer.failure, context)
@@ -128,7 +129,7 @@ class Settling:
             return False
         if isinstance(decision, decided.Keep):
             self._kept.append(taken)
-        if self._world.bus.active:
+        if self._environment.bus.active:
             self._record(taken, answer, decision, duration)
         return not isinstance(decision, decided.Keep)
 
@@ -154,15 +155,15 @@ class Settling:
         """Report a delivery that was not settled. The broker will redeliver it."""
         if not taken.session.ended.is_set():
             self._kept.append(taken)
-        if self._world.bus.active:
+        if self._environment.bus.active:
             fields = self._fields(taken, duration) | {"reason": reason}
-            self._world.bus.emit("delivery.abandoned", fields)
+            self._environment.bus.emit("delivery.abandoned", fields)
 
     def acknowledge(self, taken: HeldDelivery, duration: float) -> bool:
         """Acknowledge a successful run that is only counted. Returns False if the full path is
         needed.
         """
-        tallies = self._world.bus.tallies(self.plan.queue)
+        tallies = self._environment.bus.tallies(self.plan.queue)
         if tallies is None:
             return False
         try:
@@ -189,7 +190,7 @@ class Settling:
         except _Abandoned as abandoned:
             self.abandon(taken, 0.0, str(abandoned))
         else:
-            self._world.bus.emit("delivery.copy", self._fields(taken, 0.0))
+            self._environment.bus.emit("delivery.copy", self._fields(taken, 0.0))
         return True
 
     def _remember(self, taken: HeldDelivery) -> None:
@@ -217,7 +218,7 @@ class Settling:
             answer.outcome,
             plan,
             version=taken.session.version,
-            chance=self._world.chance(),
+            chance=self._environment.chance(),
             dead_letters_park=self._dead_letters_park,
             longest_delay_ms=self._longest_delay_ms,
             reading=taken.reading(self.plan),
@@ -227,11 +228,11 @@ class Settling:
         if decision is _ACK:
             return _ACKED
         occasion = Occasion(
-            self._world.clock.now(),
-            self._world.host,
+            self._environment.clock.now(),
+            self._environment.host,
             answer.failure,
             answer.status,
-            self._world.lineage(),
+            self._environment.make_copy_id(),
         )
         return effects(
             decision, taken.delivery, self.plan, occasion, reading=taken.reading(self.plan)
@@ -274,9 +275,9 @@ class Settling:
             while True:
                 failures += 1
                 self.trouble = f"{type(error).__name__}: {error}"
-                wait = self._world.backoff.delay(failures, self._world.chance())
+                wait = self._environment.backoff.delay(failures, self._environment.chance())
                 failed = _failure_fields(answer, self.trouble)
-                self._world.bus.emit(
+                self._environment.bus.emit(
                     "delivery.held", self._fields(taken, 0.0) | failed | {"retry_in": wait}
                 )
                 await _pause(taken, wait)
@@ -314,7 +315,7 @@ class Settling:
         fields = self._fields(taken, duration) | extra
         if name in _FAILURES:
             fields |= _failure_fields(answer, getattr(decision, "reason", ""))
-        self._world.bus.emit(name, fields)
+        self._environment.bus.emit(name, fields)
 
     def _fields(self, taken: HeldDelivery, duration: float) -> dict[str, Any]:
         """Return the common fields of a delivery's events."""

@@ -123,14 +123,14 @@ class SlowRuns:
         self,
         plan: Plan,
         work: Work,
-        world: Environment,
+        environment: Environment,
         *,
         deadline: float | None = None,
         timeout: float | None = None,
     ) -> None:
         self._plan = plan
         self._work = work
-        self._world = world
+        self._environment = environment
         self._stuck_s = max(_STUCK_S, deadline or 0.0)
         self._slow_s = _SLOW_S
         self._timeout: float | None = None
@@ -209,7 +209,7 @@ class SlowRuns:
             "message_id": taken.delivery.properties.message_id,
             "duration": seconds,
         }
-        self._world.bus.emit(name, fields | more)
+        self._environment.bus.emit(name, fields | more)
 
     def on_timeout(self, session: ConsumeSession, timeout: float) -> None:
         """The broker closed the session's channel because of a consumer timeout (0: of unknown length)."""

@@ -50,26 +50,26 @@ _RECHECK_S = 1.0
 class Upkeep:
     """Checks and restores the topology of one application on its current connection.
 
-    `theirs` are queues that another library declares. The check for hazards assumes that they exist.
+    `foreign_queues` are queues that another library declares. The check for hazards assumes that they exist.
     """
 
     def __init__(
         self,
         topology: Topology,
         ownership: Ownership,
-        world: Environment,
+        environment: Environment,
         *,
         accept: Collection[str] = (),
-        theirs: Sequence[Queue] = (),
+        foreign_queues: Sequence[Queue] = (),
     ) -> None:
         self.topology: Topology = topology
         """The topology of the application and of the added ones."""
         self._own = topology
         self._added: list[Topology] = []
         self._ownership = ownership
-        self._world = world
+        self._environment = environment
         self._accept = accept
-        self._theirs = tuple(theirs)
+        self._foreign_queues = tuple(foreign_queues)
         self._requested = asyncio.Event()
         self._unrouted: set[str] = set()
         self._new: set[str] = set()
@@ -163,7 +163,7 @@ class Upkeep:
 
     def _report_hazards(self, topology: Topology, version: BrokerVersion) -> None:
         """Emit each warning. Raise UnsafeOperation for errors that are not in `accept`."""
-        topology = replace(topology, queues=(*topology.queues, *self._theirs))
+        topology = replace(topology, queues=(*topology.queues, *self._foreign_queues))
         findings = check(topology, version)
         errors = [
             one
@@ -179,7 +179,7 @@ class Upkeep:
         for one in findings:
             if one.severity is not Severity.INFO:
                 fields = {"rule": one.rule, "place": one.place, "text": one.explanation}
-                self._world.bus.emit("topology.warning", fields)
+                self._environment.bus.emit("topology.warning", fields)
 
     async def usable(self, queue: str, connection: Connection, since: float) -> str:
         """Return why the queue cannot be consumed, or "". Check again unless that was done after `since`."""
@@ -207,7 +207,7 @@ class Upkeep:
             if name not in self._reported:
                 self._reported.add(name)
                 why = f"{error}. This application does not create objects (ownership `external`)"
-                self._world.bus.emit("topology.unusable", {"object": name, "reason": why})
+                self._environment.bus.emit("topology.unusable", {"object": name, "reason": why})
         else:
             self._unrouted.add(message.exchange)
             self._requested.set()
@@ -223,7 +223,9 @@ class Upkeep:
         self._connection = connection
         while True:
             await self._requested.wait()
-            await asyncio.sleep(self._world.backoff.delay(fruitless + 1, self._world.chance()))
+            await asyncio.sleep(
+                self._environment.backoff.delay(fruitless + 1, self._environment.chance())
+            )
             self._requested.clear()
             repaired = await self._restore(connection, since=self._time())
             fruitless = 0 if repaired else fruitless + 1
@@ -234,7 +236,7 @@ class Upkeep:
         The interval is random, so that processes that were started together do not check together.
         """
         while self._ownership is not Ownership.EXTERNAL:
-            await asyncio.sleep(every * (0.75 + self._world.chance() / 2))
+            await asyncio.sleep(every * (0.75 + self._environment.chance() / 2))
             with suppress(BrokerError):  # the session ends when the connection is lost
                 if self.troubles or not await is_complete(connection, self.topology):
                     await self._restore(connection, since=self._time())
@@ -259,9 +261,11 @@ class Upkeep:
             new, self._new = self._new, set()
             for name in found.created:
                 if name not in new:
-                    self._world.bus.emit("topology.restored", {"object": name})
+                    self._environment.bus.emit("topology.restored", {"object": name})
             for name, reason in troubles.items():
                 if self.troubles.get(name) != reason:
-                    self._world.bus.emit("topology.unusable", {"object": name, "reason": reason})
+                    self._environment.bus.emit(
+                        "topology.unusable", {"object": name, "reason": reason}
+                    )
             self.troubles = troubles
             return bool(found.created)

@@ -31,7 +31,7 @@ class Host:
     """Where a system runs when all of it runs in one process.
 
     `database` and `folder` are the system's own; `url` is where its web application is served,
-    without a slash at the end. `environment` holds its settings, as in a process of its own.
+    without a slash at the end. `variables` holds its settings, as in a process of its own.
     """
 
     broker: Broker
@@ -39,8 +39,8 @@ class Host:
     folder: Path
     url: str
     hardened: bool = False
-    world: Environment = field(default_factory=Environment)
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Environment = field(default_factory=Environment)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ async def running(
     host: Host, app: App, options: ServiceOptions | None = None
 ) -> AsyncIterator[Service]:
     """Run an application for as long as the block lasts; what keeps it from starting is raised."""
-    service = Service(app, host.broker, options=options, world=host.world)
+    service = Service(app, host.broker, options=options, environment=host.environment)
     running = asyncio.create_task(service.run(), name=f"{app.name} service")
     try:
         ready = asyncio.ensure_future(service.ready.wait())

@@ -154,19 +154,19 @@ class AppTest(EventRecord):
                     "`in_virtual_time`, with waits of milliseconds, or on the embedded broker"
                 )
             await self._live.open()
-        world = Environment(
+        environment = Environment(
             bus=Bus(self._note),
             clock=self._clock,
             chance=lambda: self._chance,
             host="test",
-            witness=self.failures.append,
+            on_exception=self.failures.append,
         )
         self._embedded.node.listen(lambda _event: self._stirred.set())
         with ExitStack() as stack:
             for provider, replacement in self._overrides.items():
                 stack.enter_context(self.app.override(provider, replacement))
             self.service: Service = Service(
-                self.app, self._used, options=self._options, world=world
+                self.app, self._used, options=self._options, environment=environment
             )
         self._running = asyncio.create_task(self.service.run(), name="app under test")
         await first_of(self._running, self.service.ready.wait())

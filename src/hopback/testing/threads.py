@@ -197,11 +197,11 @@ class AppThread(EventRecord):
             self._ready.set()
 
     async def _serve(self) -> None:
-        world = Environment(bus=Bus(self._note), host="test")
+        environment = Environment(bus=Bus(self._note), host="test")
         with ExitStack() as stack:
             for provider, replacement in self._overrides.items():
                 stack.enter_context(self._app.override(provider, replacement))
-            service = Service(self._app, RabbitMQ(self._url), world=world)
+            service = Service(self._app, RabbitMQ(self._url), environment=environment)
         self._loop, self._service = asyncio.get_running_loop(), service
         running = asyncio.create_task(service.run())
         await first_of(running, service.ready.wait())

@@ -84,7 +84,7 @@ async def test_the_whole_system_in_one_process(
 ) -> None:
     """A picture completes; a broken one fails, is parked, is repaired, re-driven and completes."""
     host = Host(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
-    async with SYSTEM.start(replace(host, environment=_SETTINGS)) as started:
+    async with SYSTEM.start(replace(host, variables=_SETTINGS)) as started:
         transport = httpx.ASGITransport(app=started.web)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url=host.url) as http:
             client = _Client(http)

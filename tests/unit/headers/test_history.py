@@ -65,7 +65,7 @@ def test_a_history_is_everything_our_headers_tell() -> None:
         "attempts": 2,
         "snoozes": 1,
         "failure": Failure("E", "m", first=1.0),
-        "lineage": "a1b2",
+        "copy_id": "a1b2",
         "redrives": 4,
         "redrive_job": "job-7",
         "origin_exchange": "x",
@@ -82,7 +82,7 @@ def test_counts_of_another_queue_are_not_ours() -> None:
     """A copy that reached another queue keeps its origin and re-drives and loses its counts."""
     found = read_history(_headers(), "audit")
     assert (found.attempts, found.snoozes, found.failure) == (0, 0, None)
-    assert found.lineage is None
+    assert found.copy_id is None
     assert (found.redrives, found.origin_routing_key) == (4, "k")
 
 

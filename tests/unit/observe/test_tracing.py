@@ -43,7 +43,7 @@ class _Traces:
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = provider.get_tracer("test")
-        self.around: Callable[[Run, Plan], Run] | None = partial(trace_run, tracer=self.tracer)
+        self.wrap_run: Callable[[Run, Plan], Run] | None = partial(trace_run, tracer=self.tracer)
 
     @property
     def spans(self) -> tuple[ReadableSpan, ...]:
@@ -61,7 +61,9 @@ class _Traces:
                 over.set()
 
         broker = EmbeddedBroker()
-        service = Service(app, broker, world=Environment(bus=Bus(listen), around=self.around))
+        service = Service(
+            app, broker, environment=Environment(bus=Bus(listen), wrap_run=self.wrap_run)
+        )
         running = asyncio.create_task(service.run())
         await service.ready.wait()
         await service.app.publish(queue, {}, message_id="m-1", headers=headers)
@@ -151,7 +153,7 @@ def test_what_a_handler_publishes_carries_the_current_span(in_thread: bool) -> N
 def test_without_tracing_the_trace_is_passed_on_as_it_came() -> None:
     """A service that does not trace breaks no trace."""
     traces = _Traces()
-    traces.around = None
+    traces.wrap_run = None
     app = App("shop")
     seen: list[object] = []
 
@@ -195,8 +197,8 @@ def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
         over = asyncio.Event()
         bus = Bus(lambda name, _fields: over.set() if name == "batch.handled" else None)
         around = partial(trace_batch, tracer=traces.tracer)
-        world = Environment(bus=bus, around_batch=around)
-        service = Service(app, EmbeddedBroker(), world=world)
+        environment = Environment(bus=bus, observe_batch=around)
+        service = Service(app, EmbeddedBroker(), environment=environment)
         running = asyncio.create_task(service.run())
         await service.ready.wait()
         for row, headers in ((1, _CARRIED), (2, {}), (3, {"traceparent": "no trace"})):

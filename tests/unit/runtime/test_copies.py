@@ -9,7 +9,7 @@ import pytest
 
 from hopback import App, Context, Outcome, Retry
 from hopback.broker import EmbeddedBroker
-from hopback.headers.names import ATTEMPTS, LINEAGE, QUEUE
+from hopback.headers.names import ATTEMPTS, COPY_ID, QUEUE
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import RedriveRequest, Selection
@@ -180,7 +180,7 @@ async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempt
         await test.drain()
         for _ in range(2):
             (parked,) = test.broker.snapshot().queue("orders.dlq").messages
-            assert LINEAGE not in parked.properties.headers
+            assert COPY_ID not in parked.properties.headers
             async with Operations(
                 ManagedBroker(test.broker, topologies=[test.app.topology])
             ) as operations:
@@ -199,8 +199,8 @@ async def test_forged_lineage_drops_only_the_equal_message_of_the_forger_and_say
         producer = await test.broker.connect("producer")
         channel = await producer.open_channel()
 
-        def forged(body: bytes, lineage: str) -> Message:
-            headers: dict[str, FieldValue] = {LINEAGE: lineage, ATTEMPTS: 1, QUEUE: "orders"}
+        def forged(body: bytes, copy_id: str) -> Message:
+            headers: dict[str, FieldValue] = {COPY_ID: copy_id, ATTEMPTS: 1, QUEUE: "orders"}
             properties = Properties(message_id="m", delivery_mode=2, headers=headers)
             return Message("", "orders", body, properties)
 

@@ -104,7 +104,7 @@ def _app(*, fails: bool = False) -> App:
 async def test_what_a_handler_needs_is_opened_once_and_closed_around_the_settlement() -> None:
     """A transaction before the message is settled, the rest after it, the database at the end."""
     async with AppTest(_app()) as test:
-        test.service.world.bus.subscribe(lambda name, _: DIARY.append(name))
+        test.service.environment.bus.subscribe(lambda name, _: DIARY.append(name))
         await test.publish("orders", {"id": 7}, message_id="m1")
         assert await test.drain() == Tally(done=1)
     happened = [line for line in DIARY if not line.startswith(("connection", "consumer", "shut"))]

@@ -267,13 +267,13 @@ async def test_a_message_that_can_be_moved_nowhere_is_kept_and_said() -> None:
     assert found is not None
     huge = Properties(headers={f"h{n}": "x" * 1000 for n in range(140)})
     delivery = Received(plan.queue, "", plan.queue, b"{}", huge, tag=found.tag)
-    world = Environment(bus=Bus(lambda name, fields: said.append((name, fields["retry_in"]))))
+    environment = Environment(bus=Bus(lambda name, fields: said.append((name, fields["retry_in"]))))
     session = ConsumeSession(channel, connection.version)
 
     async def publish(_message: Message, _ended: object = None, /) -> None:
         raise AssertionError("nothing may be published")
 
-    settling = Settling(plan, publish, world)
+    settling = Settling(plan, publish, environment)
     assert not await settling.conclude(HeldDelivery(delivery, session), Answer(Park("no")), 0.0)
     assert said == [("delivery.held", None)]
     assert settling.kept == 1
@@ -294,12 +294,12 @@ async def test_an_unexpected_error_before_settlement_leaves_the_message_where_it
     await channel.publish(Message("", plan.queue, b"{}"))
     found = await channel.get(plan.queue)
     assert found is not None
-    world = Environment(bus=Bus(lambda name, fields: said.append((name, fields["reason"]))))
+    environment = Environment(bus=Bus(lambda name, fields: said.append((name, fields["reason"]))))
 
     async def publish(_message: Message, _ended: object = None, /) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
-    settling = Settling(plan, publish, world)
+    settling = Settling(plan, publish, environment)
     taken = HeldDelivery(found, ConsumeSession(channel, connection.version))
     assert not await settling.conclude(taken, Answer(Retry("no")), 0.0)
     mistake = "ZeroDivisionError: a mistake of ours"

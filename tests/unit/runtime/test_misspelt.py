@@ -162,11 +162,11 @@ async def test_rule_that_raises_does_not_apply(rule: Rule) -> None:
         assert Health(test.service, time=lambda: 0.0).ready().ok
 
 
-def _broken_around_batch(*_: object) -> Any:
+def _broken_batch_observer(*_: object) -> Any:
     raise RuntimeError("the tracer is broken")
 
 
-def _broken_around(*_: object) -> Any:
+def _broken_wrap(*_: object) -> Any:
     async def run(_delivery: object) -> Any:
         raise RuntimeError("the tracer is broken")
 
@@ -184,13 +184,13 @@ async def test_message_follows_its_plan_if_code_around_its_run_fails(
     else:
         app.batch("orders", retry=["1s"], attempts=2)(_insert)
     said: list[tuple[str, Any]] = []
-    world = Environment(
+    environment = Environment(
         bus=Bus(lambda name, fields: said.append((name, fields.get("reason")))),
-        around=_broken_around,
-        around_batch=_broken_around_batch,
+        wrap_run=_broken_wrap,
+        observe_batch=_broken_batch_observer,
     )
     broker = EmbeddedBroker()
-    service = Service(app, broker, world=world)
+    service = Service(app, broker, environment=environment)
     running = asyncio.create_task(service.run())
     await service.ready.wait()
     Producer(broker.node).send(compose("orders", {}))

@@ -248,7 +248,7 @@ async def test_an_overdue_thread_is_reported_and_settles_nothing_until_it_return
 
     app = _app(lambda: release.wait(10) and None, deadline=0.01)
     broker = EmbeddedBroker()
-    service = Service(app, broker, world=Environment(bus=Bus(listen)))
+    service = Service(app, broker, environment=Environment(bus=Bus(listen)))
     running = asyncio.create_task(service.run())
     await service.ready.wait()
     await app.publish("orders", {})

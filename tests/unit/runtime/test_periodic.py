@@ -147,7 +147,7 @@ async def _served(
         if name == "periodic.clock":
             told.append(round(fields["seconds"]))
 
-    service = Service(_app(ids, **options), broker, world=Environment(Bus(note), clock=clock))
+    service = Service(_app(ids, **options), broker, environment=Environment(Bus(note), clock=clock))
     running = asyncio.create_task(service.run())
     await service.ready.wait()
     yield

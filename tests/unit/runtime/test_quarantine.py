@@ -20,7 +20,7 @@ from hopback.headers import read_history
 from hopback.observe.events import Bus
 from hopback.runtime import Properties, assembly
 from hopback.runtime.processes import deaths_in
-from hopback.runtime.quarantine import Quarantine, Survivor
+from hopback.runtime.quarantine import Quarantine, SupervisorLink
 from hopback.runtime.service import Service
 from hopback.runtime.settling import Environment
 from hopback.testing import AppTest, in_virtual_time
@@ -76,11 +76,11 @@ class _Parent:
                     socket.dead = True
                     socket.cut()
 
-            world = Environment(
+            environment = Environment(
                 bus=Bus(lambda name, _fields: self.events.append(name)),
-                survivor=Survivor(told.append, dict(self.deaths)) if supervised else None,
+                supervisor=SupervisorLink(told.append, dict(self.deaths)) if supervised else None,
             )
-            service = Service(self.make_app(die), socket, world=world)
+            service = Service(self.make_app(die), socket, environment=environment)
             running = asyncio.ensure_future(service.run())
             try:
                 waiting: set[asyncio.Future[Any]] = {died, running}
@@ -476,7 +476,7 @@ async def _rolling_restart(messages: int) -> float:
         return made
 
     def started() -> tuple[Service, asyncio.Task[Any]]:
-        service = Service(app(), broker, world=Environment(bus=Bus()))
+        service = Service(app(), broker, environment=Environment(bus=Bus()))
         return service, asyncio.ensure_future(service.run())
 
     connection = await broker.connect("producer")

@@ -30,11 +30,11 @@ _EVERY = 5.0
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
     """Start the event bus. The sample receiver plays the services, under `/receiver`."""
-    read = EventBusSettings.read(host.environment)
+    read = EventBusSettings.read(host.variables)
     endpoints = endpoints_at(f"{host.url}/receiver", tuple(read.endpoints))
     settings = replace(read, endpoints=endpoints, hardened=host.hardened)
-    sample = Mount("/receiver", receiver(host.world.clock))
-    web = api(settings, host.broker, host.world.clock, (sample,))
+    sample = Mount("/receiver", receiver(host.environment.clock))
+    web = api(settings, host.broker, host.environment.clock, (sample,))
     async with running(host, push_app(settings)) as service, opened(web):
         yield Running((service,), web)
 

@@ -55,10 +55,10 @@ _PARTS_MODULE = "hopback.systems.file_pipeline.parts"
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    read = PipelineSettings.read(host.environment)
+    read = PipelineSettings.read(host.variables)
     settings = replace(read, database=host.database, folder=host.folder, hardened=host.hardened)
-    runtime = PartRuntime(settings, host.world.clock)
-    web = gateway(settings, host.broker, host.world.clock)
+    runtime = PartRuntime(settings, host.environment.clock)
+    web = gateway(settings, host.broker, host.environment.clock)
     async with running(host, pipeline_app(runtime)) as service, opened(web):
         yield Running((service,), web)
 

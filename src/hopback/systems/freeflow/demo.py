@@ -28,7 +28,7 @@ _EVERY = 4.0
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    read = FreeFlowSettings.read(host.environment)
+    read = FreeFlowSettings.read(host.variables)
     settings = replace(read, database=host.database, hardened=host.hardened)
     web = create_api(settings, host.broker)
     async with running(host, create_consumers(settings)) as service, opened(web):

@@ -30,7 +30,7 @@ _EVERY = 5.0
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    read = RaffleSettings.read(host.environment)
+    read = RaffleSettings.read(host.variables)
     settings = replace(read, database=host.database, hardened=host.hardened)
     web = create_api(settings, host.broker)
     async with running(host, create_consumer(settings)) as service, opened(web):

@@ -31,7 +31,7 @@ _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    read = RatatoskrSettings.read(host.environment)
+    read = RatatoskrSettings.read(host.variables)
     settings = replace(read, database=host.database, hardened=host.hardened)
     web, options = create_api(settings, host.broker), ServiceOptions(accept=_KNOWN)
     async with running(host, create_consumer(settings), options) as service, opened(web):
