@@ -30,7 +30,8 @@ _QUIET_S = 60.0
 transaction may still be open. Afterwards one look in this time finds the messages of other writers."""
 
 _GATHER_S = 0.01
-"""Seconds between a nudge and the sweep. One sweep then publishes the messages of several transactions."""
+"""Seconds between a nudge and the sweep. One sweep then publishes the messages of several transactions. In
+virtual time the sweep starts at once, so that a test does not end before its messages are published."""
 
 _Series: TypeAlias = "list[Pending]"
 
@@ -122,7 +123,8 @@ class Relay:
             try:
                 async with asyncio.timeout(self._idle):
                     await self._nudged.wait()
-                await asyncio.sleep(_GATHER_S)
+                if not is_time_virtual():
+                    await asyncio.sleep(_GATHER_S)
                 return
             except TimeoutError:
                 if not self._may_skip_look(looked_at):

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback import App, Context, Park, Snooze
+from hopback import App, Context, Park, Snooze, compose
 from hopback.broker.embedded import VirtualTimeLoop
 from hopback.errors import PublishRefused, Returned
+from hopback.store import Database
 from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 
 if TYPE_CHECKING:
@@ -325,3 +326,29 @@ async def test_wrong():
         check=False,
     )
     assert "1 failed, 1 passed" in done.stdout
+
+
+def test_drain_waits_for_the_outbox_of_a_database(tmp_path: Path) -> None:
+    """A database at module level serves one test after another."""
+    database = Database(f"sqlite:///{tmp_path / 'shop.db'}")
+    app = App("shop", lifespan=database.lifespan)
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(order: dict[str, int], context: Context) -> None:
+        async with database.transaction() as tx:
+            if await tx.first_time("orders", context.delivery):
+                await tx.send(compose("invoices", order))
+
+    @app.handler("invoices", retry=["30s"])
+    async def invoice(order: dict[str, int]) -> None: ...
+
+    @in_virtual_time
+    async def play(number: int) -> None:
+        async with AppTest(app) as test:
+            for _ in range(2):
+                await test.publish("orders", {"id": number}, message_id=str(number))
+            await test.drain()
+            test.assert_done("invoices", times=1)
+
+    for number in range(3):
+        play(number)
