@@ -105,9 +105,6 @@ _IN_ANOTHER_SENSE = {
     # The word of Dramatiq for what handles a message.
     "tests.clients.programs.dramatiq_client": {"actor"},
     "tests.frameworks.dramatiq_app": {"actor"},
-    "tests.unit.ops.jobs.test_return_watch": {
-        "test_a_cause_that_is_not_repaired_stops_the_job_in_its_first_stage"
-    },
 }
 
 

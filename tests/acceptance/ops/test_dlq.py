@@ -40,7 +40,7 @@ _PATIENCE_S = 40.0
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Somebody with the installed command, a broker and a store of jobs."""
+    """An operator with the installed command, a broker and a job store."""
 
     installed: Installed
     url: str
@@ -72,7 +72,7 @@ class Operator:
 
 
 class Seat:
-    """A process on a terminal of its own."""
+    """A process with a terminal."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._ours, theirs = pty.openpty()
@@ -98,7 +98,7 @@ class Seat:
         os.close(self._ours)
 
     def until(self, condition: Any) -> None:
-        """Read the screen until it shows what is waited for."""
+        """Read the screen until it shows the pattern."""
         deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
@@ -107,7 +107,7 @@ class Seat:
             time.sleep(0.02)
 
     def _read(self) -> bool:
-        """Take what has come; whether more may come."""
+        """Read pending output and return whether more may come."""
         try:
             chunk = os.read(self._ours, 65536)
         except BlockingIOError:
@@ -202,7 +202,7 @@ def _dead_letter(number: int, queue: str) -> Message:
 
 
 def _taken(url: str, queue: str) -> list[Delivery]:
-    """Everything that is ready in a queue; it stays there."""
+    """All ready messages of a queue, which stay there."""
 
     async def taking(connection: Any) -> list[Delivery]:
         channel = await connection.open_channel()
@@ -220,8 +220,8 @@ def _lines(ran: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
-def test_looking_harms_nothing(operator: Operator) -> None:
-    """Count and peek: the queue is as it was, and nothing hostile reaches a terminal."""
+def test_count_and_peek_leave_queue_unchanged(operator: Operator) -> None:
+    """No control character reaches the terminal."""
     _park(operator.url, 7)
     groups = _lines(operator.run("dlq", "groups", _DLQ))
     assert [(one["key"], one["count"]) for one in groups] == [("aaaa1111", 4), ("bbbb2222", 3)]
@@ -234,8 +234,8 @@ def test_looking_harms_nothing(operator: Operator) -> None:
     assert [one.properties.message_id for one in left] == [f"m-{n}" for n in range(7)]
 
 
-def test_a_redrive_asks_and_does_what_it_showed(operator: Operator) -> None:
-    """The plan, a question, a reason; then the messages are in the queue that failed."""
+def test_redrive_asks_for_confirmation_and_reason(operator: Operator) -> None:
+    """The plan is shown first. Then the messages are in the queue that failed."""
     _park(operator.url, 9)
     act = ("dlq", "redrive", _DLQ, "--to", "failed-queue", "--filter", "group:aaaa1111")
     code, screen = operator.answering(*act, answers=("n",))
@@ -255,8 +255,8 @@ def test_a_redrive_asks_and_does_what_it_showed(operator: Operator) -> None:
     assert (job["reason"], job["counts"]["done"]) == ("the cause is repaired", 6)
 
 
-def test_ctrl_c_puts_a_job_down_and_resume_takes_it_up(operator: Operator) -> None:
-    """In the middle: what is in flight ends well, the rest is done by the command that is printed."""
+def test_ctrl_c_pauses_job_and_printed_command_resumes_it(operator: Operator) -> None:
+    """Messages in flight are completed first."""
     _park(operator.url, 120)
     act = ("dlq", "redrive", _DLQ, "--to", "failed-queue", "--yes", "--reason", "x", "--rate", "60")
     with operator.at_terminal(*act) as seat:
@@ -275,8 +275,8 @@ def test_ctrl_c_puts_a_job_down_and_resume_takes_it_up(operator: Operator) -> No
     assert ids == [f"m-{n}" for n in range(120)]
 
 
-def test_a_job_is_steered_from_another_process(operator: Operator) -> None:
-    """Pause and cancel reach it through the store; its own process says how it ended."""
+def test_job_is_paused_and_cancelled_from_another_process(operator: Operator) -> None:
+    """The requests go through the store. The job's process prints the final state."""
     _park(operator.url, 50)
     act = ("dlq", "redrive", _DLQ, "--to", "failed-queue", "--yes", "--reason", "x", "--rate", "2")
     with operator.at_terminal(*act) as seat:
@@ -291,10 +291,9 @@ def test_a_job_is_steered_from_another_process(operator: Operator) -> None:
     assert len(_taken(operator.url, _MAIN)) + len(_taken(operator.url, _DLQ)) == 50
 
 
-def test_a_discard_wants_the_name_and_its_file_brings_everything_back(
+def test_discard_requires_queue_name_and_import_restores_messages(
     operator: Operator, tmp_path: Path
 ) -> None:
-    """Typed wrong nothing goes; typed right all goes into a file, and import brings it back exactly."""
     _park(operator.url, 6)
     before = _taken(operator.url, _DLQ)
     file = str(tmp_path / "gone.ndjson")

@@ -80,12 +80,12 @@ class _Service:
         self._process.communicate()
 
     def get(self, path: str) -> Any:
-        """What the HTTP API answers."""
+        """Return the JSON response of the HTTP API."""
         with urllib.request.urlopen(self.url + path, timeout=20) as answer:
             return json.load(answer)
 
     def command(self, *arguments: str, form: str = "table") -> str:
-        """What the command prints, asked through this service."""
+        """Run the command against this service and return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "hopback", *arguments, "--server", self.url, "-o", form],
             capture_output=True,
@@ -104,10 +104,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.waits(60)
-def test_the_night_is_lived_through(
+def test_incident_is_found_redriven_and_survives_crash(
     browser: Browser, rabbitmq: SharedNode, amqp_url: str, tmp_path: Path
 ) -> None:
-    """What broke is seen, a careful re-drive stops in time, a crash is told, the rest goes home."""
+    """The errors are shown, a ramped re-drive stops in time, a crash is reported, and the remaining
+    messages return.
+    """
     management = rabbitmq.management_url
     with (
         Incident(amqp_url, orders=_ORDERS) as incident,
@@ -134,7 +136,10 @@ def test_the_night_is_lived_through(
 
 
 def _see_everything_at_once(page: Page) -> None:
-    """Twelve queues on a screen, the heaviest first; what nobody knows is asked, and then listed."""
+    """See twelve queues on one screen, fullest first.
+
+    Unknown queues are offered and then listed.
+    """
     page.goto("/")
     page.get_by_role("button", name="I know").click()
     rows = page.locator("table.queues tbody tr")
@@ -143,7 +148,7 @@ def _see_everything_at_once(page: Page) -> None:
     assert twelfth is not None
     assert twelfth["y"] + twelfth["height"] <= _WIDE["height"]
     answers = page.get_by_role("button", name="Yes, list it: celery.dead")
-    for _ in range(40):  # RabbitMQ counts every 5 s, and what is asked is up to 10 s old
+    for _ in range(40):  # RabbitMQ counts every 5 s, and the page data is up to 10 s old
         if answers.count():
             break
         page.wait_for_timeout(500)
@@ -229,7 +234,7 @@ def _compare_numbers(page: Page, service: _Service, incident: Incident) -> None:
 
 
 def _find_one_order(page: Page, service: _Service) -> None:
-    """As people type it, in every queue, also in what is packed; what is found can be opened."""
+    """Search one order in all queues, also in compressed bodies, and open the result."""
     page.goto("/")
     page.get_by_label("Search in all").fill("C-00007")
     page.keyboard.press("Enter")
@@ -253,7 +258,10 @@ def _find_one_order(page: Page, service: _Service) -> None:
 
 
 def _tell_causes_apart(page: Page, service: _Service) -> None:
-    """Spring's wrapper hides no cause, its stack is one; a home-made header groups; emoji are whole."""
+    """Distinguish causes behind Spring's wrapper and by a custom header.
+
+    Stack traces and emoji are shown whole.
+    """
     page.goto("/queues/inventory.dlq")
     page.get_by_role("button", name="Look at messages").click()
     expect(page.locator(".groups > li")).to_have_count(2)
@@ -275,7 +283,10 @@ def _tell_causes_apart(page: Page, service: _Service) -> None:
 
 
 def _redrive_too_early(page: Page, service: _Service) -> str:
-    """All that match go back carefully; the first comes back, the job says so and shows it."""
+    """Re-drive all matches with a ramp.
+
+    The first message returns, and the job reports and shows it.
+    """
     page.goto("/queues/orders.dlq")
     page.get_by_role("button", name="Look at messages").click()
     page.get_by_label("or by a header or field").fill("header.x-last-error")
@@ -310,7 +321,10 @@ def _redrive_too_early(page: Page, service: _Service) -> str:
 
 
 def _survive_a_crash(page: Page, service: _Service) -> None:
-    """The page says that the service is gone, waits, and says that what it held is back."""
+    """Kill the service.
+
+    The page reports it, waits, and reports that held messages were returned.
+    """
     release = page.get_by_role("button", name="Release")
     expect(release).to_be_enabled()
     service.kill()

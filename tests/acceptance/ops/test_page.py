@@ -97,20 +97,18 @@ def _picture(page: Page, name: str, height: int = 860) -> None:
         page.set_viewport_size({"width": 1280, "height": 860})
 
 
-def test_a_look_that_takes_long_says_so_and_can_be_cancelled(
-    page: Page, server: PageServer
-) -> None:
-    """A page with its progress, which leads on to the messages by itself, or back to the queue."""
+def test_long_session_shows_progress_and_can_be_cancelled(page: Page, server: PageServer) -> None:
+    """The page continues to the messages or back to the queue."""
     assert server.service is not None
     _sign_in(page, _BOSS)
     page.goto(f"/queues/{_ORDERS}")
     faults, look = server.service.broker.faults, page.get_by_role("button", name="Look at messages")
-    faults.latency = 5.0  # seconds, for everything the broker says
+    faults.latency = 5.0  # seconds per answer of the broker
     look.click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"Looking into {_ORDERS}")
     accessible(page)
     _picture(page, "working")
-    faults.latency = 0.0  # what was said before is still on its way
+    faults.latency = 0.0  # earlier output is still in transit
     page.get_by_role("button", name="Cancel").click()
     page.wait_for_url(re.compile(rf"/queues/{_ORDERS}$"))
     faults.latency = 5.0
@@ -123,8 +121,8 @@ def test_a_look_that_takes_long_says_so_and_can_be_cancelled(
     page.wait_for_url(re.compile(rf"/queues/{_ORDERS}\?told=released"))
 
 
-def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServer) -> None:
-    """From the list to an empty queue: errors are read, a group goes back by a ramp, the rest is gone."""
+def test_operator_finds_redrives_and_discards_on_page(page: Page, server: PageServer) -> None:
+    """Errors are read, one group is re-driven with a ramp, and the other messages are discarded."""
     assert server.service is not None
     shop = server.service.shop
     _sign_in(page, _BOSS)
@@ -138,7 +136,7 @@ def test_a_person_finds_reads_redrives_and_discards(page: Page, server: PageServ
     assert len([one for one in shop.handled if one.get("trouble") == "stock"]) >= 8
     _discard_the_rest(page)
     page.goto(f"/queues/{_ORDERS}")
-    # The broker's totals are up to a tick (5 s) old; the page refreshes itself when they change.
+    # The broker's totals are up to 5 s old. The page refreshes itself when they change.
     expect(page.locator(".lead")).to_contain_text("Nothing rests here now", timeout=_TICKS_MS)
     expect(page.get_by_text("There is nothing to look at")).to_be_visible()
     for name in ("Look at messages", "Search", "Download"):
@@ -204,7 +202,9 @@ def _discard_the_rest(page: Page) -> None:
 
 
 def _answer_too_late(page: Page, held: list[Route]) -> None:
-    """What the page fetched while the job ran arrives after its end: it must not stay."""
+    """A response requested while the job ran arrives after its end and must not replace the final
+    state.
+    """
     expect(page.locator(".state")).to_be_visible()
     old = page.content()
     page.wait_for_timeout(1_000)
@@ -223,8 +223,8 @@ def _three_steps(page: Page, reason: str, button: str) -> None:
     page.wait_for_url(re.compile("/jobs/"))
 
 
-def test_a_press_and_the_focus_outlast_a_refresh(page: Page, server: PageServer) -> None:
-    """A running job's page fetches itself again and again: who presses Pause has clicked it all the same."""
+def test_click_and_focus_survive_page_refresh(page: Page, server: PageServer) -> None:
+    """The page of a running job refreshes itself repeatedly."""
     assert server.service is not None
     operations = server.service.operations
     slow = RedriveRequest(
@@ -247,14 +247,14 @@ def test_a_press_and_the_focus_outlast_a_refresh(page: Page, server: PageServer)
 
 
 def _refresh(page: Page) -> None:
-    """What the page does when it is told that the job has changed; done when the answer was dealt with."""
+    """Refresh as the page does when the job has changed, and wait for the response."""
     with page.expect_response(_JOB):
         page.evaluate("htmx.trigger('#job', 'live')")
     page.wait_for_timeout(200)  # the swap follows the answer at once
 
 
-def test_a_viewer_is_shown_numbers_and_denied_the_rest(page: Page) -> None:
-    """No payload, no act: neither by button nor by address."""
+def test_viewer_sees_numbers_and_gets_403_for_payloads(page: Page) -> None:
+    """No button and no address gives access."""
     _sign_in(page, _VIEWER)
     page.goto("/queues/payments.capture.dlq")
     expect(page.get_by_text("needs the role operator")).to_be_visible()
@@ -265,8 +265,8 @@ def test_a_viewer_is_shown_numbers_and_denied_the_rest(page: Page) -> None:
     expect(page.get_by_text("see queues, depths, jobs and topology")).to_be_visible()
 
 
-def test_the_map_is_drawn_and_shows_who_gets_a_message(page: Page) -> None:
-    """Every node is on it, under the strict policy; the asked key lights up its queue."""
+def test_map_shows_every_node_and_highlights_routed_queue(page: Page) -> None:
+    """The strict content security policy applies."""
     _sign_in(page, _BOSS)
     page.goto("/topology")
     page.locator("select[name=exchange]").select_option("shop.events")
@@ -277,8 +277,8 @@ def test_the_map_is_drawn_and_shows_who_gets_a_message(page: Page) -> None:
     _picture(page, "topology", 1120)
 
 
-def test_every_page_is_accessible(page: Page) -> None:
-    """WCAG A and AA by axe, on every view; in the dark the contrast."""
+def test_every_page_passes_axe_accessibility_checks(page: Page) -> None:
+    """The rules are WCAG A and AA. Dark mode is checked for contrast."""
     page.goto("/login")
     accessible(page)
     _sign_in(page, _BOSS)
@@ -311,7 +311,7 @@ def test_every_page_is_accessible(page: Page) -> None:
 
 
 def _change_by_patch(page: Page) -> None:
-    """A patch is corrected at its field, and the review shows what it does; on a phone, too."""
+    """Correct a patch at its field and review its effect, also on a phone."""
     field = page.get_by_label("Change each message (JSON patch)")
     field.fill("[{]")
     page.get_by_label("Why").fill("the wrong number")
@@ -331,8 +331,8 @@ def _change_by_patch(page: Page) -> None:
     page.set_viewport_size({"width": 1280, "height": 860})
 
 
-def test_it_is_usable_on_a_phone_and_by_keys(page: Page) -> None:
-    """Nothing is wider than the screen; rows are reached by j, the filter by a slash."""
+def test_pages_work_on_phone_and_by_keyboard(page: Page) -> None:
+    """No content is wider than the screen. `j` moves between rows, `/` focuses the filter."""
     page.set_viewport_size({"width": 360, "height": 740})
     _sign_in(page, _BOSS)
     for path in ["/", "/queues/payments.capture.dlq", "/jobs", "/topology", "/checks", "/you"]:
@@ -358,8 +358,8 @@ def test_it_is_usable_on_a_phone_and_by_keys(page: Page) -> None:
     expect(page.get_by_role("status")).to_contain_text("back in the queue")
 
 
-def test_a_look_that_is_over_counts_no_time_down(page: Page, server: PageServer) -> None:
-    """Somebody else, or a restart, has ended it: nothing is called held any more, and no time runs."""
+def test_ended_session_shows_no_countdown(page: Page, server: PageServer) -> None:
+    """Another operator or a restart has ended it."""
     assert server.service is not None
     operations = server.service.operations
     _sign_in(page, _BOSS)

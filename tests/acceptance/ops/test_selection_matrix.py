@@ -85,7 +85,7 @@ def _cells() -> list[_Cell]:
 
 
 class _Service:
-    """The admin service over RabbitMQ, in a thread of its own."""
+    """The admin service over RabbitMQ in a separate thread."""
 
     def __init__(self, node: SharedNode, vhost: str, exports: Path) -> None:
         self.broker = RabbitMQ(node.url + vhost)
@@ -292,7 +292,7 @@ class _Walk:
         expect(page.locator(".state")).to_have_text("completed")
 
     def export(self) -> list[int]:
-        """Download the selection; the numbers of the messages."""
+        """Download the selection and return the numbers of its messages."""
         page = self.page
         if self.cell.selection in ("chosen", "group"):
             self.look()
@@ -319,7 +319,7 @@ class _Walk:
         return [json.loads(json.loads(line)["body"])["order"] for line in lines]
 
     def finish(self) -> None:
-        """Release what is held for looking."""
+        """Release the held messages."""
         operations = self.service.operations
         for view in operations.sessions():
             self.service.do(operations.release(view.id))

@@ -42,7 +42,7 @@ def _serving(
 
 
 def _told(process: subprocess.Popen[str], pattern: str) -> str:
-    """What it says on stderr that matches, as soon as it does."""
+    """Return the first line of stderr that matches."""
     assert process.stderr is not None
     for line in process.stderr:
         found = re.search(pattern, line)
@@ -51,8 +51,7 @@ def _told(process: subprocess.Popen[str], pattern: str) -> str:
     raise AssertionError(f"it never said {pattern}")
 
 
-def test_the_wheel_brings_the_page(installed: Installed) -> None:
-    """Templates, style and vendored scripts with their licences are in it."""
+def test_wheel_contains_templates_styles_and_vendored_scripts(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as archive:
         names = set(archive.namelist())
     for name in (
@@ -62,10 +61,9 @@ def test_the_wheel_brings_the_page(installed: Installed) -> None:
         assert f"hopback/ops/page/{name}" in names
 
 
-def test_dev_mode_signs_in_by_its_link_and_ends_in_order(
+def test_dev_mode_signs_in_by_link_and_exits_with_0_on_sigterm(
     installed: Installed, tmp_path: Path
 ) -> None:
-    """Nobody comes in without; the link opens; SIGTERM ends it with 0."""
     with _serving(installed, tmp_path, "--broker", "embedded", "--dev") as process:
         link = _told(process, r"Sign in: (http://\S+)")
         base = link.partition("/login")[0]
@@ -83,10 +81,9 @@ def test_dev_mode_signs_in_by_its_link_and_ends_in_order(
         assert process.wait(_PATIENCE_S) == 0
 
 
-def test_a_broker_that_is_away_at_the_start_does_not_keep_it_from_serving(
+def test_service_starts_without_broker_and_reports_not_ready(
     installed: Installed, tmp_path: Path
 ) -> None:
-    """It comes up, says that it is not ready, and would recover by itself."""
     away = ("--broker", "amqp://guest:guest@127.0.0.1:1/", "--amqp-only")
     with _serving(installed, tmp_path, *away) as process:
         base = _told(process, r"Serving (http://\S+)")
@@ -94,10 +91,7 @@ def test_a_broker_that_is_away_at_the_start_does_not_keep_it_from_serving(
         assert httpx.get(f"{base}readyz", timeout=_PATIENCE_S).status_code == 503
 
 
-def test_bad_settings_are_told_before_anything_is_served(
-    installed: Installed, tmp_path: Path
-) -> None:
-    """The entry is named, and the code is that of a failure."""
+def test_invalid_settings_exit_with_1_before_serving(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "admin.toml").write_text('[auth.jwt]\nissuer = "i"\naudience = "a"\n')
     ran = installed.run("serve", "--broker", "embedded", "--config", "admin.toml", cwd=tmp_path)
     assert ran.returncode == 1

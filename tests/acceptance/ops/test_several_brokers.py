@@ -46,7 +46,7 @@ _TICKS_MS = 20_000  # RabbitMQ counts every 5 s, and the list is read as often
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """The service, what it serves, and how to ask it by the command."""
+    """The service, its brokers and the command to query it."""
 
     url: str
     addresses: dict[str, str]
@@ -112,7 +112,7 @@ def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _told(process: subprocess.Popen[str], *patterns: str) -> list[str]:
-    """What it says that matches each of the patterns, as soon as it has said it all."""
+    """Return the output lines that match each pattern."""
     said = ""
     assert process.stdout is not None
     for line in process.stdout:
@@ -150,7 +150,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Served]:
 
 
 def _settings(node: SharedNode, addresses: dict[str, str], lab_http: str) -> str:
-    """The settings file; passwords stay in the environment."""
+    """The settings file. Passwords stay in the environment."""
     management = urlsplit(node.management_url)
     text = ""
     for name in _DEPTHS:
@@ -202,8 +202,8 @@ def _picture(page: Page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"several-{name}.png")
 
 
-def test_one_list_over_all_and_a_re_drive_on_one_of_them(page: Page, served: _Served) -> None:
-    """An admin of all finds the queues of three virtual hosts and re-drives those of one, and no others."""
+def test_admin_of_all_brokers_redrives_on_one_broker_only(page: Page, served: _Served) -> None:
+    """The list has the queues of three virtual hosts."""
     _sign_in(page, _ADA)
     heading = page.get_by_role("heading", level=1)
     expect(heading).to_contain_text("15 dead letters in 3 of 3 queues", timeout=_TICKS_MS)
@@ -234,8 +234,8 @@ def test_one_list_over_all_and_a_re_drive_on_one_of_them(page: Page, served: _Se
     expect(page.get_by_role("cell", name="the lab is repaired")).to_have_count(0)
 
 
-def test_an_operator_of_one_broker_may_not_touch_another(page: Page, served: _Served) -> None:
-    """By page, HTTP and command alike; what they may at their own, they may."""
+def test_operator_of_one_broker_is_refused_at_another(page: Page, served: _Served) -> None:
+    """This holds for page, API and command."""
     _sign_in(page, _BOB)
     expect(page.locator("main")).not_to_contain_text("billing")
     for path in (f"/queues/{_DLQ}", f"/brokers/billing/queues/{_DLQ}", "/brokers/shop/topology"):
@@ -261,8 +261,8 @@ def test_an_operator_of_one_broker_may_not_touch_another(page: Page, served: _Se
     assert [served.depth(name, _DLQ) for name in ("shop", "billing")] == [3, 5]
 
 
-def test_a_broker_that_is_killed_takes_no_other_page_with_it(page: Page, served: _Served) -> None:
-    """The list names it and goes on showing the others; theirs open as before."""
+def test_killed_broker_does_not_affect_pages_of_others(page: Page, served: _Served) -> None:
+    """The list reports it and still shows the others."""
     served.lab.kill()
     served.lab.wait()
     _sign_in(page, _ADA)

@@ -35,7 +35,7 @@ _BUTTON = "Sign in with your company account"
 
 @contextmanager
 def _webhook(taken: list[bytes]) -> Iterator[str]:
-    """A webhook in a thread of its own; keeps what was posted."""
+    """Run a webhook in a separate thread that records its requests."""
 
     async def keep(request: Request) -> Response:
         taken.append(request.body)
@@ -76,13 +76,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def taken() -> list[bytes]:
-    """What the webhook was told."""
+    """The notices that the webhook received."""
     return []
 
 
 @pytest.fixture(scope="module")
 def server(taken: list[bytes]) -> Iterator[PageServer]:
-    """The service over a shop with dead letters, for people of a provider."""
+    """The service over a shop with dead letters, with sign-in by a provider."""
     port = _free_port()
     page = f"http://127.0.0.1:{port}"
     with oidc_provider(page) as provider, _webhook(taken) as hook:
@@ -136,10 +136,10 @@ def _sign_in(page: Page, name: str, onward: str) -> None:
     page.get_by_role("button").click()  # yes, this page may know who it is
 
 
-def test_somebody_signs_in_sees_the_alert_and_leaves(
+def test_member_signs_in_follows_alert_link_and_signs_out(
     page: Page, server: PageServer, taken: list[bytes]
 ) -> None:
-    """By the provider to the page they wanted; its link opens the queue; signing out ends both."""
+    """The sign-in returns to the requested page. Signing out ends both sessions."""
     _sign_in(page, "admin", "/alerts")
     page.wait_for_url(re.compile("/alerts$"))
     expect(page.get_by_role("heading", level=1)).to_have_text("1 alert fires", timeout=15_000)
@@ -158,16 +158,15 @@ def test_somebody_signs_in_sees_the_alert_and_leaves(
     expect(page.get_by_role("link", name=_BUTTON)).to_be_visible()
 
 
-def test_a_viewer_sees_alerts_and_no_targets(page: Page) -> None:
-    """Rules, targets and the test are for admins."""
+def test_viewer_sees_alerts_without_targets(page: Page) -> None:
+    """Rules, targets and test notices are for admins."""
     _sign_in(page, "viewer", "/alerts")
     expect(page.get_by_role("heading", level=1)).to_have_text("1 alert fires", timeout=15_000)
     expect(page.get_by_role("button", name="Test ops")).to_have_count(0)
     expect(page.get_by_role("heading", name="Rules")).to_have_count(0)
 
 
-def test_a_team_writes_down_downloads_and_uploads(page: Page) -> None:
-    """A note on a group, a saved filter, a download and the same file imported again."""
+def test_team_adds_note_filter_and_reimports_download(page: Page) -> None:
     queue = "payments.capture.dlq"
     _sign_in(page, "operator", f"/queues/{queue}")
     page.get_by_role("button", name="Look at messages").click()

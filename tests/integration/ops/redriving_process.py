@@ -25,7 +25,7 @@ LEASE_S = 0.6
 async def main(
     url: str, database: str, source: str, target: str, in_flight: int, management: str = ""
 ) -> None:
-    """One job; its last state goes to stdout."""
+    """Run one job and print its final state to stdout."""
     async with AsyncExitStack() as stack:
         journal = await stack.enter_async_context(
             open_journal(database, SystemClock(), lease=LEASE_S)

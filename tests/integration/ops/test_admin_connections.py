@@ -1,4 +1,4 @@
-"""Connections to the admin service that do nothing, or too much, over real sockets."""
+"""Idle and excessive connections to the admin service over real sockets."""
 
 from __future__ import annotations
 
@@ -68,18 +68,18 @@ _HEAD = b"POST /admin/dlq/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: appl
     ],
     ids=["silent", "half a head", "half a body", "idle after an answer", "half a second head"],
 )
-async def test_who_sends_half_a_request_is_hung_up_on(
+async def test_incomplete_request_times_out_with_408(
     tmp_path: Path, sent: bytes, first: bytes
 ) -> None:
-    """A connection that does not go on ends by itself, with 408 where something was asked."""
+    """A connection without any request is closed without a response."""
     async with _served(tmp_path, _SHORT, request_seconds=0.3) as port:
         answer = await _answer(port, sent)
     assert answer.startswith(first)
     assert bool(answer) == bool(first)
 
 
-async def test_bytes_that_trickle_do_not_prolong_the_head(tmp_path: Path) -> None:
-    """The time for a head counts from its first byte, however often another one comes."""
+async def test_slow_header_bytes_do_not_extend_request_timeout(tmp_path: Path) -> None:
+    """The timeout starts with the first byte."""
     async with _served(tmp_path, _SHORT, request_seconds=0.3) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         reading = asyncio.create_task(reader.read())
@@ -94,8 +94,7 @@ async def test_bytes_that_trickle_do_not_prolong_the_head(tmp_path: Path) -> Non
         writer.close()
 
 
-async def test_a_request_that_goes_on_is_not_hung_up_on(tmp_path: Path) -> None:
-    """An event stream outlives every time-out: it waits for the service, not for its caller."""
+async def test_open_event_stream_is_not_timed_out(tmp_path: Path) -> None:
     async with _served(tmp_path, _SHORT, request_seconds=0.3) as port:
         reader, writer = await _stream(port)
         assert b" 200 " in await reader.readline()
@@ -117,8 +116,9 @@ async def _stream(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
     [{"event_streams_per_caller": 3}, {"event_streams": 3}],
     ids=["of one caller", "of all together"],
 )
-async def test_event_streams_are_counted(tmp_path: Path, limits: dict[str, int]) -> None:
-    """Three may be open; a fourth is 429 until one of them was closed."""
+async def test_fourth_event_stream_is_429_until_one_closes(
+    tmp_path: Path, limits: dict[str, int]
+) -> None:
     async with _served(tmp_path, Timeouts(), **limits) as port, AsyncExitStack() as stack:
         opened = []
         for _ in range(3):
@@ -140,8 +140,8 @@ async def test_event_streams_are_counted(tmp_path: Path, limits: dict[str, int])
                 await asyncio.sleep(0.05)
 
 
-async def test_who_takes_nothing_of_an_answer_is_hung_up_on(tmp_path: Path) -> None:
-    """More answers than buffers hold, and a caller that reads none of them: the connection is reset."""
+async def test_client_that_reads_no_response_is_disconnected(tmp_path: Path) -> None:
+    """It requests more than the buffers hold."""
     asked = b"GET /static/vendor/cytoscape.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     async with _served(tmp_path, _SHORT) as port:
         caller = socket.socket()

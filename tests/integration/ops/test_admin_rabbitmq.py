@@ -48,10 +48,12 @@ async def _fill(url: str) -> None:
     await connection.close()
 
 
-async def test_looking_and_redriving_on_rabbitmq(
+async def test_sessions_and_redrive_on_rabbitmq(
     amqp_url: str, rabbitmq: SharedNode, vhost: str
 ) -> None:
-    """Depths are exact, looking gives back, a job moves everything; the map is the live broker."""
+    """Depths are exact, a session returns its messages, a job moves all of them, and the map shows
+    the live broker.
+    """
     await _fill(amqp_url)
     async with _served(amqp_url, rabbitmq.management_url, vhost) as client:
         detail = (await client.get(f"/admin/dlq/queues/{DLQ}")).json()
@@ -71,8 +73,7 @@ async def test_looking_and_redriving_on_rabbitmq(
             assert (await client.get(path)).status_code == 200, path
 
 
-async def test_a_broker_that_is_away_is_told_and_the_service_lives() -> None:
-    """503 with the reason on the API, a page for people, and the process stays alive."""
+async def test_unreachable_broker_is_503_and_service_stays_alive() -> None:
     url = "amqp://guest:guest@127.0.0.1:1/"
     async with _served(url, "http://127.0.0.1:1", "/") as client:
         ready = await client.get("/readyz")

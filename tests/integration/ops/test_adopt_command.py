@@ -44,7 +44,7 @@ _FORMS: dict[str, dict[str, object]] = {
 
 @pytest.fixture(params=["rabbitmq", "hopback broker"])
 def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The AMQP address of an empty virtual host; the command finds it in its environment."""
+    """The AMQP URL of an empty virtual host. The environment names it for the command."""
     with ExitStack() as stack:
         if request.param == "rabbitmq":
             node: SharedNode = request.getfixturevalue("rabbitmq")
@@ -92,10 +92,10 @@ async def _counts(url: str, *queues: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("form", "maker"), [("classic", "pika"), ("quorum", "aio-pika")])
-async def test_a_path_beside_keeps_what_an_old_consumer_rejects(
+async def test_beside_policy_keeps_messages_rejected_by_old_consumer(
     where: str, form: str, maker: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The policy in force stays in force in all its keys; taken back, it is the former one again."""
+    """All keys of the former policy stay in force. Reverting restores it."""
     arguments = _FORMS[form]
     if maker == "pika":
         await asyncio.to_thread(_made_by_pika, where, arguments)
@@ -120,10 +120,10 @@ async def test_a_path_beside_keeps_what_an_old_consumer_rejects(
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_newer_brokers_say_the_same(
+async def test_beside_policy_works_on_newer_versions(
     start_rabbitmq: Callable[..., RabbitNode], suite: str
 ) -> None:
-    """Every difference of a refused start, nothing created; the path beside keeps what is rejected."""
+    """A refused start lists every difference and creates no queue."""
     node = start_rabbitmq(installation=installations()[suite])
     await asyncio.to_thread(_made_by_pika, node.url, _FORMS["classic"])
     connection = await RabbitMQ(node.url).connect("test")
@@ -170,10 +170,10 @@ def _reject_some(url: str) -> None:
 
 
 @pytest.mark.parametrize(("form", "maker"), [("classic", "aio-pika"), ("quorum", "pika")])
-async def test_a_queue_taken_as_it_is_is_worked_through(
+async def test_adopted_queue_keeps_its_declaration_and_processes_500_messages(
     where: str, form: str, maker: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of 500 messages is handled or parked; the queue is what it was, for its maker too."""
+    """Each message is handled or parked. The former owner can still declare the queue."""
     arguments = _FORMS[form]
     if maker == "pika":
         await asyncio.to_thread(_made_by_pika, where, arguments)
@@ -198,7 +198,7 @@ async def test_a_queue_taken_as_it_is_is_worked_through(
     service.stop()
     await task
     assert sorted(handled) == [number for number in range(_COUNT) if number % 50]
-    if maker == "pika":  # whoever made it still declares it so, and sends as many more
+    if maker == "pika":  # the former owner still declares it and sends the same number of messages
         await asyncio.to_thread(_made_by_pika, where, arguments)
     else:
         await _made_by_aio_pika(where, arguments)

@@ -53,10 +53,10 @@ async def _run(command: str, folder: Path, environment: dict[str, str]) -> tuple
 
 
 @pytest.mark.waits(50)
-async def test_the_page_takes_a_queue_over(
+async def test_page_migrates_queue_without_losing_messages(
     tmp_path: Path, amqp_url: str, rabbitmq: SharedNode
 ) -> None:
-    """No message is lost, each is handled, failures take the new plan, and bindings are kept."""
+    """All messages are handled, failures follow the new plan, and bindings are kept."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -1,4 +1,4 @@
-"""Alerts from dead letters to people: real HTTP and SMTP servers, and two services on one store."""
+"""Alerts over real HTTP and SMTP servers, and with two services on one store."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SECRET = "a secret that two sides share"
 
 @dataclass
 class _Hook:
-    """A webhook: keeps what was posted; `status` is its answer, and `before` is waited for."""
+    """A webhook that records requests. `status` is its response, and `before` is awaited first."""
 
     url: str = ""
     status: int = 200
@@ -66,7 +66,7 @@ class _Hook:
 
     @property
     def documents(self) -> list[dict[str, Any]]:
-        """What was posted, as JSON."""
+        """The posted documents, decoded from JSON."""
         return [json.loads(request.body) for request in self.posted]
 
 
@@ -151,8 +151,8 @@ def _set_up(book: AlertBook, *targets: dict[str, Any], **environment: str) -> _S
     return _Setup(clock, _Queues(clock), book, said, environment)
 
 
-async def test_a_webhook_is_told_what_fires_and_what_is_resolved() -> None:
-    """Signed, with an id and a link that opens the queue; never by a redirect."""
+async def test_webhook_receives_firing_and_resolved_alerts() -> None:
+    """Requests are signed and have an id and a link to the queue. Redirects are not followed."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url, "secret_env": "HOOK_SECRET"}
         setup = _set_up(AlertBook(MemoryDatabase()), target, HOOK_SECRET=_SECRET)
@@ -175,8 +175,7 @@ async def test_a_webhook_is_told_what_fires_and_what_is_resolved() -> None:
     assert hmac.new(_SECRET.encode(), content, hashlib.sha256).hexdigest() == signed
 
 
-async def test_a_chat_is_told_in_words_that_cannot_call_people() -> None:
-    """Slack's form: text with a link; what others named is escaped."""
+async def test_slack_message_escapes_mentions() -> None:
     async with _hook() as hook:
         target = {"name": "chat", "kind": "slack", "url_env": "CHAT_URL"}
         setup = _set_up(AlertBook(MemoryDatabase()), target, CHAT_URL=hook.url)
@@ -203,7 +202,7 @@ class _Mailbox:
     def log_in(
         self, _server: SMTP, _session: Session, _envelope: Envelope, _mechanism: str, said: Any
     ) -> AuthResult:
-        """Take whoever comes."""
+        """Accept any login."""
         assert isinstance(said, LoginPassword)
         self.logins.append((said.login, said.password))
         return AuthResult(success=True)
@@ -221,7 +220,7 @@ class _Mailbox:
 
 @pytest.fixture
 async def mailbox() -> AsyncIterator[tuple[_Mailbox, int]]:
-    """A mail server of this machine without TLS, which asks for passwords all the same; its port."""
+    """Run a local mail server without TLS that still asks for passwords, and return its port."""
     kept = _Mailbox()
 
     def served() -> SMTP:
@@ -233,8 +232,7 @@ async def mailbox() -> AsyncIterator[tuple[_Mailbox, int]]:
     await server.wait_closed()
 
 
-async def test_a_mail_says_what_fires(mailbox: tuple[_Mailbox, int]) -> None:
-    """By SMTP, with a subject, a link and an id that stays the same."""
+async def test_mail_contains_subject_link_and_stable_id(mailbox: tuple[_Mailbox, int]) -> None:
     kept, port = mailbox
     target = {
         "name": "mail",
@@ -294,10 +292,10 @@ def _by_starttls(port: int) -> _Setup:
     return setup
 
 
-async def test_a_mail_goes_by_starttls_to_a_server_that_proves_its_name(
+async def test_mail_uses_starttls_and_verifies_certificate(
     secured_mailbox: tuple[_Mailbox, int], certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless said otherwise: a server of an unknown authority gets no password; a known one gets both."""
+    """A server with an unknown authority does not receive the password."""
     kept, port = secured_mailbox
     setup = _by_starttls(port)
     service = setup.service()
@@ -316,8 +314,10 @@ async def test_a_mail_goes_by_starttls_to_a_server_that_proves_its_name(
     assert kept.secured == ["TLSv1.3"]
 
 
-async def test_a_mail_server_without_starttls_gets_nothing(mailbox: tuple[_Mailbox, int]) -> None:
-    """Whoever stands in between cannot talk the service out of it, nor out of its password."""
+async def test_mail_server_without_starttls_gets_no_password_and_no_mail(
+    mailbox: tuple[_Mailbox, int],
+) -> None:
+    """An attacker in between cannot disable STARTTLS."""
     kept, port = mailbox
     service = _by_starttls(port).service()
     await service.look()
@@ -326,10 +326,10 @@ async def test_a_mail_server_without_starttls_gets_nothing(mailbox: tuple[_Mailb
     assert (refused.waiting, kept.logins, kept.mails) == (1, [], [])
 
 
-async def test_a_target_that_takes_nothing_is_asked_again(
+async def test_failing_target_is_retried_with_growing_delay(
     mailbox: tuple[_Mailbox, int],
 ) -> None:
-    """Later and later; others are not kept waiting, its own messages keep their order, none is lost."""
+    """Other targets do not wait. Its notices keep their order, and none is lost."""
     kept, port = mailbox
     mail = {
         "name": "mail",
@@ -379,8 +379,7 @@ def _error(fingerprint: str, at: float, *, is_new: bool) -> ErrorGroup:
     )
 
 
-async def test_what_a_survey_found_fires() -> None:
-    """A failure that its first survey had not, once; and the age of the oldest message."""
+async def test_survey_result_fires_new_failure_and_age_alerts() -> None:
     async with _hook() as hook:
         setup = _set_up(
             AlertBook(MemoryDatabase()), {"name": "ops", "kind": "webhook", "url": hook.url}
@@ -406,8 +405,7 @@ async def test_what_a_survey_found_fires() -> None:
     ]
 
 
-async def test_a_broker_that_is_away_resolves_nothing() -> None:
-    """Nobody is told that all is well because nobody can look."""
+async def test_unreachable_broker_resolves_no_alert() -> None:
     async with _hook() as hook:
         setup = _set_up(
             AlertBook(MemoryDatabase()), {"name": "ops", "kind": "webhook", "url": hook.url}
@@ -422,8 +420,8 @@ async def test_a_broker_that_is_away_resolves_nothing() -> None:
     assert len(hook.posted) == 1
 
 
-async def test_two_services_on_one_store_tell_each_thing_once(sql_database: SqlDatabase) -> None:
-    """One leads, whoever looks first; when it is gone the other does, and knows what was told."""
+async def test_two_services_on_one_store_send_each_notice_once(sql_database: SqlDatabase) -> None:
+    """One of them leads. If it ends, the other leads and knows the sent notices."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url}
         setup = _set_up(AlertBook(sql_database), target)
@@ -433,15 +431,15 @@ async def test_two_services_on_one_store_tell_each_thing_once(sql_database: SqlD
         assert True in looked
         assert False in looked
         assert len(hook.posted) == 1
-        setup.clock.advance(3600)  # whoever led is not heard of any more
+        setup.clock.advance(3600)  # the former leader's lease has expired
         setup.queues.depth = 0
         again = await asyncio.gather(first.look(), second.look())
         assert sorted(again) == [False, True]
     assert [len(one["resolved"]) for one in hook.documents] == [0, 1]
 
 
-async def test_a_service_that_dies_while_it_tells_loses_nothing(sql_database: SqlDatabase) -> None:
-    """What it was about to send is sent by the next one, under the same id."""
+async def test_service_that_dies_while_sending_loses_no_notice(sql_database: SqlDatabase) -> None:
+    """The next service sends the notice with the same id."""
     async with _hook() as hook:
         target = {"name": "ops", "kind": "webhook", "url": hook.url}
         setup = _set_up(AlertBook(sql_database), target)
@@ -465,8 +463,8 @@ async def test_a_service_that_dies_while_it_tells_loses_nothing(sql_database: Sq
     assert [one["id"] for one in hook.documents] == [hook.documents[0]["id"]] * 2
 
 
-async def test_who_does_not_lead_writes_nothing(sql_database: SqlDatabase) -> None:
-    """A service that was asleep beyond its lease finds out at the first thing it would change."""
+async def test_service_without_lease_cannot_write(sql_database: SqlDatabase) -> None:
+    """A service that was suspended beyond its lease fails at its first write."""
     book = AlertBook(sql_database)
     assert await book.lead("first", 100.0, 10.0)
     alert = Alert(
@@ -510,14 +508,12 @@ async def test_who_does_not_lead_writes_nothing(sql_database: SqlDatabase) -> No
         ({"time_zone": "Mars/Olympus"}, "expected a name such as Europe/Berlin"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_meant_are_refused(said: dict[str, Any], problem: str) -> None:
-    """Before anything is served, with what was expected where."""
+def test_invalid_alert_settings_are_refused(said: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadSettings, match=problem):
         parse_settings({"alerts": said}, {}, "test")
 
 
-async def test_a_target_can_be_tried() -> None:
-    """It is told that it is a test; the answer says whether it was taken."""
+async def test_test_notice_reports_response_of_target() -> None:
     async with _hook() as hook:
         setup = _set_up(
             AlertBook(MemoryDatabase()), {"name": "ops", "kind": "webhook", "url": hook.url}

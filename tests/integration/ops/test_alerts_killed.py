@@ -1,4 +1,4 @@
-"""Two services on one store, and the one that tells of an alert is killed in the middle of it."""
+"""Two services on one store. The one that sends a notice is killed while it sends."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ kind = "depth"
 
 
 class _Hook:
-    """A webhook that answers nothing until it is told to; says who posted and the id of what was posted.
+    """A webhook that responds only on request and records the sender and the id of each notice.
 
-    Each service has a path of its own in its settings.
+    Each service has a separate path in its settings.
     """
 
     def __init__(self) -> None:
@@ -68,12 +68,12 @@ class _Hook:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 hook.posts.put((self.path.removeprefix("/"), json.loads(body)["id"]))
                 hook.answers.wait(_PATIENCE_S)
-                with suppress(OSError):  # whoever asked may be dead
+                with suppress(OSError):  # the asking service may be dead
                     self.send_response(204)
                     self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         return Handler
 
@@ -94,7 +94,7 @@ def _hook() -> Iterator[tuple[_Hook, str]]:
 
 
 class _Service:
-    """`hopback serve` as a process of its own."""
+    """`hopback serve` in a separate process."""
 
     def __init__(self, folder: Path, name: str, broker: BrokerThread, store: str, url: str) -> None:
         config = folder / f"{name}.toml"
@@ -137,7 +137,7 @@ async def _fail_one(url: str) -> None:
 
 
 def _all_told(service: _Service) -> None:
-    """Wait until nothing is to be told any more, and the last was taken."""
+    """Wait until no notice is pending and the last one was accepted."""
     until = time.monotonic() + _PATIENCE_S
     with httpx.Client(base_url=service.url(), timeout=_PATIENCE_S) as client:
         while True:
@@ -153,13 +153,13 @@ def _all_told(service: _Service) -> None:
     [("postgresql", True), ("sqlite", False)],
     indirect=["database_url"],
 )
-def test_an_alert_outlives_the_service_that_tells_it(
+def test_alert_is_sent_by_other_service_after_kill(
     tmp_path: Path, database_url: str, side_by_side: bool
 ) -> None:
-    """kill -9 while the webhook has not answered: the other service tells the same, under the same id.
+    """The first service is killed with SIGKILL before the webhook responds.
 
-    The other runs all the time beside it, or is started afterwards. Then everything has been told: what the
-    webhook got from the dead, and that once more.
+    The second service sends the notice again with the same id. It runs at the same time or is
+    started afterwards.
     """
     names = {"a", "b"}
     services: dict[str, _Service] = {}

@@ -71,10 +71,10 @@ async def _fail_always(channel: Channel) -> None:
     await channel.consume("slow", handle)
 
 
-async def test_a_careful_job_sends_one_message_into_trouble(
+async def test_ramped_redrive_stops_after_one_message_fails_again(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Nothing was declared to us: the retry queue and x-death say how long to watch, and it stops."""
+    """No design is declared. The retry queue and `x-death` give the duration of the watch."""
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, _TOPOLOGY)
     channel = await connection.open_channel()

@@ -1,4 +1,4 @@
-"""Dead letters on a real RabbitMQ: looking harms nothing, trouble at the target loses nothing."""
+"""Dead letters on RabbitMQ: sessions change nothing, and target problems lose no message."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ DESIGN = DESIGNS["ratatoskr"].build({"queue": MAIN})
 
 
 class _Shop:
-    """Operations on a broker, and a connection of our own to look behind them."""
+    """Operations on a broker, and a separate connection to inspect it."""
 
     def __init__(self, connection: Connection, operations: Operations) -> None:
         self.connection = connection
@@ -105,7 +105,7 @@ async def _sessions_keep_everything(shop: _Shop, sessions: int) -> None:
     await shop.park(300)
     for number in range(sessions):
         window = SessionLimits(limit=(200, 50, 120)[number % 3])
-        # A busy broker gives back some time after it has said so.
+        # A busy broker requeues some time after its reply.
         while await shop.depth(DLQ) < 300:  # noqa: ASYNC110  nobody tells us when it has
             await asyncio.sleep(0.05)
         session = await shop.operations.open_session(DLQ, window, lift=True)
@@ -116,20 +116,23 @@ async def _sessions_keep_everything(shop: _Shop, sessions: int) -> None:
     assert await shop.drained(DLQ) == [*range(300)]
 
 
-async def test_a_hundred_sessions_change_neither_content_nor_order(
+async def test_hundred_sessions_change_neither_content_nor_order(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Sessions of changing size over a quorum queue without a limit."""
+    """The sessions have different sizes. The quorum queue has no limit."""
     async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
         await _sessions_keep_everything(shop, 100)
 
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_a_hundred_looks_lose_nothing_on_other_versions(
+async def test_hundred_sessions_lose_no_message_on_other_versions(
     start_rabbitmq: Callable[..., RabbitNode], suite: str
 ) -> None:
-    """With the default limit every look is refused; with the limit lifted all is kept."""
+    """With the default limit, every session is refused.
+
+    With the limit lifted, all messages stay.
+    """
     node = start_rabbitmq(installation=installations()[suite])
     async with _open_shop(node.url, node.management_url, "/") as shop:
         for _ in range(100):
@@ -138,8 +141,8 @@ async def test_a_hundred_looks_lose_nothing_on_other_versions(
         await _sessions_keep_everything(shop, 100)
 
 
-async def test_discovery_and_redrive_need_no_management(amqp_url: str) -> None:
-    """Declared topologies are enough: depths by AMQP, targets by passive declares."""
+async def test_discovery_and_redrive_work_without_management(amqp_url: str) -> None:
+    """Depths come from AMQP, targets from passive declares."""
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, DESIGN)
     async with Operations(ManagedBroker(RabbitMQ(amqp_url), topologies=(DESIGN,))) as operations:
@@ -158,10 +161,10 @@ async def test_discovery_and_redrive_need_no_management(amqp_url: str) -> None:
     await connection.close()
 
 
-async def test_a_live_broker_shows_its_dead_letter_queues(
+async def test_live_topology_shows_dead_letter_queues(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Who dead-letters where is read from the management API; types and targets with it."""
+    """The management API gives the dead-letter routes, types and targets."""
     async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
         (row,) = await shop.operations.queues()
         assert (row.queue, row.main_queue, row.depth.source) == (DLQ, MAIN, "management")
@@ -170,10 +173,9 @@ async def test_a_live_broker_shows_its_dead_letter_queues(
         assert {choice.flaw for choice in detail.targets} == {None}
 
 
-async def test_trouble_with_the_target_is_found_in_time(
+async def test_missing_or_unroutable_target_is_refused_before_first_message(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Missing queue, missing exchange, no route: refused before the first message moves."""
     async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
         await shop.park(5)
         for target in (
@@ -186,10 +188,10 @@ async def test_trouble_with_the_target_is_found_in_time(
         assert await shop.drained(DLQ) == [*range(5)]
 
 
-async def test_a_target_that_vanishes_or_stops_routing_stops_the_job(
+async def test_target_deleted_during_redrive_stops_job(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Deleted in the middle: the job stops with a reason, every message is in one of the two."""
+    """Every message is in one of the two queues."""
     async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
         await shop.park(200)
         channel = await shop.connection.open_channel()
@@ -215,8 +217,9 @@ async def test_a_target_that_vanishes_or_stops_routing_stops_the_job(
         assert await shop.drained(DLQ) == [*range(20)]
 
 
-async def test_a_full_target_stops_the_job(rabbitmq: SharedNode, vhost: str, amqp_url: str) -> None:
-    """A queue that refuses publishes: nothing is acked that was not taken."""
+async def test_full_target_stops_job_without_loss(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
     async with _open_shop(amqp_url, rabbitmq.management_url, vhost) as shop:
         await shop.park(100)
         channel = await shop.connection.open_channel()
@@ -236,10 +239,9 @@ async def test_a_full_target_stops_the_job(rabbitmq: SharedNode, vhost: str, amq
         assert sorted(arrived + left) == [*range(100)]
 
 
-async def test_a_job_goes_on_when_its_line_was_cut(
+async def test_job_continues_after_connection_is_cut(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """The network ends in the middle; the job makes a new connection, and everything arrives."""
     async with (
         Proxy(amqp_url) as proxy,
         _open_shop(amqp_url, rabbitmq.management_url, vhost, through=proxy.url) as shop,
@@ -254,10 +256,9 @@ async def test_a_job_goes_on_when_its_line_was_cut(
         assert await shop.depth(DLQ) == 0
 
 
-async def test_a_missing_permission_is_told(
+async def test_missing_write_permission_fails_job_with_reason(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """A user who may read but not write moves nothing, and is told why."""
     rabbitmq.management.call("PUT", "/users/reader", {"password": "r", "tags": ""})
     allowed = {"configure": "", "write": "^amq\\.gen.*$", "read": ".*"}
     rabbitmq.management.call("PUT", f"/permissions/{vhost}/reader", allowed)
@@ -276,10 +277,9 @@ async def test_a_missing_permission_is_told(
 
 
 @pytest.mark.waits(20)
-async def test_a_restarted_broker_loses_nothing(
+async def test_job_interrupted_by_broker_restart_resumes_completely(
     start_rabbitmq: Callable[..., RabbitNode],
 ) -> None:
-    """Stopped and started in the middle: interrupted, resumed, complete."""
     node = start_rabbitmq()
     impatient = Settings(patience_s=1.0)
     async with _open_shop(node.url, node.management_url, "/", settings=impatient) as shop:
@@ -312,8 +312,7 @@ async def _resumed(shop: _Shop, job_id: str) -> Job:
             await asyncio.sleep(0.2)
 
 
-async def test_names_given_by_an_operator_are_enough(amqp_url: str) -> None:
-    """A queue that nothing gives away is re-driven where the operator says."""
+async def test_queue_named_by_override_is_redriven(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url).connect("test")
     channel = await connection.open_channel()
     for name in ("graveyard", "garden"):

@@ -35,7 +35,7 @@ _WAYS = pytest.mark.parametrize("by", ["broker", "server"])
 
 @pytest.fixture(autouse=True)
 def _nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of whoever runs the tests says nothing."""
+    """Remove the developer's environment variables."""
     for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
         if name != "HOPBACK_TEST_RUN":
             monkeypatch.delenv(name)
@@ -44,7 +44,7 @@ def _nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def _reached(by: str, url: str, management: str, folder: Path) -> Iterator[None]:
-    """Two dead letters on the broker; the environment names it, or only a server of it."""
+    """Two dead letters on the broker. The environment names the broker or only a server for it."""
     asyncio.run(_filled(url))
     there = {"HOPBACK_BROKER": url, "HOPBACK_MANAGEMENT": management}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
@@ -80,7 +80,7 @@ def _serving(folder: Path, there: dict[str, str]) -> Iterator[str]:
 
 @contextmanager
 def _running(*arguments: str, environment: dict[str, str]) -> Iterator[IO[str]]:
-    """The command as a process of its own, and what it says."""
+    """The running command and its output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hopback", *arguments],
         env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
@@ -98,7 +98,7 @@ def _running(*arguments: str, environment: dict[str, str]) -> Iterator[IO[str]]:
 
 
 def _told(said: IO[str], pattern: str) -> str:
-    """What it says that matches, as soon as it does."""
+    """Return the first output line that matches."""
     lines = []
     for line in said:
         lines.append(line)
@@ -129,10 +129,10 @@ def _taken(url: str, queue: str) -> list[Delivery]:
 
 
 @_WAYS
-def test_a_changed_copy_is_sent_and_the_original_stays(
+def test_edit_publishes_changed_copy_and_keeps_original(
     by: str, amqp_url: str, rabbitmq: SharedNode, capsys: _Output, tmp_path: Path
 ) -> None:
-    """Payload, a header more and one less; nothing is sent by --dry-run or for an unknown id."""
+    """A dry run and an unknown id send nothing."""
     payload = tmp_path / "payload.json"
     payload.write_bytes(b'{"right": true}')
     change = (
@@ -157,12 +157,11 @@ def test_a_changed_copy_is_sent_and_the_original_stays(
 
 @_WAYS
 @pytest.mark.waits(18)
-def test_a_limit_is_lifted_for_a_look_and_restored(
-    by: str, capsys: _Output, tmp_path: Path
-) -> None:
-    """Refused, lifted, looked at, restored; again is no error; a queue that nobody knows is one.
+def test_limit_is_lifted_for_session_and_restored(by: str, capsys: _Output, tmp_path: Path) -> None:
+    """Restoring twice succeeds.
 
-    On `hopback broker`, as RabbitMQ 4: the older one has no limit by default, and none to lift.
+    An unknown queue is an error. The broker is `hopback broker` as RabbitMQ 4, because the older
+    RabbitMQ has no default limit.
     """
     restore = ["dlq", "restore-limit", "--yes", "--reason", "seen"]
     broker = ("broker", "--port", "0", "--http", "0", "--profile", "4.0")

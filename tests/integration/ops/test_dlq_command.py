@@ -36,7 +36,7 @@ _LIMITED = Queue("orders.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of whoever runs the tests says nothing."""
+    """Remove the developer's environment variables."""
     for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
         if name != "HOPBACK_TEST_RUN":
             monkeypatch.delenv(name)
@@ -46,7 +46,7 @@ def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def url(
     amqp_url: str, rabbitmq: SharedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> str:
-    """A virtual host with the raffle's queues and three dead letters; the environment names it."""
+    """A virtual host with the raffle's queues and three dead letters. The environment names it."""
     monkeypatch.setenv("HOPBACK_BROKER", amqp_url)
     monkeypatch.setenv("HOPBACK_MANAGEMENT", rabbitmq.management_url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -74,8 +74,7 @@ def _lines(capsys: _Output, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("url")
-def test_queues_are_found_by_topology_or_by_what_is_live(capsys: _Output) -> None:
-    """By the management API, by a declared topology over AMQP alone, or by hand."""
+def test_queues_are_found_by_management_topology_or_option(capsys: _Output) -> None:
     names = {one["queue"]: one["knownBy"] for one in _lines(capsys, "dlq", "ls")}
     assert names == {_DLQ: "dead-lettering", "orders.dlq": "name"}
     declared = _lines(capsys, "dlq", "ls", "--amqp-only", "--topology", "raffle")
@@ -89,8 +88,8 @@ def test_queues_are_found_by_topology_or_by_what_is_live(capsys: _Output) -> Non
 
 
 @pytest.mark.usefixtures("url")
-def test_a_look_that_could_lose_messages_is_refused(capsys: _Output) -> None:
-    """On a quorum queue with a delivery limit: 4, and the words that say how to go on."""
+def test_peek_on_queue_with_delivery_limit_is_refused(capsys: _Output) -> None:
+    """The exit status is 4, and the message names the remedy."""
     for command in ("peek", "groups", "export"):
         assert run(["dlq", command, _LIMITED.name]) == 4
         said = capsys.readouterr()
@@ -105,8 +104,7 @@ def test_a_look_that_could_lose_messages_is_refused(capsys: _Output) -> None:
 
 
 @pytest.mark.usefixtures("url")
-def test_an_export_is_what_the_queue_holds(capsys: _Output) -> None:
-    """Lines of JSON on stdout, words on stderr; nothing is removed."""
+def test_export_writes_queue_as_json_lines_and_removes_nothing(capsys: _Output) -> None:
     assert run(["dlq", "export", _DLQ]) == 0
     said = capsys.readouterr()
     lines = [json.loads(line) for line in said.out.splitlines()]
@@ -144,10 +142,10 @@ def test_an_export_is_what_the_queue_holds(capsys: _Output) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_what_cannot_be_done_has_its_code(
+def test_refused_commands_have_exit_codes_and_no_traceback(
     arguments: tuple[str, ...], code: int, capsys: _Output
 ) -> None:
-    """Words on stderr, no traceback; and the messages stay where they are."""
+    """The messages stay."""
     assert run(arguments) == code, capsys.readouterr().err
     said = capsys.readouterr()
     assert "Traceback" not in said.err
@@ -155,23 +153,21 @@ def test_what_cannot_be_done_has_its_code(
     assert len(_lines(capsys, "dlq", "peek", _DLQ)) == 3
 
 
-def test_no_broker_named_is_a_usage_error(
+def test_missing_broker_is_usage_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: _Output
 ) -> None:
-    """The error names both ways; what is in the store can be listed all the same."""
+    """Jobs in the store can still be listed."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert run(["dlq", "ls"]) == 2
     assert "--server" in capsys.readouterr().err
     assert _lines(capsys, "jobs", "ls") == []
-    assert not (tmp_path / "hopback" / "jobs.db").exists()  # there was nothing to keep
+    assert not (tmp_path / "hopback" / "jobs.db").exists()  # no message to keep
     assert (tmp_path / "hopback").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.usefixtures("url")
-def test_the_tab_key_knows_queues_and_jobs(
-    monkeypatch: pytest.MonkeyPatch, capsys: _Output
-) -> None:
-    """Completion asks the broker that is named and the store, and is silent where none answers."""
+def test_completion_lists_queues_and_jobs(monkeypatch: pytest.MonkeyPatch, capsys: _Output) -> None:
+    """It is empty if neither broker nor store answers."""
     (job,) = _lines(capsys, "dlq", "redrive", _DLQ, "--yes", "--reason", "x", "--limit", "1")
     shell = ShellComplete(root, {}, "hopback", "_HOPBACK_COMPLETE")
 
@@ -186,8 +182,7 @@ def test_the_tab_key_knows_queues_and_jobs(
 
 
 @pytest.mark.usefixtures("url")
-def test_jobs_are_kept_where_the_store_says(database_url: str, capsys: _Output) -> None:
-    """In either database: a job of one command is known to the next, and only there."""
+def test_job_is_known_only_in_the_selected_store(database_url: str, capsys: _Output) -> None:
     store = ("--store", database_url)
     (job,) = _lines(capsys, "dlq", "redrive", _DLQ, "--yes", "--reason", "x", *store)
     assert job["counts"]["done"] == 3

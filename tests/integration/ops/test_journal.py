@@ -88,8 +88,8 @@ async def test_job_reads_back_with_every_field_as_written(sql_database: SqlDatab
     assert await journal.job("j-1") == job
 
 
-async def test_one_queue_has_one_active_job(sql_database: SqlDatabase) -> None:
-    """Whoever begins second is told of the first; other queues and brokers are not concerned."""
+async def test_second_job_of_queue_raises_conflict_with_first(sql_database: SqlDatabase) -> None:
+    """Jobs of other queues and brokers are not affected."""
     journal = Journal(sql_database, SystemClock())
     await journal.begin(JOB, "me")
     other = replace(JOB, id="j-2")
@@ -109,8 +109,7 @@ async def test_one_queue_has_one_active_job(sql_database: SqlDatabase) -> None:
     assert [job.id for job in await journal.jobs(active=True)] == ["j-2", "j-3"]
 
 
-async def test_of_many_that_begin_at_once_one_wins(sql_database: SqlDatabase) -> None:
-    """The database decides, not the order of questions."""
+async def test_concurrent_begins_start_one_job(sql_database: SqlDatabase) -> None:
     journals = [Journal(sql_database, SystemClock()) for _ in range(8)]
     began = await asyncio.gather(
         *(
@@ -123,8 +122,7 @@ async def test_of_many_that_begin_at_once_one_wins(sql_database: SqlDatabase) ->
     assert sum(isinstance(each, JobConflict) for each in began) == 7
 
 
-async def test_the_same_key_finds_the_same_job(sql_database: SqlDatabase) -> None:
-    """Also when the first has ended."""
+async def test_same_key_returns_same_job_after_its_end(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
     keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
     await journal.begin(keyed, "me")
@@ -136,10 +134,9 @@ async def test_the_same_key_finds_the_same_job(sql_database: SqlDatabase) -> Non
     assert found.state is JobState.CANCELLED
 
 
-async def test_the_job_of_the_same_key_is_found_before_another_of_its_queue(
+async def test_same_key_takes_precedence_over_active_job_of_queue(
     sql_database: SqlDatabase,
 ) -> None:
-    """Somebody repeats a request whose job is over while the queue has another one."""
     journal = Journal(sql_database, SystemClock())
     keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
     await journal.begin(keyed, "me")
@@ -148,8 +145,10 @@ async def test_the_job_of_the_same_key_is_found_before_another_of_its_queue(
     assert (await journal.begin(replace(keyed, id="j-3"), "me")).id == "j-1"
 
 
-async def test_a_job_that_is_not_heard_of_reads_as_interrupted(sql_database: SqlDatabase) -> None:
-    """When the lease is over another may take it; the first owner is told and stops."""
+async def test_job_with_expired_lease_is_interrupted_and_can_be_taken_over(
+    sql_database: SqlDatabase,
+) -> None:
+    """The first owner gets an error and stops."""
     clock = ManualClock()
     journal = Journal(sql_database, clock, lease=30.0)
     await journal.begin(JOB, "dead")
@@ -173,8 +172,8 @@ async def test_a_job_that_is_not_heard_of_reads_as_interrupted(sql_database: Sql
         await journal.amend(lost)
 
 
-async def test_a_new_job_may_begin_where_one_was_interrupted(sql_database: SqlDatabase) -> None:
-    """The dead one is put aside, and stays to be seen."""
+async def test_new_job_may_begin_after_interrupted_job(sql_database: SqlDatabase) -> None:
+    """The interrupted job stays listed."""
     clock = ManualClock()
     journal = Journal(sql_database, clock)
     await journal.begin(JOB, "dead")
@@ -185,8 +184,7 @@ async def test_a_new_job_may_begin_where_one_was_interrupted(sql_database: SqlDa
     assert states == {"j-1": JobState.INTERRUPTED, "j-2": JobState.RUNNING}
 
 
-async def test_control_requests_reach_the_owner(sql_database: SqlDatabase) -> None:
-    """Pause, cancel and rate are heard with the next heartbeat, in whatever process."""
+async def test_control_requests_reach_owner_with_next_heartbeat(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
     await journal.begin(JOB, "me")
     await journal.set_control("j-1", ControlRequest(paused=True, rate=2.5))
@@ -194,8 +192,7 @@ async def test_control_requests_reach_the_owner(sql_database: SqlDatabase) -> No
     assert await journal.renew("j-1", "me") == ControlRequest(paused=True, rate=2.5)
 
 
-async def test_failures_are_kept_in_order(sql_database: SqlDatabase) -> None:
-    """They are read page by page."""
+async def test_failures_are_read_in_order_by_page(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
     failures = [FailedMessage(f"{n}-x", "d", "m", "too large", Moment(1)) for n in range(5)]
     await journal.add_failures("j-1", failures[:3])
@@ -204,8 +201,7 @@ async def test_failures_are_kept_in_order(sql_database: SqlDatabase) -> None:
     assert await journal.failures("j-2", 0, 3) == ()
 
 
-async def test_the_audit_is_append_only(sql_database: SqlDatabase) -> None:
-    """What was written is read back; the database refuses to change or delete it."""
+async def test_audit_cannot_be_changed_or_deleted(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
     for number in range(3):
         await journal.write(
@@ -222,8 +218,8 @@ async def test_the_audit_is_append_only(sql_database: SqlDatabase) -> None:
     assert len(await journal.read(AuditQuery())) == 4
 
 
-async def test_old_entries_go_only_with_a_line_about_them(sql_database: SqlDatabase) -> None:
-    """What is older than it is kept is deleted in chunks; when and up to where stays forever."""
+async def test_retention_of_audit_leaves_an_entry(sql_database: SqlDatabase) -> None:
+    """Old entries are deleted in batches."""
     clock = ManualClock(400 * 86_400.0)
     journal = Journal(sql_database, clock)
     for number in range(1201):
@@ -253,10 +249,9 @@ async def test_old_entries_go_only_with_a_line_about_them(sql_database: SqlDatab
     assert lines == [(clock.now(), 35 * 86_400.0)]
 
 
-async def test_finished_jobs_go_and_those_that_can_be_resumed_stay(
+async def test_retention_deletes_finished_jobs_and_keeps_resumable_ones(
     sql_database: SqlDatabase,
 ) -> None:
-    """Of four jobs of a year ago the completed and the cancelled one go, with what they could not do."""
     clock = ManualClock(1000.0)
     journal = Journal(sql_database, clock)
     for number, state in enumerate(
@@ -279,7 +274,7 @@ async def test_finished_jobs_go_and_those_that_can_be_resumed_stay(
     )
 
 
-async def test_cancelled_job_that_no_process_runs_is_deleted_by_retention(
+async def test_retention_deletes_cancelled_job_without_process(
     sql_database: SqlDatabase,
 ) -> None:
     clock = ManualClock(1000.0)
@@ -292,7 +287,7 @@ async def test_cancelled_job_that_no_process_runs_is_deleted_by_retention(
     assert (await forget_old(journal, clock, Retention(job_days=90))).jobs == 1
 
 
-async def test_audit_entries_of_unserved_brokers_are_shown_with_the_first_broker(
+async def test_first_broker_shows_audit_entries_of_unserved_brokers(
     sql_database: SqlDatabase,
 ) -> None:
     journal = Journal(sql_database, SystemClock())
@@ -306,10 +301,9 @@ async def test_audit_entries_of_unserved_brokers_are_shown_with_the_first_broker
     ]  # fmt: skip
 
 
-async def test_who_may_not_create_tables_can_use_those_that_are_there(
+async def test_role_without_create_permission_can_use_existing_tables(
     postgres: SharedPostgres,
 ) -> None:
-    """The owner migrates; the service has a role that reads and writes rows."""
     url = postgres.create_database()
     owner = open_database(url)
     await migrate(owner, SystemClock())
@@ -334,8 +328,7 @@ async def test_who_may_not_create_tables_can_use_those_that_are_there(
     await owner.dispose()
 
 
-async def test_a_job_is_paused_from_another_process(sql_database: SqlDatabase) -> None:
-    """Two operations objects share a database: one runs the job, the other holds it."""
+async def test_job_is_paused_by_another_process(sql_database: SqlDatabase) -> None:
     broker = EmbeddedBroker()
     topology = DESIGNS["raffle"].build()
     journals = [Journal(sql_database, SystemClock()) for _ in range(2)]

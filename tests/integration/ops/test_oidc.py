@@ -1,4 +1,4 @@
-"""Sign-in by a provider of another maker: what is believed, what is refused, how a session goes on."""
+"""Sign-in by an OIDC provider: accepted and refused responses, and the life of a session."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ __all__ = ["sql_database"]
 
 pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("oidc")]
 
-_PAGE = "http://127.0.0.1:9090"  # nothing listens there: the client has the application itself
+# no server listens there, the client calls the application directly
+_PAGE = "http://127.0.0.1:9090"
 _SAME = {"Sec-Fetch-Site": "same-origin"}
 
 
@@ -76,7 +77,7 @@ async def _service(
 
 
 async def _follow(browser: httpx.AsyncClient, answer: httpx.Response) -> httpx.Response:
-    """Go where an answer leads, until somebody is to be asked or our page is reached."""
+    """Follow redirects up to the provider's form or our page."""
     while answer.is_redirect:
         where = str(answer.next_request.url) if answer.next_request else ""
         if where.startswith(_PAGE):
@@ -94,7 +95,7 @@ async def _give_form(browser: httpx.AsyncClient, page: httpx.Response, **typed: 
 
 
 async def _come_back(browser: httpx.AsyncClient, name: str, onward: str = "/you") -> str:
-    """Sign in at the provider; the address by which it sends the browser back to us."""
+    """Sign in at the provider and return its redirect address."""
     begun = await browser.get("/login/oidc", params={"next": onward})
     assert begun.status_code == 303, begun.text
     page = await _follow(browser, await browser.get(begun.headers["location"]))
@@ -109,8 +110,8 @@ async def _sign_in(browser: httpx.AsyncClient, name: str, onward: str = "/you") 
     return await browser.get(await _come_back(browser, name, onward))
 
 
-async def test_somebody_signs_in_with_the_roles_of_the_claim(provider: OidcProvider) -> None:
-    """They land where they wanted to go; the cookie is that of every sign-in, and it is in the audit."""
+async def test_sign_in_grants_roles_of_claim(provider: OidcProvider) -> None:
+    """The browser is redirected to the requested page. The audit records the sign-in."""
     async with _service(provider, SystemClock()) as (browser, operations):
         login = await browser.get("/login")
         assert "/login/oidc" in login.text
@@ -129,8 +130,7 @@ async def test_somebody_signs_in_with_the_roles_of_the_claim(provider: OidcProvi
     assert (entry.by, entry.details["by"]) == ("operator", "oidc")
 
 
-async def test_somebody_without_a_role_is_known_and_may_nothing(provider: OidcProvider) -> None:
-    """The page says so."""
+async def test_sign_in_without_role_gets_403_page(provider: OidcProvider) -> None:
     async with _service(provider, SystemClock()) as (browser, _):
         await _sign_in(browser, "intern")
         assert (await browser.get("/admin/me")).json()["role"] is None
@@ -144,8 +144,8 @@ def _changed(url: str, **more: str | None) -> str:
     return parts._replace(query=query).geturl()
 
 
-async def test_an_answer_that_is_not_ours_signs_nobody_in(provider: OidcProvider) -> None:
-    """Another state, no cookie, another issuer, no code, a code of another sign-in, a code used twice."""
+async def test_forged_oidc_response_is_refused(provider: OidcProvider) -> None:
+    """Wrong state, no cookie, other issuer, no code, code of another sign-in, repeated code."""
     async with _service(provider, SystemClock()) as (browser, operations):
         back = await _come_back(browser, "admin")
         kept = browser.cookies.get("hopback_oidc", path="/", domain="127.0.0.1") or ""
@@ -168,8 +168,10 @@ async def test_an_answer_that_is_not_ours_signs_nobody_in(provider: OidcProvider
     assert denied[0].result == "refused"
 
 
-async def test_a_code_opens_once_and_only_with_its_verifier(provider: OidcProvider) -> None:
-    """PKCE: a code that was overheard is worth nothing in another browser, and nothing twice."""
+async def test_authorization_code_works_once_and_only_with_its_verifier(
+    provider: OidcProvider,
+) -> None:
+    """PKCE protects a stolen code."""
     async with _service(provider, SystemClock()) as (browser, _):
         back = await _come_back(browser, "admin")
         stolen = dict(parse_qsl(urlsplit(back).query))["code"]
@@ -179,10 +181,10 @@ async def test_a_code_opens_once_and_only_with_its_verifier(provider: OidcProvid
         assert "hopback_session" not in browser.cookies
 
 
-async def test_roles_are_those_of_today_and_who_is_locked_out_is_out(
+async def test_refreshed_token_updates_roles_and_ends_locked_session(
     provider: OidcProvider, sql_database: SqlDatabase
 ) -> None:
-    """When its token ends the provider is asked again, by whichever service; nothing readable is stored."""
+    """Any service with the store refreshes it. The stored tokens are encrypted."""
     clock, ann = _LaterClock(), f"ann-{token_hex(4)}"
     async with _service(provider, clock, Journal(sql_database, clock)) as (browser, _):
         provider.give(ann, "viewer")
@@ -201,10 +203,13 @@ async def test_roles_are_those_of_today_and_who_is_locked_out_is_out(
     assert ann not in str(rows)
 
 
-async def test_signing_out_ends_the_session_here_and_leads_to_the_provider(
+async def test_sign_out_ends_session_and_links_to_provider(
     provider: OidcProvider,
 ) -> None:
-    """By a page of ours, because a form may lead nowhere else; a copy of the cookie opens nothing."""
+    """A form may not redirect to another host, so a page links there.
+
+    A copied cookie is refused.
+    """
     async with _service(provider, SystemClock()) as (browser, _):
         await _sign_in(browser, "viewer")
         copied = browser.cookies["hopback_session"]
@@ -217,8 +222,8 @@ async def test_signing_out_ends_the_session_here_and_leads_to_the_provider(
         assert (await browser.get("/admin/me")).status_code == 401
 
 
-async def test_a_provider_that_is_away_signs_nobody_out_at_once() -> None:
-    """A session goes on for a while; nobody new gets in, and the form says why."""
+async def test_unreachable_provider_keeps_sessions_for_a_while() -> None:
+    """New sign-ins fail with a reason."""
     clock = _LaterClock()
     with oidc_provider(_PAGE) as provider:
         async with _service(provider, clock) as (browser, _):
@@ -247,8 +252,7 @@ async def test_a_provider_that_is_away_signs_nobody_out_at_once() -> None:
         ({"client_secret_env": "NOT_SET"}, "expected a secret in NOT_SET, it is not set"),
     ],
 )
-def test_settings_that_would_not_be_safe_are_refused(more: dict[str, Any], problem: str) -> None:
-    """With the entry and what was expected."""
+def test_unsafe_oidc_settings_are_refused(more: dict[str, Any], problem: str) -> None:
     said = oidc_settings("https://id.example.com", "https://hopback.example.com", **more)
     with pytest.raises(BadSettings, match=problem):
         parse_settings(said, {"OIDC_SECRET": SECRET}, "test")

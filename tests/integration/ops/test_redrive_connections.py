@@ -27,7 +27,7 @@ _DLQ = _TOPOLOGY.plans[0].parking.queue
 _MOST_CONNECTIONS = 3  # one for questions, one that takes the messages, one that publishes them
 
 
-async def test_redrive_on_the_broker_server_opens_at_most_three_connections(tmp_path: Path) -> None:
+async def test_redrive_on_broker_server_opens_at_most_three_connections(tmp_path: Path) -> None:
     settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM)
     async with BrokerServer(settings) as server:
         url = server.url.replace("//", "//guest:guest@") + "/%2F"

@@ -1,4 +1,4 @@
-"""A re-drive whose process is killed again and again, on a real RabbitMQ: nothing is lost."""
+"""A re-drive on RabbitMQ whose process is killed repeatedly loses no message."""
 
 from __future__ import annotations
 
@@ -40,31 +40,32 @@ COUNT, LARGE, KILLS, IN_FLIGHT = 12_000, 20, 10, 200
 DLQ, MAIN = "orders.dlq", "orders"
 
 
-async def test_killed_ten_times_and_resumed(
+async def test_redrive_killed_ten_times_moves_every_message(
     rabbitmq: SharedNode, vhost: str, amqp_url: str, tmp_path: Path
 ) -> None:
-    """Each message arrives, bit for bit, with its properties. Duplicates stay within the window.
+    """Each message arrives unchanged with its properties.
 
-    A resumed job that cannot find its place stops with the reason, and a new job moves the rest.
+    Duplicates stay within the window. A resumed job that cannot find its position stops with a
+    reason, and a new job moves the remaining messages.
     """
     await _killed_and_resumed(amqp_url, rabbitmq.management, vhost, tmp_path)
 
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_killed_ten_times_on_other_versions(
+async def test_redrive_killed_ten_times_moves_every_message_on_other_versions(
     start_rabbitmq: Callable[..., RabbitNode], suite: str, tmp_path: Path
 ) -> None:
-    """The same on RabbitMQ 4.0 and 4.3."""
+    """The versions are RabbitMQ 4.0 and 4.3."""
     node = start_rabbitmq(installation=installations()[suite])
     await _killed_and_resumed(node.url, node.management, "/", tmp_path)
 
 
 @pytest.mark.waits(18)
-async def test_the_command_waits_for_a_broker_that_was_killed(
+async def test_redrive_command_waits_for_killed_broker(
     start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
 ) -> None:
-    """The node dies in the middle and comes back: the command says so, goes on and ends with 0."""
+    """It reports the outage, continues when the node returns and exits with 0."""
     node, count = start_rabbitmq(), 500
     connection = await RabbitMQ(node.url).connect("test")
     channel = await connection.open_channel()
@@ -101,12 +102,13 @@ async def test_the_command_waits_for_a_broker_that_was_killed(
 
 
 @pytest.mark.waits(20)
-async def test_a_classic_queue_that_forgets_acks_is_emptied_all_the_same(
+async def test_classic_queue_that_loses_acks_is_emptied(
     start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
 ) -> None:
-    """Service and broker are killed; what came back is more than the job remembers: all of it is sent.
+    """Service and broker are killed.
 
-    A classic queue that is only read from writes its acks down when it is idle, or after some thousands.
+    More messages are redelivered than the job remembers. A classic queue that is only read from
+    writes its acks when it is idle or after some thousands.
     """
     node, count, few = start_rabbitmq(), 6_000, 10
     connection = await RabbitMQ(node.url).connect("test")
@@ -141,7 +143,7 @@ async def test_a_classic_queue_that_forgets_acks_is_emptied_all_the_same(
 
 
 async def _arrived(url: str, count: int) -> None:
-    """Return when so many were moved."""
+    """Return when this number of messages was moved."""
     connection = await RabbitMQ(url).connect("test")
     await _reached(connection, count)
     await connection.close()
@@ -157,7 +159,8 @@ async def _killed_and_resumed(url: str, management: Management, vhost: str, fold
         process = await _spawn(url, folder)
         aim = moved + chance.randint(300, 500)  # many more move before it is dead
         kills += await _killed_when(process, _reached(connection, aim))
-    # A job that cannot tell where its selection ends stops with the reason: a new one moves the rest.
+    # A job that cannot find the end of its selection stops with a reason. A new job moves the
+    # remaining messages.
     out = b""
     for _ in range(3):
         process = await _spawn(url, folder)
@@ -179,7 +182,7 @@ async def _killed_and_resumed(url: str, management: Management, vhost: str, fold
 
 
 async def _fill(url: str, management: Management, vhost: str) -> dict[int, str]:
-    """Put the dead letters into the queue; the fingerprint of each."""
+    """Publish the dead letters and return their fingerprints."""
     place = vhost.replace("/", "%2F")
     management.call("PUT", f"/users/{FOREIGN_USER}", {"password": "a", "tags": ""})
     everything = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -216,7 +219,10 @@ async def _spawn(
 
 
 async def _killed_when(process: asyncio.subprocess.Process, enough: asyncio.Task[None]) -> int:
-    """Kill -9 as soon as enough has arrived; 0 if it was through before."""
+    """Kill the process with SIGKILL when enough messages have arrived.
+
+    Return 0 if it finished before.
+    """
     ended = asyncio.ensure_future(process.wait())
     await asyncio.wait({ended, enough}, return_when=asyncio.FIRST_COMPLETED)
     enough.cancel()

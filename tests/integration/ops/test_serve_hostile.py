@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from hopback.fields import FieldValue
 
-pytestmark = pytest.mark.xdist_group("serve-hostile")  # what is hostile is published once
+pytestmark = pytest.mark.xdist_group("serve-hostile")  # the hostile messages are published once
 
 _PATIENCE_S = 300.0
 _LONGEST_S = 5.0
@@ -129,13 +129,13 @@ def _held(client: httpx.Client, queue: str) -> str:
 
 
 def _assert_awake(health: _Health, least: int) -> None:
-    """Answers came while the work went on, and none of them had to wait for its end."""
+    """Responses arrived during the work, and none waited for its end."""
     assert health.meanwhile >= least
     assert max(health.answers, default=0.0) < _LONGEST_S
 
 
-def test_a_filter_over_large_bodies_does_not_hold_up_the_service(served: httpx.Client) -> None:
-    """Thirty megabytes of JSON and 32 payload terms: health answers all the while."""
+def test_filter_over_large_bodies_does_not_block_service(served: httpx.Client) -> None:
+    """The bodies have 30 MB of JSON, and the filter has 32 payload terms."""
     terms = " ".join([f"payload.a.{_LARGE}:1"] * 32)
     with _Health(str(served.base_url)) as health:
         session = _held(served, "bodies.dlq")
@@ -144,8 +144,7 @@ def test_a_filter_over_large_bodies_does_not_hold_up_the_service(served: httpx.C
     _assert_awake(health, 10)
 
 
-def test_thousands_of_headers_do_not_hold_up_the_service(served: httpx.Client) -> None:
-    """Messages of 20,000 headers: a session, its page and one message of it."""
+def test_messages_with_20000_headers_do_not_block_service(served: httpx.Client) -> None:
     with _Health(str(served.base_url)) as health:
         session = _held(served, _DLQ)
         assert served.get(f"/sessions/{session}").status_code == 200
@@ -155,8 +154,7 @@ def test_thousands_of_headers_do_not_hold_up_the_service(served: httpx.Client) -
     _assert_awake(health, 10)
 
 
-def test_a_hostile_policy_does_not_hold_up_the_service(served: httpx.Client) -> None:
-    """The topology, its checks and the list of queues are told with it in force."""
+def test_hostile_policy_pattern_does_not_block_service(served: httpx.Client) -> None:
     with _Health(str(served.base_url)) as health:
         for path in ("/topology", "/checks", "/"):
             assert served.get(path).status_code == 200

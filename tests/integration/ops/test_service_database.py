@@ -97,7 +97,7 @@ def _wait_for(condition: Callable[[], object]) -> None:
 def database(
     amqp_url: str, rabbitmq: SharedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """The default store's file; the environment names a broker with ten dead letters."""
+    """The file of the default store. The environment names a broker with ten dead letters."""
     for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
         if name != "HOPBACK_TEST_RUN":
             monkeypatch.delenv(name)
@@ -201,7 +201,7 @@ def _arguments(job: str, folder: Path) -> dict[str, tuple[tuple[str, ...], int]]
     }
 
 
-def test_commands_beside_running_service_keep_its_database_whole(
+def test_commands_during_running_service_keep_database_intact(
     database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -268,7 +268,7 @@ def _read_by_third_process(database: Path) -> str:
     return ran.stdout.strip()
 
 
-def test_two_services_on_one_file_see_each_others_commits(database: Path, tmp_path: Path) -> None:
+def test_two_services_on_one_file_see_commits_of_each_other(database: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         services = [stack.enter_context(_serving(tmp_path, name)) for name in ("one", "two")]
         for service, queue in zip(services, ("early", "late"), strict=True):

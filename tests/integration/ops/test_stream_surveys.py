@@ -50,7 +50,10 @@ async def _fail(channel: Channel, error: str, count: int, begin: int = 0) -> Non
 
 
 async def _counted(operations: Operations, count: int) -> None:
-    """Until the broker says that it has so many: it counts the messages of a stream every few seconds."""
+    """Wait until the broker counts this number of messages.
+
+    It counts those of a stream every few seconds.
+    """
     while (await operations.queue("events.dlq")).messages_ready != count:  # noqa: ASYNC110
         await asyncio.sleep(0.2)
 
@@ -60,19 +63,19 @@ def _told(found: ErrorOverview) -> dict[str, int]:
 
 
 @pytest.mark.waits(60)
-async def test_a_stream_is_surveyed_searched_and_looked_at(
+async def test_stream_is_surveyed_searched_and_browsed_without_removal(
     rabbitmq: SharedNode, vhost: str, amqp_url: str, tmp_path: Path
 ) -> None:
-    """Groups are added up from survey to survey, consumers are not minded, and nothing is taken out."""
+    """Groups are added up across surveys, and consumers do not matter."""
     await _surveyed(amqp_url, rabbitmq.management_url, vhost, tmp_path)
 
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_a_stream_is_surveyed_on_other_versions(
+async def test_stream_is_surveyed_on_other_versions(
     start_rabbitmq: Callable[..., RabbitNode], suite: str, tmp_path: Path
 ) -> None:
-    """The same on RabbitMQ 4."""
+    """The version is RabbitMQ 4."""
     node = start_rabbitmq(installation=installations()[suite])
     await _surveyed(node.url, node.management_url, "/", tmp_path)
 
@@ -140,10 +143,10 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
     await connection.close()
 
 
-async def test_the_pages_of_a_stream_offer_only_what_is_possible(
+async def test_pages_of_stream_offer_no_redrive_and_no_discard(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Looking, searching and exporting; no re-drive and no discard, of the queue, a group or a message."""
+    """Browsing, searching and exporting are offered."""
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, _TOPOLOGY)
     await _fail(await connection.open_channel(), "TimeoutError", 3)

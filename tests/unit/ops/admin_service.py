@@ -40,7 +40,7 @@ SECRET = "a secret of more than sixty-four bytes, which nobody uses but these te
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """The service, a client of it, and what lies below."""
+    """A test service, its HTTP client, and the store and broker below it."""
 
     client: httpx.AsyncClient
     operations: Operations
@@ -70,7 +70,7 @@ def topology() -> Topology:
 def dead_letter(
     number: int, error: str = "LookupError", body: bytes | None = None, redrives: int = 0
 ) -> Message:
-    """A message as a consumer of ours parks it."""
+    """A message as a Hopback consumer parks it."""
     failure = Failure(
         type=error,
         message=f"order {number} cannot be found",
@@ -101,7 +101,7 @@ def dead_letter(
 
 
 def settings(**auth: Any) -> AdminSettings:
-    """Settings with a sign-in by tokens of a shared secret; `auth` adds to them."""
+    """Settings for tokens signed with a shared secret. `auth` adds to the `auth` section."""
     jwt = {"issuer": "https://id.test", "audience": "hopback", "secret_env": "JWT_SECRET"}
     return parse_settings({"auth": {"jwt": jwt, **auth}}, {"JWT_SECRET": SECRET}, "test")
 
@@ -119,7 +119,7 @@ async def admin(
     name: str = "",
     **options: Any,
 ) -> AsyncIterator[Admin]:
-    """The service over these dead letters; `options` are for `create_app`."""
+    """Run the service over these dead letters. `options` are passed to `create_app`."""
     clock = ManualClock(NOW)
     opened = open_service(
         topology(),

@@ -52,18 +52,18 @@ class Shop:
         await connection.close()
 
     async def park(self, count: int, *, queue: str = DLQ, headers: Any = None) -> None:
-        """Put so many dead letters into the queue, numbered from 0."""
+        """Put this number of dead letters into the queue, numbered from 0."""
         await self.publish(
             Message("", queue, b"%d" % number, properties(f"m{number}", headers))
             for number in range(count)
         )
 
     def queue(self, name: str) -> QueueSnapshot:
-        """What is in a queue now."""
+        """The messages of a queue."""
         return self.broker.snapshot().queue(name)
 
     def bodies(self, name: str) -> list[bytes]:
-        """The bodies of what is ready, in order."""
+        """The bodies of the ready messages, in order."""
         return [message.body for message in self.queue(name).ready]
 
     def held(self) -> int:

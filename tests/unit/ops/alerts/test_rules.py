@@ -1,4 +1,4 @@
-"""Which alerts fire, who is told and when: a pure decision, played through time."""
+"""Which alerts fire, who is notified and when: a pure decision over virtual time."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class _Watch:
         return [(len(one.firing), len(one.resolved)) for one in self.notices]
 
 
-def test_a_depth_fires_once_and_is_resolved_once() -> None:
-    """However often it is looked at; the page of the queue is in the alert."""
+def test_depth_alert_fires_once_and_resolves_once() -> None:
+    """The alert links to the page of the queue."""
     watch = _Watch(_DEEP)
     for second in range(5):
         watch.look(_NOW + second, QueueSeen("a/b.dlq", 11))
@@ -110,10 +110,9 @@ def test_a_depth_fires_once_and_is_resolved_once() -> None:
     ],
     ids=lambda value: value.kind.value if isinstance(value, AlertRule) else "",
 )
-def test_each_kind_holds_where_it_says(
+def test_rule_fires_only_beyond_its_bound_and_for_its_queue(
     rule: AlertRule, holds: QueueSeen, does_not: QueueSeen
 ) -> None:
-    """On one side of its bound it fires, on the other it does not; another queue is not its business."""
     watch = _Watch(rule)
     watch.look(_NOW, does_not)
     assert watch.firing == []
@@ -124,8 +123,8 @@ def test_each_kind_holds_where_it_says(
     assert other.alerts == {}
 
 
-def test_a_job_that_stopped_fires_until_it_goes_on() -> None:
-    """The alert leads to the job; one that was cancelled calls for nobody."""
+def test_failed_job_alert_fires_until_job_resumes() -> None:
+    """The alert links to the job. A cancelled job does not fire an alert."""
     job = Job(
         id="j-1",
         kind=JobKind.REDRIVE,
@@ -143,8 +142,8 @@ def test_a_job_that_stopped_fires_until_it_goes_on() -> None:
     assert watch.firing == []
 
 
-def test_what_nobody_can_see_stays_as_it_is() -> None:
-    """A broker that is away, or a depth that nobody tells, resolves nothing; a queue that is gone does."""
+def test_unreachable_broker_or_unknown_depth_keeps_alert_firing() -> None:
+    """A deleted queue resolves its alert."""
     watch = _Watch(_DEEP)
     watch.look(_NOW, QueueSeen("q", 11))
     watch.look_at(_NOW + 1)
@@ -154,8 +153,8 @@ def test_what_nobody_can_see_stays_as_it_is() -> None:
     assert watch.firing == []
 
 
-def test_a_broker_that_gets_a_name_takes_its_alerts_along() -> None:
-    """They go on under it: told once, at the right page, and over when their cause is."""
+def test_renamed_broker_keeps_its_alerts() -> None:
+    """They are sent once, link to the page of the new name and resolve with their cause."""
     watch = _Watch(_DEEP)
     watch.look(_NOW, QueueSeen("q", 11))
     names = ("north", "south")
@@ -169,8 +168,7 @@ def test_a_broker_that_gets_a_name_takes_its_alerts_along() -> None:
     assert (watch.firing, watch.said) == ([], [(1, 0), (0, 1)])
 
 
-def test_alerts_of_a_broker_that_is_served_no_longer_are_over() -> None:
-    """Nobody would ever see them end."""
+def test_alerts_resolve_when_broker_is_no_longer_served() -> None:
     watch = _Watch(_DEEP)
     watch.look_at(_NOW, AlertInput("south", (QueueSeen("q", 11),)), served=("north", "south"))
     watch.look_at(_NOW + 1, served=("north", "south"))
@@ -179,16 +177,14 @@ def test_alerts_of_a_broker_that_is_served_no_longer_are_over() -> None:
     assert (watch.firing, watch.said) == ([], [(1, 0), (0, 1)])
 
 
-def test_a_rule_may_be_about_one_broker() -> None:
-    """The same queue of another broker is another thing."""
+def test_rule_with_broker_ignores_same_queue_of_another_broker() -> None:
     watch = _Watch(AlertRule("deep", AlertKind.DEPTH, above=10, broker="production"))
     deep = QueueSeen("q", 11)
     watch.look_at(_NOW, AlertInput("staging", (deep,)), AlertInput("production", (deep,)))
     assert [one.broker for one in watch.alerts.values()] == ["production"]
 
 
-def test_what_holds_only_for_a_moment_tells_nobody() -> None:
-    """It must hold for as long as its rule says; what ends before is forgotten."""
+def test_condition_shorter_than_for_duration_sends_no_notice() -> None:
     watch = _Watch(AlertRule("deep", AlertKind.DEPTH, above=10, for_seconds=60))
     watch.look(_NOW, QueueSeen("q", 11))
     watch.look(_NOW + 59, QueueSeen("q", 11))
@@ -201,8 +197,7 @@ def test_what_holds_only_for_a_moment_tells_nobody() -> None:
     assert watch.said == [(1, 0)]
 
 
-def test_an_age_that_nobody_tells_is_how_long_the_queue_was_not_empty() -> None:
-    """Counted from the first look at which something was there."""
+def test_unknown_age_counts_from_first_look_at_nonempty_queue() -> None:
     watch = _Watch(AlertRule("old", AlertKind.OLDEST_AGE, older_than_seconds=100))
     watch.look(_NOW, QueueSeen("q", 1))
     watch.look(_NOW + 99, QueueSeen("q", 1))
@@ -211,8 +206,8 @@ def test_an_age_that_nobody_tells_is_how_long_the_queue_was_not_empty() -> None:
     assert watch.firing == ["not empty, limit 1m40s"]
 
 
-def test_alerts_that_come_together_are_one_message() -> None:
-    """A message waits for others to join it, and is not sent at all if everything passes meanwhile."""
+def test_alerts_that_fire_together_are_sent_as_one_notice() -> None:
+    """Alerts that resolve within the group wait are not sent."""
     watch = _Watch(_DEEP, manners=replace(_OPS, wait_s=30))
     watch.look(_NOW, QueueSeen("a", 11))
     watch.look(_NOW + 20, QueueSeen("a", 11), QueueSeen("b", 12))
@@ -227,8 +222,7 @@ def test_alerts_that_come_together_are_one_message() -> None:
     assert short.notices == []
 
 
-def test_what_comes_back_before_anybody_heard_of_its_end_never_ended() -> None:
-    """A depth that swings around its bound is one alert."""
+def test_depth_that_swings_around_bound_sends_one_notice() -> None:
     watch = _Watch(_DEEP, manners=replace(_OPS, wait_s=30))
     watch.look(_NOW, QueueSeen("a", 11))
     watch.look(_NOW + 30, QueueSeen("a", 11))
@@ -238,8 +232,8 @@ def test_what_comes_back_before_anybody_heard_of_its_end_never_ended() -> None:
     assert len(watch.alerts) == 1
 
 
-def test_quiet_times_hold_messages_back_and_lose_none() -> None:
-    """What fires at night is told in the morning; what passed by then is not."""
+def test_quiet_times_delay_notices_until_they_end() -> None:
+    """Alerts that resolve during the quiet time are not sent."""
     night = datetime(2026, 3, 2, 23, 0, tzinfo=UTC).timestamp()
     watch = _Watch(_DEEP, manners=replace(_OPS, quiet=("22:00-06:00",)))
     watch.look(night, QueueSeen("a", 11), QueueSeen("b", 11))
@@ -255,16 +249,15 @@ def test_quiet_times_hold_messages_back_and_lose_none() -> None:
     assert loud.said == [(1, 0)]
 
 
-def test_somebody_who_asked_for_it_is_reminded() -> None:
-    """An alert that goes on is told again after so long, and not sooner."""
+def test_firing_alert_is_repeated_after_repeat_interval() -> None:
     watch = _Watch(_DEEP, manners=replace(_OPS, remind_s=3600))
     for minutes in range(0, 150, 10):
         watch.look(_NOW + minutes * 60, QueueSeen("a", 11))
     assert watch.said == [(1, 0)] * 3
 
 
-def test_only_those_of_a_rule_are_told() -> None:
-    """A rule without targets tells everybody; a rule that is gone resolves what it had said."""
+def test_notice_is_sent_only_to_targets_of_its_rule() -> None:
+    """A rule without targets notifies every target. Deleting a rule resolves its alerts."""
     manners = replace(_OPS, targets=("ops", "chat"))
     watch = _Watch(AlertRule("deep", AlertKind.DEPTH, targets=("chat",)), _DEEP, manners=manners)
     watch.rules = (watch.rules[0], AlertRule("all", AlertKind.DEPTH))
@@ -275,8 +268,7 @@ def test_only_those_of_a_rule_are_told() -> None:
     assert {one.target: len(one.resolved) for one in watch.notices[2:]} == {"ops": 1, "chat": 1}
 
 
-def test_resolved_alerts_are_forgotten_after_a_week() -> None:
-    """Until then they can be read."""
+def test_resolved_alerts_are_deleted_after_a_week() -> None:
     watch = _Watch(_DEEP)
     watch.look(_NOW, QueueSeen("a", 11))
     watch.look(_NOW + 1, QueueSeen("a", 0))
@@ -286,8 +278,8 @@ def test_resolved_alerts_are_forgotten_after_a_week() -> None:
     assert watch.alerts == {}
 
 
-def test_a_message_has_an_end() -> None:
-    """Of very many alerts some are named and the rest counted; all of them count as told."""
+def test_notice_names_at_most_50_alerts_and_counts_the_others() -> None:
+    """All of them count as notified."""
     watch = _Watch(_DEEP)
     watch.look(_NOW, *(QueueSeen(f"q{number}", 11) for number in range(2000)))
     assert [(len(one.firing), one.more) for one in watch.notices] == [(50, 1950)]
@@ -302,10 +294,9 @@ _DEPTHS = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(_DEPTHS, st.sampled_from([0.0, 30.0]), st.sampled_from([0.0, 45.0]))
-def test_firing_and_resolved_are_told_in_turn(
+def test_random_depths_send_firing_and_resolved_alternately(
     depths: list[tuple[float, int | None]], wait_s: float, for_s: float
 ) -> None:
-    """Whatever the depths do: nobody hears twice that it fires, nor of an end without a beginning."""
     rule = AlertRule("deep", AlertKind.DEPTH, above=10, for_seconds=for_s)
     watch, now = _Watch(rule, manners=replace(_OPS, wait_s=wait_s)), _NOW
     for step, depth in depths:
@@ -331,10 +322,11 @@ def test_firing_and_resolved_are_told_in_turn(
         ("Mon, Tue 12:00-24:00", ["2026-03-03 23:59"], ["2026-03-04 13:00"]),
     ],
 )
-def test_quiet_times_are_read_as_people_write_them(
-    text: str, inside: list[str], outside: list[str]
-) -> None:
-    """Days are those on which they begin; an end before the beginning is on the next day."""
+def test_quiet_times_parse_days_and_times(text: str, inside: list[str], outside: list[str]) -> None:
+    """The days are those on which the time begins.
+
+    An end before the beginning is on the next day.
+    """
     quiet, zone = parse_quiet(text), ZoneInfo("Europe/Berlin")
     moments = {
         each: datetime.fromisoformat(each).replace(tzinfo=zone) for each in (*inside, *outside)
@@ -345,7 +337,6 @@ def test_quiet_times_are_read_as_people_write_them(
 @pytest.mark.parametrize(
     "text", ["", "night", "25:00-26:00", "22-06", "sam 10:00-11:00", "24:00-01:00"]
 )
-def test_what_is_no_quiet_time_is_refused(text: str) -> None:
-    """With what was expected."""
+def test_invalid_quiet_time_names_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_quiet(text)

@@ -1,4 +1,6 @@
-"""The three ways to take a queue over, from what the broker holds; and the policy set and taken back."""
+"""The three ways to adopt a queue, computed from the broker's topology, and the parking policy set
+and removed.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ _FORMS = {
 
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("way", [_AS, _BESIDE])
-def test_a_file_for_a_queue_as_it_is_is_no_conflict(form: str, way: AdoptionWay) -> None:
-    """What is written reads back equal, and differs from the broker in nothing that is there."""
+def test_adopting_queue_unchanged_has_no_conflicts(form: str, way: AdoptionWay) -> None:
+    """The written file parses to the same topology."""
     live = _live(_FORMS[form])
     choice = adoption(live, "orders", _V3_10).choice(way)
     written = read_toml(write_toml(choice.topology))
@@ -61,8 +63,11 @@ def test_a_file_for_a_queue_as_it_is_is_no_conflict(form: str, way: AdoptionWay)
 
 
 @pytest.mark.parametrize("form", _FORMS)
-def test_the_migrated_form_is_the_recommended_one(form: str) -> None:
-    """With the bindings and the arguments that a quorum queue can have; what it cannot is said."""
+def test_migration_declares_recommended_quorum_queue(form: str) -> None:
+    """It keeps the bindings and the supported arguments.
+
+    Notes name the arguments that are dropped.
+    """
     choice = adoption(_live(_FORMS[form]), "orders", _V3_10).choice(_MIGRATED)
     written = read_toml(write_toml(choice.topology))
     main = written.queue("orders")
@@ -78,16 +83,15 @@ def test_the_migrated_form_is_the_recommended_one(form: str) -> None:
     assert main.arguments["x-delivery-limit"] == (5 if form == "quorum" else 200)
 
 
-def test_a_line_fits_where_the_form_is_the_recommended_one() -> None:
-    """And only there; the waits are those of the retry queues that exist."""
+def test_decorator_is_offered_only_for_recommended_form() -> None:
+    """Its delays are those of the existing retry queues."""
     plan = recommend_plan("orders", tiers_ms=[1000, 300_000])
     found = adoption(_live(*harden_queues(plan)), "orders", _V3_10)
     assert found.choice(_AS).decorator == '@app.handler("orders", retry=["1s", "5m"])'
     assert adoption(_live(Queue("orders")), "orders", _V3_10).choice(_AS).decorator == ""
 
 
-def test_what_waits_and_rests_already_is_used() -> None:
-    """A retry queue of another name and a dead-letter queue behind an exchange stay where they are."""
+def test_adoption_uses_existing_retry_and_dead_letter_queues() -> None:
     wait = Queue(
         "orders-wait",
         arguments={
@@ -116,8 +120,11 @@ def _policy(name: str, priority: int = 0, **definition: object) -> Policy:
     return Policy(name, "^orders$", keys, priority, "queues")  # type: ignore[arg-type]
 
 
-def test_the_policy_carries_every_key_of_the_one_in_force() -> None:
-    """Policies do not merge: of two that match, the keys of the stronger one and a higher priority."""
+def test_beside_policy_keeps_keys_of_policy_in_force() -> None:
+    """Policies do not merge.
+
+    The new one has the keys of the stronger policy and a higher priority.
+    """
     policies = (
         _policy("weak", 1, expires=9),
         _policy("strong", 7, max_length=50, overflow="drop-head"),
@@ -160,17 +167,17 @@ _QUORUM = Queue("orders", QueueType.QUORUM)
     ],
     ids=["argument", "policy", "strategy", "overflow", "limit", "told", "stream", "exclusive"],
 )
-def test_a_path_beside_is_refused_where_it_would_change_something(
+def test_beside_policy_is_refused_if_it_changes_behaviour(
     queue: Queue, policies: tuple[Policy, ...], told: str | None, why: str
 ) -> None:
-    """With the reason; the other ways are still shown."""
+    """The other ways are still offered."""
     found = adoption(_live(queue, policies=policies), "orders", _V3_10, told_policy=told)
     assert any(why in each for each in found.choice(_BESIDE).refused)
     assert found.choice(_AS).topology.queue("orders") == queue
 
 
-def test_a_dead_letter_queue_that_keeps_nothing_is_in_the_way() -> None:
-    """One of that name with a time to live, or a policy for all queues that would limit a new one."""
+def test_beside_policy_is_refused_if_dead_letter_queue_expires_messages() -> None:
+    """The limit comes from an existing queue of that name or from a policy for all queues."""
     short = Queue("orders.dlq", arguments={"x-message-ttl": 5})
     found = adoption(_live(Queue("orders"), short), "orders", _V3_10)
     assert any("x-message-ttl = 5" in why for why in found.choice(_BESIDE).refused)
@@ -181,15 +188,14 @@ def test_a_dead_letter_queue_that_keeps_nothing_is_in_the_way() -> None:
     )
 
 
-def test_a_queue_that_is_not_there_is_named() -> None:
-    """No plan is made up for it."""
+def test_adopting_missing_queue_raises_no_such() -> None:
     with pytest.raises(NoSuch, match="'orders'"):
         adoption(Topology("/"), "orders", _V3_10)
 
 
 @in_virtual_time
-async def test_rejected_messages_are_kept_until_the_path_is_taken_back() -> None:
-    """Set twice is as good as once; taken back, the former policy is in force again."""
+async def test_rejected_messages_are_parked_until_policy_is_reverted() -> None:
+    """Setting it twice has no further effect. Reverting restores the former policy."""
     broker = EmbeddedBroker()
     connection = await broker.connect("test")
     view = EmbeddedManagement(broker)
@@ -222,8 +228,7 @@ async def test_rejected_messages_are_kept_until_the_path_is_taken_back() -> None
 
 
 @in_virtual_time
-async def test_a_refused_path_changes_nothing() -> None:
-    """Neither a queue nor a policy is left behind."""
+async def test_refused_beside_policy_creates_no_queue_and_no_policy() -> None:
     broker = EmbeddedBroker()
     connection = await broker.connect("test")
     channel = await connection.open_channel()

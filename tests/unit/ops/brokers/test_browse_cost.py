@@ -1,4 +1,4 @@
-"""What looking costs, by queue type, effective limit and broker version."""
+"""The cost of browsing by queue type, effective delivery limit and broker version."""
 
 from __future__ import annotations
 
@@ -44,18 +44,16 @@ def limited(limit: int) -> Queue:
         (None, V40, Price.REFUSED, None),
     ],
 )
-def test_the_price(
+def test_browse_cost_depends_on_queue_type_limit_and_version(
     queue: Queue | None, version: BrokerVersion, price: Price, limit: int | None
 ) -> None:
-    """Free without a limit, one count of a large one, refused where it could lose."""
     cost = cost_of_looking(queue, version)
     assert (cost.price, cost.limit) == (price, limit)
     assert cost.text
     assert bool(cost.remedy) == (price is Price.REFUSED)
 
 
-def test_a_stream_is_read_for_free_and_gives_nothing_to_a_job() -> None:
-    """Copies cost nothing; what a job takes away, a stream does not give."""
+def test_stream_is_free_to_browse_and_refused_for_jobs() -> None:
     stream = Queue("d", QueueType.STREAM)
     looked, worked = (cost_of_looking(stream, V40, killed=killed) for killed in (False, True))
     assert (looked.is_stream, worked.is_stream) == (True, True)
@@ -63,8 +61,8 @@ def test_a_stream_is_read_for_free_and_gives_nothing_to_a_job() -> None:
     assert "reading does not remove its messages" in looked.text
 
 
-def test_a_job_that_is_killed_cannot_give_back_by_nack() -> None:
-    """What costs nothing to look at may still be too dear for a job."""
+def test_job_is_refused_on_queue_that_only_nack_protects() -> None:
+    """A killed job cannot return messages by nack, so browsing may be free where a job is refused."""
     cost = cost_of_looking(QUORUM, V43, killed=True)
     assert (cost.price, cost.limit, cost.is_by_nack) == (Price.REFUSED, 20, False)
     assert cost_of_looking(QUORUM, V43).is_by_nack
@@ -72,21 +70,19 @@ def test_a_job_that_is_killed_cannot_give_back_by_nack() -> None:
 
 
 @pytest.mark.parametrize("version", [V310, V40, V43])
-def test_our_own_dead_letter_queues_can_be_looked_at(version: BrokerVersion) -> None:
-    """The recommended design's dead-letter queue never refuses a look."""
+def test_recommended_dead_letter_queues_can_be_browsed(version: BrokerVersion) -> None:
     queue = DESIGNS["recommended"].build().queue("orders.dlq")
     assert cost_of_looking(queue, version).price is not Price.REFUSED
 
 
-def test_half_of_the_deliveries_is_too_much() -> None:
-    """Looking stops long before the limit; without one it never has to."""
+def test_browsing_stops_at_half_of_delivery_limit() -> None:
     cost = cost_of_looking(limited(1000), V40)
     assert not spent(499, cost.limit)
     assert spent(500, cost.limit)
     assert not spent(10**9, cost_of_looking(Queue("d"), V40).limit)
 
 
-def test_a_queue_that_goes_with_its_last_consumer_is_not_looked_at() -> None:
-    """The look ends its consumer, and the broker would delete the queue with all its messages."""
+def test_auto_delete_queue_is_not_browsed() -> None:
+    """The end of the browsing consumer would delete the queue with its messages."""
     found = cost_of_looking(Queue("errors", auto_delete=True), V40)
     assert (found.price, "deletes it with all its messages" in found.text) == (Price.REFUSED, True)

@@ -32,8 +32,8 @@ _NAMES = (
 _TOPOLOGY = Topology("foreign", queues=tuple(map(Queue, _NAMES)))
 
 
-def test_the_names_of_frameworks_give_dead_letter_queues_away() -> None:
-    """NServiceBus, Celery, MassTransit, Symfony, Dramatiq and parking lots; roles say the same."""
+def test_framework_queue_names_are_recognised_as_dead_letter_queues() -> None:
+    """The names are those of NServiceBus, Celery, MassTransit, Symfony, Dramatiq and parking lots."""
     found = {each.name: each.origins for each in dead_letter_queues(_TOPOLOGY)}
     assert found == {
         "error": (),
@@ -51,8 +51,8 @@ def test_the_names_of_frameworks_give_dead_letter_queues_away() -> None:
 
 
 @in_virtual_time
-async def test_a_queue_whose_dead_letters_are_known_is_not_asked_about() -> None:
-    """It is worked on, and its consumer is away; one whose name speaks of failures is, all the same."""
+async def test_candidates_omit_main_queues_with_known_dead_letter_queue() -> None:
+    """A queue whose name suggests failures is still a candidate."""
     broker = EmbeddedBroker()
     connection = await broker.connect("test")
     dead_letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "rest.dlq"}
@@ -86,8 +86,8 @@ async def _broker() -> EmbeddedBroker:
 
 
 @in_virtual_time
-async def test_queues_with_messages_and_no_consumer_are_asked_about(tmp_path: Path) -> None:
-    """What was said is kept in the store and holds for whoever comes next; it can be taken back."""
+async def test_queues_with_messages_and_no_consumer_are_candidates(tmp_path: Path) -> None:
+    """Answers are stored for all operators and can be withdrawn."""
     broker = await _broker()
     clock = LoopClock(lambda: 0.0)
     async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
@@ -126,8 +126,8 @@ async def test_queues_with_messages_and_no_consumer_are_asked_about(tmp_path: Pa
 
 
 @in_virtual_time
-async def test_what_is_not_there_is_not_added() -> None:
-    """A mistyped name is an error; without management nobody knows which queues there are."""
+async def test_adding_missing_queue_is_refused() -> None:
+    """Without the management API, the existing queues are unknown."""
     broker = await _broker()
     async with Operations(
         ManagedBroker(broker, management=EmbeddedManagement(broker))

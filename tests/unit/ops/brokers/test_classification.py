@@ -59,7 +59,7 @@ def _topology(
 
 
 def _planned(*bound_to: str) -> Topology:
-    """A queue of another library with a plan: what the integrations declare beside it."""
+    """A queue of another library with a plan, and the queues that the integrations declare for it."""
     plans = PlannedQueues(name="shop")
     plans.queue("orders", retry=["30s", "5m"])
     bindings = tuple(Binding(exchange, "orders", "order.#") for exchange in bound_to)

@@ -1,4 +1,6 @@
-"""Which queues hold dead letters: by plans, by what the broker shows, by name, by an operator."""
+"""Discovery of dead-letter queues by plans, by the live topology, by name and by an operator's
+override.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from hopback.topology.plan import Redrive
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
 @pytest.mark.parametrize("hardened", [False, True])
-def test_a_declared_design_names_its_dead_letter_queues(name: str, hardened: bool) -> None:
-    """Every plan's parking queue is found, with its origins and the design's own target."""
+def test_declared_plans_name_their_dead_letter_queues(name: str, hardened: bool) -> None:
+    """The result has the origins and the design's target."""
     topology = DESIGNS[name].build(hardened=hardened)
     found = {each.name: each for each in dead_letter_queues(topology)}
     assert set(found) >= {plan.parking.queue for plan in topology.plans}
@@ -27,8 +29,8 @@ def test_a_declared_design_names_its_dead_letter_queues(name: str, hardened: boo
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
 @pytest.mark.parametrize("hardened", [False, True])
-def test_a_live_design_is_found_without_its_plans(name: str, hardened: bool) -> None:
-    """What the broker shows of each design gives away the same dead-letter queues, no retry queue."""
+def test_live_topology_finds_same_dead_letter_queues_as_plans(name: str, hardened: bool) -> None:
+    """Retry queues are not listed."""
     topology = DESIGNS[name].build(hardened=hardened)
     live = replace(topology, plans=())
     found = {each.name for each in dead_letter_queues(live)}
@@ -54,8 +56,8 @@ def _live() -> Topology:
 _KEY = {"x-dead-letter-routing-key": "orders"}
 
 
-def test_who_dead_letters_where_is_seen_through_policies() -> None:
-    """A dead-letter exchange that only a policy sets counts; a retry queue is no place to rest."""
+def test_dead_letter_exchange_set_by_policy_is_discovered() -> None:
+    """Retry queues are not listed as dead-letter queues."""
     (found,) = dead_letter_queues(_live())
     assert found.name == "rest"
     assert found.origins == ("bills", "orders")
@@ -68,20 +70,18 @@ def test_who_dead_letters_where_is_seen_through_policies() -> None:
 @pytest.mark.parametrize(
     "name", ["orders.dlq", "orders_error", "dlq.orders", "orders-parking", "error:orders"]
 )
-def test_a_name_that_belongs_to_a_queue_gives_it_away(name: str) -> None:
+def test_dlq_name_of_an_existing_queue_is_discovered(name: str) -> None:
     """Consumers that publish their dead letters themselves leave no other trace."""
     live = Topology("live", queues=(Queue("orders"), Queue(name)))
     (found,) = dead_letter_queues(live)
     assert (found.name, found.main_queue, found.known_by) == (name, "orders", "name")
 
 
-def test_a_name_alone_is_no_dead_letter_queue() -> None:
-    """Without a queue that it could belong to it stays what it is."""
+def test_dlq_name_without_its_main_queue_is_not_discovered() -> None:
     assert dead_letter_queues(Topology("live", queues=(Queue("payments.error"),))) == ()
 
 
-def test_a_retry_queue_hands_on_the_dead_letters_of_its_owner() -> None:
-    """Where messages reach the place to rest through a retry queue, the queue before it failed."""
+def test_origin_behind_retry_queue_is_the_failing_queue() -> None:
     live = Topology(
         "live",
         exchanges=(Exchange("retry"), Exchange("dead")),
@@ -96,8 +96,7 @@ def test_a_retry_queue_hands_on_the_dead_letters_of_its_owner() -> None:
     assert (found.name, found.origins) == ("rest", ("q",))
 
 
-def test_an_operator_has_the_last_word() -> None:
-    """Names can be given, overruled and hidden."""
+def test_override_adds_retargets_and_hides_dead_letter_queues() -> None:
     said = (
         Override("other", main_queue="orders", retry_exchange="again", label="Orders"),
         Override("rest", target=Redrive("", "elsewhere")),
@@ -110,8 +109,7 @@ def test_an_operator_has_the_last_word() -> None:
     assert dead_letter_queues(_live(), overrides=(Override("rest", hidden=True),)) == ()
 
 
-def test_the_file_pipeline_waits_once_more() -> None:
-    """Its documented target is the retry exchange, and that is what is shown."""
+def test_file_pipeline_target_is_its_retry_exchange() -> None:
     topology = DESIGNS["file-pipeline"].build()
     found = next(e for e in dead_letter_queues(topology) if e.name == "q.validator.dlq")
     assert found.retry_exchange == "retry.q.validator"

@@ -47,7 +47,7 @@ async def _managed() -> AsyncIterator[tuple[ManagedBroker, CountingBroker, _Coun
     assert broker.connections == ()
 
 
-async def test_questions_share_one_connection() -> None:
+async def test_queries_share_one_connection() -> None:
     async with _managed() as (managed, broker, _):
         await managed.snapshot(count="orders.dlq")
         await managed.depth("orders.dlq")
@@ -55,14 +55,14 @@ async def test_questions_share_one_connection() -> None:
         assert broker.connected == 1
 
 
-async def test_a_question_about_a_missing_queue_keeps_the_connection() -> None:
+async def test_query_for_missing_queue_keeps_the_connection() -> None:
     async with _managed() as (managed, broker, _):
         assert await managed.count_now("nowhere") is None
         assert await managed.count_now("orders") is not None
         assert broker.connected == 1
 
 
-async def test_a_lost_query_connection_is_opened_again() -> None:
+async def test_lost_query_connection_is_reopened() -> None:
     async with _managed() as (managed, broker, _):
         await managed.count_now("orders")
         broker.connections[0].cut()
@@ -88,7 +88,7 @@ async def test_recent_snapshots_share_one_reading_for_two_seconds() -> None:
         assert management.reads == 1
 
 
-async def test_the_names_of_connections_contain_those_that_share_the_query_connection() -> None:
+async def test_connection_names_include_users_of_the_query_connection() -> None:
     async with _managed() as (managed, _, _):
         shared = await managed.connect("hopback look orders.dlq")
         assert "hopback look orders.dlq" in (await managed.connection_names() or ())
@@ -96,7 +96,7 @@ async def test_the_names_of_connections_contain_those_that_share_the_query_conne
         assert "hopback look orders.dlq" not in (await managed.connection_names() or ())
 
 
-def test_the_cost_of_browsing_many_queues_is_computed_once_for_each() -> None:
+def test_browse_cost_of_many_queues_is_computed_once_per_queue() -> None:
     names = [f"q{number:04}.dlq" for number in range(4000)]
     live = Topology("many", queues=tuple(Queue(name, QueueType.QUORUM) for name in names))
     snapshot = BrokerSnapshot(live, BrokerVersion(4, 0), 0.0, live)

@@ -1,4 +1,4 @@
-"""A re-drive believes a message about its origin only where the topology says the same."""
+"""A re-drive trusts the origin that a message names only if the topology confirms it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FORGED: dict[str, FieldValue] = {
 
 
 async def _shared(shop: Shop) -> None:
-    """Two queues whose dead letters come together, and one that has nothing to do with them."""
+    """Two queues that share a dead-letter queue, and an unrelated one."""
     connection = await shop.broker.connect("test")
     channel = await connection.open_channel()
     await channel.declare_exchange(Exchange("dlx", ExchangeType.FANOUT))
@@ -50,8 +50,11 @@ async def _shared(shop: Shop) -> None:
 
 
 @in_virtual_time
-async def test_forged_origins_are_left_out_and_a_target_is_asked_for() -> None:
-    """Each of the six headers that can name a queue; what really died in `s1` goes back to `s1`."""
+async def test_forged_origin_headers_are_left_out_of_redrive() -> None:
+    """Each of the six headers that can name a queue is forged.
+
+    Messages that died in `s1` return to `s1`.
+    """
     async with open_shop() as shop:
         await _shared(shop)
         await shop.publish([Message("", "s1", b"sound", properties("sound"))])
@@ -92,8 +95,8 @@ async def test_forged_origins_are_left_out_and_a_target_is_asked_for() -> None:
 
 @pytest.mark.parametrize("kind", [TargetKind.FAILED_QUEUE, TargetKind.RETRY_EXCHANGE])
 @in_virtual_time
-async def test_no_target_follows_a_forged_origin(kind: TargetKind) -> None:
-    """Straight to the queue that failed, or into its retry queue: only where that queue is known."""
+async def test_redrive_to_failed_queue_leaves_out_forged_origin(kind: TargetKind) -> None:
+    """The same holds for the retry queue of the failed queue."""
     async with open_shop() as shop:
         await _shared(shop)
         await shop.publish([Message("dlx", "", b"x", properties("m", {"hopback-queue": "vault"}))])
@@ -103,8 +106,8 @@ async def test_no_target_follows_a_forged_origin(kind: TargetKind) -> None:
 
 
 @in_virtual_time
-async def test_a_queue_without_a_plan_gets_its_own_dead_letters_back() -> None:
-    """It dead-letters into the dead-letter queue of another's plan: each message goes to its own queue."""
+async def test_redrive_returns_messages_to_queue_without_plan() -> None:
+    """The queue dead-letters into the dead-letter queue of another queue's plan."""
     async with open_shop() as shop:
         connection = await shop.broker.connect("test")
         channel = await connection.open_channel()
@@ -127,8 +130,8 @@ async def test_a_queue_without_a_plan_gets_its_own_dead_letters_back() -> None:
 
 
 @in_virtual_time
-async def test_the_exchange_it_came_by_must_lead_to_the_queue_that_failed() -> None:
-    """What names another exchange or key is left out, also where the queue itself is known for sure."""
+async def test_redrive_leaves_out_exchange_that_does_not_route_to_failed_queue() -> None:
+    """The queue is known. The exchange or routing key is not."""
     async with open_shop() as shop:
         await _shared(shop)
         connection = await shop.broker.connect("test")
@@ -160,8 +163,8 @@ async def test_the_exchange_it_came_by_must_lead_to_the_queue_that_failed() -> N
 
 
 @in_virtual_time
-async def test_a_plan_says_how_many_headers_nobody_could_read() -> None:
-    """Such messages go back, with the bytes beside them."""
+async def test_plan_warns_of_unreadable_headers() -> None:
+    """The messages are re-driven with the raw bytes in a header."""
     async with open_shop() as shop:
         await shop.park(2, headers={"hopback-unread-headers": b"\x01kz"})
         plan = await shop.operations.plan(redrive())

@@ -1,4 +1,4 @@
-"""Search as people type it, through whole queues, and windows that stand anywhere in one."""
+"""Free-text search through whole queues, and pages anywhere in a queue."""
 
 from __future__ import annotations
 
@@ -40,31 +40,30 @@ _BODIES = {
         *((form, "JÜRGEN") for form in _BODIES if form != "utf-16"),
     ],
 )
-def test_a_word_is_found_in_any_text(form: str, word: str) -> None:
-    """JSON, XML, UTF-16, gzip and zstd; upper and lower case, and letters that JSON escapes."""
+def test_word_is_found_in_json_xml_utf16_gzip_and_zstd(form: str, word: str) -> None:
+    """Case is ignored, and escaped letters of JSON are decoded."""
     delivery = Received("q", "", "q", _BODIES[form], Properties())
     assert parse_filter(word).words_in(delivery) is Judgement.MATCHES
     assert parse_filter("C-99999").words_in(delivery) is Judgement.DIFFERS
 
 
-def test_a_word_is_found_in_headers_properties_and_key() -> None:
-    """What identifies a message need not be in its body."""
+def test_word_is_found_in_headers_properties_and_routing_key() -> None:
     said = Properties(headers={"x-tenant": "Acme"}, correlation_id="corr-77")
     delivery = Received("q", "", "orders.eu.new", b"\x00\xff", said)
     for word in ("acme", "CORR-77", "orders.eu", '"x-tenant"'):
         assert parse_filter(word).words_in(delivery) is Judgement.MATCHES, word
 
 
-def test_what_is_packed_to_do_harm_is_unpacked_a_little() -> None:
-    """A body that would grow to a gigabyte is searched as far as it may be, and that is said."""
+def test_compression_bomb_is_reported_as_not_searched() -> None:
+    """A body that would grow to 1 GiB is decompressed only up to the limit."""
     bomb = gzip.compress(b"a" * 50_000_000)
     delivery = Received("q", "", "q", bomb, Properties())
     assert parse_filter("needle").words_in(delivery) is Judgement.NOT_LOOKED_INTO
 
 
 @pytest.mark.parametrize("text", ["reason=rejected", "a>b", "nosuch:1", '"open'])
-def test_a_term_that_is_mistyped_is_no_word(text: str) -> None:
-    """Whoever meant a term is told; whoever meant the text puts it into quotes."""
+def test_mistyped_filter_term_is_refused(text: str) -> None:
+    """A quoted term is searched as text."""
     with pytest.raises(BadFilter):
         parse_filter(text)
 
@@ -84,8 +83,8 @@ async def _searched(shop: Shop, request: SearchRequest) -> tuple[list[SearchHit]
 
 
 @in_virtual_time
-async def test_a_message_is_found_and_opened_wherever_it_stands() -> None:
-    """Far behind what a session holds: found by a word, opened by its place, sent back by itself."""
+async def test_message_beyond_session_is_found_opened_and_redriven() -> None:
+    """It is found by a word and opened by its position."""
     async with open_shop() as shop:
         await _fill(shop, 3000)
         hits, last = await _searched(shop, SearchRequest("C-02950"))
@@ -107,8 +106,7 @@ async def test_a_message_is_found_and_opened_wherever_it_stands() -> None:
 
 
 @in_virtual_time
-async def test_a_search_can_be_cancelled_and_gives_everything_back() -> None:
-    """Whoever leaves ends it; nothing is held any more, and nothing has moved."""
+async def test_cancelled_search_returns_all_messages_in_order() -> None:
     async with open_shop() as shop:
         await _fill(shop, 500)
         async with aclosing(shop.operations.search(SearchRequest("customer"))) as progress:
@@ -120,8 +118,8 @@ async def test_a_search_can_be_cancelled_and_gives_everything_back() -> None:
 
 
 @in_virtual_time
-async def test_what_matches_is_counted_in_groups_at_the_end() -> None:
-    """By any field of the payload; of the first so many only, if no more are wanted."""
+async def test_search_groups_matches_by_payload_field() -> None:
+    """A limit restricts the groups to the first messages."""
     async with open_shop() as shop:
         await shop.publish(
             Message("", DLQ, b'{"shop": "%d", "n": %d}' % (n % 3, n), properties(f"m{n}"))
@@ -142,8 +140,7 @@ async def test_what_matches_is_counted_in_groups_at_the_end() -> None:
 
 
 @in_virtual_time
-async def test_all_that_match_a_word_go_back() -> None:
-    """What was found can be acted upon: the same words select the messages of a job."""
+async def test_redrive_of_search_words_moves_all_matches() -> None:
     async with open_shop() as shop:
         await _fill(shop, 200)
         asked = redrive(selection=Selection(filter="C-0001"), expected_count=10)
@@ -153,8 +150,8 @@ async def test_all_that_match_a_word_go_back() -> None:
 
 
 @in_virtual_time
-async def test_a_search_refuses_what_it_would_harm() -> None:
-    """A limit that looking would use up: one queue is refused, of all queues it is left out and said."""
+async def test_search_refuses_queue_with_delivery_limit() -> None:
+    """A search of all queues skips the queue and reports it."""
     async with open_shop("ratatoskr", version=BrokerVersion(4, 0)) as shop:
         await _fill(shop, 3)
         with pytest.raises(UnsafeOperation):
@@ -166,7 +163,7 @@ async def test_a_search_refuses_what_it_would_harm() -> None:
 
 
 @in_virtual_time
-async def test_a_search_counts_the_messages_that_another_consumer_holds() -> None:
+async def test_search_counts_messages_held_by_another_consumer() -> None:
     """RabbitMQ counts them every five seconds."""
     async with open_shop() as shop:
         await _fill(shop, 10)

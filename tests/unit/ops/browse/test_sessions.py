@@ -25,8 +25,8 @@ V3, V4, V43 = BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)
 
 
 @in_virtual_time
-async def test_what_the_broker_holds_back_is_told_with_its_dead_letter_queue() -> None:
-    """Retries that their queue does not take are in no length; the list names where they are."""
+async def test_queue_list_reports_messages_held_in_retry_queue() -> None:
+    """Retries that their target queue rejects are not part of its length."""
     async with open_shop() as shop:
         retry = next(queue.name for queue in shop.topology.queues if ".retry." in queue.name)
         connection = await shop.broker.connect("operator")
@@ -41,8 +41,11 @@ async def test_what_the_broker_holds_back_is_told_with_its_dead_letter_queue() -
 
 
 @in_virtual_time
-async def test_the_time_of_a_session_runs_from_when_it_holds_its_messages() -> None:
-    """Taking them may take minutes; but no message is held longer than a session may be open."""
+async def test_session_timeout_starts_when_messages_are_held() -> None:
+    """Taking the messages may take minutes.
+
+    No message is held longer than the maximum age of a session.
+    """
     async with open_shop() as shop:
         await shop.publish(Message("", DLQ, b"x", properties(f"m{n}")) for n in range(3))
         shop.broker.faults.latency = 40.0
@@ -60,8 +63,7 @@ async def test_the_time_of_a_session_runs_from_when_it_holds_its_messages() -> N
 
 
 @in_virtual_time
-async def test_a_session_pages_filters_groups_and_releases() -> None:
-    """Everything is seen while it is held, and stands as it stood when it is released."""
+async def test_session_pages_filters_groups_and_returns_messages_in_order() -> None:
     async with open_shop() as shop:
         await shop.publish(
             Message(
@@ -103,8 +105,8 @@ async def test_a_session_pages_filters_groups_and_releases() -> None:
 
 
 @in_virtual_time
-async def test_a_session_ends_by_itself_and_can_be_renewed() -> None:
-    """When its time is over everything is back; renewing holds on, but not forever."""
+async def test_session_expires_and_returns_messages() -> None:
+    """It can be renewed up to its maximum age."""
     async with open_shop() as shop:
         await shop.park(3)
         session = await shop.operations.open_session(DLQ, SessionLimits(seconds=60))
@@ -121,8 +123,7 @@ async def test_a_session_ends_by_itself_and_can_be_renewed() -> None:
 
 
 @in_virtual_time
-async def test_a_line_that_ends_takes_the_session_with_it() -> None:
-    """The broker has everything back; who asks is told why."""
+async def test_lost_connection_ends_session_with_reason() -> None:
     async with open_shop() as shop:
         await shop.park(3)
         session = await shop.operations.open_session(DLQ)
@@ -136,10 +137,10 @@ async def test_a_line_that_ends_takes_the_session_with_it() -> None:
 
 @pytest.mark.parametrize("version", [V3, V4, V43])
 @in_virtual_time
-async def test_sessions_of_any_size_keep_the_order_of_a_quorum_queue(
+async def test_sessions_of_any_size_keep_quorum_queue_order(
     version: BrokerVersion,
 ) -> None:
-    """Large, small, large again: what came back before is held with them and returns in order."""
+    """Sizes alternate. Messages returned by an earlier session keep their position."""
     async with open_shop(version=version) as shop:
         await shop.park(400)
         for limit in (200, 50, 1, 120, 400, 7, 200):
@@ -150,8 +151,8 @@ async def test_sessions_of_any_size_keep_the_order_of_a_quorum_queue(
 
 
 @in_virtual_time
-async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
-    """The window of bytes ends it, give or take the last message."""
+async def test_session_stops_at_byte_limit() -> None:
+    """The last message may exceed it."""
     async with open_shop("raffle") as shop:
         await shop.publish(Message("", "raffle_dlq", bytes(100_000)) for _ in range(50))
         session = await shop.operations.open_session(
@@ -162,8 +163,8 @@ async def test_a_session_holds_no_more_bytes_than_it_may() -> None:
 
 
 @in_virtual_time
-async def test_headers_count_as_much_as_bodies_do() -> None:
-    """Twenty thousand headers of a few bytes take megabytes: six such messages fill 16 MiB."""
+async def test_header_size_counts_toward_session_byte_limit() -> None:
+    """Twenty thousand short headers take megabytes. Six such messages fill 16 MiB."""
     headers: dict[str, FieldValue] = {f"{n:x}": None for n in range(20_000)}
     async with open_shop("raffle") as shop:
         await shop.publish(
@@ -176,12 +177,12 @@ async def test_headers_count_as_much_as_bodies_do() -> None:
 
 
 _LARGE = b'{"order": {"id": 1}, "rest": "' + bytes(32 * 1024).hex().encode() * 24 + b'"}'
-_DEEP = b"[" * 200_000 + b"]" * 200_000  # beyond what any Python reads
+_DEEP = b"[" * 200_000 + b"]" * 200_000  # beyond Python's own limit
 
 
 @in_virtual_time
-async def test_what_a_filter_cannot_look_into_is_said() -> None:
-    """On the page, in the groups, in the survey and in the plan; none of it is taken to match."""
+async def test_bodies_too_large_for_filter_are_reported_and_not_matched() -> None:
+    """The page, the groups, the survey and the plan report them."""
     async with open_shop() as shop:
         await shop.publish(
             Message("", DLQ, body)
@@ -206,8 +207,7 @@ async def test_what_a_filter_cannot_look_into_is_said() -> None:
 
 
 @in_virtual_time
-async def test_others_run_while_a_filter_looks_into_large_bodies() -> None:
-    """After each of twenty large messages somebody else has a turn."""
+async def test_filter_yields_to_other_tasks_between_large_bodies() -> None:
     body = b'{"a": [' + b"1," * 400_000 + b"1]}"
     async with open_shop() as shop:
         await shop.publish(Message("", DLQ, body) for _ in range(20))
@@ -222,8 +222,7 @@ async def test_others_run_while_a_filter_looks_into_large_bodies() -> None:
 
 
 @in_virtual_time
-async def test_limits_of_sessions_are_told() -> None:
-    """Too many messages, too long, too many at once."""
+async def test_session_limits_are_refused_with_reason() -> None:
     async with open_shop(settings=Settings(sessions=1, session_messages=50)) as shop:
         await shop.park(3)
         with pytest.raises(BadRequest, match="limit: expected 1 to 50, got 51"):
@@ -240,8 +239,8 @@ async def test_limits_of_sessions_are_told() -> None:
 
 
 @in_virtual_time
-async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
-    """A hundred attempts are refused; with the limit lifted a hundred sessions lose nothing."""
+async def test_quorum_queue_with_default_limit_refuses_sessions() -> None:
+    """With the limit lifted, 100 sessions lose no message."""
     async with open_shop("ratatoskr", version=V4) as shop:
         await shop.park(5)
         for _ in range(100):
@@ -265,8 +264,11 @@ async def test_a_quorum_queue_with_the_default_limit_is_not_looked_at() -> None:
 
 
 @in_virtual_time
-async def test_under_a_limit_what_was_held_goes_back_by_nack_where_that_is_not_counted() -> None:
-    """A hundred sessions, surveys and searches of RabbitMQ 4.3 use up nothing; a crash uses up one."""
+async def test_sessions_return_messages_by_nack_where_nack_is_not_counted() -> None:
+    """A hundred sessions, surveys and searches on RabbitMQ 4.3 count no delivery.
+
+    A crash counts one.
+    """
     async with open_shop("ratatoskr", version=V43) as shop:
         await shop.park(5)
         for _ in range(100):
@@ -290,8 +292,8 @@ async def test_under_a_limit_what_was_held_goes_back_by_nack_where_that_is_not_c
 
 
 @in_virtual_time
-async def test_a_limit_that_no_policy_lifts_is_told() -> None:
-    """An operator policy stays in force, and before 4.0 no policy means no limit."""
+async def test_limit_that_no_policy_can_lift_is_reported() -> None:
+    """An operator policy stays in force. Before 4.0, a policy cannot remove the limit."""
     async with open_shop("ratatoskr", version=V4) as shop:
         shop.broker.set_policy(Policy("ops", ".*", {"delivery-limit": 30}), operator=True)
         with pytest.raises(UnsafeOperation, match="operator policy"):
@@ -303,8 +305,8 @@ async def test_a_limit_that_no_policy_lifts_is_told() -> None:
 
 
 @in_virtual_time
-async def test_danger_can_be_accepted_once() -> None:
-    """`forced` looks anyway; half-way to the limit an unforced look stops by itself."""
+async def test_forced_session_ignores_limit_once() -> None:
+    """An unforced session stops at half of the limit."""
     async with open_shop("ratatoskr", version=V4) as shop:
         await shop.park(2)
         for _ in range(3):
@@ -314,8 +316,7 @@ async def test_danger_can_be_accepted_once() -> None:
 
 
 @in_virtual_time
-async def test_a_survey_groups_a_whole_queue() -> None:
-    """Every message is counted once, none is kept, all are back in order."""
+async def test_survey_counts_each_message_once_and_keeps_order() -> None:
     async with open_shop() as shop:
         await shop.publish(
             Message("", DLQ, b"x", properties(f"m{n}", {"x-final-error": f"Boom {n % 2}"}))
@@ -333,8 +334,7 @@ async def test_a_survey_groups_a_whole_queue() -> None:
 
 
 @in_virtual_time
-async def test_messages_are_grouped_by_any_header_or_field_of_the_payload() -> None:
-    """What a consumer of nobody's framework writes can be grouped by, in a session and in a survey."""
+async def test_session_and_survey_group_by_header_or_payload_field() -> None:
     async with open_shop() as shop:
         for number in range(6):
             headers = {"x-tenant": "acme" if number % 3 else "zeta"}
@@ -351,8 +351,7 @@ async def test_messages_are_grouped_by_any_header_or_field_of_the_payload() -> N
 
 
 @in_virtual_time
-async def test_what_was_released_is_counted_once() -> None:
-    """Numbers of different ages are never added up: three messages stay three, held or back."""
+async def test_released_messages_are_counted_once() -> None:
     broker = EmbeddedBroker()
     view, connection = EmbeddedManagement(broker), await broker.connect("test")
     channel = await connection.open_channel()
@@ -373,8 +372,7 @@ async def test_what_was_released_is_counted_once() -> None:
 
 @pytest.mark.parametrize("skip", [0, 20])
 @in_virtual_time
-async def test_a_queue_has_as_many_messages_while_some_are_looked_at(skip: int) -> None:
-    """Those that are passed over and those that are held only for their order are there, too."""
+async def test_queue_depth_includes_messages_held_by_sessions(skip: int) -> None:
     async with open_shop() as shop:
         await shop.park(60)
         cost = (await shop.operations.queue(DLQ)).cost

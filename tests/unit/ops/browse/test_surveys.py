@@ -1,4 +1,4 @@
-"""Errors across all queues and trends of depth: kept in the store, made only where nothing is harmed."""
+"""Errors across all queues and depth trends. Both are stored, and queues at risk are skipped."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ async def _site(journal: Journal, clock: LoopClock, broker: EmbeddedBroker | Non
 
 
 @in_virtual_time
-async def test_errors_of_all_queues_are_told_and_survive_a_restart(tmp_path: Path) -> None:
-    """One error in two queues is one group; what came since yesterday is new; the store remembers."""
+async def test_errors_of_all_queues_are_grouped_and_survive_restart(tmp_path: Path) -> None:
+    """The same error in two queues is one group. Errors since yesterday are marked as new."""
     clock = LoopClock(lambda: 1_800_000_000.0)
     async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
         site = await _site(journal, clock)
@@ -148,8 +148,8 @@ async def test_survey_counts_failures_by_hour_and_keeps_them_after_a_restart(
 
 
 @in_virtual_time
-async def test_a_survey_leaves_alone_what_it_could_harm(tmp_path: Path) -> None:
-    """Queues with consumers, with a job, held by somebody, or with a delivery limit: each says why."""
+async def test_survey_skips_queues_with_consumers_jobs_sessions_or_limit(tmp_path: Path) -> None:
+    """Each skipped queue has a reason."""
     clock = LoopClock(lambda: 1_800_000_000.0)
     async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
         site = await _site(journal, clock)
@@ -180,8 +180,8 @@ async def test_a_survey_leaves_alone_what_it_could_harm(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_depths_are_kept_and_surveys_come_by_themselves(tmp_path: Path) -> None:
-    """Every five minutes a depth; a survey as often as is wanted; old depths become fewer."""
+async def test_depths_are_sampled_every_five_minutes_and_thinned(tmp_path: Path) -> None:
+    """Surveys run at the configured interval."""
     clock = LoopClock(lambda: 1_800_000_000.0)
     async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
         site = await _site(journal, clock)
@@ -204,8 +204,8 @@ async def test_depths_are_kept_and_surveys_come_by_themselves(tmp_path: Path) ->
 
 
 @in_virtual_time
-async def test_what_was_discarded_is_counted_from_its_file(tmp_path: Path) -> None:
-    """A survey reads what discards wrote, each line once; a file that is gone is forgotten."""
+async def test_survey_counts_each_line_of_discard_files_once(tmp_path: Path) -> None:
+    """A deleted file is forgotten."""
     clock, exports = LoopClock(lambda: 1_800_000_000.0), tmp_path / "exports"
     async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
         site = await _site(journal, clock)
@@ -234,7 +234,7 @@ async def test_what_was_discarded_is_counted_from_its_file(tmp_path: Path) -> No
 
 
 class _OtherBroker(EmbeddedBroker):
-    """A second broker, which a journal tells from the first by its address."""
+    """A second broker, which a journal distinguishes from the first by its address."""
 
     @property
     def address(self) -> str:
@@ -242,10 +242,13 @@ class _OtherBroker(EmbeddedBroker):
 
 
 @in_virtual_time
-async def test_discards_of_other_brokers_and_files_of_other_hosts_are_left_alone(
+async def test_survey_ignores_discards_of_other_brokers_and_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two brokers with one folder count their own; a host without a file does not forget it for another."""
+    """Two brokers that share a folder count only their files.
+
+    A host without a file does not remove another host's counts.
+    """
     clock, exports = LoopClock(lambda: 1_800_000_000.0), tmp_path / "exports"
     async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
         site = await _site(journal, clock)

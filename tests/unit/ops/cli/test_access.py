@@ -1,4 +1,4 @@
-"""Where the commands on dead letters find a broker or a server, and what they remember."""
+"""Where the dead-letter commands find a broker or a server, and the state they keep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hopback.ops.cli.journal import state_folder
 
 @pytest.fixture(autouse=True)
 def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of whoever runs the tests says nothing."""
+    """Remove the developer's environment variables."""
     for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
         if name != "HOPBACK_TEST_RUN":
             monkeypatch.delenv(name)
@@ -45,23 +45,21 @@ def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_command_to_resume_says_again_what_was_said(said: list[str], again: str) -> None:
-    """Except for passwords, tokens, and what the environment says anyway."""
+def test_resume_command_repeats_options_without_secrets(said: list[str], again: str) -> None:
     context = redrive.make_context("redrive", ["orders.dlq", *said])
     with context:
         assert resume_command("j-1") == f"hopback jobs resume j-1{again}"
 
 
-def test_what_the_environment_says_is_not_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is still there when the command is repeated."""
+def test_resume_command_omits_options_set_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPBACK_BROKER", "amqp://ann:hunter2@mq/shop")
     with redrive.make_context("redrive", ["orders.dlq"]):
         assert click.get_current_context().params["broker"] == "amqp://ann:hunter2@mq/shop"
         assert resume_command("j-1") == "hopback jobs resume j-1"
 
 
-def test_the_state_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the platform has it; an empty variable counts as none."""
+def test_state_folder_follows_xdg_state_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty variable is ignored."""
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
     assert state_folder() == Path("/var/state/hopback")
@@ -69,18 +67,16 @@ def test_the_state_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert state_folder() == Path.home() / ".local" / "state" / "hopback"
 
 
-def test_a_wrong_broker_is_a_usage_error_without_its_password(
+def test_invalid_broker_url_is_usage_error_without_password(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Something else than an address."""
     assert run(["dlq", "ls", "--broker", "http://ann:hunter2@mq"]) == 2
     assert "hunter2" not in capsys.readouterr().err
 
 
-def test_an_archive_is_read_before_anything_is_sent(
+def test_import_names_invalid_archive_line_before_connecting(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line that is none is named; no broker is needed to find it."""
     file = tmp_path / "letters.ndjson"
     file.write_text('{"hopback": 1}\n')
     assert run(["dlq", "import", str(file), "--yes"]) == 1
@@ -111,8 +107,8 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_a_broker_is_named_by_the_settings_file(settings: Path) -> None:
-    """With everything that the file says of it; what the options say goes before."""
+def test_broker_name_selects_its_settings(settings: Path) -> None:
+    """Command options override the file."""
     found = {each.name: each for each in file_brokers(settings)}
     assert list(found) == ["prod", "lab:a", "lab:b/c"]
     access = apply_settings(found["lab:b/c"], OpsAccess(named=("more",)))
@@ -129,26 +125,24 @@ def test_a_broker_is_named_by_the_settings_file(settings: Path) -> None:
     assert len(set(journal_names(found.values()))) == 3
 
 
-def test_two_names_for_one_virtual_host_are_refused(settings: Path) -> None:
-    """Their jobs could not be told apart."""
+def test_two_names_for_same_virtual_host_are_refused(settings: Path) -> None:
+    """Their jobs could not be distinguished."""
     settings.write_text(_FILE + '[[brokers]]\nname = "again"\nurl = "amqp://lab.test:3/a"\n')
     with pytest.raises(BadBrokers, match="'lab:a' and 'again' are the same broker"):
         file_brokers(settings)
 
 
 @pytest.mark.parametrize("command", [["dlq", "ls"], ["doctor"]], ids=" ".join)
-def test_a_name_that_is_not_there_is_answered_with_those_that_are(
+def test_unknown_broker_name_lists_known_names_and_suggests_one(
     command: list[str], settings: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And with the one that was meant."""
     assert run([*command, "--config", str(settings), "--broker", "lab:aa"]) == Exit.NOT_FOUND
     said = capsys.readouterr().err
     assert "(prod, lab:a, lab:b/c), got 'lab:aa'" in said
     assert "Did you mean lab:a?" in said
 
 
-def test_the_command_to_resume_names_the_broker_again(settings: Path) -> None:
-    """By its name, in the same file."""
+def test_resume_command_names_broker_and_config(settings: Path) -> None:
     said = ["orders.dlq", "--broker", "lab:a", "--config", str(settings)]
     with redrive.make_context("redrive", said):
         again = resume_command("j-1")

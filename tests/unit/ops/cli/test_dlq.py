@@ -1,4 +1,4 @@
-"""`hopback dlq` that only reads: lists, groups, messages, in every form, and nothing that harms."""
+"""The read-only commands of `hopback dlq`: lists, groups and messages in every output form."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _Output = pytest.CaptureFixture[str]
 
 
 @in_virtual_time
-async def test_queues_are_listed_with_their_depths(capsys: _Output) -> None:
-    """A row for people, a line of JSON for scripts; empty columns are left out."""
+async def test_dlq_ls_lists_queues_with_depths(capsys: _Output) -> None:
+    """Tables omit empty columns. NDJSON has one line per queue."""
     async with raffle() as found:
         await found.park(3)
         await list_queues(found.dead_letters, "table")
@@ -50,8 +50,8 @@ async def test_queues_are_listed_with_their_depths(capsys: _Output) -> None:
 
 
 @in_virtual_time
-async def test_a_queue_is_shown_without_looking_into_it(capsys: _Output) -> None:
-    """Cost and targets are known beforehand; no message is touched."""
+async def test_dlq_show_queue_touches_no_message(capsys: _Output) -> None:
+    """Cost and targets come from the topology."""
     async with raffle() as found:
         await found.park(1)
         await show_queue(found.dead_letters, DLQ, "table")
@@ -60,7 +60,7 @@ async def test_a_queue_is_shown_without_looking_into_it(capsys: _Output) -> None
         assert "design (default)" in said
         queue = await found.dead_letters.queue(DLQ)
         print_queue(structs.replace(queue, known_by="dead-lettering"))
-        assert "failed-queue (default)" in capsys.readouterr().out  # nothing was designed there
+        assert "failed-queue (default)" in capsys.readouterr().out  # without a design
         await show_queue(found.dead_letters, DLQ, "json")
         assert json.loads(capsys.readouterr().out)["cost"]["price"] == "free"
         (message,) = found.broker.snapshot().queue(DLQ).ready
@@ -68,8 +68,7 @@ async def test_a_queue_is_shown_without_looking_into_it(capsys: _Output) -> None
 
 
 @in_virtual_time
-async def test_messages_are_grouped_by_their_failure(capsys: _Output) -> None:
-    """The largest group first; the filter holds."""
+async def test_dlq_groups_sorts_by_size_and_applies_filter(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(5)
         await list_groups(found.dead_letters, Look(DLQ), GroupBy.FINGERPRINT, "table")
@@ -82,8 +81,7 @@ async def test_messages_are_grouped_by_their_failure(capsys: _Output) -> None:
 
 
 @in_virtual_time
-async def test_looking_gives_everything_back_in_order(capsys: _Output) -> None:
-    """Peeking shows the head of the queue; afterwards the queue is as it was."""
+async def test_dlq_peek_returns_messages_in_order(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(4)
         before = found.held(DLQ)
@@ -94,8 +92,7 @@ async def test_looking_gives_everything_back_in_order(capsys: _Output) -> None:
 
 
 @in_virtual_time
-async def test_a_filter_says_how_many_match(capsys: _Output) -> None:
-    """So nobody takes a short list for a short queue."""
+async def test_dlq_peek_with_filter_reports_matching_count(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(4)
         await list_messages(found.dead_letters, Look(DLQ, 3, "error:TimeoutError"), "table")
@@ -103,10 +100,10 @@ async def test_a_filter_says_how_many_match(capsys: _Output) -> None:
 
 
 @in_virtual_time
-async def test_a_look_that_could_lose_messages_is_refused_with_the_way_out(
+async def test_dlq_peek_on_limited_queue_is_refused_with_remedy(
     capsys: _Output,
 ) -> None:
-    """On a quorum queue with a limit: refused with 4; lifted by policy when asked for."""
+    """The exit status is 4. `--lift-limit` lifts the limit by a policy."""
     async with raffle(version="4.0") as found:
         await _make_quorum(found.broker, "orders", "orders.dlq")
         look = Look("orders.dlq", 5)
@@ -130,8 +127,8 @@ async def _make_quorum(broker: EmbeddedBroker, *names: str) -> None:
 
 
 @pytest.mark.parametrize("ident", ["2", "m-1", "2-{digest}", "9-{digest}", "{digest}"])
-def test_a_message_is_found_by_whatever_names_it(ident: str, capsys: _Output) -> None:
-    """Its place, its message id, its id of an earlier look, or the digest in it."""
+def test_message_is_found_by_position_message_id_or_digest(ident: str, capsys: _Output) -> None:
+    """The id of an earlier session works as well."""
 
     @in_virtual_time
     async def finding() -> None:
@@ -149,8 +146,7 @@ def test_a_message_is_found_by_whatever_names_it(ident: str, capsys: _Output) ->
 
 
 @in_virtual_time
-async def test_attempts_that_nobody_counted_are_at_least_so_many(capsys: _Output) -> None:
-    """In a list as in the story of a message."""
+async def test_unknown_attempts_are_shown_as_lower_bound(capsys: _Output) -> None:
     async with raffle() as found:
         connection = await found.broker.connect("a framework")
         channel = await connection.open_channel()
@@ -162,8 +158,7 @@ async def test_attempts_that_nobody_counted_are_at_least_so_many(capsys: _Output
 
 
 @in_virtual_time
-async def test_a_message_that_is_not_there_is_not_found(capsys: _Output) -> None:
-    """The error says how far was looked."""
+async def test_missing_message_reports_search_depth(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(2)
         with pytest.raises(CommandFailed, match="among the first 2") as refused:
@@ -172,8 +167,7 @@ async def test_a_message_that_is_not_there_is_not_found(capsys: _Output) -> None
 
 
 @in_virtual_time
-async def test_a_message_is_told_as_a_story(capsys: _Output) -> None:
-    """What happened, its headers with their types, its payload."""
+async def test_dlq_show_prints_history_typed_headers_and_payload(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(1)
         await show_message(found.dead_letters, Look(DLQ, 1), "1", "table")
@@ -185,8 +179,7 @@ async def test_a_message_is_told_as_a_story(capsys: _Output) -> None:
 
 
 @in_virtual_time
-async def test_hostile_content_never_reaches_the_terminal_raw(capsys: _Output) -> None:
-    """Neither from a body nor from an error, in no form of the output."""
+async def test_control_characters_never_reach_the_terminal(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(1, message=HOSTILE, type=HOSTILE, stack=HOSTILE)
         connection = await found.broker.connect("a producer")
@@ -204,10 +197,9 @@ async def test_hostile_content_never_reaches_the_terminal_raw(capsys: _Output) -
 
 
 @in_virtual_time
-async def test_a_body_is_saved_byte_for_byte(
+async def test_dlq_body_writes_exact_bytes_to_file_and_pipe(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """Into a file, and into a pipe."""
     body = bytes(range(256))
     async with raffle() as found:
         connection = await found.broker.connect("a producer")
@@ -225,8 +217,7 @@ async def test_a_body_is_saved_byte_for_byte(
 
 
 @in_virtual_time
-async def test_watching_tells_changes_only(capsys: _Output) -> None:
-    """A line for each queue at first, then one for each change."""
+async def test_dlq_watch_prints_only_changes(capsys: _Output) -> None:
     async with raffle() as found:
         await watch_queues(found.dead_letters, (), 1.0, 3, "ndjson")
         assert len(capsys.readouterr().out.splitlines()) == 1
@@ -234,7 +225,7 @@ async def test_watching_tells_changes_only(capsys: _Output) -> None:
         assert DLQ in capsys.readouterr().out
 
 
-def test_the_environment_selects_tables_for_output_without_a_terminal(
+def test_environment_selects_table_output_without_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`kubectl exec` and CI jobs have no terminal."""

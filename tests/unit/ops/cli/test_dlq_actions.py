@@ -65,8 +65,7 @@ def _again(ident: str) -> str:
 
 
 @in_virtual_time
-async def test_a_redrive_is_seen_through(capsys: _Output) -> None:
-    """The messages are where the design says, the job is told, and the code is 0."""
+async def test_redrive_moves_messages_and_exits_with_0(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(5)
         code = await _run(found, _redrive(), "ndjson")
@@ -112,8 +111,7 @@ async def test_look_with_lift_limit_records_the_reason_of_the_operator() -> None
 
 
 @in_virtual_time
-async def test_what_the_loop_guard_leaves_out_makes_it_partial(capsys: _Output) -> None:
-    """It is said, and where to read more."""
+async def test_redrive_with_left_out_messages_is_partial(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(3)
         for expected in (Exit.OK, Exit.PARTIAL):
@@ -133,10 +131,9 @@ async def test_what_the_loop_guard_leaves_out_makes_it_partial(capsys: _Output) 
     ],
     ids=["too many steps", "no value", "no step"],
 )
-def test_a_change_in_a_file_obeys_what_the_server_obeys(
+def test_invalid_change_file_is_refused_before_connecting(
     tmp_path: Path, capsys: _Output, change: list[dict[str, str]], words: str
 ) -> None:
-    """It is refused before a broker is asked."""
     path = tmp_path / "change.json"
     path.write_text(json.dumps(change))
     asked = ["dlq", "redrive", DLQ, "--change", str(path), "--reason", "x", "--yes"]
@@ -145,8 +142,7 @@ def test_a_change_in_a_file_obeys_what_the_server_obeys(
 
 
 @in_virtual_time
-async def test_what_came_back_is_shown_and_kept_with_the_job(capsys: _Output) -> None:
-    """The messages with their error, and how many there are in all."""
+async def test_returned_messages_are_shown_and_counted_in_job(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(5, type="TimeoutError", message="no answer")
         job = await found.operations.start(_redrive(target=_into(DLQ)))
@@ -160,8 +156,7 @@ async def test_what_came_back_is_shown_and_kept_with_the_job(capsys: _Output) ->
 
 
 @in_virtual_time
-async def test_what_is_found_says_why_it_is_here_even_without_an_error(capsys: _Output) -> None:
-    """Where nobody wrote an error down the broker's reason stands."""
+async def test_search_shows_broker_reason_for_message_without_error(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(1, type="", message="")
         assert await search_messages(found.dead_letters, SearchRequest("number"), "table") == 1
@@ -173,8 +168,8 @@ def _into(queue: str) -> Target:
 
 
 @in_virtual_time
-async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> None:
-    """On stderr before an act, so that stdout holds data only."""
+async def test_plan_prints_count_errors_target_and_cost_on_stderr(capsys: _Output) -> None:
+    """stdout contains only data."""
     async with raffle() as found:
         await found.park(5)
         plan = await found.dead_letters.plan(_redrive(target=_into(MAIN)))
@@ -197,10 +192,9 @@ async def test_the_plan_tells_count_histogram_way_and_cost(capsys: _Output) -> N
     ],
 )
 @in_virtual_time
-async def test_the_plan_tells_how_much_of_the_queue_it_is_from(
+async def test_plan_reports_share_of_queue_it_examined(
     seen: int, selection: Selection, told: str
 ) -> None:
-    """Only the head of a deep queue is looked at for it."""
     async with raffle() as found:
         await found.park(1)
         plan = await found.dead_letters.plan(_redrive(target=_into(MAIN)))
@@ -209,8 +203,8 @@ async def test_the_plan_tells_how_much_of_the_queue_it_is_from(
 
 
 @in_virtual_time
-async def test_the_plan_tells_who_takes_what_is_sent_back(capsys: _Output) -> None:
-    """A queue of origin without a consumer is warned of; with one it is counted."""
+async def test_plan_reports_consumers_of_target_queues(capsys: _Output) -> None:
+    """A target queue without consumers causes a warning."""
     async with raffle() as found:
         await found.park(2)
         asked = _redrive(target=_into(MAIN))
@@ -229,8 +223,7 @@ async def test_the_plan_tells_who_takes_what_is_sent_back(capsys: _Output) -> No
 
 
 @in_virtual_time
-async def test_a_target_that_does_not_exist_is_a_flaw(capsys: _Output) -> None:
-    """Said before anything moves."""
+async def test_missing_target_queue_blocks_plan(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(1)
         plan = await found.dead_letters.plan(_redrive(target=_into("no.such")))
@@ -240,8 +233,10 @@ async def test_a_target_that_does_not_exist_is_a_flaw(capsys: _Output) -> None:
 
 
 @in_virtual_time
-async def test_an_interrupted_job_is_put_down_and_taken_up_again(capsys: _Output) -> None:
-    """What is in flight comes to its end; the rest is in the queue; resume does exactly the rest."""
+async def test_interrupted_job_is_paused_and_resumes_with_remaining_messages(
+    capsys: _Output,
+) -> None:
+    """Messages in flight are completed first."""
     async with raffle() as found:
         await found.park(10)
         job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
@@ -261,8 +256,7 @@ async def test_an_interrupted_job_is_put_down_and_taken_up_again(capsys: _Output
 
 
 @in_virtual_time
-async def test_a_second_signal_cancels() -> None:
-    """Whoever presses Ctrl-C twice does not wait."""
+async def test_second_interrupt_cancels_at_once() -> None:
     waiting = asyncio.ensure_future(_two_signals())
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -276,8 +270,9 @@ async def _two_signals() -> None:
 
 
 @in_virtual_time
-async def test_a_running_job_is_watched_paused_and_cancelled(capsys: _Output) -> None:
-    """From another process than the one it was begun in."""
+async def test_running_job_is_watched_paused_and_cancelled_by_another_process(
+    capsys: _Output,
+) -> None:
     async with raffle() as found:
         await found.park(50)
         job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
@@ -315,9 +310,7 @@ async def _cancelled_later(found: Raffle, job: str) -> None:
         ("interrupted", {"done": 1}, Exit.UNREACHABLE),
     ],
 )
-def test_each_ending_has_its_code(state: str, counts: dict[str, int], code: Exit) -> None:
-    """As scripts rely on them."""
-
+def test_job_states_map_to_exit_codes(state: str, counts: dict[str, int], code: Exit) -> None:
     @in_virtual_time
     async def judged() -> None:
         async with raffle() as found:
@@ -336,8 +329,8 @@ def test_each_ending_has_its_code(state: str, counts: dict[str, int], code: Exit
 
 
 @in_virtual_time
-async def test_a_job_that_stops_says_why(capsys: _Output) -> None:
-    """A target that vanished: the reason and the code; what is kept in memory cannot be resumed."""
+async def test_failed_job_prints_reason(capsys: _Output) -> None:
+    """A job of the memory store cannot be resumed, so the command is not printed."""
     async with raffle() as found:
         await found.park(3)
         job = await found.dead_letters.start(_redrive(target=_into(MAIN), pace=Pace(rate=1.0)))
@@ -354,10 +347,8 @@ async def test_a_job_that_stops_says_why(capsys: _Output) -> None:
 
 
 @in_virtual_time
-async def test_a_discard_writes_first_and_can_be_imported_again(
-    tmp_path: Path, capsys: _Output
-) -> None:
-    """What was discarded stands in the file, and comes back by import with all it had."""
+async def test_discarded_messages_can_be_imported_again(tmp_path: Path, capsys: _Output) -> None:
+    """The file is written before the messages are removed."""
     async with raffle(exports=tmp_path) as found:
         await found.park(4)
         before = _contents(found)
@@ -379,8 +370,8 @@ def _contents(found: Raffle) -> list[tuple[object, ...]]:
 
 
 @in_virtual_time
-async def test_an_export_never_writes_over_a_file(tmp_path: Path) -> None:
-    """It leaves with 6, and the file as it was; the messages stay in any case."""
+async def test_export_refuses_existing_file(tmp_path: Path) -> None:
+    """The exit status is 6. The messages stay in the queue."""
     file = tmp_path / "letters.ndjson"
     async with raffle() as found:
         await found.park(2)
@@ -395,8 +386,7 @@ async def test_an_export_never_writes_over_a_file(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_a_job_goes_on_only_at_its_own_broker() -> None:
-    """A store holds jobs of several brokers; those of others are listed, never carried out."""
+async def test_job_of_another_broker_is_listed_but_not_resumed() -> None:
     async with raffle() as found, raffle(version="4.0", journal=found.operations.journal) as other:
         await found.park(5)
         await other.park(5)
@@ -411,8 +401,8 @@ async def test_a_job_goes_on_only_at_its_own_broker() -> None:
 
 
 @in_virtual_time
-async def test_a_changed_copy_is_sent_and_the_original_stays() -> None:
-    """With its new payload, a header more, one less, and the id of the original."""
+async def test_edit_publishes_changed_copy_and_keeps_original() -> None:
+    """The copy has the new payload, one header more, one header less and the id of the original."""
     async with raffle() as found:
         await found.park(3)
         change = Edit(b'{"number":7}', headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
@@ -439,24 +429,22 @@ async def test_a_changed_copy_is_sent_and_the_original_stays() -> None:
         (("--content-type", "text/plain", "--to", "orders"), "expected design"),
     ],
 )
-def test_an_edit_that_says_nothing_or_something_wrong_is_refused(
+def test_edit_without_changes_or_with_invalid_changes_is_refused(
     options: tuple[str, ...], told: str, capsys: _Output
 ) -> None:
-    """Before any broker is asked."""
     assert run(["dlq", "edit", DLQ, "1", *options]) in (Exit.USAGE, Exit.NOT_FOUND)
     assert told in capsys.readouterr().err
 
 
-def test_a_server_is_not_told_of_a_file_of_this_machine(capsys: _Output) -> None:
-    """A server writes to its own folder: --export-to is refused, not forgotten."""
+def test_export_to_is_refused_with_server(capsys: _Output) -> None:
+    """A server writes to its own folder."""
     said = ["dlq", "discard", DLQ, "--server", "http://localhost", "--export-to", "mine.ndjson"]
     assert run(said) == Exit.USAGE
     assert "--export-to" in capsys.readouterr().err
 
 
 @in_virtual_time
-async def test_jobs_are_listed_and_shown(capsys: _Output) -> None:
-    """Who, what, how far and why."""
+async def test_jobs_ls_and_show_print_operator_progress_and_reason(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(2)
         await _run(found, _redrive(), "table")
@@ -477,28 +465,25 @@ async def test_jobs_are_listed_and_shown(capsys: _Output) -> None:
         ("exchange:e", "k", Target(TargetKind.EXCHANGE, "e", "k")),
     ],
 )
-def test_a_target_is_read(text: str, key: str, target: Target) -> None:
-    """Names may hold colons."""
+def test_target_option_is_parsed(text: str, key: str, target: Target) -> None:
+    """Names may contain colons."""
     assert target_of(text, key, None) == target
 
 
 @pytest.mark.parametrize(("text", "key"), [("orders", ""), ("queue:", ""), ("queue:a", "k")])
-def test_a_wrong_target_is_a_usage_error(text: str, key: str) -> None:
-    """The error names what there is."""
+def test_invalid_target_is_usage_error(text: str, key: str) -> None:
     with pytest.raises(click.UsageError, match=r"expected|belongs"):
         target_of(text, key, None)
 
 
-def test_a_ramp_is_numbers() -> None:
-    """Each above zero."""
+def test_ramp_option_accepts_positive_numbers() -> None:
     assert Ramp().convert("1, 5,25", None, None) == (1, 5, 25)
     for wrong in ("", "1,,2", "0", "fast"):
         with pytest.raises(click.BadParameter, match="1,5,25"):
             Ramp().convert(wrong, None, None)
 
 
-def test_where_nobody_can_answer_an_option_has_to() -> None:
-    """Both the question and the reason."""
+def test_missing_terminal_requires_yes_and_reason_options() -> None:
     with pytest.raises(CommandFailed, match="no terminal for the confirmation") as asked:
         ask("Sure?")
     assert asked.value.code is Exit.USAGE

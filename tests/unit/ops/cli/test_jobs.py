@@ -37,8 +37,7 @@ def _job(
     )
 
 
-def test_the_rate_is_that_of_the_last_seconds() -> None:
-    """What was fast a minute ago does not make the rest look near."""
+def test_rate_covers_only_the_last_seconds() -> None:
     meter = Meter()
     assert meter.rate is None
     for second in range(10):
@@ -48,8 +47,7 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
     assert meter.rate == pytest.approx(1.0)
 
 
-def test_the_bar_tells_rate_time_left_failures_and_what_came_back() -> None:
-    """All on one line."""
+def test_progress_bar_shows_rate_time_left_failures_and_returns() -> None:
     line = bar_line(_job(50, failed=2, came_back=3), 5.0, 120)
     for part in (
         "re-drive orders.dlq",
@@ -64,23 +62,21 @@ def test_the_bar_tells_rate_time_left_failures_and_what_came_back() -> None:
 
 
 @pytest.mark.parametrize("columns", [20, 60, 80, 200])
-def test_the_bar_fits_the_terminal(columns: int) -> None:
-    """It never wraps, whatever the name of the queue, and obeys no control characters."""
+def test_progress_bar_fits_terminal_and_escapes_control_characters(columns: int) -> None:
     line = bar_line(_job(1, queue="q" * 300 + "\x1b[2J"), 1.0, columns)
     assert len(line) < columns
     assert "\x1b" not in line
 
 
-def test_nobody_knows_when_a_paused_job_ends() -> None:
-    """Nor one that does not move."""
+def test_paused_or_stalled_job_has_no_time_left() -> None:
     assert time_left(_job(50), 5.0) == 10.0
     assert time_left(_job(50), 0.0) is None
     assert time_left(_job(50, state=JobState.PAUSED), 5.0) is None
     assert "paused" in bar_line(_job(50, state=JobState.PAUSED), 5.0, 120)
 
 
-def test_a_job_that_watches_says_until_when_and_foretells_nothing() -> None:
-    """How fast the last stage went says nothing about the waits before the next ones."""
+def test_watching_job_shows_deadline_without_rate() -> None:
+    """The rate of the last stage does not predict the waits before the next stages."""
     until = "watching until 2026-11-17T18:50:21Z whether messages come back"
     watching = _job(1, reason=until)
     assert time_left(watching, 60.0) is None
@@ -91,10 +87,9 @@ def test_a_job_that_watches_says_until_when_and_foretells_nothing() -> None:
     assert bar_line(watching, 60.0, 120).endswith("whether messages come back")
 
 
-def test_off_a_terminal_there_is_a_record_every_few_seconds(
+def test_progress_without_terminal_is_one_record_every_few_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Not for each change."""
     now = 0.0
     records = Records(lambda: now)
     for second in range(12):
@@ -116,8 +111,7 @@ def test_off_a_terminal_there_is_a_record_every_few_seconds(
     }
 
 
-def test_a_job_that_waits_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who follows it learns for what, on a terminal and in a log."""
+def test_waiting_job_reports_reason_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = _job(5, reason="waiting for the broker")
     records = Records(lambda: 0.0)
     for job in (_job(5), waiting, waiting):
@@ -127,8 +121,7 @@ def test_a_job_that_waits_says_so_at_once(capsys: pytest.CaptureFixture[str]) ->
     assert "waiting for the broker" in bar_line(waiting, None, 200)
 
 
-def test_the_bar_is_drawn_in_place_and_left_standing(capsys: pytest.CaptureFixture[str]) -> None:
-    """A shorter line leaves nothing of a longer one behind."""
+def test_progress_bar_overwrites_longer_line(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Bar(lambda: 0.0)
     bar.show(_job(10, failed=1_000_000))
     bar.show(_job(20))
@@ -139,8 +132,8 @@ def test_the_bar_is_drawn_in_place_and_left_standing(capsys: pytest.CaptureFixtu
     assert second.endswith("\n")
 
 
-def test_what_is_discarded_cannot_come_back(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only of a re-drive it may be unknown how many did."""
+def test_discard_has_no_unknown_return_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only a re-drive can have an unknown number of returned messages."""
     unknown = structs.replace(_job(5), counts=Counts(selected=5, done=5))
     print_jobs([structs.replace(unknown, kind=JobKind.DISCARD)], 0.0)
     print_jobs([unknown], 0.0)

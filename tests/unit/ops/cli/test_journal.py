@@ -46,8 +46,7 @@ async def test_processes_on_one_file_share_jobs_audit_and_documents(tmp_path: Pa
             await one.begin(JobRecord("j-2", _JOB.spec), "command")
 
 
-async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path) -> None:
-    """What SQLite says of it, with what to do."""
+async def test_invalid_journal_file_is_reported_and_unchanged(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("something else entirely, and long enough to be seen as no database" * 20)
     file.chmod(0o644)
@@ -61,8 +60,7 @@ async def test_a_file_that_is_no_database_is_said_and_left_alone(tmp_path: Path)
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
-async def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """Before anything is asked of the broker."""
+async def test_missing_journal_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="unable to open database file"):
         async with journal(f"sqlite:///{tmp_path}/none/jobs.db", ManualClock()):
             pass
@@ -71,8 +69,10 @@ async def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [["dlq", "ls"], ["dlq", "add", "orders"], ["jobs", "ls"], ["audit"]], ids=" ".join
 )
-def test_a_command_loads_no_sqlalchemy(tmp_path: Path, command: list[str]) -> None:
-    """Neither that nor rich nor the command of httpx: each takes longer to load than the command."""
+def test_command_does_not_import_sqlalchemy_rich_or_httpx_cli(
+    tmp_path: Path, command: list[str]
+) -> None:
+    """Each takes longer to import than the command to run."""
     options = ["--broker", "embedded", "--store", f"sqlite:///{tmp_path}/jobs.db"]
     program = (
         "import sys; from hopback.cli.app import run;"

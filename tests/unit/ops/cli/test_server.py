@@ -1,4 +1,6 @@
-"""The commands by a server: what they print and leave with is what they do in this process."""
+"""Commands through a server print the same output and exit with the same status as commands in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -90,8 +92,7 @@ def _request(**more: Any) -> RedriveRequest:
 
 
 @in_virtual_time
-async def test_the_command_prints_the_documents_of_the_api(capsys: _Output) -> None:
-    """Queue, page, message, groups and job: name by name and value by value, as HTTP has them."""
+async def test_command_output_equals_api_documents(capsys: _Output) -> None:
     async with _served() as (found, _, client):
         await found.park(3)
         dead_letters = found.operations
@@ -120,13 +121,12 @@ async def test_the_command_prints_the_documents_of_the_api(capsys: _Output) -> N
 
 
 @in_virtual_time
-async def test_what_is_printed_does_not_tell_who_was_asked(capsys: _Output) -> None:
-    """A look, groups and a queue: the same text from the library and from a server."""
+async def test_output_is_equal_with_and_without_server(capsys: _Output) -> None:
     async with _served() as (found, remote, _):
         await found.park(6)
         look = Look(DLQ, 5, "error:TimeoutError")
         said = []
-        await list_messages(remote, look, "table")  # what was looked at once is redelivered
+        await list_messages(remote, look, "table")  # browsed messages are redelivered
         capsys.readouterr()
         for dead_letters in (found.dead_letters, remote):
             await list_messages(dead_letters, look, "ndjson")
@@ -139,8 +139,7 @@ async def test_what_is_printed_does_not_tell_who_was_asked(capsys: _Output) -> N
 
 
 @in_virtual_time
-async def test_a_redrive_by_a_server_is_seen_through(capsys: _Output) -> None:
-    """Begun, followed to its end and told, with the code of the end."""
+async def test_redrive_by_server_completes_and_exits_with_0(capsys: _Output) -> None:
     async with _served() as (found, remote, _):
         await found.park(5)
         choices = ActionChoices("ndjson", yes=True, dry_run=False, detailed=False, lift=False)
@@ -154,8 +153,7 @@ async def test_a_redrive_by_a_server_is_seen_through(capsys: _Output) -> None:
 
 @_BOTH
 @in_virtual_time
-async def test_a_refusal_leaves_with_the_same_code(by: str) -> None:
-    """Not found, conflict, bad filter, unsafe: the same number, and something to do about it."""
+async def test_server_errors_exit_with_same_codes_and_remedies(by: str) -> None:
     async with _served() as (found, remote, _):
         dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
         await found.park(2)
@@ -179,8 +177,8 @@ async def test_a_refusal_leaves_with_the_same_code(by: str) -> None:
 
 @_BOTH
 @in_virtual_time
-async def test_a_limit_is_lifted_only_where_it_is_a_danger_and_restored(by: str) -> None:
-    """Where looking is free nothing is done; a queue that nobody knows has no limit to restore."""
+async def test_limit_is_lifted_only_if_browsing_is_unsafe_and_restored(by: str) -> None:
+    """An unknown queue is not found."""
     async with _served("4.0") as (found, remote, _):
         dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
         connection = await found.broker.connect("setup")
@@ -205,8 +203,8 @@ async def test_a_limit_is_lifted_only_where_it_is_a_danger_and_restored(by: str)
 
 
 @in_virtual_time
-async def test_a_limit_is_restored_for_a_queue_that_is_gone() -> None:
-    """The policy outlives its queue, and would hold for the next one of that name."""
+async def test_limit_of_deleted_queue_is_restored() -> None:
+    """The policy outlives its queue and would apply to a new queue of that name."""
     async with _served("4.0") as (found, _, _):
         connection = await found.broker.connect("setup")
         channel = await connection.open_channel()
@@ -220,8 +218,7 @@ async def test_a_limit_is_restored_for_a_queue_that_is_gone() -> None:
 
 
 @in_virtual_time
-async def test_a_changed_copy_is_sent_by_a_server() -> None:
-    """With its new payload and headers; the original stays, and the reason is in the audit."""
+async def test_edit_by_server_publishes_copy_and_keeps_original() -> None:
     async with _served() as (found, remote, _):
         await found.park(3)
         change = Edit(b"\xff\x00", headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
@@ -237,10 +234,9 @@ async def test_a_changed_copy_is_sent_by_a_server() -> None:
 
 
 @in_virtual_time
-async def test_a_discard_by_a_server_says_what_becomes_of_the_messages(
+async def test_discard_by_server_reports_archive_or_permanent_loss(
     tmp_path: Path, capsys: _Output
 ) -> None:
-    """They are in the server's file, or gone for good."""
     async with _served(exports=tmp_path) as (found, remote, _):
         await found.park(1)
         asked = DiscardRequest(queue=DLQ, selection=Selection(), reason="old", confirm=DLQ)
@@ -255,8 +251,7 @@ async def test_a_discard_by_a_server_says_what_becomes_of_the_messages(
         assert exit_of(refused.value) is Exit.USAGE
 
 
-def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
-    """Library, API and command; the page and the command offer the ramp of the library."""
+def test_job_defaults_and_bounds_are_equal_in_library_api_and_command() -> None:
     library = RedriveRequest(queue="q", reason="x")
     assert convert(RedriveRequest, {"kind": "re-drive", "queue": "q", "reason": "x"}) == library
     options = {option.name: option for option in redrive.params}
@@ -285,8 +280,7 @@ def test_a_job_has_the_same_defaults_and_bounds_whoever_asks() -> None:
     assert "{}, then {}, then {}".format(*RAMP) in page
 
 
-def test_a_session_has_the_same_defaults_and_bounds_whoever_asks() -> None:
-    """Library, API and command."""
+def test_session_defaults_and_bounds_are_equal_in_library_api_and_command() -> None:
     assert structs.asdict(USUAL_SESSION).items() <= structs.asdict(SessionRequest()).items()
     convert(SessionRequest, {"limit": MOST_HELD})
     for wrong in (0, MOST_HELD + 1):

@@ -64,8 +64,7 @@ def _request(**more: Any) -> RedriveRequest:
 
 
 @in_virtual_time
-async def test_a_server_gives_the_values_that_the_library_gives() -> None:
-    """Queues, sessions, pages, messages, groups, plans and jobs: equal, whoever is asked."""
+async def test_remote_client_returns_same_values_as_library() -> None:
     async with _served() as (found, remote):
         await found.park(6)
         library = found.operations
@@ -97,8 +96,8 @@ async def test_a_server_gives_the_values_that_the_library_gives() -> None:
 
 
 @in_virtual_time
-async def test_a_job_at_a_server_is_planned_begun_followed_and_listed() -> None:
-    """By the same verbs; the messages move at the server."""
+async def test_remote_job_is_planned_started_followed_and_listed() -> None:
+    """The messages move at the server."""
     async with _served() as (found, remote):
         await found.park(6)
         plan = await remote.plan(_request(pace=Pace(rate=5.0, ramp=(1, 2), watch_s=7.0)))
@@ -116,12 +115,12 @@ async def test_a_job_at_a_server_is_planned_begun_followed_and_listed() -> None:
 
 
 @in_virtual_time
-async def test_a_job_at_a_server_is_steered() -> None:
-    """Pause, another rate, resume, cancel; interrupting this process leaves it alone."""
+async def test_remote_job_is_paused_resumed_and_cancelled() -> None:
+    """An interrupt of the client process leaves the job running."""
     async with _served() as (found, remote):
         await found.park(9)
         job = await remote.start(_request(pace=Pace(rate=1.0)))
-        await asyncio.sleep(2)  # virtual; the list is swept once a second
+        await asyncio.sleep(2)  # virtual time, the list is refreshed once a second
         (row,) = await remote.queues()
         assert row.active_job is not None
         assert row.active_job.id == job.id
@@ -137,8 +136,7 @@ async def test_a_job_at_a_server_is_steered() -> None:
 
 
 @in_virtual_time
-async def test_a_server_refuses_as_the_library_does() -> None:
-    """The same error for the same mistake, in the server's words, with something to do about it."""
+async def test_remote_client_raises_same_errors_as_library() -> None:
     async with _served() as (found, remote):
         await found.park(2)
         discard = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm="other")
@@ -163,8 +161,8 @@ async def test_a_server_refuses_as_the_library_does() -> None:
 
 
 @in_virtual_time
-async def test_a_discard_at_a_server_says_where_the_server_writes(tmp_path: Path) -> None:
-    """The plan has the server's file, and a file of this machine is refused, not forgotten."""
+async def test_remote_discard_plan_names_server_file(tmp_path: Path) -> None:
+    """A file on this machine is refused."""
     async with _served(exports=tmp_path) as (found, remote):
         await found.park(1)
         asked = DiscardRequest(queue=DLQ, selection=Selection(), reason="old", confirm=DLQ)
@@ -177,17 +175,14 @@ async def test_a_discard_at_a_server_says_where_the_server_writes(tmp_path: Path
 
 
 @pytest.mark.parametrize("url", ["localhost:8080", "amqp://localhost", "http://ann:pw@localhost"])
-def test_an_address_that_is_no_servers_is_refused(url: str) -> None:
-    """Without repeating a password."""
+def test_invalid_server_address_is_refused_without_password(url: str) -> None:
     with pytest.raises(BadRequest) as refused:
         RemoteDeadLetters(url)
     assert "pw" not in str(refused.value)
 
 
 @in_virtual_time
-async def test_a_server_that_is_not_there_is_told() -> None:
-    """Neither an answer nor a strange error."""
-
+async def test_unreachable_server_raises_server_unavailable() -> None:
     def away(_request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 

@@ -1,6 +1,7 @@
-"""What takes a server minutes: it tells how far it is, and no caller gives up on one that is at work.
+"""Requests that take a server minutes.
 
-In virtual time, over the real application: a broker whose every word takes half a minute.
+The server reports progress, and a client does not time out while the server works. Runs in virtual
+time over the real application with a broker whose every answer takes half a minute.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import LookProgress
     from tests.unit.ops.cli.raffle import Raffle
 
-_SLOW_S = 25.0  # of the broker, for everything it says; an answer needs several of them
+_SLOW_S = 25.0  # seconds per answer of the broker, several are needed per request
 
 
 class _Line(httpx.AsyncByteStream):
-    """The body of an answer as it comes; a piece that takes longer than is waited for is a timeout."""
+    """The body of a response as it arrives. A chunk that takes longer than the timeout raises."""
 
     def __init__(
         self, pieces: asyncio.Queue[bytes | None], read_s: float, end: Callable[[], Any]
@@ -52,7 +53,7 @@ class _Line(httpx.AsyncByteStream):
 
 
 async def within(seconds: float | None, waiting: Any) -> Any:
-    """What comes within so many seconds; httpx's own error if nothing does."""
+    """Return the result, or raise the timeout error of httpx."""
     try:
         return await asyncio.wait_for(waiting, seconds)
     except TimeoutError:
@@ -60,9 +61,10 @@ async def within(seconds: float | None, waiting: Any) -> Any:
 
 
 class _Transport(httpx.AsyncBaseTransport):
-    """Gives the pieces of an answer as the application sends them, and tells it when a caller hangs up.
+    """Yields response chunks as the application sends them and reports a disconnected client.
 
-    httpx's own transport for applications collects all of an answer first, and waits for ever.
+    The transport of httpx for applications collects the whole response first and waits without a
+    limit.
     """
 
     def __init__(self, app: Any) -> None:
@@ -129,8 +131,8 @@ async def _served(count: int) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, 
 
 
 @in_virtual_time
-async def test_a_look_deep_into_a_queue_is_waited_for_and_tells_how_far_it_is() -> None:
-    """However long it takes: the limit is on silence, and the server says that it is alive."""
+async def test_deep_session_reports_progress_until_it_opens() -> None:
+    """The timeout applies to silence only, and the server sends events."""
     async with _served(2500) as (found, remote, _):
         told: list[LookProgress] = []
         began = asyncio.get_running_loop().time()
@@ -147,8 +149,8 @@ async def test_a_look_deep_into_a_queue_is_waited_for_and_tells_how_far_it_is() 
 
 
 @in_virtual_time
-async def test_who_does_not_accept_events_gets_the_answer_alone() -> None:
-    """As callers of an earlier version, who wait for a minute: then what was held is given back."""
+async def test_client_without_event_stream_gets_only_the_result() -> None:
+    """If such a client times out, its messages are returned."""
     async with _served(30) as (found, remote, transport):
         transport.accepts = False
         with pytest.raises(ServerUnavailable, match="ReadTimeout"):
@@ -159,8 +161,7 @@ async def test_who_does_not_accept_events_gets_the_answer_alone() -> None:
 
 
 @in_virtual_time
-async def test_a_caller_who_gives_up_leaves_nothing_held() -> None:
-    """Hanging up cancels the look, at whatever point it is, and every message is back."""
+async def test_disconnected_client_leaves_no_messages_held() -> None:
     for seconds in (0.5, 30.0, 60.0, 90.0):
         async with _served(30) as (found, remote, _):
             with pytest.raises(TimeoutError):
@@ -173,8 +174,7 @@ async def test_a_caller_who_gives_up_leaves_nothing_held() -> None:
 
 
 @in_virtual_time
-async def test_what_is_refused_after_minutes_is_refused_as_at_once() -> None:
-    """With the error of the library, in the server's words."""
+async def test_late_refusal_raises_same_error_as_immediate_one() -> None:
     async with _served(30) as (_, remote, _transport):
         with pytest.raises(NoSuch, match="nowhere"):
             await remote.open_session("nowhere.dlq", SessionLimits(limit=10))
@@ -190,8 +190,7 @@ async def test_what_is_refused_after_minutes_is_refused_as_at_once() -> None:
 
 
 @in_virtual_time
-async def test_dry_runs_surveys_and_searches_are_waited_for() -> None:
-    """None of them has a limit but silence, and a search that finds nothing is not silent."""
+async def test_plans_surveys_and_searches_wait_while_server_reports_progress() -> None:
     async with _served(30) as (found, remote, _):
         target = Target(TargetKind.QUEUE, routing_key=MAIN)
         asked = RedriveRequest(queue=DLQ, selection=Selection(), reason="repaired", target=target)
@@ -206,9 +205,7 @@ async def test_dry_runs_surveys_and_searches_are_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_a_server_that_says_nothing_is_given_up() -> None:
-    """After the silence that the caller bears."""
-
+async def test_silent_server_raises_server_unavailable() -> None:
     async def silent(_scope: Any, _receive: Any, _send: Any) -> None:
         await asyncio.sleep(3600.0)
 

@@ -27,8 +27,7 @@ async def _unknown_queue(found: Raffle, count: int) -> None:
 
 
 @in_virtual_time
-async def test_what_a_server_finds_is_what_the_library_finds() -> None:
-    """Search with its progress, sessions that skip, errors of all queues, trends, answers about queues."""
+async def test_remote_search_errors_and_trends_equal_library() -> None:
     async with raffle(version="3.13") as found:
         app = create_app(found.operations)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -29,7 +29,7 @@ _JOB: Any = JobRequest  # a union is not a `type` for the type checker
 
 
 def _here(operations: Operations) -> DeadLetters:
-    """What the type checker is asked: the operations of this process are the interface."""
+    """Let the type checker compare the local operations with the interface."""
     return operations
 
 
@@ -38,8 +38,8 @@ def _by_http(remote: RemoteDeadLetters) -> DeadLetters:
     return remote
 
 
-def test_a_job_is_one_value_in_python_and_json() -> None:
-    """Names in camelCase, moments in RFC 3339, what follows from other fields is worked out."""
+def test_job_round_trips_through_json() -> None:
+    """Names are in camelCase and times in RFC 3339. Computed fields are included."""
     job = Job(
         id="j-1",
         kind=JobKind.REDRIVE,
@@ -65,8 +65,7 @@ def test_a_job_is_one_value_in_python_and_json() -> None:
     assert from_json(Job, encode(job)) == job
 
 
-def test_a_request_goes_to_a_server_and_comes_back_the_same() -> None:
-    """Both kinds, with everything that may be said by HTTP."""
+def test_job_request_round_trips_through_json() -> None:
     pace = Pace(rate=5.0, in_flight=7, ramp=(1, 2), watch_s=3.0)
     redrive = RedriveRequest(
         queue="q.dlq",
@@ -90,8 +89,7 @@ def test_a_request_goes_to_a_server_and_comes_back_the_same() -> None:
         assert from_json(_JOB, encode(request)) == request
 
 
-def test_everything_wrong_with_a_document_is_told_with_its_place() -> None:
-    """Not only the first: every field that is wrong, by its path, with what was expected and found."""
+def test_invalid_document_reports_every_field_with_its_path() -> None:
     wrong = {
         "kind": "re-drive",
         "queue": "",
@@ -122,8 +120,8 @@ def test_everything_wrong_with_a_document_is_told_with_its_place() -> None:
         from_json(_JOB, b"{")
 
 
-def test_the_schema_says_moments_and_bounds() -> None:
-    """What OpenAPI is made from."""
+def test_schema_contains_date_times_and_bounds() -> None:
+    """OpenAPI is generated from it."""
     _, parts = schemas([QueueDetail, JobRequest])
     assert parts["Depth"]["properties"]["readAt"] == {"type": "string", "format": "date-time"}
     assert parts["Pace"]["properties"]["inFlight"]["maximum"] == 10_000

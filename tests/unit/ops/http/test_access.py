@@ -1,4 +1,4 @@
-"""Who may come in and do what: tokens, keys, cookies, roles, origins, limits."""
+"""Authentication and authorisation: tokens, keys, cookies, roles, origins and limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 
 def _unsigned() -> str:
-    """A token that says it needs no signature."""
+    """A token with the algorithm `none`."""
     parts = (
         {"alg": "none", "typ": "JWT"},
         {"iss": "https://id.test", "aud": "hopback", "sub": "u", "roles": ["admin"], "exp": 9e9},
@@ -56,8 +56,7 @@ def _unsigned() -> str:
     )
 
 
-async def test_a_good_token_says_who_comes() -> None:
-    """Name, role and end are those of the token."""
+async def test_valid_token_gives_name_role_and_expiry() -> None:
     async with admin(settings=settings()) as service:
         me = (await service.client.get("/admin/me", headers=_bearer(_token()))).json()
     assert (me["name"], me["role"], me["kind"]) == ("ada", "admin", "token")
@@ -79,16 +78,16 @@ async def test_a_good_token_says_who_comes() -> None:
         ("hbk_unknown", "unknown"),
     ],
 )
-async def test_a_token_that_is_wrong_anywhere_is_not_believed(token: str, words: str) -> None:
-    """401 says why and never repeats the token."""
+async def test_invalid_token_is_401_with_reason(token: str, words: str) -> None:
+    """The response never repeats the token."""
     async with admin(settings=settings()) as service:
         answer = await service.client.get("/admin/me", headers=_bearer(token))
     assert (answer.status_code, words in answer.json()["detail"]) == (401, True), answer.text
     assert not token or token not in answer.text
 
 
-async def test_a_public_key_is_no_shared_secret() -> None:
-    """A token signed with HS256 over the issuer's public key is refused: algorithms are ours."""
+async def test_hs256_token_signed_with_public_key_is_refused() -> None:
+    """The service chooses the algorithms, not the token."""
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     jwk = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(private.public_key()))
     document = {"keys": [{**jwk, "kid": "k1", "use": "sig"}]}
@@ -116,16 +115,15 @@ async def test_a_public_key_is_no_shared_secret() -> None:
     assert len(asked) == 1, "unknown key ids must not make us ask the issuer again and again"
 
 
-def test_a_roles_claim_is_found_by_its_dotted_path() -> None:
-    """Nested claims by dots; a claim whose own name has dots goes first; nonsense is none."""
+def test_roles_claim_is_found_by_dotted_path() -> None:
+    """A claim whose name contains dots takes precedence."""
     claims = {"realm_access": {"roles": ["x"]}, "https://x.y/roles": ["y"], "a": "text"}
     assert claim_at(claims, "realm_access.roles") == ["x"]
     assert claim_at(claims, "https://x.y/roles") == ["y"]
     assert claim_at(claims, "a.b.c") is None
 
 
-async def test_a_grant_holds_only_for_its_queues() -> None:
-    """A role in the token means what the table says, for the queues it names."""
+async def test_grant_holds_only_for_its_queues() -> None:
     grants = [{"claim": "team-orders", "role": "operator", "queues": ["orders*"]}]
     headers = _bearer(_token(roles=["team-orders", "admin"]))
     async with admin(dead_letter(1), settings=settings(grants=grants)) as service:
@@ -135,8 +133,8 @@ async def test_a_grant_holds_only_for_its_queues() -> None:
     assert (own.status_code, other.status_code, audit.status_code) == (200, 403, 403)
 
 
-async def test_a_viewer_sees_no_payload_and_changes_nothing() -> None:
-    """403 for looking, jobs and keys; each refused change is in the audit with who and where."""
+async def test_viewer_gets_403_for_payloads_jobs_and_keys() -> None:
+    """The audit records each refused change with its caller and address."""
     viewer, boss = _bearer(_token(roles=["viewer"])), _bearer(_token(sub="boss"))
     order = {"kind": "re-drive", "queue": DLQ, "reason": "x"}
     async with admin(dead_letter(1), settings=settings()) as service:
@@ -159,8 +157,8 @@ async def test_a_viewer_sees_no_payload_and_changes_nothing() -> None:
     assert {entry["result"] for entry in entries} == {"refused"}
 
 
-async def test_an_operator_steers_own_jobs_only() -> None:
-    """Another operator's job cannot be cancelled; an admin may."""
+async def test_operator_controls_only_own_jobs() -> None:
+    """An admin controls all jobs."""
     one = _bearer(_token(sub="one", roles=["operator"]))
     two = _bearer(_token(sub="two", roles=["operator"]))
     order = {"kind": "re-drive", "queue": DLQ, "reason": "x", "pace": {"rate": 0.1}}
@@ -172,8 +170,8 @@ async def test_an_operator_steers_own_jobs_only() -> None:
         assert (await service.client.post(f"{job['url']}/cancel", headers=one)).status_code == 200
 
 
-async def test_a_key_is_shown_once_scoped_and_ends() -> None:
-    """The secret is in no list; the key opens for its role until it expires or is taken away."""
+async def test_key_secret_is_shown_once_and_key_expires() -> None:
+    """A key has its role until it expires or is revoked."""
     boss = _bearer(_token())
     async with admin(settings=settings()) as service:
         body = {"name": "ci", "role": "viewer", "days": 1}
@@ -193,8 +191,8 @@ async def test_a_key_is_shown_once_scoped_and_ends() -> None:
         assert gone.status_code == 204
 
 
-async def test_signing_in_gives_a_cookie_that_ends_with_its_key() -> None:
-    """HttpOnly and SameSite; when the key is taken away, the session is over at once."""
+async def test_session_cookie_ends_when_its_key_is_revoked() -> None:
+    """The cookie is HttpOnly and SameSite."""
     boss = _bearer(_token())
     async with admin(settings=settings()) as service:
         client = service.client
@@ -213,8 +211,11 @@ async def test_signing_in_gives_a_cookie_that_ends_with_its_key() -> None:
         assert (await client.get("/jobs")).status_code == 303
 
 
-async def test_a_cookie_alone_changes_nothing_for_another_site() -> None:
-    """Cross-site, unknown and missing origins are refused; the page itself and a token are not."""
+async def test_cross_site_request_with_cookie_is_refused() -> None:
+    """Unknown and missing origins are refused as well.
+
+    The page and requests with a token are not.
+    """
     async with admin(dead_letter(1), link="the-link", settings=settings()) as service:
         client = service.client
         assert (await client.get("/login?token=the-link")).status_code == 303
@@ -233,8 +234,7 @@ async def test_a_cookie_alone_changes_nothing_for_another_site() -> None:
             assert answer.status_code == status, headers
 
 
-async def test_a_forged_cookie_is_nobody() -> None:
-    """A cookie of another secret, or cut, leads to the login."""
+async def test_forged_cookie_redirects_to_login() -> None:
     claims = {"aud": "hopback-page", "exp": 9e9, "sub": "x", "name": "x", "kind": "link"}
     forged = jwt.encode({**claims, "grants": [["admin", "*"]]}, SECRET, algorithm="HS256")
     async with admin(settings=settings()) as service:
@@ -242,8 +242,8 @@ async def test_a_forged_cookie_is_nobody() -> None:
         assert (await service.client.get("/")).status_code == 303
 
 
-async def test_without_a_sign_in_only_this_machine_is_served() -> None:
-    """Another host name is refused, which stops names that are bent to point here."""
+async def test_service_without_sign_in_serves_only_loopback() -> None:
+    """Other host names are refused, which prevents DNS rebinding."""
     async with admin() as service:
         assert (await service.client.get("/")).status_code == 200
         bent = await service.client.get("/", headers={"Host": "evil.test"})
@@ -254,8 +254,7 @@ async def test_without_a_sign_in_only_this_machine_is_served() -> None:
         assert foreign.status_code == 403
 
 
-async def test_requests_are_limited_in_size_and_number() -> None:
-    """413 for a body beyond the limit, 429 with Retry-After for too many."""
+async def test_requests_beyond_size_or_rate_are_413_or_429() -> None:
     limits = {"limits": {"request_bytes": 1000, "requests_per_second": 1, "burst": 3}}
     async with admin(settings=parse_settings(limits, {}, "test")) as service:
         large = await service.client.post("/admin/dlq/jobs", content=b" " * 1001)
@@ -265,8 +264,8 @@ async def test_requests_are_limited_in_size_and_number() -> None:
     assert int(answers[-1].headers["retry-after"]) >= 1
 
 
-async def test_every_answer_has_its_correlation_id_and_is_kept_in_its_frame() -> None:
-    """A harmless id is repeated, another replaced; the policy allows nothing inline or foreign."""
+async def test_responses_have_correlation_id_and_strict_csp() -> None:
+    """An invalid id is replaced."""
     async with admin() as service:
         own = await service.client.get("/admin/me", headers={"X-Correlation-ID": "abc-1"})
         odd = await service.client.get("/admin/me", headers={"X-Correlation-ID": "a\tb<script>"})
@@ -297,16 +296,15 @@ async def test_every_answer_has_its_correlation_id_and_is_kept_in_its_frame() ->
         ({"audience": "a", "secret_env": "S"}, "issuer"),
     ],
 )
-def test_settings_that_cannot_be_safe_are_refused(auth: dict[str, Any], words: str) -> None:
-    """The entry that is wrong is named; no secret is."""
+def test_unsafe_settings_are_refused_without_secret(auth: dict[str, Any], words: str) -> None:
     environment = {"S": SECRET, "SHORT": "short"}
     with pytest.raises(BadSettings, match=words) as caught:
         parse_settings({"auth": {"jwt": auth}}, environment, "admin.toml")
     assert SECRET not in str(caught.value)
 
 
-async def test_keys_in_a_database_outlive_the_process(tmp_path: Path) -> None:
-    """Another process of the service knows the key, and when it is taken away; its secret is nowhere."""
+async def test_keys_in_database_are_shared_by_processes(tmp_path: Path) -> None:
+    """A revocation reaches the other process. The database does not contain the secret."""
     url, clock = f"sqlite:///{tmp_path / 'keys.db'}", ManualClock(NOW)
     boss = _bearer(_token())
     async with (

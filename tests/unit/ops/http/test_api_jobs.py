@@ -24,8 +24,8 @@ async def _finished(service: Admin, job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def test_a_dry_run_plans_and_touches_nothing() -> None:
-    """200 with counts, a histogram of reasons and the routing check; every message stays."""
+async def test_dry_run_returns_plan_and_moves_no_message() -> None:
+    """The plan has counts, errors and the routing check."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         answer = await service.client.post("/admin/dlq/jobs", json=_order(dryRun=True))
         ready = service.broker.snapshot().queue(DLQ).ready
@@ -37,8 +37,8 @@ async def test_a_dry_run_plans_and_touches_nothing() -> None:
     assert len(ready) == 3
 
 
-async def test_a_redrive_is_a_job_with_a_url_and_counts() -> None:
-    """202 with a Location; in the end all messages are back in the queue that failed."""
+async def test_redrive_returns_202_with_job_url() -> None:
+    """All messages return to the queue that failed."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         answer = await service.client.post("/admin/dlq/jobs", json=_order(expectedCount=3))
         assert answer.status_code == 202
@@ -53,8 +53,7 @@ async def test_a_redrive_is_a_job_with_a_url_and_counts() -> None:
     assert [(entry["by"], entry["reason"]) for entry in audit] == [("local", "fixed")]
 
 
-async def test_the_same_idempotency_key_finds_the_same_job() -> None:
-    """A repeated request begins nothing new."""
+async def test_repeated_idempotency_key_returns_same_job() -> None:
     headers = {"Idempotency-Key": "once"}
     async with admin(dead_letter(1), dead_letter(2)) as service:
         first = await service.client.post(
@@ -68,8 +67,7 @@ async def test_the_same_idempotency_key_finds_the_same_job() -> None:
     assert second.json()["id"] == first.json()["id"]
 
 
-async def test_a_second_job_of_a_queue_is_a_conflict_with_the_first_ones_url() -> None:
-    """409 names the job that stands in the way."""
+async def test_second_job_of_queue_is_409_with_url_of_first() -> None:
     slow = {"rate": 0.1}
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         first = (await service.client.post("/admin/dlq/jobs", json=_order(pace=slow))).json()
@@ -82,16 +80,15 @@ async def test_a_second_job_of_a_queue_is_a_conflict_with_the_first_ones_url() -
         assert again.status_code == 409
 
 
-async def test_another_count_than_expected_touches_nothing() -> None:
-    """409 with both numbers."""
+async def test_unexpected_count_is_409_and_moves_no_message() -> None:
     async with admin(dead_letter(1)) as service:
         answer = await service.client.post("/admin/dlq/jobs", json=_order(expectedCount=5))
         assert len(service.broker.snapshot().queue(DLQ).ready) == 1
     assert (answer.status_code, answer.json()["code"]) == (409, "count-mismatch")
 
 
-async def test_a_discard_needs_the_queues_name_and_keeps_a_copy(tmp_path: Path) -> None:
-    """Without the name 422; with it the messages are in a file and gone from the queue."""
+async def test_discard_requires_queue_name_and_writes_archive(tmp_path: Path) -> None:
+    """Without the name, the status is 422."""
     order = {"kind": "discard", "queue": DLQ, "reason": "obsolete"}
     async with admin(dead_letter(1), exports=tmp_path) as service:
         refused = await service.client.post("/admin/dlq/jobs", json=order)
@@ -103,8 +100,7 @@ async def test_a_discard_needs_the_queues_name_and_keeps_a_copy(tmp_path: Path) 
     assert len(os.listdir(tmp_path)) == 1
 
 
-async def test_a_job_is_followed_by_server_sent_events() -> None:
-    """Events of type job carry the job; the stream ends when the job has."""
+async def test_job_events_stream_until_job_ends() -> None:
     async with admin(dead_letter(1)) as service:
         job = (await service.client.post("/admin/dlq/jobs", json=_order())).json()
         answer = await service.client.get(f"{job['url']}/events")
@@ -114,8 +110,7 @@ async def test_a_job_is_followed_by_server_sent_events() -> None:
     assert (events[-1][0], last["state"], last["counts"]["done"]) == ("event: end", "completed", 1)
 
 
-async def test_a_session_hands_over_exactly_what_was_chosen() -> None:
-    """A selection by ids moves those, and gives the rest back in order."""
+async def test_redrive_of_selected_ids_returns_others_in_order() -> None:
     async with admin(*(dead_letter(n) for n in range(4))) as service:
         session = await service.session()
         items = (await service.client.get(f"{session['url']}/messages")).json()["items"]
@@ -127,8 +122,8 @@ async def test_a_session_hands_over_exactly_what_was_chosen() -> None:
     assert [message.properties.message_id for message in left] == ["m-0", "m-2"]
 
 
-async def test_a_bad_order_says_what_was_expected_where() -> None:
-    """Types, unknown fields, a missing reason and no JSON at all are refused with their place."""
+async def test_invalid_job_request_names_place_and_expected_value() -> None:
+    """Wrong types, unknown fields, a missing reason and invalid JSON are refused."""
     async with admin() as service:
         for body, status, words in [
             ({"kind": "steal", "queue": DLQ, "reason": "x"}, 422, "kind"),

@@ -29,8 +29,8 @@ _SAME = {"Sec-Fetch-Site": "same-origin"}
 _QUEUE = f"/admin/dlq/queues/{DLQ}"
 
 
-async def test_an_export_is_downloaded_and_imported_again() -> None:
-    """By the page: the file of a session and of the queue, and the form that takes it back."""
+async def test_page_exports_and_imports_archive() -> None:
+    """The archive of a session and of the whole queue can be downloaded."""
     async with admin(dead_letter(1), dead_letter(2, "KeyError")) as service:
         whole = await service.client.post(f"/queues/{DLQ}/export", headers=_SAME)
         assert whole.headers["content-disposition"] == f'attachment; filename="{DLQ}.ndjson"'
@@ -49,8 +49,8 @@ async def test_an_export_is_downloaded_and_imported_again() -> None:
     assert {one.action for one in entries} >= {"messages.export", "messages.import"}
 
 
-async def test_the_remote_library_exports_and_imports() -> None:
-    """The lines are those of the library here; an import names its queue."""
+async def test_remote_client_exports_and_imports() -> None:
+    """The lines equal those of the local library. An import requires a queue."""
     async with admin(dead_letter(1)) as service:
         transport = service.client._transport
         async with RemoteDeadLetters("http://127.0.0.1", transport=transport) as remote:
@@ -71,8 +71,7 @@ async def test_the_remote_library_exports_and_imports() -> None:
                 await remote.import_lines(given_lines(), queue="orders")
 
 
-async def test_what_cannot_be_imported_says_where() -> None:
-    """A line that is none, a form without a file, a body that is no form; nothing is published."""
+async def test_invalid_import_names_line_and_publishes_no_message() -> None:
     async with admin(dead_letter(1)) as service:
         bad = await service.client.post(f"{_QUEUE}/import", content=b"{}\n")
         none = await service.client.post(
@@ -84,8 +83,8 @@ async def test_what_cannot_be_imported_says_where() -> None:
     assert (none.status_code, plain.status_code) == (400, 415)
 
 
-async def test_roles_and_sizes_bind_archives() -> None:
-    """Operators of the queue only; a body beyond the limit of imports is refused, one of others at theirs."""
+async def test_archives_require_operator_role_and_size_limit() -> None:
+    """Imports have a higher size limit than other requests."""
     sizes = RequestLimits(import_bytes=2_000_000, request_bytes=1000)
     limited = structs.replace(settings(), limits=sizes)
     viewer = _bearer(_token(roles=["viewer"]))
@@ -102,8 +101,8 @@ async def test_roles_and_sizes_bind_archives() -> None:
     assert [one.status_code for one in answers] == [403, 403, 200, 413, 413]
 
 
-async def test_the_file_of_a_discard_is_downloaded(tmp_path: Path) -> None:
-    """From its job; a file that is not in the folder of exports is not given out."""
+async def test_archive_of_discard_is_downloaded_from_its_job(tmp_path: Path) -> None:
+    """A file outside the export folder is not served."""
     async with admin(dead_letter(1), exports=tmp_path) as service:
         body = {"kind": "discard", "queue": DLQ, "reason": "obsolete", "confirm": DLQ}
         begun = await service.client.post("/admin/dlq/jobs", json=body)
@@ -119,8 +118,7 @@ async def test_the_file_of_a_discard_is_downloaded(tmp_path: Path) -> None:
     assert gone.status_code == 404
 
 
-def test_files_of_discards_go_when_they_are_old_enough(tmp_path: Path) -> None:
-    """Only ours, only old ones."""
+def test_delete_exports_removes_only_old_archives(tmp_path: Path) -> None:
     for name, at in (("j-1.ndjson", 1.0), ("j-2.ndjson", 100.0), ("notes.txt", 1.0)):
         (tmp_path / name).write_text("x")
         os.utime(tmp_path / name, (at, at))
@@ -141,8 +139,10 @@ async def _pieces(body: bytes, size: int) -> AsyncIterator[bytes]:
 
 
 @given(st.binary(max_size=300), st.integers(1, 80))
-async def test_a_file_is_read_whatever_pieces_it_comes_in(content: bytes, size: int) -> None:
-    """Byte for byte, also where a boundary is cut; what ends too early is refused."""
+async def test_multipart_file_is_read_across_any_chunk_boundaries(
+    content: bytes, size: int
+) -> None:
+    """A truncated body is refused."""
     body = _form(content, "mark-1")
     form = FormUpload("multipart/form-data; boundary=mark-1", _pieces(body, size))
     assert b"".join([piece async for piece in form.file()]) == content

@@ -1,4 +1,4 @@
-"""Several brokers in one service: one list, a path for each, and nobody reaches from one into another."""
+"""Several brokers in one service: one list, one path per broker, and isolation between them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(hopback.ops.page.__file__).with_name("templates")
 
 
-def test_every_link_of_a_page_stays_with_its_broker() -> None:
-    """Each path in a template begins with `base`; home, signing in and out, and files have none."""
+def test_every_link_of_template_contains_broker_base() -> None:
+    """Home, sign-in, sign-out and static files do not."""
     bare = re.compile(
         r'(?:href|action|formaction|hx-\w+|data-\w+)="/(?!"|static/|login|logout)[^"]*'
     )
@@ -50,7 +50,7 @@ def test_every_link_of_a_page_stays_with_its_broker() -> None:
 
 
 def _key(name: str, role: str, broker: str = "") -> tuple[str, dict[str, str]]:
-    """A key, and what the settings say of it."""
+    """An API key with its settings entry."""
     secret, key = new_key(name, Grant(Role(role)), expires=None, made_by="", now=0.0)
     said = {"name": name, "hash": key.hash, "role": role}
     return secret, said | ({"broker": broker} if broker else {})
@@ -88,7 +88,7 @@ class _Several:
         return await self.client.request(method, path, headers=headers, **more)
 
     async def page(self, key: str, path: str) -> httpx.Response:
-        """A page by somebody who signed in with a key."""
+        """A page, requested by a caller that signed in with a key."""
         await self.client.post("/login", data={"secret": key}, headers=_SAME)
         return await self.client.get(path)
 
@@ -106,7 +106,7 @@ class _Several:
 
 @asynccontextmanager
 async def _several(*, down: str = "") -> AsyncIterator[_Several]:
-    """Three brokers in one journal; `down` is one that refuses every connection."""
+    """Three brokers in one journal. `down` names one that refuses every connection."""
     clock, journal, declared = ManualClock(NOW), MemoryJournal(), topology()
     brokers = {name: _Broker(name, is_down=name == down) for name in _NAMES}
     managed = [
@@ -140,7 +140,7 @@ async def _several(*, down: str = "") -> AsyncIterator[_Several]:
 
 
 class _Broker(EmbeddedBroker):
-    """An embedded broker with an address of its own, which may be away."""
+    """An embedded broker with a separate address, which can refuse connections."""
 
     def __init__(self, name: str, *, is_down: bool) -> None:
         super().__init__()
@@ -159,8 +159,8 @@ class _Broker(EmbeddedBroker):
         return await super().connect(name)
 
 
-async def test_one_list_shows_the_queues_of_all_brokers() -> None:
-    """With the broker of each, and links that stay with it; without a key of one, nothing of it."""
+async def test_first_page_lists_queues_of_all_granted_brokers() -> None:
+    """Each row has its broker and links to that broker's pages."""
     async with _several() as several:
         whole = await several.page(_ADA, "/")
         assert "6 dead letters in 3 of 3 queues" in whole.text
@@ -178,8 +178,8 @@ async def test_one_list_shows_the_queues_of_all_brokers() -> None:
         )  # fmt: skip
 
 
-async def test_the_paths_without_a_name_mean_the_first_broker() -> None:
-    """They answer as the same paths below its name do, but for the paths inside."""
+async def test_paths_without_broker_name_use_first_broker() -> None:
+    """The responses equal those below its name except for the paths in them."""
     async with _several() as several:
         for path in (
             f"/admin/dlq/queues/{DLQ}", "/admin/dlq/overview", "/admin/me",
@@ -203,10 +203,10 @@ async def test_the_paths_without_a_name_mean_the_first_broker() -> None:
     ],
     ids=["operator of the first", "operator of one", "admin of a pattern"],
 )
-async def test_a_role_for_one_broker_is_none_for_another(
+async def test_role_for_one_broker_is_refused_at_others(
     key: str, own: str, others: list[str]
 ) -> None:
-    """By HTTP and page: what is allowed at one's own broker is refused at the others, and changes nothing."""
+    """API and pages return 403 and change no state."""
     reads = [
         f"/admin/dlq/queues/{DLQ}",
         "/admin/dlq/overview",
@@ -240,8 +240,7 @@ async def test_a_role_for_one_broker_is_none_for_another(
         assert (await several.page(key, f"{own}{pages[0]}")).status_code == 200
 
 
-async def test_jobs_audit_and_keys_stay_with_their_broker() -> None:
-    """Each broker lists its own; a job is found below its own broker only, and so is its key."""
+async def test_jobs_audit_and_keys_are_listed_by_broker() -> None:
     async with _several() as several:
         job = await several.redrive(_ADA, "/brokers/staging")
         assert job["url"] == f"/brokers/staging/admin/dlq/jobs/{job['id']}"
@@ -269,8 +268,8 @@ async def test_jobs_audit_and_keys_stay_with_their_broker() -> None:
             assert gone.status_code == (204 if own else 404)
 
 
-async def test_a_broker_that_is_down_leaves_the_others_their_pages() -> None:
-    """The list shows the others and names it; its own pages say so; the metrics tell each apart."""
+async def test_unreachable_broker_does_not_affect_pages_of_others() -> None:
+    """The list, its own pages and the metrics report it as down."""
     async with _several(down="staging") as several:
         whole = await several.page(_ADA, "/")
         assert whole.status_code == 200
@@ -296,8 +295,7 @@ async def test_a_broker_that_is_down_leaves_the_others_their_pages() -> None:
         assert f'hopback_dead_letters{{broker="lab:a/b",queue="{DLQ}"}} 3' in metrics
 
 
-async def test_the_queues_of_all_brokers_are_listed_by_http() -> None:
-    """The fullest first, each with its broker; who may see one broker sees its queues alone."""
+async def test_api_lists_queues_of_all_granted_brokers_by_depth() -> None:
     async with _several() as several:
         whole = (await several.ask(_ADA, "GET", "/admin/brokers/queues?limit=2")).json()
         found = [(each["broker"], each["queue"]["messages"]) for each in whole["items"]]
@@ -308,8 +306,8 @@ async def test_the_queues_of_all_brokers_are_listed_by_http() -> None:
         assert document["servers"][1]["variables"]["broker"]["enum"] == list(_NAMES)
 
 
-async def test_a_name_that_is_not_served_is_not_found() -> None:
-    """Whoever asks, and however the name is written; the known ones are found encoded, too."""
+async def test_unknown_broker_name_is_404() -> None:
+    """Known names are found in encoded form too."""
     async with _several() as several:
         for path in (
             "/brokers/nope/admin/dlq/overview",
@@ -337,11 +335,9 @@ async def test_a_name_that_is_not_served_is_not_found() -> None:
         ([], [_BOB_SAID], r"no \[\[brokers\]\]\), got 'staging'"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_are_refused(
+def test_invalid_broker_settings_are_refused_without_password(
     brokers: list[dict[str, Any]], keys: list[dict[str, str]], said: str
 ) -> None:
-    """The entry is named, and what was expected; no password is ever shown."""
-
     def read() -> None:
         found = parse_settings({"brokers": brokers, "auth": {"keys": keys}}, {}, "file")
         name_brokers(found.brokers, {}, "file")
@@ -351,8 +347,7 @@ def test_settings_that_cannot_be_are_refused(
     assert "secret" not in str(refused.value)
 
 
-async def test_a_look_that_is_over_leads_back_to_its_own_broker() -> None:
-    """Its page says what became of it, wherever the broker's pages stand."""
+async def test_ended_session_links_back_to_its_broker() -> None:
     async with _several() as several:
         lost = await several.page(_BOB, f"/brokers/staging/sessions/gone?queue={DLQ}")
     assert lost.status_code == 404

@@ -111,7 +111,7 @@ def test_command_names_damaged_file_and_recovery_steps(
         ("/admin/dlq/jobs", 503, logging.WARNING),
     ],
 )
-async def test_log_has_the_correlation_id_of_error_answers(
+async def test_log_contains_correlation_id_of_error_responses(
     path: str, status: int, level: int, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -132,7 +132,7 @@ async def test_log_has_the_correlation_id_of_error_answers(
     assert ("no room" in line.getMessage()) == (status == 503)
 
 
-async def test_log_has_the_correlation_id_of_a_refused_sign_in(
+async def test_log_contains_correlation_id_of_refused_sign_in(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "hopback.ops.http")

@@ -7,8 +7,7 @@ from hopback.topology.model import Queue, QueueType
 from tests.unit.ops.admin_service import DLQ, MAIN, admin, dead_letter
 
 
-async def test_a_queue_tells_what_looking_costs_and_where_messages_can_go() -> None:
-    """The detail of a queue has type, depth with source and age, cost and targets."""
+async def test_queue_shows_browse_cost_and_targets() -> None:
     async with admin(dead_letter(1), dead_letter(2)) as service:
         found = (await service.client.get(f"/admin/dlq/queues/{DLQ}")).json()
     assert (found["queue"], found["mainQueue"], found["type"]) == (DLQ, MAIN, "quorum")
@@ -19,8 +18,7 @@ async def test_a_queue_tells_what_looking_costs_and_where_messages_can_go() -> N
     assert (default["exchange"], default["routingKey"], default["flaw"]) == ("", MAIN, None)
 
 
-async def test_the_overview_comes_from_one_sweep_and_never_looks() -> None:
-    """Depths carry the moment of the sweep; a second question within a second asks nobody."""
+async def test_overview_uses_one_cached_snapshot_and_touches_no_message() -> None:
     async with admin(dead_letter(1)) as service:
         first = (await service.client.get("/admin/dlq/overview")).json()
         connections = len(service.broker.connections)
@@ -34,8 +32,7 @@ async def test_the_overview_comes_from_one_sweep_and_never_looks() -> None:
     assert [message.redelivered for message in queue.ready] == [False]
 
 
-async def test_a_session_holds_pages_groups_and_gives_back() -> None:
-    """Messages are held while they are looked at and back in order after release."""
+async def test_session_holds_pages_groups_and_returns_messages() -> None:
     dead_letters = [
         dead_letter(number, "LookupError" if number < 3 else "KeyError") for number in range(5)
     ]
@@ -62,8 +59,8 @@ async def test_a_session_holds_pages_groups_and_gives_back() -> None:
     assert [message.properties.message_id for message in ready] == [f"m-{n}" for n in range(5)]
 
 
-async def test_a_message_is_shown_whole_and_its_showing_is_audited() -> None:
-    """Story, way back, headers with their types, payload; and who looked is written down."""
+async def test_message_view_is_complete_and_audited() -> None:
+    """It has history, target, typed headers and payload."""
     async with admin(dead_letter(7)) as service:
         session = await service.session()
         listed = (await service.client.get(f"{session['url']}/messages")).json()["items"][0]
@@ -80,8 +77,7 @@ async def test_a_message_is_shown_whole_and_its_showing_is_audited() -> None:
     assert [entry["queue"] for entry in audit] == [DLQ, DLQ]
 
 
-async def test_a_bad_filter_is_refused_at_once_with_its_term() -> None:
-    """400 names the term."""
+async def test_invalid_filter_is_400_and_names_term() -> None:
     async with admin(dead_letter(1)) as service:
         session = await service.session()
         answer = await service.client.get(
@@ -91,8 +87,8 @@ async def test_a_bad_filter_is_refused_at_once_with_its_term() -> None:
     assert "nonsense>1" in answer.json()["detail"]
 
 
-async def test_looking_that_could_lose_messages_is_refused_with_its_price() -> None:
-    """A quorum queue with the default limit of 20: 409 and the remedy; by lifting, it can be done."""
+async def test_session_on_limited_queue_is_409_until_limit_is_lifted() -> None:
+    """The queue is a quorum queue with the default limit of 20."""
     risky = Queue("plain.dlq", QueueType.QUORUM), Queue("plain", QueueType.QUORUM)
     async with admin(extra=risky, version="4.0") as service:
         refused = await service.client.post("/admin/dlq/queues/plain.dlq/sessions", json={})
@@ -101,8 +97,7 @@ async def test_looking_that_could_lose_messages_is_refused_with_its_price() -> N
         assert lifted["cost"]["price"] != "refused"
 
 
-async def test_one_caller_holds_only_so_many_sessions() -> None:
-    """The sixth session of one caller is refused with the URLs of the others."""
+async def test_sixth_session_of_caller_is_429_with_urls_of_others() -> None:
     async with admin(*(dead_letter(n) for n in range(9))) as service:
         held = [(await service.session(limit=1))["url"] for _ in range(5)]
         answer = await service.client.post(f"/admin/dlq/queues/{DLQ}/sessions", json={"limit": 1})
@@ -110,16 +105,15 @@ async def test_one_caller_holds_only_so_many_sessions() -> None:
     assert sorted(answer.json()["sessions"]) == sorted(held)
 
 
-async def test_a_name_with_slashes_and_spaces_is_one_name() -> None:
-    """A queue's name travels percent-encoded, whatever is in it."""
+async def test_queue_name_with_slashes_and_spaces_is_percent_encoded() -> None:
     odd = Queue("eu/orders é.dlq"), Queue("eu/orders é")
     async with admin(extra=odd) as service:
         answer = await service.client.get("/admin/dlq/queues/eu%2Forders%20%C3%A9.dlq")
     assert answer.json()["queue"] == "eu/orders é.dlq"
 
 
-async def test_a_path_that_is_not_utf8_is_a_400() -> None:
-    """For a program a problem with its code, in a browser a page."""
+async def test_path_with_invalid_utf8_is_400() -> None:
+    """An API client gets a problem document, a browser gets a page."""
     async with admin() as service:
         for path in ("/admin/dlq/queues/%FF", "/queues/%FF"):
             answer = await service.client.get(path)
@@ -129,8 +123,7 @@ async def test_a_path_that_is_not_utf8_is_a_400() -> None:
     assert (page.status_code, page.headers["content-type"]) == (400, "text/html; charset=utf-8")
 
 
-async def test_a_slash_too_many_leads_to_the_page() -> None:
-    """A path with a slash at its end is sent on; one that is nowhere is a 404 as it was asked for."""
+async def test_trailing_slash_redirects_and_unknown_path_is_404() -> None:
     async with admin() as service:
         led = await service.client.get("/jobs/")
         nowhere = await service.client.get("/no%20where")
@@ -138,8 +131,7 @@ async def test_a_slash_too_many_leads_to_the_page() -> None:
     assert (nowhere.status_code, nowhere.json()["instance"]) == (404, "/no%20where")
 
 
-async def test_an_unreachable_broker_is_a_503_until_it_is_back() -> None:
-    """The service stays up, says why, and recovers by itself."""
+async def test_unreachable_broker_is_503_until_it_returns() -> None:
     async with admin(dead_letter(1)) as service:
         service.broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
         refused = await service.client.get(f"/admin/dlq/queues/{DLQ}")

@@ -1,4 +1,4 @@
-"""What somebody who is not known can do to the service: ask too often, fill the audit, send odd numbers."""
+"""Abuse by unauthenticated callers: too many requests, audit floods and oversized numbers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _limited(**limits: int) -> AdminSettings:
     return parse_settings(document, {"JWT_SECRET": SECRET}, "test")
 
 
-async def test_wrong_credentials_are_refused_without_being_checked_after_a_while() -> None:
-    """So many 401 for an address, then 429 with Retry-After; who has a good token still comes in."""
+async def test_wrong_credentials_are_429_after_10_attempts() -> None:
+    """A valid token from the same address is still accepted."""
     async with admin(settings=_limited(failures_per_minute=10)) as service:
         wrong = [
             await service.client.get("/admin/me", headers=_bearer(f"hbk_{n}")) for n in range(30)
@@ -42,16 +42,15 @@ async def test_wrong_credentials_are_refused_without_being_checked_after_a_while
     assert (good.status_code, later.status_code) == (200, 401)
 
 
-async def test_what_a_stranger_makes_us_check_is_limited_before_it_is_checked() -> None:
-    """An address has its turns like a caller: behind them nothing is verified, good or wrong."""
+async def test_unauthenticated_requests_are_limited_before_verification() -> None:
     async with admin(settings=_limited(requests_per_second=1, burst=3)) as service:
         answers = [await service.client.get("/admin/me", headers=_bearer("no")) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 401, 429]
 
 
 @pytest.mark.parametrize("way", ["bearer", "nothing", "sign-in"])
-async def test_repeated_refusals_are_one_row_and_a_count(way: str) -> None:
-    """600 refused changes of one address: one row at once, one with the rest when its minute is over."""
+async def test_repeated_refusals_of_address_are_one_audit_row_with_count(way: str) -> None:
+    """The second row with the count is written when the minute is over."""
 
     async def ask(client: Any) -> int:
         if way == "sign-in":
@@ -75,8 +74,7 @@ async def test_repeated_refusals_are_one_row_and_a_count(way: str) -> None:
     assert [entry.details.get("times", 1) for entry in reversed(after)] == [1, refused - 1, 1]
 
 
-async def test_too_many_tries_are_not_written_down() -> None:
-    """What is refused with 429 leaves no row, and is not counted in one."""
+async def test_requests_refused_with_429_are_not_audited() -> None:
     async with admin(settings=_limited(sign_ins_per_minute=1)) as service:
         form = {"secret": "hbk_wrong"}
         answers = [await service.client.post("/login", data=form, headers=_SAME) for _ in range(50)]
@@ -87,8 +85,7 @@ async def test_too_many_tries_are_not_written_down() -> None:
     assert [entry.details["code"] for entry in entries] == ["unauthorized"]
 
 
-async def test_somebody_known_cannot_flood_the_audit_either() -> None:
-    """A viewer's refused changes are rows up to a number, then a count."""
+async def test_refused_changes_of_viewer_are_counted_after_limit() -> None:
     viewer = _bearer(_token(roles=["viewer"]))
     async with admin(settings=settings()) as service:
         for number in range(100):
@@ -102,8 +99,7 @@ async def test_somebody_known_cannot_flood_the_audit_either() -> None:
     assert (len(entries), sum(counted)) == (22, 101)
 
 
-def test_a_clock_that_is_set_back_locks_nobody_out() -> None:
-    """Turns fill up again from the new time on, as if nothing had been."""
+def test_clock_set_back_does_not_block_callers() -> None:
     moments = iter([1000.0, 10.0, 11.0])
     turns = TurnKeeper(1.0, 1, lambda: next(moments))
     assert [turns.take("a") for _ in range(3)] == [0.0, 1.0, 0.0]
@@ -125,8 +121,8 @@ _DIGITS = "9" * 5000
     ],
     ids=lambda value: value[:40],
 )
-async def test_a_number_of_5000_digits_is_a_bad_request(method: str, path: str) -> None:
-    """400 on the page and by the API, and the answer does not repeat all of it."""
+async def test_number_of_5000_digits_is_bad_request(method: str, path: str) -> None:
+    """The response does not repeat all digits."""
     async with admin(dead_letter(1), raising=False) as service:
         answer = await service.client.request(method, path, headers=_SAME)
     assert answer.status_code in {400, 422}, answer.status_code
@@ -137,8 +133,7 @@ async def test_a_number_of_5000_digits_is_a_bad_request(method: str, path: str) 
 @pytest.mark.parametrize(
     "value", [10**400, 1e300, -(10**400), 10**13, "9" * 5000, [1]], ids=lambda value: str(value)[:6]
 )
-async def test_a_token_with_an_odd_time_is_not_believed(claim: str, value: Any) -> None:
-    """401, whichever time it is and however it is odd."""
+async def test_token_with_invalid_time_claim_is_401(claim: str, value: Any) -> None:
     async with admin(settings=settings(), raising=False) as service:
         token = _token(**{claim: value})
         answer = await service.client.get("/admin/me", headers=_bearer(token))
@@ -146,7 +141,7 @@ async def test_a_token_with_an_odd_time_is_not_believed(claim: str, value: Any) 
 
 
 async def test_content_length_with_transfer_encoding_is_refused() -> None:
-    """Two servers in a row could disagree about where the request ends."""
+    """Two servers in a row could disagree about the end of the request."""
     headers = {"Content-Length": "2", "Transfer-Encoding": "chunked"}
     async with admin() as service:
         answer = await service.client.post("/admin/dlq/search", content=b"{}", headers=headers)
@@ -155,15 +150,16 @@ async def test_content_length_with_transfer_encoding_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("scheme", "expected"), [("https", "max-age=31536000"), ("http", None)])
-async def test_browsers_are_told_to_stay_with_https(scheme: str, expected: str | None) -> None:
+async def test_https_responses_have_strict_transport_security(
+    scheme: str, expected: str | None
+) -> None:
     async with admin() as service:
         for path in ("/", "/no/such/path", "/healthz"):
             answer = await service.client.get(f"{scheme}://127.0.0.1{path}")
             assert answer.headers.get("strict-transport-security") == expected
 
 
-async def test_a_content_length_of_5000_digits_is_a_bad_request() -> None:
-    """The number is bounded before it is read."""
+async def test_content_length_of_5000_digits_is_bad_request() -> None:
     async with admin(raising=False) as service:
         answer = await service.client.get("/admin/me", headers={"Content-Length": _DIGITS})
     assert answer.status_code in {400, 413}
@@ -177,11 +173,11 @@ async def test_a_content_length_of_5000_digits_is_a_bad_request() -> None:
         ("/you", "application/json", "application/problem+json"),
     ],
 )
-async def test_the_last_resort_is_ours_and_carries_the_id_of_the_log(
+async def test_unexpected_error_is_500_with_correlation_id_of_log(
     path: str, accept: str, media: str, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """500 as a problem document or a page, with the correlation id under which the log has the cause."""
+    """An API client gets a problem document, a browser gets a page."""
 
     def address(_broker: object) -> str:
         raise ZeroDivisionError("nobody expected this")
@@ -204,8 +200,8 @@ async def test_the_last_resort_is_ours_and_carries_the_id_of_the_log(
 @pytest.mark.parametrize(
     ("value", "words"), [("x", "at least 32 bytes"), ("", "at least 32 bytes")]
 )
-def test_a_session_secret_that_can_be_guessed_is_refused(value: str, words: str) -> None:
-    """The entry and the variable are named, the secret is not shown."""
+def test_weak_session_secret_is_refused_without_showing_it(value: str, words: str) -> None:
+    """The error names the setting and the variable."""
     document = {"auth": {"session_secret_env": "SESSIONS"}}
     with pytest.raises(BadSettings, match=words) as caught:
         parse_settings(document, {"SESSIONS": value}, "admin.toml")
@@ -213,10 +209,9 @@ def test_a_session_secret_that_can_be_guessed_is_refused(value: str, words: str)
     assert "SESSIONS" in str(caught.value)
 
 
-async def test_a_session_secret_that_is_not_given_is_random_and_said(
+async def test_missing_session_secret_is_random_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The log says that sessions end with the process, and what would keep them."""
     with caplog.at_level(logging.INFO, logger="hopback.ops.http"):
         async with admin(settings=settings()):
             pass
@@ -227,8 +222,8 @@ async def test_a_session_secret_that_is_not_given_is_random_and_said(
     "url",
     ["http://127.0.0.1.evil.com/keys", "http://127.0.0.1@evil.com/", "http://evil.com", "https://"],
 )
-def test_an_issuer_elsewhere_is_asked_by_https_only(url: str) -> None:
-    """Plain HTTP is for this machine itself, by its address, not for names that begin like it."""
+def test_remote_issuer_without_https_is_refused(url: str) -> None:
+    """Names that only begin like a loopback address are remote."""
     jwt = {"issuer": "i", "audience": "a", "jwks_url": url}
     with pytest.raises(BadSettings, match="https"):
         parse_settings({"auth": {"jwt": jwt}}, {}, "admin.toml")
@@ -237,8 +232,7 @@ def test_an_issuer_elsewhere_is_asked_by_https_only(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["https://id.test/keys", "http://127.0.0.1:8000/keys", "http://[::1]/keys"]
 )
-def test_an_issuer_on_this_machine_may_be_asked_in_plain(url: str) -> None:
-    """HTTPS anywhere, plain HTTP on a loopback address."""
+def test_issuer_on_loopback_may_use_http(url: str) -> None:
     jwt = {"issuer": "i", "audience": "a", "jwks_url": url}
     parsed = parse_settings({"auth": {"jwt": jwt}}, {}, "admin.toml")
     assert parsed.auth.jwt is not None

@@ -35,15 +35,15 @@ def _compose() -> dict[str, Any]:
 
 
 def _is_command(words: list[str]) -> None:
-    """Parse it with the real command; a usage error fails the test."""
+    """Parse the arguments with the real command. A usage error fails the test."""
     context = click.Context(root, info_name="hopback")
     command = root.get_command(context, words[0])
     assert command is not None, words
     command.make_parser(click.Context(command, info_name=words[0])).parse_args(words[1:])
 
 
-def test_the_image_is_built_from_known_steps_and_runs_as_nobody_special() -> None:
-    """Known instructions, files that exist, extras that exist, a user of its own at the end."""
+def test_image_uses_known_instructions_and_runs_as_hopback() -> None:
+    """All copied files and installed extras exist."""
     found = _instructions()
     known = {
         "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD"
@@ -60,8 +60,7 @@ def test_the_image_is_built_from_known_steps_and_runs_as_nobody_special() -> Non
     assert users == ["hopback"]
 
 
-def test_the_package_can_be_built_from_what_the_image_copies(tmp_path: Path) -> None:
-    """Nothing that the build needs is left outside; its metadata are what reads the most of it."""
+def test_package_builds_from_files_copied_into_image(tmp_path: Path) -> None:
     for word, rest in _instructions():
         if word == "COPY" and not rest.startswith("--from"):
             *names, target = rest.split()
@@ -78,8 +77,7 @@ def test_the_package_can_be_built_from_what_the_image_copies(tmp_path: Path) -> 
     assert "Name: hopback" in (tmp_path / ran.stdout.strip() / "METADATA").read_text()
 
 
-def test_the_image_installs_what_is_pinned() -> None:
-    """Nothing but pinned files and our own package; all that the pins name bears its hashes."""
+def test_image_installs_only_pinned_packages_with_hashes() -> None:
     steps = [step for word, rest in _instructions() if word == "RUN" for step in rest.split("&&")]
     installing = [step.split() for step in steps if "pip " in step]
     assert installing
@@ -98,11 +96,10 @@ def test_the_image_installs_what_is_pinned() -> None:
         assert all(re.match(r"[\w.-]+==\S+ \\\n +--hash=sha256:", entry) for entry in entries), path
 
 
-def test_what_the_package_requires_is_pinned() -> None:
-    """Every requirement of ours and of the extra `all` is in the list that the image is built from."""
+def test_requirements_of_package_and_extra_all_are_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    # Frameworks are no part of `all`: who keeps one has it already.
+    # Frameworks are not part of `all`. An application that uses one has it installed.
     chosen = re.findall(r"[\w-]+", extras["all"][0].removeprefix("hopback"))
     required = [*project["dependencies"], *(one for name in chosen for one in extras[name])]
     names = {re.split(r"[\[<>=;~! ]", one)[0] for one in required} - {"hopback"}
@@ -110,8 +107,7 @@ def test_what_the_package_requires_is_pinned() -> None:
     assert names - {*pinned} == set()
 
 
-def test_the_image_starts_commands_that_there_are() -> None:
-    """Entry point and default command are understood by the command itself."""
+def test_image_entry_point_and_command_parse() -> None:
     found = dict(_instructions())
     assert json.loads(found["ENTRYPOINT"]) == ["hopback"]
     _is_command(json.loads(found["CMD"]))
@@ -125,7 +121,9 @@ _COMPOSE_FILES = [
 
 @pytest.mark.parametrize("path", _COMPOSE_FILES, ids=lambda path: path.name)
 def test_containers_drop_all_capabilities(path: Path) -> None:
-    """The images of brokers and databases start as root and get back what that needs."""
+    """The images of brokers and databases start as root and get back the capabilities that this
+    needs.
+    """
     for name, service in yaml.safe_load(path.read_text())["services"].items():
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
@@ -149,8 +147,8 @@ def test_compose_files_fit_the_schema_of_the_compose_specification(path: Path) -
         jsonschema.validate(compose, schema)
 
 
-def test_compose_wires_what_it_starts() -> None:
-    """Commands parse, volumes and dependencies are declared, and no secret stands in the file."""
+def test_compose_commands_parse_and_volumes_are_declared() -> None:
+    """The file does not contain secrets."""
     compose = _compose()
     services = compose["services"]
     assert set(services) == {"rabbitmq", "postgres", "admin", "consumers"}
@@ -171,8 +169,7 @@ def test_compose_wires_what_it_starts() -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/reference/http-api.md"])
-def test_the_settings_of_the_page_are_good_settings(page: str) -> None:
-    """The example can be used as it stands."""
+def test_example_settings_of_docs_are_valid(page: str) -> None:
     (text,) = re.findall(
         r'```toml title="admin.toml"\n(.*?)```', (ROOT / page).read_text(), re.DOTALL
     )

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-_SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}  # as uvicorn says it
+_SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}  # as in uvicorn's log
 
 
 async def _read_and_leave(content: AsyncIterator[bytes], turns: int = 0) -> None:
-    """A reader who closes the page so many turns of the loop after the first piece."""
+    """A reader that disconnects some turns of the event loop after the first chunk."""
     came = asyncio.Event()
 
     async def send(message: Any) -> None:
@@ -36,8 +36,8 @@ async def _read_and_leave(content: AsyncIterator[bytes], turns: int = 0) -> None
     await StreamedResponse(content)(_SCOPE, receive, send)
 
 
-async def test_content_cleans_up_when_its_reader_is_gone() -> None:
-    """It is cancelled once: what it does then is not cancelled, and is waited for."""
+async def test_stream_cleans_up_when_reader_disconnects() -> None:
+    """It is cancelled once. Its cleanup is not cancelled and is awaited."""
     told: list[str] = []
 
     async def content() -> AsyncIterator[bytes]:
@@ -54,10 +54,10 @@ async def test_content_cleans_up_when_its_reader_is_gone() -> None:
     assert told == ["cancelled", "cleaned up"]
 
 
-async def test_a_page_closed_amid_a_database_call_leaves_no_traceback(
+async def test_page_closed_during_database_call_leaves_no_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whenever it is closed: no task is left behind, no connection is lost with an error."""
+    """No task and no connection is left behind."""
     engine = open_database(f"sqlite:///{tmp_path / 'jobs.db'}")
     told: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, said: told.append(said["message"]))
@@ -76,9 +76,7 @@ async def test_a_page_closed_amid_a_database_call_leaves_no_traceback(
     assert [entry.message for entry in caplog.records] == []
 
 
-async def test_an_error_of_the_content_is_not_lost() -> None:
-    """What goes wrong while it cleans up is told, as what goes wrong before."""
-
+async def test_error_during_stream_cleanup_is_raised() -> None:
     async def content() -> AsyncIterator[bytes]:
         yield b"first"
         try:

@@ -1,4 +1,4 @@
-"""The pages that find things: what broke, queues nobody knows, a word in a body, what matches a filter."""
+"""The pages that find messages: errors, unknown queues, words in bodies and filter matches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tests.unit.ops.admin_service import Admin
 
 
-async def test_the_first_page_says_what_broke() -> None:
-    """After a survey: each error once, with its number and its queues."""
+async def test_first_page_lists_errors_after_survey() -> None:
+    """Each error is listed once, with its count and its queues."""
     dead_letters = [
         replace(dead_letter(n, "KeyError" if n % 3 else "LookupError"), routing_key="mail.dlq")
         for n in range(9)
@@ -99,8 +99,8 @@ async def test_every_error_of_a_survey_is_listed_with_its_first_and_last_message
     assert shown.findall(found.text) == ["ErrorC"]
 
 
-async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
-    """While one is under way the list asks again each second, and reads nothing from before."""
+async def test_error_list_polls_until_survey_ends() -> None:
+    """Meanwhile it shows no results of an earlier survey."""
     foreign = (Queue("mail"), Queue("mail.dlq"))
     first, second = (
         replace(dead_letter(n, error), routing_key="mail.dlq")
@@ -117,8 +117,7 @@ async def test_a_list_that_sees_the_end_of_a_survey_has_what_it_found() -> None:
     assert ("every 1s" in over.text, "KeyError" in over.text) == (False, True)
 
 
-async def test_what_broke_in_a_queue_that_is_empty_by_now_is_not_told() -> None:
-    """What was re-driven or discarded since the survey is no reason for an alarm."""
+async def test_errors_of_emptied_queues_are_not_shown() -> None:
     foreign = (Queue("mail"), Queue("mail.dlq"), Queue("post"), Queue("post.dlq"))
     mail, post = (
         replace(dead_letter(n), routing_key=f"{name}.dlq")
@@ -140,8 +139,8 @@ async def test_what_broke_in_a_queue_that_is_empty_by_now_is_not_told() -> None:
 
 
 @in_virtual_time
-async def test_a_survey_warns_of_no_consumer_that_was_its_own() -> None:
-    """The broker's numbers are seconds old: they show it for a while after it has gone on."""
+async def test_survey_does_not_warn_of_its_own_consumer() -> None:
+    """The management API still shows it for a few seconds."""
     foreign = (Queue("mail"), Queue("mail.dlq"))
     some = (replace(dead_letter(n), routing_key="mail.dlq") for n in range(2))
     async with admin(*some, extra=foreign) as service:
@@ -159,8 +158,7 @@ async def test_a_survey_warns_of_no_consumer_that_was_its_own() -> None:
     assert "1 consumer on it" in later.text
 
 
-async def test_of_a_look_and_a_survey_the_newer_one_is_told() -> None:
-    """What somebody saw before the survey does not hide what the survey found."""
+async def test_newer_of_session_and_survey_is_shown() -> None:
     foreign = (Queue("mail"), Queue("mail.dlq", type=QueueType.CLASSIC))
     first = replace(dead_letter(1), routing_key="mail.dlq")
     async with admin(first, extra=foreign) as service:
@@ -177,8 +175,8 @@ async def test_of_a_look_and_a_survey_the_newer_one_is_told() -> None:
     assert '<span class="error">KeyError</span> <small>3 of 4 surveyed' in surveyed.text
 
 
-async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
-    """Added, it stands in the list; ignored, it is asked about no more; both can be taken back."""
+async def test_unknown_queue_can_be_added_or_ignored() -> None:
+    """Both answers can be withdrawn."""
     resting = Message("", "leftovers", b"{}", Properties())
     async with admin(resting, extra=(Queue("leftovers"),)) as service:
         asked = await service.client.get("/")
@@ -198,8 +196,8 @@ async def test_a_queue_that_nobody_knows_is_asked_about_and_answered() -> None:
     assert wrong.status_code == 400
 
 
-async def test_the_list_draws_the_last_day_from_the_store() -> None:
-    """Depth and arrivals since before the service began: what fell meanwhile does not hide what came."""
+async def test_queue_list_draws_depth_of_last_day_from_store() -> None:
+    """Arrivals are shown even if the depth fell."""
     async with admin(*(dead_letter(n) for n in range(5))) as service:
         surveys = service.operations.surveys
         for count in (4, 0, 3):
@@ -217,8 +215,7 @@ async def test_the_list_draws_the_last_day_from_the_store() -> None:
     assert "-4 in the last 3 h; 4 came" in page
 
 
-async def test_a_queue_tells_its_depth_up_to_now() -> None:
-    """What a job has moved since the last sample was kept is no time in which nothing changed."""
+async def test_queue_page_shows_depth_change_up_to_now() -> None:
     async with admin(*(dead_letter(n) for n in range(5))) as service:
         for _ in range(2):
             await service.operations.surveys.trends.sample()
@@ -229,8 +226,8 @@ async def test_a_queue_tells_its_depth_up_to_now() -> None:
     assert "unchanged for" not in page
 
 
-async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
-    """A queue that an operator added is drawn as one of dead letters; one that is ignored is not."""
+async def test_queue_list_and_map_agree_on_dead_letter_queues() -> None:
+    """A queue that an operator added is drawn as a dead-letter queue. An ignored queue is not."""
     async with admin(extra=(Queue("leftovers"),)) as service:
         for queue, answer in (("leftovers", "add"), (DLQ, "ignore")):
             await service.client.post("/candidates", data={"queue": queue, "answer": answer})
@@ -243,8 +240,7 @@ async def test_list_and_map_agree_on_what_holds_dead_letters() -> None:
     assert "<h1>1 exchange, 4 queues</h1>" in page
 
 
-async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
-    """The events tell the place; a session that begins there holds that message."""
+async def test_search_event_gives_position_that_session_opens() -> None:
     dead_letters = [dead_letter(n, body=json.dumps({"c": f"C-{n:05}"}).encode()) for n in range(30)]
     async with admin(*dead_letters) as service:
         page = await service.client.get("/search", params={"find": "C-00027"})
@@ -261,8 +257,8 @@ async def test_a_word_is_found_wherever_it_stands_and_opened() -> None:
     assert "m-27" in held.text
 
 
-async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_at_once() -> None:
-    """The messages with their error as they are found, then their groups; the job keeps the number."""
+async def test_returned_messages_are_searched_beyond_session_size() -> None:
+    """The stream has the messages with their errors, then their groups. The job keeps the count."""
     dead_letters = [dead_letter(n, "KeyError" if n % 3 else "LookupError") for n in range(2100)]
     async with admin(*dead_letters) as service:
         job = await service.operations.start(RedriveRequest(
@@ -284,7 +280,7 @@ async def test_what_came_back_is_searched_for_in_a_queue_that_no_session_holds_a
     assert "30 messages that this job had sent died again" in after
 
 
-async def test_a_search_that_is_refused_says_why_on_the_page() -> None:
+async def test_refused_search_reports_reason_in_event() -> None:
     """A script cannot read the body of a refused stream."""
     limited = Queue("old.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 5})
     async with admin(extra=(Queue("old"), limited), version="4.0") as service:
@@ -295,8 +291,8 @@ async def test_a_search_that_is_refused_says_why_on_the_page() -> None:
     assert "removes a message that was requeued 6 times" in told["skipped"][0]["reason"]
 
 
-async def test_groups_and_the_button_follow_the_filter() -> None:
-    """Of what matches: the groups, by any header too, and one button for all of it."""
+async def test_groups_and_redrive_button_follow_filter() -> None:
+    """Messages can be grouped by any header."""
     dead_letters = [
         replace(one, properties=replace(one.properties, headers={
             **one.properties.headers, "x-tenant": "acme" if n % 2 else "globex"}))
@@ -321,8 +317,7 @@ async def _search(service: Admin, text: str) -> dict[str, Any]:
     return last | {"hits": [hit for each in told for hit in each["hits"]]}
 
 
-async def test_a_search_finds_messages_that_a_session_of_the_service_holds() -> None:
-    """A search beside an open look read only the other messages and did not report the rest."""
+async def test_search_finds_messages_held_by_session_of_service() -> None:
     async with admin(*(dead_letter(n) for n in range(7))) as service:
         session = (await service.session(limit=3))["id"]
         found = await _search(service, "error:LookupError")
@@ -335,7 +330,7 @@ async def test_a_search_finds_messages_that_a_session_of_the_service_holds() -> 
         assert found["heldByOthers"] == []
 
 
-async def test_a_search_reports_messages_that_another_consumer_holds() -> None:
+async def test_search_reports_messages_held_by_another_consumer() -> None:
     async with admin(*(dead_letter(n) for n in range(7))) as service:
         connection = await service.broker.connect("another tool")
         channel = await connection.open_channel()
@@ -349,7 +344,7 @@ async def test_a_search_reports_messages_that_another_consumer_holds() -> None:
         await connection.close()
 
 
-async def test_groups_report_messages_that_another_consumer_holds() -> None:
+async def test_groups_report_messages_held_by_another_consumer() -> None:
     async with admin(*(dead_letter(n) for n in range(7))) as service:
         connection = await service.broker.connect("another tool")
         channel = await connection.open_channel()

@@ -81,10 +81,10 @@ def _order(**target: str) -> dict[str, Any]:
     ],
     ids=str,
 )
-async def test_a_re_drive_goes_only_where_its_caller_may_send(
+async def test_redrive_requires_role_for_every_reached_queue(
     target: dict[str, str], status: int
 ) -> None:
-    """Every queue that the target reaches needs the role, but for the one that the messages failed in."""
+    """The queue in which the messages failed is exempt."""
     async with _shop() as service:
         order = _order(**target)
         planned = await service.client.post(
@@ -102,8 +102,7 @@ async def test_a_re_drive_goes_only_where_its_caller_may_send(
         assert _depth(service, "vault") == 0
 
 
-async def test_the_exchange_of_origin_needs_a_grant_for_all_that_is_bound_there() -> None:
-    """One queue of another team bound to it is enough to refuse; who may use all queues, may."""
+async def test_redrive_to_original_exchange_requires_grant_for_all_bound_queues() -> None:
     async with _shop() as service:
         connection = await service.broker.connect("test")
         await (await connection.open_channel()).bind(Binding("shop.events", "vault", "never"))
@@ -114,8 +113,8 @@ async def test_the_exchange_of_origin_needs_a_grant_for_all_that_is_bound_there(
         assert (await service.client.post(_JOBS, json=order, headers=_as("all"))).status_code == 202
 
 
-async def test_what_failed_is_retried_only_where_the_caller_may_send() -> None:
-    """An admin of the queue cannot repeat another's job into a queue that is not theirs."""
+async def test_retry_of_failures_requires_grant_for_target() -> None:
+    """An admin of the queue cannot repeat another operator's job into an ungranted queue."""
     async with _shop(redrives=3) as service:  # the loop guard leaves all messages out
         order = _order(kind="queue", routingKey="vault")
         job = (await service.client.post(_JOBS, json=order, headers=_as("all"))).json()
@@ -126,8 +125,8 @@ async def test_what_failed_is_retried_only_where_the_caller_may_send() -> None:
         assert again.status_code == 403
 
 
-async def test_the_page_binds_the_target_too() -> None:
-    """Neither the review nor the start of a re-drive into a queue of another team."""
+async def test_page_refuses_redrive_into_ungranted_queue() -> None:
+    """Both the review and the start are refused."""
     async with _shop() as service:
         form = {"on": "2", "target": "queue", "target_queue": "vault", "reason": "x"}
         for step in ("3", "go"):
@@ -141,7 +140,7 @@ async def test_the_page_binds_the_target_too() -> None:
         assert _depth(service, "vault") == 0
 
 
-async def test_a_name_in_the_path_is_decoded_once() -> None:
+async def test_queue_name_in_path_is_decoded_once() -> None:
     async with _shop() as service:
         path = f"/admin/dlq/queues/{_ODD.replace('%', '%25')}"
         seen = await service.client.post(f"{path}/sessions", json={}, headers=_as("boss"))
@@ -151,8 +150,8 @@ async def test_a_name_in_the_path_is_decoded_once() -> None:
         assert _depth(service, _ODD) == 1
 
 
-async def test_a_session_belongs_to_its_queue() -> None:
-    """Used for another queue it is not there: no count, no name, nothing about what it holds."""
+async def test_session_of_another_queue_is_404() -> None:
+    """The response reveals no name and no count."""
     async with _shop() as service:
         opened = await service.client.post(
             f"/admin/dlq/queues/{_OTHER}/sessions", json={}, headers=_as("all")

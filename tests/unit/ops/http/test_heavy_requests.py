@@ -29,8 +29,11 @@ def _hostile_body(first: int) -> bytes:
     return json.dumps([first, *(n % 150 for n in range(14_000))]).encode()
 
 
-async def test_a_dry_run_with_a_change_does_not_block_the_loop(tmp_path: Path) -> None:
-    """The diffs of such bodies took seconds each. The fixture of this folder fails the test if it blocks."""
+async def test_dry_run_with_change_does_not_block_event_loop(tmp_path: Path) -> None:
+    """The diffs of such bodies took seconds each.
+
+    The fixture of this folder fails the test if it blocks.
+    """
     change = [{"op": "replace", "path": f"/{n * 270}", "value": 7777} for n in range(50)]
     dead_letters = [dead_letter(n, body=_hostile_body(n)) for n in range(5)]
     async with admin(*dead_letters, editing=True, exports=tmp_path) as service:
@@ -51,14 +54,14 @@ async def _pieces(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
-async def test_lines_are_joined_from_pieces_without_copying_them_again() -> None:
-    """A line of 30 MB in pieces of 64 kB: copying it for each piece took minutes."""
+async def test_long_line_is_joined_without_quadratic_copies() -> None:
+    """A line of 30 MB in chunks of 64 kB took minutes when each chunk copied it."""
     pieces = [b"x" * 65_536 for _ in range(450)]
     lines = [line async for line in lines_in(_pieces(b"a\nb", *pieces, b"\n\nc"))]
     assert [len(line) for line in lines] == [1, 1 + 450 * 65_536, 0, 1]
 
 
-async def test_a_line_longer_than_any_message_ends_the_import() -> None:
+async def test_line_longer_than_any_message_ends_import() -> None:
     pieces = [b"x" * (1 << 20) for _ in range(33)]
     with pytest.raises(BadLine, match=r"at most 33,554,432 bytes"):
         async for _ in lines_in(_pieces(*pieces)):
@@ -75,7 +78,7 @@ async def _audit(service: Admin) -> list[tuple[str, Any]]:
     return [(one.result, one.details["published"]) for one in found]
 
 
-async def test_an_import_is_audited_before_its_first_message() -> None:
+async def test_import_is_audited_before_its_first_message() -> None:
     async with admin(*(dead_letter(n) for n in range(5))) as service:
         lines = await _exported(service)
         seen: list[list[tuple[str, Any]]] = []
@@ -94,7 +97,7 @@ async def test_an_import_is_audited_before_its_first_message() -> None:
     "last",
     [b"no message\n", b'{"hopback":1,"queue":"q","exchange":"","routingKey":"","body":"\\ud800"}'],
 )
-async def test_an_import_that_fails_halfway_is_audited_with_its_count(last: bytes) -> None:
+async def test_import_that_fails_halfway_is_audited_with_its_count(last: bytes) -> None:
     """Broken JSON, or a lone surrogate in the last line."""
     async with admin(*(dead_letter(n) for n in range(5))) as service:
         answer = await service.client.post(_IMPORT, content=await _exported(service) + last)
@@ -103,7 +106,7 @@ async def test_an_import_that_fails_halfway_is_audited_with_its_count(last: byte
         assert await _audit(service) == [("failed", 5), ("started", 0)]
 
 
-async def test_an_upload_that_is_cut_off_is_audited_with_its_count() -> None:
+async def test_interrupted_upload_is_audited_with_its_count() -> None:
     async with admin(*(dead_letter(n) for n in range(5))) as service:
         lines = await _exported(service)
 
@@ -142,7 +145,7 @@ async def test_heavy_requests_are_limited_per_caller_and_in_total() -> None:
         assert service.broker.snapshot().queue(MAIN).ready == ()
 
 
-async def test_heavy_requests_of_one_caller_refuse_and_delay_no_other_caller() -> None:
+async def test_heavy_requests_of_one_caller_do_not_delay_others() -> None:
     grants = [{"claim": "all", "role": "admin", "queues": ["*"]}]
     jwt_settings = {"issuer": "https://id.test", "audience": "hopback", "secret_env": "JWT_SECRET"}
     limits = {"heavy_requests": 4, "heavy_requests_per_caller": 2}

@@ -72,7 +72,7 @@ async def _service(
             view.answers.set()
 
 
-async def test_the_first_page_reads_the_topology_a_few_times_for_all_queues() -> None:
+async def test_first_page_reads_topology_at_most_four_times_for_all_queues() -> None:
     """It read the topology once for each queue."""
     async with _service() as (client, view, _):
         answer = await client.get("/")
@@ -80,7 +80,7 @@ async def test_the_first_page_reads_the_topology_a_few_times_for_all_queues() ->
         assert view.readings <= 4
 
 
-async def test_the_first_pages_after_the_start_do_not_wait_for_the_broker() -> None:
+async def test_first_pages_after_start_do_not_wait_for_broker() -> None:
     async with _service(is_started=True) as (client, view, _):
         view.answers.clear()
         read = view.readings
@@ -91,7 +91,7 @@ async def test_the_first_pages_after_the_start_do_not_wait_for_the_broker() -> N
         assert view.readings == read
 
 
-async def test_the_first_page_shows_the_fullest_queues_and_counts_the_others() -> None:
+async def test_first_page_shows_fullest_queues_and_counts_the_others() -> None:
     async with _service() as (client, _, _):
         page = (await client.get("/")).text
         assert f"{_QUEUES} dead letters in {_QUEUES} of {_QUEUES} queues" in page
@@ -100,7 +100,7 @@ async def test_the_first_page_shows_the_fullest_queues_and_counts_the_others() -
         assert 'href="/queues/q299.dlq"' in (await client.get("/?find=q299")).text
 
 
-async def test_a_page_shows_the_last_reading_while_a_large_broker_is_read() -> None:
+async def test_page_shows_last_snapshot_while_large_broker_is_read() -> None:
     async with _service() as (client, view, clock):
         await client.get("/")
         view.answers.clear()
@@ -117,7 +117,7 @@ _PAGES = (
 )  # fmt: skip
 
 
-async def test_no_page_waits_while_a_large_broker_is_read() -> None:
+async def test_pages_do_not_wait_while_large_broker_is_read() -> None:
     async with _service() as (client, view, clock):
         for known in ("/", "/topology", "/checks"):
             await client.get(known)

@@ -1,4 +1,4 @@
-"""One sweep for everybody, with a memory; the live lines of the page; a database that is away."""
+"""The shared queue sweep with its history, live updates of the page, and an unreachable database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ONE = QueueSummary(
 
 
 def _reading(*answers: int | Exception) -> tuple[Callable[[], object], list[int]]:
-    """A reader that gives these depths, or fails so, one after the other; how often it was asked."""
+    """A reader that returns or raises these values in turn and counts its calls."""
     waiting, asked = list(answers), [0]
 
     async def read() -> tuple[QueueSummary, ...]:
@@ -48,8 +48,7 @@ def _reading(*answers: int | Exception) -> tuple[Callable[[], object], list[int]
     return read, asked
 
 
-async def test_many_who_ask_at_once_cost_one_sweep() -> None:
-    """A hundred callers within a second share what one sweep read."""
+async def test_concurrent_callers_share_one_sweep() -> None:
     clock, (read, asked) = ManualClock(NOW), _reading(3)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
     found = await asyncio.gather(*(sweep.get() for _ in range(100)))
@@ -60,8 +59,7 @@ async def test_many_who_ask_at_once_cost_one_sweep() -> None:
     assert asked == [2]
 
 
-async def test_while_the_broker_is_away_the_last_numbers_stay_with_their_age() -> None:
-    """The error is told with what was last known; when the broker is back, so are the numbers."""
+async def test_unreachable_broker_keeps_last_depths_with_their_age() -> None:
     clock = ManualClock(NOW)
     read, _ = _reading(3, ConnectionFailed("gone"), 5)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
@@ -75,8 +73,7 @@ async def test_while_the_broker_is_away_the_last_numbers_stay_with_their_age() -
     assert (await sweep.get()).queues[0].depth.ready == 5
 
 
-async def test_a_trend_has_a_sample_every_few_seconds() -> None:
-    """However often it is asked for."""
+async def test_trend_has_one_sample_every_few_seconds() -> None:
     clock = ManualClock(NOW)
     read, _ = _reading(1, 2, 3, 4, 5, 6, 7)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
@@ -87,8 +84,8 @@ async def test_a_trend_has_a_sample_every_few_seconds() -> None:
     assert sweep.trend("unknown") == ()
 
 
-def test_each_caller_has_turns_of_their_own() -> None:
-    """A burst, then the rate; another caller is not held back."""
+def test_rate_limit_is_per_caller() -> None:
+    """A burst is allowed first."""
     now = [0.0]
     turns = TurnKeeper(2.0, 3, lambda: now[0])
     assert [turns.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
@@ -97,8 +94,7 @@ def test_each_caller_has_turns_of_their_own() -> None:
     assert turns.take("a") == 0.0
 
 
-def test_a_database_that_does_not_answer_is_a_503() -> None:
-    """Without the statement, which could hold what nobody should read."""
+def test_unavailable_database_is_503_without_sql_statement() -> None:
     with pytest.raises(StoreUnavailable, match="no such host") as caught, store_errors():
         raise OperationalError("SELECT secret", {}, Exception("no such host"))
     assert "secret" not in str(caught.value)
@@ -108,8 +104,7 @@ def test_a_database_that_does_not_answer_is_a_503() -> None:
     assert "secret" not in refused.detail
 
 
-async def test_a_job_is_followed_on_the_page_until_it_ends() -> None:
-    """The line says change and end; the page fetches the rest itself."""
+async def test_live_stream_of_job_sends_change_and_end() -> None:
     async with admin(dead_letter(1)) as service:
         order = {"kind": "re-drive", "queue": DLQ, "reason": "x"}
         job = (await service.client.post("/admin/dlq/jobs", json=order)).json()["id"]
@@ -118,8 +113,7 @@ async def test_a_job_is_followed_on_the_page_until_it_ends() -> None:
     assert answer.text.endswith("event: end\ndata: {}\n\n")
 
 
-async def test_what_changed_before_the_stream_stood_is_told() -> None:
-    """A page says when it was made; the stream says at once that it is out of date, and nothing else."""
+async def test_live_stream_reports_change_since_page_was_rendered() -> None:
     clock = ManualClock(NOW)
     read, _ = _reading(3, 3, 0)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
@@ -133,16 +127,14 @@ async def test_what_changed_before_the_stream_stood_is_told() -> None:
     assert sweep.changed_at == NOW + 2.0
 
 
-async def test_a_queue_refreshes_itself_as_the_list_does() -> None:
-    """Both follow the same stream, from the moment of what they show."""
+async def test_queue_page_refreshes_from_same_stream_as_list() -> None:
     async with admin(dead_letter(1)) as service:
         for path in ("/", f"/queues/{DLQ}"):
             shown = (await service.client.get(path)).text
             assert f'data-live="/live?at={NOW:.3f}" hx-get="{path}"' in shown
 
 
-async def test_sessions_that_are_kept_or_ended_are_audited() -> None:
-    """Who renewed and who released stands in the audit."""
+async def test_session_renewal_and_release_are_audited() -> None:
     async with admin(dead_letter(1)) as service:
         session = await service.session(ttlSeconds=10)
         renewed = await service.client.post(f"{session['url']}/renew", json={"ttlSeconds": 60})
@@ -156,8 +148,8 @@ async def test_sessions_that_are_kept_or_ended_are_audited() -> None:
     ]
 
 
-def test_a_job_goes_as_fast_as_it_went_in_the_last_seconds() -> None:
-    """Not as fast as since it began: that counts every watch and every hour of standing still."""
+def test_job_rate_covers_only_the_last_seconds() -> None:
+    """An average since the start would include watches and pauses."""
     speeds = JobSpeeds()
 
     def shown(done: int, at: float, state: JobState = JobState.RUNNING) -> float | None:

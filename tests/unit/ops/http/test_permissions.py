@@ -328,7 +328,7 @@ def test_every_endpoint_lists_its_queues_and_has_a_sample(
     assert sorted(rows) == sorted(samples)
 
 
-async def test_a_caller_without_role_scope_or_broker_is_refused_everywhere() -> None:
+async def test_caller_without_role_scope_or_broker_is_refused_at_every_endpoint() -> None:
     """The service refuses before it changes anything, so one service answers all requests."""
     wrong = []
     async with _service() as (service, names):
@@ -341,8 +341,8 @@ async def test_a_caller_without_role_scope_or_broker_is_refused_everywhere() -> 
     assert wrong == []
 
 
-async def test_a_caller_with_exactly_the_needed_role_and_scope_is_not_refused() -> None:
-    """Among all callers that the table admits, the one with the smallest role and scope."""
+async def test_caller_with_smallest_sufficient_role_and_scope_is_accepted() -> None:
+    """The caller is the one with the smallest role and scope in the table."""
     wrong, seen = [], set[tuple[str, str, str]]()
     async with _service() as (service, names):
         admitted = sorted(

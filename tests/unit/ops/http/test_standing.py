@@ -1,4 +1,4 @@
-"""What a page says of its own standing: what still holds, what is over, what is in the way."""
+"""The status texts of pages: sessions that are held or over, and obstacles to a job."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from hopback.topology.model import Queue
 from tests.unit.ops.admin_service import DLQ, NOW, admin, dead_letter
 
 
-async def test_a_page_that_stands_open_learns_what_no_longer_holds() -> None:
-    """Its session is held until it is released; a session nobody knows is not."""
+async def test_open_page_learns_that_its_session_is_over() -> None:
     async with admin(dead_letter(1)) as service:
         session = (await service.session())["id"]
         held = (await service.client.get("/alive", params={"session": session})).json()
@@ -28,8 +27,8 @@ async def test_a_page_that_stands_open_learns_what_no_longer_holds() -> None:
     assert held["trouble"] == ""
 
 
-async def test_a_lost_session_leads_back_to_its_queue() -> None:
-    """The address names the queue, so that a page opened again after a restart can offer it."""
+async def test_ended_session_links_back_to_its_queue() -> None:
+    """The address names the queue, so the link works after a restart."""
     async with admin(dead_letter(1)) as service:
         opened = await service.client.post(f"/queues/{DLQ}/look", data={"how": "plain"})
         address = opened.headers["location"]
@@ -41,8 +40,7 @@ async def test_a_lost_session_leads_back_to_its_queue() -> None:
     assert f'href="/queues/{DLQ}#look">Look at {DLQ} again' in lost.text
 
 
-async def test_an_address_that_leads_nowhere_is_a_page_for_people() -> None:
-    """With a way on for a browser; a program gets its problem document."""
+async def test_unknown_path_is_html_page_in_browser_and_problem_for_api() -> None:
     async with admin() as service:
         person = await service.client.get("/nowhere", headers={"accept": "text/html"})
         program = await service.client.get("/nowhere", headers={"accept": "application/json"})
@@ -52,16 +50,14 @@ async def test_an_address_that_leads_nowhere_is_a_page_for_people() -> None:
     assert program.json()["code"] == "not-found"
 
 
-async def test_what_others_hold_is_said_before_a_job_leaves_it_out() -> None:
-    """The first step counts what is there for the job, and names what is not."""
+async def test_redrive_form_counts_messages_held_by_sessions() -> None:
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         await service.operations.open_session(DLQ, SessionLimits(limit=2))
         first = await service.client.get(f"/queues/{DLQ}/re-drive")
     assert "<b>1</b> messages now; 2 more are held for looking and stay" in first.text
 
 
-async def test_a_sentence_tells_the_time_as_people_do() -> None:
-    """No T, no Z, no milliseconds."""
+async def test_time_in_sentence_has_no_iso_markers() -> None:
     async with admin(dead_letter(1)) as service:
         session = (await service.session())["id"]
         (message,) = (await service.operations.messages(session)).dead_letters
@@ -70,8 +66,8 @@ async def test_a_sentence_tells_the_time_as_people_do() -> None:
     assert re.search(r" at <time [^>]*>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC</time>", story)
 
 
-def test_moments_in_a_sentence_become_clocks_and_nothing_else_does() -> None:
-    """Their element lets the page show them where its reader is; whatever stands beside is only text."""
+def test_only_timestamps_in_sentence_become_time_elements() -> None:
+    """The page shows them in the reader's time zone. All other text is escaped."""
     told = renderer().filters["with_clocks"](
         "<b> until 2023-11-14T22:13:20Z, not 2023-02-31T00:00:00Z"
     )
@@ -81,8 +77,7 @@ def test_moments_in_a_sentence_become_clocks_and_nothing_else_does() -> None:
     )
 
 
-def test_a_rate_has_no_digits_that_nobody_needs() -> None:
-    """Two hundred are not 200.0."""
+def test_rate_has_at_most_two_significant_digits() -> None:
     rate = renderer().filters["rate"]
     assert [rate(n) for n in (0.25, 1.0, 2.5, 200.0, 4812.4)] == ["0.2", "1", "2.5", "200", "4,812"]
 
@@ -90,8 +85,7 @@ def test_a_rate_has_no_digits_that_nobody_needs() -> None:
 @pytest.mark.parametrize(
     ("arrived", "words"), [(0, "-5 in the last 60 s"), (2, "-5 in the last 60 s; 2 came")]
 )
-def test_a_trend_counts_what_came_and_not_that_nothing_did(arrived: int, words: str) -> None:
-    """Beside a depth that fell, "0 came" is one more number and no news."""
+def test_trend_shows_arrivals_only_if_messages_arrived(arrived: int, words: str) -> None:
     shown = renderer().from_string(
         '{% import "parts.html" as parts %}{{ parts.spark(trend, came) }}'
     )
@@ -99,8 +93,7 @@ def test_a_trend_counts_what_came_and_not_that_nothing_did(arrived: int, words: 
     assert re.findall("<small>(.*?)</small>", line) == [words]
 
 
-async def test_a_paused_job_says_so_once() -> None:
-    """Its state and why it is so are one word then."""
+async def test_paused_job_shows_its_state_once() -> None:
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         slow = RedriveRequest(queue=DLQ, selection=Selection(), reason="x", pace=Pace(0.001))
         job = await service.operations.start(slow)
@@ -116,8 +109,8 @@ async def test_a_paused_job_says_so_once() -> None:
     assert re.sub("<[^>]*>", "", said).split() == ["paused"]
 
 
-async def test_the_notice_of_no_sign_in_is_read_once() -> None:
-    """It stands until somebody says so, by a form, and leads back to the page it was read on."""
+async def test_dismissed_sign_in_notice_is_not_shown_again() -> None:
+    """The form redirects to the page it was on."""
     async with admin() as service:
         before = await service.client.get("/jobs")
         read = await service.client.post("/notice/read", data={"next": "/jobs"})
@@ -129,8 +122,8 @@ async def test_the_notice_of_no_sign_in_is_read_once() -> None:
     assert foreign.headers["location"] == "/"
 
 
-async def test_a_look_of_our_own_is_no_consumer_to_be_warned_of() -> None:
-    """A quorum queue counts a cancelled consumer as long as it holds messages: that is the look's own."""
+async def test_own_session_is_not_shown_as_consumer() -> None:
+    """A quorum queue counts a cancelled consumer while it holds messages."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         await service.operations.open_session(DLQ, SessionLimits(limit=3))
         page = await service.client.get(f"/queues/{DLQ}")
@@ -139,8 +132,8 @@ async def test_a_look_of_our_own_is_no_consumer_to_be_warned_of() -> None:
     assert "they take messages away" not in page.text
 
 
-async def test_a_job_in_the_way_is_said_at_the_first_step() -> None:
-    """With a link to it, and without a way on: nobody walks three steps for nothing."""
+async def test_active_job_blocks_first_step_of_redrive() -> None:
+    """The page links to the job."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         slow = RedriveRequest(queue=DLQ, selection=Selection(), reason="x", pace=Pace(0.001))
         job = await service.operations.start(slow)
@@ -151,8 +144,7 @@ async def test_a_job_in_the_way_is_said_at_the_first_step() -> None:
     assert re.search(r'value="2" disabled', first.text)
 
 
-async def test_a_foreign_queue_is_named_where_no_design_is_known() -> None:
-    """Nothing goes back as a design says that nobody knows; one way is offered once."""
+async def test_redrive_of_queue_without_design_names_target_queue() -> None:
     foreign = (Queue("mail"), Queue("mail.dlq"))
     properties = Properties(headers={"x-exception-message": "no"})
     message = replace(dead_letter(1), routing_key="mail.dlq", properties=properties)
@@ -170,8 +162,7 @@ async def test_a_foreign_queue_is_named_where_no_design_is_known() -> None:
     assert "go back to queue mail" in pages[2].text
 
 
-async def test_a_stack_of_another_framework_is_a_stack() -> None:
-    """As Spring wrote it, in lines, with the frame that it names."""
+async def test_spring_stack_trace_is_shown_as_stack_trace() -> None:
     stack = "org.spring.Wrapper: no\n\tat org.spring.Adapter.invoke(Adapter.java:1)\nCaused by: x"
     properties = Properties(headers={"x-exception-message": "no", "x-exception-stacktrace": stack})
     async with admin(replace(dead_letter(1), properties=properties)) as service:
@@ -184,8 +175,8 @@ async def test_a_stack_of_another_framework_is_a_stack() -> None:
     assert "as Spring recorded it" in page.text
 
 
-async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
-    """Of today the hour, else the day too; the property `timestamp` is no riddle."""
+async def test_times_show_their_zone_and_exact_value_on_hover() -> None:
+    """Times of the same day omit the date."""
     moment = renderer().filters["moment"]
     assert moment(NOW, NOW + 10) == "22:13:20 UTC"
     assert moment(NOW, NOW + 86_400) == "14 Nov, 22:13:20 UTC"
@@ -231,14 +222,12 @@ async def test_moments_say_their_zone_and_are_exact_on_hover() -> None:
     ],
     ids=["no-rate", "rate", "discard", "session", "stopped"],
 )
-def test_the_audit_speaks_in_words(entry: dict[str, object], words: str) -> None:
-    """No raw keys, nothing that is not so, and a rate that is no reason."""
+def test_audit_details_are_written_in_words(entry: dict[str, object], words: str) -> None:
     made = AuditEntry(at=Moment(NOW), by="ada", **entry)  # type: ignore[arg-type]
     assert renderer().filters["told"](made) == words
 
 
-def test_an_emoji_of_several_parts_is_one_and_a_hidden_joiner_is_not() -> None:
-    """Within a family the joiner is seen; between letters it hides, and is spelled out."""
+def test_joiner_is_kept_in_emoji_and_escaped_in_words() -> None:
     astronaut = "\U0001f469\u200d\U0001f680"
     heart = "\u2764\ufe0f\u200d\U0001f525"
     assert visible(f"{astronaut} {heart}") == f"{astronaut} {heart}"
@@ -246,8 +235,8 @@ def test_an_emoji_of_several_parts_is_one_and_a_hidden_joiner_is_not() -> None:
     assert visible(f"{astronaut[0]}\u200d") == f"{astronaut[0]}⟨U+200D⟩"
 
 
-def test_an_alert_that_no_target_took_was_told_to_nobody() -> None:
-    """A target that took nothing since has not heard of it; what may fire yet is a line a rule."""
+def test_alert_shows_targets_that_did_not_accept_it() -> None:
+    """Pending alerts take one line per rule."""
     alert = Alert(
         id="a-1",
         rule="orders pile up",
@@ -288,8 +277,8 @@ def test_an_alert_that_no_target_took_was_told_to_nobody() -> None:
     assert "and 3 more" in page
 
 
-async def test_a_review_says_how_long_a_careful_job_takes_at_least() -> None:
-    """It watches after each stage that is reached, and at the end."""
+async def test_review_states_minimum_duration_of_ramped_redrive() -> None:
+    """The job watches after each reached stage and at the end."""
     asked = {"step": "3", "on": "2", "reason": "x", "ramp": "1", "watchSeconds": "60"}
     async with admin(*(dead_letter(n) for n in range(10))) as service:
         page = await service.client.post(f"/queues/{DLQ}/re-drive", data=asked)
@@ -302,7 +291,6 @@ async def test_a_review_says_how_long_a_careful_job_takes_at_least() -> None:
     assert "at least 3 min in all" in page.text
 
 
-def test_a_queue_weighs_by_powers_of_ten() -> None:
-    """Fifty thousand does not look like a hundred."""
+def test_queue_weight_grows_by_powers_of_ten() -> None:
     weight = renderer().filters["weight"]
     assert [weight(n) for n in (None, 7, 99, 100, 1_000, 50_000, 2_000_000)] == [*"1112344"]

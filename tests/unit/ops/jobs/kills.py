@@ -26,7 +26,7 @@ def end_leases(journal: MemoryJournal) -> None:
 
 
 class KilledJournal(MemoryJournal):
-    """A journal whose process can be killed: what it has written so far is all there is."""
+    """A journal whose process can be killed. Only written data remains."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class KilledJournal(MemoryJournal):
         self.told_done: list[int] = []
 
     def kill(self) -> None:
-        """The process is gone; another one sees that its lease has run out."""
+        """Kill the process. Another process sees that its lease has expired."""
         end_leases(self)
 
     async def save(self, job: JobRecord, owner: str) -> None:
@@ -65,7 +65,7 @@ class Steps(Faults):
         self._left, self.active = step, True
 
     def step(self) -> bool:
-        """One step more; whether it was the last one."""
+        """Take one step and return whether it was the last."""
         self._left -= 1
         self._until_call -= 1
         if not self._until_call and self._call is not None:

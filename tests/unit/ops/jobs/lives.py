@@ -1,8 +1,8 @@
-"""Random lives of a job: equal messages, kills, new messages, other consumers, and people who look meanwhile.
+"""Random lives of a job with equal messages, kills, new messages, other consumers and sessions.
 
-`python -m tests.unit.ops.jobs.lives quorum 0 3000` plays the lives of these seeds on a quorum queue and
-prints the broken ones. A fourth argument is the length of the longest queue: with 80 messages for each
-message in flight a job holds more messages at a time.
+`python -m tests.unit.ops.jobs.lives quorum 0 3000` plays the lives of these seeds on a quorum queue
+and prints the broken ones. A fourth argument is the length of the longest queue: with 80 messages
+for each message in flight a job holds more messages at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A change of many messages as data: previewed, the originals kept, nothing evaluated."""
+"""Bulk changes as data: they are previewed, the originals are kept, and no code is evaluated."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def _step(op: Any, path: str, value: Any = None) -> PatchOperation:
         ([_step("replace", "", [])], []),
     ],
 )
-def test_the_steps_of_a_patch(steps: list[PatchOperation], after: object) -> None:
-    """Add, replace, remove and test, in objects and lists."""
+def test_patch_applies_add_replace_remove_and_test(
+    steps: list[PatchOperation], after: object
+) -> None:
     assert json.loads(apply_patch(b'{"a": 1, "l": [1, 2]}', steps)) == after
 
 
@@ -56,8 +57,7 @@ def test_the_steps_of_a_patch(steps: list[PatchOperation], after: object) -> Non
         (b"[]", _step("add", "/0", json.loads("[" * 900 + "]" * 900)), "nested too deeply"),
     ],
 )
-def test_what_cannot_be_changed_says_why(body: bytes, step: PatchOperation, why: str) -> None:
-    """Nothing is guessed: the message stays as it is, with a reason."""
+def test_impossible_patch_fails_with_reason(body: bytes, step: PatchOperation, why: str) -> None:
     with pytest.raises(PatchFailed, match=why):
         apply_patch(body, [step])
 
@@ -73,8 +73,7 @@ def test_what_cannot_be_changed_says_why(body: bytes, step: PatchOperation, why:
     st.sampled_from(["add", "replace", "remove", "test"]),
     st.text(alphabet="/~01ab-", max_size=8),
 )
-def test_no_patch_breaks_a_body(document: object, op: str, path: str) -> None:
-    """Whatever body and path: JSON comes out, or a reason."""
+def test_random_patch_gives_json_or_reason(document: object, op: str, path: str) -> None:
     try:
         made = apply_patch(json.dumps(document).encode(), [_step(op, f"/{path}", 1)])
     except PatchFailed:
@@ -82,8 +81,7 @@ def test_no_patch_breaks_a_body(document: object, op: str, path: str) -> None:
     json.loads(made)
 
 
-def test_a_long_difference_says_that_it_is_cut() -> None:
-    """A preview that ends early must not look whole."""
+def test_truncated_diff_ends_with_notice() -> None:
     whole = change_sample("m", b"[]", [_step("replace", "", list(range(90)))])
     assert whole.diff[-1] == "+]"
     cut = change_sample("m", b"[]", [_step("replace", "", list(range(200)))])
@@ -91,8 +89,8 @@ def test_a_long_difference_says_that_it_is_cut() -> None:
 
 
 @pytest.mark.parametrize("op", ["add", "replace", "test"])
-def test_a_step_says_its_value(op: Any) -> None:
-    """A value that was forgotten must not empty a field of many messages; null is a value."""
+def test_patch_step_without_value_is_refused(op: Any) -> None:
+    """`null` is a value."""
     with pytest.raises(ValueError, match="Expected `value` with"):
         PatchOperation(op, "/a")
     with pytest.raises(BadRequest, match=rf"at \[1\], value with {op}"):
@@ -114,8 +112,8 @@ _CHANGE = (
 
 
 @in_virtual_time
-async def test_many_are_changed_and_their_originals_are_kept(tmp_path: Path) -> None:
-    """The dry run shows the difference; what cannot be changed stays; every original is in the file."""
+async def test_bulk_change_archives_originals(tmp_path: Path) -> None:
+    """The dry run shows the diff. Messages that cannot be changed stay."""
     async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
         bodies = [b'{"currency":"EURO","n":%d}' % number for number in range(20)]
         bodies[7] = b"not JSON"
@@ -140,8 +138,7 @@ async def test_many_are_changed_and_their_originals_are_kept(tmp_path: Path) -> 
 
 
 @in_virtual_time
-async def test_a_change_of_a_program_has_as_many_steps_as_that_of_a_request(tmp_path: Path) -> None:
-    """Each step is made to every message."""
+async def test_change_by_library_has_same_step_limit_as_request(tmp_path: Path) -> None:
     async with open_shop(settings=Settings(exports=tmp_path, editing=True)) as shop:
         for ask in (shop.operations.plan, shop.operations.start):
             with pytest.raises(BadRequest, match="change: expected array of length <= 50"):
@@ -149,8 +146,7 @@ async def test_a_change_of_a_program_has_as_many_steps_as_that_of_a_request(tmp_
 
 
 @in_virtual_time
-async def test_changing_is_off_unless_it_is_switched_on(tmp_path: Path) -> None:
-    """What a message says is its producer's business: nothing is planned, nothing begins."""
+async def test_change_is_refused_unless_enabled(tmp_path: Path) -> None:
     async with open_shop(settings=Settings(exports=tmp_path)) as shop:
         await shop.park(1)
         for ask in (shop.operations.plan, shop.operations.start):

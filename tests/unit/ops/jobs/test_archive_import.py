@@ -1,4 +1,7 @@
-"""Discard, export, import, edit: what leaves is written down first, and can come back. Virtual time."""
+"""Discard, export, import and edit in virtual time.
+
+Removed messages are archived first and can be imported again.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,7 @@ async def _lines(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 @in_virtual_time
-async def test_a_discard_asks_for_the_name_and_for_a_file() -> None:
-    """Neither a wrong name nor silence about the export removes anything."""
+async def test_discard_requires_queue_name_and_export_file() -> None:
     async with open_shop() as shop:
         await shop.park(3)
         with pytest.raises(BadRequest, match="confirm: expected the name of the queue"):
@@ -39,8 +41,8 @@ async def test_a_discard_asks_for_the_name_and_for_a_file() -> None:
 
 
 @pytest.mark.parametrize("name", ["gone.ndjson", "gone.ndjson.zst"])
-def test_what_is_discarded_can_be_imported_again(tmp_path: Path, name: str) -> None:
-    """Each message is on the disk before it goes; the file brings it back, bytes and all."""
+def test_discarded_messages_can_be_imported_with_same_bytes(tmp_path: Path, name: str) -> None:
+    """Each message is on disk before it is removed."""
     _discarded_and_imported(tmp_path / name)
     assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
 
@@ -73,8 +75,7 @@ async def _discarded_and_imported(file: Path) -> None:
 
 
 @in_virtual_time
-async def test_a_discard_that_cannot_be_written_removes_nothing() -> None:
-    """The file exists already: the job stops, every message is still there."""
+async def test_discard_with_existing_file_fails_and_removes_no_message() -> None:
     async with open_shop() as shop:
         await shop.park(5)
         job = await shop.operations.start(discard(export=True), Submission(export_to=__file__))
@@ -85,8 +86,7 @@ async def test_a_discard_that_cannot_be_written_removes_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_discard_of_chosen_messages_without_export() -> None:
-    """Exactly the chosen ones go."""
+async def test_discard_without_export_removes_only_chosen_messages() -> None:
     async with open_shop() as shop:
         await shop.park(5)
         session = await shop.operations.open_session(DLQ)
@@ -100,8 +100,11 @@ async def test_a_discard_of_chosen_messages_without_export() -> None:
 
 
 @in_virtual_time
-async def test_an_export_changes_nothing() -> None:
-    """Of a queue or of a session, with a filter; each line tells what happened to its message."""
+async def test_export_leaves_queue_unchanged() -> None:
+    """The source is a queue or a session, with a filter.
+
+    Each line contains the history of its message.
+    """
     async with open_shop() as shop:
         await shop.park(40)
         lines = [line async for line in shop.operations.acting_as(ANN).export(DLQ)]
@@ -117,8 +120,8 @@ async def test_an_export_changes_nothing() -> None:
 
 
 @in_virtual_time
-async def test_an_import_stops_at_the_first_problem_and_says_where() -> None:
-    """A bad line, a missing queue: what came before is confirmed, the number tells where to go on."""
+async def test_import_stops_at_first_problem_with_line_number() -> None:
+    """The lines before it are confirmed."""
     async with open_shop() as shop:
         await shop.park(2)
         good = [line async for line in shop.operations.export(DLQ)]
@@ -134,8 +137,8 @@ async def test_an_import_stops_at_the_first_problem_and_says_where() -> None:
 
 
 @in_virtual_time
-async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
-    """Off by default; switched on, the copy has an id of its own and names the original."""
+async def test_edit_publishes_copy_and_keeps_original() -> None:
+    """Editing is off by default. The copy has a new id and names the original."""
     edit = Edit(body=b'{"fixed": true}', headers={"x-tenant": "acme"}, without=frozenset({"x-bad"}))
     async with open_shop() as shop:
         await shop.park(1)
@@ -166,15 +169,13 @@ async def test_an_edited_copy_goes_back_and_the_original_stays() -> None:
         assert shop.bodies(DLQ) == [b"0"]
 
 
-def test_every_run_has_its_own_file() -> None:
-    """A resumed discard never touches what an earlier run wrote."""
+def test_each_run_of_discard_has_its_own_file() -> None:
     assert run_file("/x/j-1.ndjson", 1) == Path("/x/j-1.ndjson")
     assert run_file("/x/j-1.ndjson.zst", 3) == Path("/x/j-1.3.ndjson.zst")
 
 
 @in_virtual_time
-async def test_a_file_that_exists_is_never_written_over() -> None:
-    """It is an error of the operating system, told as such."""
+async def test_archive_never_overwrites_existing_file() -> None:
     with pytest.raises(FileExistsError):
         await FileSink(Path(__file__)).write(b"x")
 
@@ -193,7 +194,6 @@ async def test_a_file_that_exists_is_never_written_over() -> None:
         b'{"hopback":1,"queue":"","exchange":"","routingKey":"","properties":{},"headers":{"a":["b",128]},"body":""}',
     ],
 )  # fmt: skip
-def test_a_line_that_is_no_message_is_told(line: bytes) -> None:
-    """Whatever is in it, the error is ours and names the place."""
+def test_invalid_archive_line_names_its_number(line: bytes) -> None:
     with pytest.raises(BadLine, match="line 7 is not an exported message"):
         read_line(line, where="line 7")

@@ -1,4 +1,6 @@
-"""Jobs on a classic queue whose broker is killed: what it had no acks of on its disk, it hands out again."""
+"""Jobs on a classic queue whose broker is killed and redelivers messages whose acks were not on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ _WINDOW = 3 * _REMEMBERED
 
 
 class _Node(CountingBroker):
-    """A broker that can be down for everybody but itself."""
+    """A broker that can refuse all outside connections."""
 
     is_down = False
 
@@ -76,7 +78,7 @@ class _Lost(MemoryJournal):
     """A journal whose process can be killed."""
 
     def kill(self) -> None:
-        """The process is gone; another one sees that its lease has run out."""
+        """Kill the process. Another process sees that its lease has expired."""
         end_leases(self)
 
 
@@ -84,9 +86,10 @@ class _Lost(MemoryJournal):
 async def _classic_shop(
     journal: MemoryJournal, room: int | None, *, live: bool, is_shared: bool
 ) -> AsyncIterator[Shop]:
-    """A classic queue, with `room` for so many, and its dead-letter queue; only what is `live` tells that.
+    """A classic queue with room for `room` messages and its dead-letter queue.
 
-    If it `is_shared` with another queue, each message has to say where it failed.
+    Only `live` describes them. If the dead-letter queue `is_shared`, each message has to name the
+    queue it failed in.
     """
     broker = _Node(version=BrokerVersion(3, 10))
     rests: dict[str, FieldValue] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DLQ}
@@ -116,7 +119,7 @@ async def _classic_shop(
 
 
 class _Life:
-    """A job on a classic queue, and what befalls it."""
+    """A job on a classic queue and its interruptions."""
 
     def __init__(self, shop: Shop, journal: _Lost, parked: Sequence[Message]) -> None:
         assert isinstance(shop.broker, _Node)
@@ -131,21 +134,21 @@ class _Life:
         self.ident = (await self.shop.operations.start(asked)).id
 
     async def reach(self, done: int) -> None:
-        """Return when so many are done."""
+        """Return when this number of messages is done."""
         async for job in self.shop.operations.events(self.ident):
             if job.counts.done >= done:
                 break
         assert job.is_active
 
     async def kill_service(self) -> None:
-        """The process dies, and another one goes on with the job."""
+        """Kill the process and let another one resume the job."""
         self._journal.kill()
         self.shop.broker.cut(buffered=False)
         await self.shop.operations.wait(self.ident)
         await self.shop.operations.resume(self.ident)
 
     async def kill_broker(self, forgotten: int, *, late: int = 0, seen: bool = True) -> None:
-        """It comes up without the last acks, whether or not it marks what it had handed out."""
+        """Restart the broker without the last acks, with or without redelivered flags."""
         self.node.is_down = True
         self.node.cut(buffered=False)
         ready = self.shop.queue(DLQ).ready
@@ -164,7 +167,7 @@ class _Life:
         await self.shop.publish([*kept, *new])
         self._parked += new
         if seen:
-            # Handed out once and given back, all at once: the job may be quick to come back.
+            # Deliver and requeue all messages at once: the job may resume quickly.
             channel = await (await self.node.connect("test")).open_channel()
             for _ in range(len(kept) + late):
                 await channel.get(DLQ)
@@ -172,7 +175,7 @@ class _Life:
         self.node.is_down = False
 
     async def empty(self, queue: str) -> None:
-        """Somebody has taken what it had."""
+        """Let another consumer take all messages."""
         connection = await self.node.connect("test")
         await (await connection.open_channel()).purge_queue(queue)
         await connection.close()
@@ -209,10 +212,10 @@ def _others(parked: Sequence[Message], selected: Sequence[Message]) -> list[byte
 @pytest.mark.parametrize("service_killed", [False, True], ids=["alone", "with the service"])
 @pytest.mark.parametrize("forgotten", [4, 30, 200])
 @in_virtual_time
-async def test_nothing_is_left_when_more_comes_back_than_is_remembered(
+async def test_redrive_completes_after_broker_loses_more_acks_than_marks(
     forgotten: int, service_killed: bool, limit: int | None, late: int, seen: bool
 ) -> None:
-    """What was forgotten goes once more, the rest goes, and nothing that was not selected does."""
+    """Forgotten messages are sent again, the remaining ones are sent, and unselected messages stay."""
     parked = _parked()
     async with _life(parked) as life:
         await life.start(redrive(selection=Selection(limit=limit), pace=_PACE))
@@ -237,10 +240,10 @@ async def test_nothing_is_left_when_more_comes_back_than_is_remembered(
 @pytest.mark.parametrize("every", [2, 5, 40])
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 @in_virtual_time
-async def test_what_a_filter_leaves_out_is_told_from_what_was_forgotten(
+async def test_filtered_messages_stay_after_broker_loses_acks(
     limit: int | None, every: int
 ) -> None:
-    """It stands among what came back, and before and behind it: it stays, and is counted once."""
+    """They are between, before and behind the redelivered messages, and are counted once."""
     parked = [
         Message("", DLQ, b"%d" % n, properties("yes" if n % every else "no")) for n in range(_COUNT)
     ]
@@ -263,8 +266,7 @@ async def test_what_a_filter_leaves_out_is_told_from_what_was_forgotten(
 
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 @in_virtual_time
-async def test_a_discard_whose_acks_were_forgotten(limit: int | None) -> None:
-    """Everything selected is gone, and nothing else."""
+async def test_discard_completes_after_broker_loses_acks(limit: int | None) -> None:
     parked = _parked()
     async with _life(parked) as life:
         await life.start(discard(selection=Selection(limit=limit), pace=_PACE))
@@ -277,8 +279,8 @@ async def test_a_discard_whose_acks_were_forgotten(limit: int | None) -> None:
 
 
 @in_virtual_time
-async def test_chosen_messages_whose_acks_were_forgotten() -> None:
-    """They are known by their content, however many come back."""
+async def test_redrive_of_chosen_messages_completes_after_broker_loses_acks() -> None:
+    """They are recognised by content."""
     parked = _parked()
     async with _life(parked) as life:
         await life.shop.publish(parked)
@@ -297,8 +299,7 @@ async def test_chosen_messages_whose_acks_were_forgotten() -> None:
 
 
 @in_virtual_time
-async def test_a_paused_job_whose_acks_were_forgotten() -> None:
-    """Nothing had been sent for a while: it still knows where the rest of it begins."""
+async def test_paused_job_completes_after_broker_loses_acks() -> None:
     parked = _parked()
     async with _life(parked) as life:
         await life.start(redrive(pace=_PACE))
@@ -316,8 +317,8 @@ async def test_a_paused_job_whose_acks_were_forgotten() -> None:
 
 
 @in_virtual_time
-async def test_a_job_that_gave_up_and_whose_acks_were_forgotten() -> None:
-    """Its acks had all been read: after a killed broker it still knows where the rest of it begins."""
+async def test_failed_job_completes_after_broker_loses_acks() -> None:
+    """It had received all acks before the broker was killed."""
     parked = _parked()
     async with _life(parked, room=70) as life:
         await life.start(redrive(pace=_PACE))
@@ -336,8 +337,8 @@ async def test_a_job_that_gave_up_and_whose_acks_were_forgotten() -> None:
 
 
 @in_virtual_time
-async def test_acks_that_were_read_are_remembered() -> None:
-    """That a classic queue has read an ack does not say that it has it on its disk."""
+async def test_checkpoint_remembers_acked_messages() -> None:
+    """A classic queue may have received an ack without having written it to disk."""
     parked = _parked(3)
     async with _life(parked) as life:
         await life.shop.publish(parked)
@@ -357,8 +358,7 @@ async def test_acks_that_were_read_are_remembered() -> None:
 @pytest.mark.parametrize("every", [1, 3], ids=["all", "a filter"])
 @pytest.mark.parametrize("last", range(56, 70, 3))
 @in_virtual_time
-async def test_killed_again_where_hardly_anything_is_left(last: int, every: int) -> None:
-    """What was looked for and is done for good is not looked for after the next kill."""
+async def test_job_completes_after_second_kill_near_its_end(last: int, every: int) -> None:
     ids = ["no" if n % every else "yes" for n in range(75 * every)]
     parked = [Message("", DLQ, b"%d" % n, properties(ids[n])) for n in range(75 * every)]
     limit = 74 * every
@@ -383,8 +383,10 @@ async def test_killed_again_where_hardly_anything_is_left(last: int, every: int)
 @pytest.mark.parametrize("forgotten", [0, 50])
 @pytest.mark.parametrize("late", [0, 70], ids=["nothing new", "new ones"])
 @in_virtual_time
-async def test_equal_messages_are_not_told_from_new_ones(forgotten: int, late: int) -> None:
-    """Where nobody can tell what is left, the job moves no other message, nor says that all is done."""
+async def test_job_fails_if_equal_new_messages_hide_end_of_selection(
+    forgotten: int, late: int
+) -> None:
+    """It moves no other message and does not report completion."""
     parked = [Message("", DLQ, b"%d" % (n % 7), properties("m")) for n in range(_COUNT)]
     async with _life(parked) as life:
         await life.start(redrive(selection=Selection(limit=_LIMIT), pace=_PACE))
@@ -405,8 +407,8 @@ async def test_equal_messages_are_not_told_from_new_ones(forgotten: int, late: i
 
 @pytest.mark.parametrize("forgotten", [0, 50])
 @in_virtual_time
-async def test_a_queue_whose_type_nobody_tells_is_not_looked_at(forgotten: int) -> None:
-    """It may be a quorum queue, where looks cost: a job with too many in it does not say that all is done."""
+async def test_job_fails_if_queue_type_is_unknown(forgotten: int) -> None:
+    """It may be a quorum queue, where browsing is counted."""
     parked = _parked()
     async with _life(parked, live=False) as life:
         await life.start(redrive(pace=_PACE))
@@ -423,8 +425,7 @@ async def test_a_queue_whose_type_nobody_tells_is_not_looked_at(forgotten: int) 
 
 
 @in_virtual_time
-async def test_a_batch_that_was_published_twice_is_no_forgotten_ack() -> None:
-    """The marks of what is done are there again, further behind: that does not make the selection longer."""
+async def test_duplicate_batch_behind_selection_does_not_extend_it() -> None:
     half = _parked(_COUNT // 2)
     parked = half + half
     async with _life(parked) as life:
@@ -441,8 +442,9 @@ async def test_a_batch_that_was_published_twice_is_no_forgotten_ack() -> None:
 @pytest.mark.parametrize("late", [0, 70], ids=["nothing new", "new ones"])
 @pytest.mark.parametrize("forgotten", [20, 40, 200])
 @in_virtual_time
-async def test_a_batch_that_was_published_twice_and_forgotten(forgotten: int, late: int) -> None:
-    """Its first half has the marks of the second one: the job finds the end of it, or says that it cannot."""
+async def test_duplicate_batch_with_lost_acks_completes_or_fails_with_reason(
+    forgotten: int, late: int
+) -> None:
     half = _parked(_COUNT // 2)
     parked = half + half
     async with _life(parked) as life:
@@ -459,10 +461,9 @@ async def test_a_batch_that_was_published_twice_and_forgotten(forgotten: int, la
 
 @pytest.mark.parametrize(("count", "limit", "done"), [(65, None, 20), (97, 93, 40)])
 @in_virtual_time
-async def test_a_batch_that_was_published_twice_and_a_killed_service(
+async def test_duplicate_batch_and_killed_service_move_only_selection(
     count: int, limit: int | None, done: int
 ) -> None:
-    """What is left of it has the marks of what is done: it is not taken for that, nor is more taken."""
     parked = (_parked(count // 2) * 3)[:count]
     async with _life(parked) as life:
         await life.start(redrive(selection=Selection(limit=limit), pace=Pace(20.0, in_flight=5)))
@@ -479,8 +480,8 @@ async def test_a_batch_that_was_published_twice_and_a_killed_service(
 
 
 @in_virtual_time
-async def test_what_comes_back_is_no_forgotten_ack() -> None:
-    """Whatever is sent is dead again and stands at the end, as many as were done: none of it goes again."""
+async def test_returned_messages_are_not_taken_for_lost_acks() -> None:
+    """Every sent message dies again and is at the end of the queue. None of them is sent twice."""
     parked = _parked()
     async with _life(parked) as life:
 
@@ -501,7 +502,7 @@ async def test_what_comes_back_is_no_forgotten_ack() -> None:
 
 
 def _some_fail(every: int) -> list[Message]:
-    """Some name a queue that has nothing to do with it: they stay, and count as failed."""
+    """Some messages name an unrelated queue. They stay and count as failed."""
     failed_in = ["vault" if n % every == 0 else MAIN for n in range(_COUNT)]
     return [
         Message("", DLQ, b"%d" % n, properties(f"m{n}", {"hopback-queue": queue}))
@@ -517,10 +518,10 @@ def _movable(messages: Sequence[Message]) -> list[Message]:
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 @pytest.mark.parametrize("forgotten", [0, 5, 30, 200])
 @in_virtual_time
-async def test_a_job_that_gave_up_with_failed_ones_and_a_killed_broker(
+async def test_job_with_failures_completes_after_broker_loses_acks(
     forgotten: int, limit: int | None, late: int
 ) -> None:
-    """What had failed stays and is counted once, what was forgotten goes again, the rest goes."""
+    """Failed messages stay and are counted once."""
     parked = _some_fail(every=10)
     async with _life(parked, room=50, is_shared=True) as life:
         await life.start(redrive(selection=Selection(limit=limit), pace=_PACE))
@@ -552,10 +553,10 @@ async def test_a_job_that_gave_up_with_failed_ones_and_a_killed_broker(
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 @pytest.mark.parametrize("forgotten", [0, 1, 30, 200])
 @in_virtual_time
-async def test_a_job_that_stopped_with_failed_ones_and_a_killed_broker(
+async def test_stopped_job_with_failures_after_broker_loses_acks_retries_or_fails(
     forgotten: int, limit: int | None, seen: bool
 ) -> None:
-    """All had gone, and many came back: it tries what failed once more, or says that it cannot tell."""
+    """It tries the failed messages again, or reports that the end of the selection is unknown."""
     parked = _some_fail(every=10)
     async with _life(parked, is_shared=True) as life:
         handled = Counter[bytes]()
@@ -600,5 +601,5 @@ async def test_a_job_that_stopped_with_failed_ones_and_a_killed_broker(
         elif job.state is JobState.FAILED:
             assert forgotten
             assert "unknown where the selection ends" in job.reason
-        else:  # what went again has come back again
+        else:  # messages sent twice were redelivered twice
             assert (job.state, bool(forgotten)) == (JobState.STOPPED, True)

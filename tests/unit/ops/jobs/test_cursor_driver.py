@@ -19,7 +19,7 @@ _ONCE_WRONG = {
 @pytest.mark.parametrize(
     ("kind", "seed"), [(kind, seed) for kind, seeds in _ONCE_WRONG.items() for seed in seeds]
 )
-def test_life_that_once_went_wrong(kind: str, seed: int) -> None:
+def test_regression_seed_moves_only_selected_messages(kind: str, seed: int) -> None:
     play(seed, kind)
 
 

@@ -1,4 +1,4 @@
-"""Re-drive jobs: what is moved, what stays, and where a job ends. In virtual time."""
+"""Re-drive jobs in virtual time: moved messages, skipped messages and final states."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 
 @in_virtual_time
-async def test_everything_goes_back_in_order() -> None:
-    """All messages reach the queue that failed, in order, marked with the job."""
+async def test_redrive_moves_all_messages_in_order() -> None:
+    """Each message carries the id of the job."""
     async with open_shop() as shop:
         await shop.park(1200)
         job = await shop.operations.start(redrive())
@@ -74,8 +74,7 @@ async def test_everything_goes_back_in_order() -> None:
 
 
 @in_virtual_time
-async def test_a_filter_leaves_the_rest_where_it_was() -> None:
-    """What the filter does not match is held meanwhile and given back in order."""
+async def test_filtered_redrive_returns_other_messages_in_order() -> None:
     async with open_shop() as shop:
         await shop.publish(
             Message(
@@ -94,8 +93,8 @@ async def test_a_filter_leaves_the_rest_where_it_was() -> None:
 
 
 @in_virtual_time
-async def test_what_arrives_meanwhile_is_reported_and_not_touched() -> None:
-    """The selection is frozen at the depth at the start."""
+async def test_messages_that_arrive_during_redrive_stay_and_are_counted() -> None:
+    """The selection ends at the depth at the start."""
     async with open_shop() as shop:
         await shop.park(40)
         job = await shop.operations.start(redrive(pace=Pace(rate=10)))
@@ -106,8 +105,7 @@ async def test_what_arrives_meanwhile_is_reported_and_not_touched() -> None:
 
 
 @in_virtual_time
-async def test_a_rate_is_what_it_says() -> None:
-    """Forty at ten a second take four seconds, however they were taken: none waits for two turns."""
+async def test_redrive_rate_of_10_per_second_takes_4_seconds_for_40_messages() -> None:
     async with open_shop() as shop:
         await shop.park(40)
         clock = asyncio.get_running_loop()
@@ -118,8 +116,7 @@ async def test_a_rate_is_what_it_says() -> None:
 
 
 @in_virtual_time
-async def test_the_first_n_are_the_first_n() -> None:
-    """A limit takes messages from the head, never one more."""
+async def test_limited_redrive_moves_only_first_messages() -> None:
     async with open_shop() as shop:
         await shop.park(500)
         job = await shop.operations.start(redrive(selection=Selection(limit=201)))
@@ -131,8 +128,8 @@ async def test_the_first_n_are_the_first_n() -> None:
 
 
 @in_virtual_time
-async def test_a_session_is_taken_over_by_the_job() -> None:
-    """Exactly the chosen messages go; the rest of the session returns in order; the session is over."""
+async def test_redrive_of_session_moves_only_chosen_messages() -> None:
+    """The other messages return in order, and the session ends."""
     async with open_shop() as shop:
         await shop.park(20)
         session = await shop.operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=10))
@@ -149,8 +146,8 @@ async def test_a_session_is_taken_over_by_the_job() -> None:
 
 
 @in_virtual_time
-async def test_a_wrong_count_touches_nothing() -> None:
-    """`expected_count` is compared with what is there, filter included."""
+async def test_unexpected_count_starts_no_job() -> None:
+    """`expected_count` includes the filter."""
     async with open_shop() as shop:
         await shop.park(5)
         with pytest.raises(CountMismatch, match="expected 4 messages, found 5"):
@@ -163,8 +160,8 @@ async def test_a_wrong_count_touches_nothing() -> None:
 
 
 @in_virtual_time
-async def test_one_active_job_for_a_queue() -> None:
-    """A second job is refused and told which one is active; the same key finds the same job."""
+async def test_second_job_of_queue_raises_conflict() -> None:
+    """The error names the active job. The same key returns the same job."""
     async with open_shop() as shop:
         await shop.park(10)
         first = await shop.operations.start(redrive(pace=Pace(rate=1)), Submission(key="k"))
@@ -178,8 +175,7 @@ async def test_one_active_job_for_a_queue() -> None:
 
 
 @in_virtual_time
-async def test_pause_resume_and_cancel() -> None:
-    """A paused job waits, a cancelled one gives back what it had not sent."""
+async def test_paused_job_waits_and_cancelled_job_returns_messages() -> None:
     async with open_shop() as shop:
         await shop.park(100)
         job = await shop.operations.start(redrive(pace=Pace(rate=10)))
@@ -203,8 +199,7 @@ async def test_pause_resume_and_cancel() -> None:
 
 
 @in_virtual_time
-async def test_a_rate_that_is_set_in_a_pause_is_told_in_it() -> None:
-    """The job stays paused; whoever set the rate sees that it will hold."""
+async def test_rate_set_during_pause_is_reported() -> None:
     async with open_shop() as shop:
         await shop.park(10)
         job = await shop.operations.start(redrive(pace=Pace(rate=1)))
@@ -246,8 +241,8 @@ class _Away(MemoryJournal):
 
 
 @in_virtual_time
-async def test_a_job_hears_its_people_again_when_the_database_is_back() -> None:
-    """A heartbeat that met no database is not the last one: what another process asks is heard."""
+async def test_job_is_cancelled_after_database_returns() -> None:
+    """A heartbeat that fails is tried again, so requests from other processes arrive."""
     journal = _Away()
     async with open_shop(journal=journal) as shop:
         await shop.park(20)
@@ -261,8 +256,7 @@ async def test_a_job_hears_its_people_again_when_the_database_is_back() -> None:
 
 
 @in_virtual_time
-async def test_who_leaves_at_the_end_of_a_job_lets_it_hang_up_and_say_so() -> None:
-    """A command leaves as soon as it hears of the end: the audit has it, and no connection is left open."""
+async def test_caller_that_exits_at_job_end_waits_for_audit_and_connection_close() -> None:
     journal = MemoryJournal()
     async with open_shop(journal=journal) as shop:
         await shop.park(3)
@@ -275,8 +269,7 @@ async def test_who_leaves_at_the_end_of_a_job_lets_it_hang_up_and_say_so() -> No
 
 
 @in_virtual_time
-async def test_a_job_whose_end_cannot_be_written_down_ends_all_the_same() -> None:
-    """Whoever waits for it hears that it was interrupted, and nothing is lost."""
+async def test_job_is_interrupted_if_its_end_cannot_be_stored() -> None:
     journal = _Away()
     async with open_shop(journal=journal) as shop:
         await shop.park(20)
@@ -291,8 +284,7 @@ async def test_a_job_whose_end_cannot_be_written_down_ends_all_the_same() -> Non
 
 
 @in_virtual_time
-async def test_a_job_interrupted_by_its_database_goes_on_when_it_is_resumed() -> None:
-    """One checkpoint that was not written down is no failure of the job, and no message is sent twice."""
+async def test_job_interrupted_by_database_resumes_without_duplicates() -> None:
     journal = _Away()
     async with open_shop(journal=journal) as shop:
         await shop.park(20)
@@ -318,8 +310,7 @@ async def _pass(seconds: float) -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_is_missing_or_does_not_route_is_found_before() -> None:
-    """Neither a mistyped queue nor an exchange without a route gets a single message."""
+async def test_missing_or_unroutable_target_is_refused_before_start() -> None:
     async with open_shop() as shop:
         await shop.park(3)
         for target, why in (
@@ -334,8 +325,8 @@ async def test_a_target_that_is_missing_or_does_not_route_is_found_before() -> N
 
 
 @in_virtual_time
-async def test_a_full_target_stops_the_job_and_loses_nothing() -> None:
-    """A queue that refuses is tried again with growing pauses; then the job stops and can resume."""
+async def test_full_target_stops_job_without_loss() -> None:
+    """The job retries with growing pauses, then stops and can be resumed."""
     async with open_shop() as shop:
         await shop.park(50)
         shop.broker.set_policy(
@@ -358,8 +349,8 @@ async def test_a_full_target_stops_the_job_and_loses_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_job_waits_for_a_broker_that_is_away_and_goes_on() -> None:
-    """It says what it waits for, keeps its queue, and moves the rest and nothing that came later."""
+async def test_job_waits_for_unreachable_broker_and_continues() -> None:
+    """It reports the reason, keeps its queue and does not move messages that arrive later."""
     async with open_shop() as shop:
         await shop.park(300)
         job = await shop.operations.start(redrive(pace=Pace(rate=100)))
@@ -382,8 +373,7 @@ async def test_a_job_waits_for_a_broker_that_is_away_and_goes_on() -> None:
 
 
 @in_virtual_time
-async def test_patience_has_an_end_and_a_resume_ends_exactly() -> None:
-    """A broker that stays away interrupts the job; resumed, it moves the rest and no more."""
+async def test_job_is_interrupted_if_broker_stays_away_and_resumes_exactly() -> None:
     async with open_shop(settings=Settings(patience_s=300)) as shop:
         await shop.park(300)
         job = await shop.operations.start(redrive(pace=Pace(rate=100)))
@@ -405,8 +395,7 @@ async def test_patience_has_an_end_and_a_resume_ends_exactly() -> None:
 
 
 @in_virtual_time
-async def test_a_job_that_waits_can_be_cancelled_and_ends_with_its_process() -> None:
-    """Nobody has to wait until the broker is back."""
+async def test_waiting_job_can_be_cancelled_or_interrupted() -> None:
     async with open_shop() as shop:
         await shop.park(300)
         job = await shop.operations.start(redrive(pace=Pace(rate=100)))
@@ -444,15 +433,14 @@ async def test_a_job_that_waits_can_be_cancelled_and_ends_with_its_process() -> 
         (NotFound(404, "no queue"), False),
     ],
 )
-def test_only_a_broker_that_is_away_is_waited_for(failed: BrokerError, passes: bool) -> None:
-    """What the broker refuses it will refuse again."""
+def test_only_connection_errors_make_job_wait(failed: BrokerError, passes: bool) -> None:
+    """A request that the broker refuses will be refused again."""
     assert is_away(failed) is passes
 
 
 @pytest.mark.parametrize("limit", [None, 200])
 @in_virtual_time
-async def test_what_arrived_before_an_interruption_is_counted(limit: int | None) -> None:
-    """A job that goes on after its connection was lost tells of all that came while it ran."""
+async def test_arrivals_before_interruption_are_counted_after_resume(limit: int | None) -> None:
     async with open_shop() as shop:
         await shop.park(300)
         selection = Selection(limit=limit)
@@ -469,8 +457,7 @@ async def test_what_arrived_before_an_interruption_is_counted(limit: int | None)
 
 
 @in_virtual_time
-async def test_a_restart_of_the_broker_is_no_loss() -> None:
-    """Connections are lost at once; every message is in one of the two queues."""
+async def test_broker_restart_loses_no_message() -> None:
     async with open_shop() as shop:
         await shop.park(200)
         job = await shop.operations.start(redrive(pace=Pace(rate=100)))
@@ -482,8 +469,8 @@ async def test_a_restart_of_the_broker_is_no_loss() -> None:
 
 
 @in_virtual_time
-async def test_confirms_that_are_lost_cost_duplicates_only() -> None:
-    """Publishes that vanish without an answer are not acked; the job stops, nothing is lost."""
+async def test_lost_confirms_cause_duplicates_only() -> None:
+    """Unconfirmed messages are not acked."""
     async with open_shop() as shop:
         await shop.park(20)
         shop.broker.faults.chance(Fault.LOSE_CONFIRM, 1.0)
@@ -495,8 +482,8 @@ async def test_confirms_that_are_lost_cost_duplicates_only() -> None:
 
 
 @in_virtual_time
-async def test_the_loop_guard_leaves_what_went_round_too_often() -> None:
-    """Three re-drives are enough; the message stays, is counted as skipped and named."""
+async def test_loop_guard_skips_message_redriven_three_times() -> None:
+    """It is counted as skipped and listed."""
     async with open_shop() as shop:
         await shop.park(1, headers={"hopback-redrives": 3})
         await shop.park(1)
@@ -510,8 +497,8 @@ async def test_the_loop_guard_leaves_what_went_round_too_often() -> None:
 
 
 @in_virtual_time
-async def test_a_ramp_stops_when_messages_come_back() -> None:
-    """The first message dies again at once: the job stops after one."""
+async def test_ramped_redrive_stops_when_messages_return_to_dlq() -> None:
+    """The first message returns at once, so the job stops after one."""
     async with open_shop() as shop:
         await shop.park(100)
 
@@ -535,8 +522,8 @@ async def test_a_ramp_stops_when_messages_come_back() -> None:
 
 
 @in_virtual_time
-async def test_a_ramp_goes_on_when_nothing_comes_back() -> None:
-    """One, five, twenty-five, then the rest, with a wait after each of the first three."""
+async def test_ramped_redrive_continues_if_no_message_returns() -> None:
+    """Stages of 1, 5 and 25 messages, each followed by a watch, then all others."""
     async with open_shop() as shop:
         await shop.park(50)
         started = shop.operations.clock.now()
@@ -554,8 +541,7 @@ async def test_a_ramp_goes_on_when_nothing_comes_back() -> None:
 
 @pytest.mark.parametrize("selection", [Selection(limit=0), Selection(filter="nonsense>1")])
 @in_virtual_time
-async def test_a_bad_request_begins_nothing(selection: Selection) -> None:
-    """A limit below one and a filter that cannot be read are refused at once; so is silence."""
+async def test_invalid_redrive_request_starts_no_job(selection: Selection) -> None:
     async with open_shop() as shop:
         await shop.park(1)
         with pytest.raises(Exception, match="expected"):
@@ -568,8 +554,8 @@ async def test_a_bad_request_begins_nothing(selection: Selection) -> None:
 
 
 @in_virtual_time
-async def test_a_limit_that_was_not_lifted_bars_a_redrive() -> None:
-    """Killed, the job would give back what may have come back too often; the plan says so, too."""
+async def test_redrive_is_refused_until_delivery_limit_is_lifted() -> None:
+    """A killed job would return messages that may exceed the limit. The plan reports it as well."""
     async with open_shop("ratatoskr", version=BrokerVersion(4, 0)) as shop:
         await shop.park(5)
         planned = await shop.operations.plan(redrive())
@@ -585,10 +571,9 @@ async def test_a_limit_that_was_not_lifted_bars_a_redrive() -> None:
 
 
 @in_virtual_time
-async def test_a_message_that_cannot_be_rewritten_fails_alone(
+async def test_message_that_cannot_be_rewritten_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A fault of ours in one message: it stays and is counted as failed, the others move once."""
     made = Redriver.message
 
     def message(self: Redriver, delivery: Delivery) -> Message:

@@ -12,8 +12,8 @@ from hopback.ops.jobs.journal import MemoryJournal
 _DAY = 86_400.0
 
 
-async def test_what_is_older_than_it_is_kept_goes() -> None:
-    """Old entries and finished jobs go, with one entry about it; numbers are never given twice."""
+async def test_retention_deletes_old_audit_entries_and_jobs() -> None:
+    """One audit entry records it. Numbers are not reused."""
     clock = ManualClock(0.0)
     journal = MemoryJournal(clock)
     for number, state in enumerate((JobState.COMPLETED, JobState.FAILED)):
@@ -38,8 +38,7 @@ async def test_what_is_older_than_it_is_kept_goes() -> None:
     ]
 
 
-def test_the_service_keeps_what_the_library_keeps() -> None:
-    """The settings have the same defaults, and say other numbers of days."""
+def test_retention_defaults_of_service_and_library_are_equal() -> None:
     default = AdminSettings().retention
     assert (default.audit_days, default.job_days) == (365, 90)
     assert Retention() == Retention(365, 90)
@@ -47,8 +46,7 @@ def test_the_service_keeps_what_the_library_keeps() -> None:
     assert (said.audit_days, said.job_days) == (0, 90)
 
 
-async def test_zero_days_keep_for_ever() -> None:
-    """Nothing goes, and nothing is said."""
+async def test_retention_of_zero_days_keeps_everything() -> None:
     clock = ManualClock(0.0)
     journal = MemoryJournal(clock)
     await journal.write(AuditEntry(Moment(0), "Ann", "job.start"))

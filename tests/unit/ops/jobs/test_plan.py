@@ -18,8 +18,8 @@ from tests.unit.ops.shop import ANN, DLQ, MAIN, open_shop, properties, redrive
 
 
 @in_virtual_time
-async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
-    """To `retry.q.X`, with the `x-redriven-…` headers, and `DlqRedriveCompleted.v1` at the end."""
+async def test_file_pipeline_redrives_to_retry_exchange_and_publishes_event() -> None:
+    """Messages get the `x-redriven-…` headers. `DlqRedriveCompleted.v1` follows at the end."""
     async with open_shop("file-pipeline") as shop:
         connection = await shop.broker.connect("listener")
         channel = await connection.open_channel()
@@ -56,8 +56,7 @@ async def test_the_file_pipeline_waits_once_more_and_tells_everybody() -> None:
 
 
 @in_virtual_time
-async def test_the_event_bus_goes_on_counting() -> None:
-    """Straight to the service queue; count and `x-death` are as they were."""
+async def test_event_bus_redrive_keeps_attempt_count_and_x_death() -> None:
     async with open_shop("event-bus") as shop:
         dlq, main = "wms.dlq.wms-orders", "wms.queue.wms-orders"
         death = {
@@ -75,8 +74,8 @@ async def test_the_event_bus_goes_on_counting() -> None:
 
 
 @in_virtual_time
-async def test_freeflow_sends_each_message_to_the_queue_that_failed() -> None:
-    """One dead-letter queue for all: `x-death` says which queue it was; counters begin anew."""
+async def test_freeflow_redrive_targets_queue_named_by_x_death() -> None:
+    """All queues share one dead-letter queue. Counters are reset."""
     async with open_shop("freeflow") as shop:
         users, alarms = "freeflow.users.queue", "freeflow.alarms.queue"
         for queue in (users, alarms):
@@ -112,8 +111,10 @@ async def test_freeflow_sends_each_message_to_the_queue_that_failed() -> None:
     ("design", "dlq", "main"), [("raffle", "raffle_dlq", "raffle_queue"), ("ratatoskr", DLQ, MAIN)]
 )
 @in_virtual_time
-async def test_raffle_and_ratatoskr_go_straight_back(design: str, dlq: str, main: str) -> None:
-    """Into the queue that failed, with counters begun anew."""
+async def test_raffle_and_ratatoskr_redrive_resets_counters(
+    design: str, dlq: str, main: str
+) -> None:
+    """The target is the queue that failed."""
     async with open_shop(design) as shop:
         headers = {"x-retries": 3, "x-retry-count": 3, "hopback-queue": main, "hopback-attempts": 4}
         await shop.publish([Message("", dlq, b"x", properties("m", headers))])
@@ -125,8 +126,7 @@ async def test_raffle_and_ratatoskr_go_straight_back(design: str, dlq: str, main
 
 
 @in_virtual_time
-async def test_a_plan_says_what_would_happen() -> None:
-    """Histogram of reasons and errors, ways with their check, what is left out, cost and order."""
+async def test_plan_lists_errors_targets_omissions_cost_and_order() -> None:
     async with open_shop() as shop:
         await shop.park(3, headers={"x-final-error": "Boom"})
         await shop.park(2, headers={"hopback-redrives": 9})
@@ -140,7 +140,7 @@ async def test_a_plan_says_what_would_happen() -> None:
         assert (way.routing_key, way.count, way.flaw) == (MAIN, 3, None)
         (left,) = plan.left_out
         assert (left.count, left.reason) == (2, "re-driven 9 times already, expected fewer than 3")
-        assert plan.watch_s == 480.0  # the tiers need longer: the text says so
+        assert plan.watch_s == 480.0  # the tiers need longer, and the text states it
         assert "53m20s" in plan.watch_text
         assert len(shop.bodies(DLQ)) == 5
         warned = await shop.operations.plan(redrive(target=Target(TargetKind.ORIGIN_EXCHANGE)))
@@ -148,8 +148,8 @@ async def test_a_plan_says_what_would_happen() -> None:
 
 
 @in_virtual_time
-async def test_the_list_tells_depth_source_and_age_without_looking() -> None:
-    """By management or by AMQP; a declared queue that is missing is shown as missing."""
+async def test_queue_list_reports_depth_source_and_age_without_browsing() -> None:
+    """A declared queue that is missing is listed as missing."""
     async with open_shop() as shop:
         await shop.park(4)
         job = await shop.operations.start(redrive(pace=Pace(rate=0.1)))
@@ -177,8 +177,8 @@ async def test_the_list_tells_depth_source_and_age_without_looking() -> None:
 
 
 @in_virtual_time
-async def test_what_nothing_gives_away_can_be_named() -> None:
-    """An operator names a queue, its origin, a target and a label, or hides one."""
+async def test_override_names_queue_origin_target_and_label() -> None:
+    """It can also hide a queue."""
     overrides = [Override("rest", main_queue=MAIN, label="the rest"), Override(DLQ, hidden=True)]
     async with open_shop(overrides=overrides) as shop:
         connection = await shop.broker.connect("x")
@@ -199,8 +199,7 @@ async def test_what_nothing_gives_away_can_be_named() -> None:
 
 
 @in_virtual_time
-async def test_only_failures_are_tried_again() -> None:
-    """What the loop guard left out is a job of its own, once the guard is lifted."""
+async def test_retry_of_failures_selects_only_failed_messages() -> None:
     async with open_shop("freeflow") as shop:
         dlq = "freeflow.events.dlq"
         await shop.publish([Message("", dlq, b"a"), Message("", dlq, b"b")])

@@ -79,7 +79,7 @@ def _selected(
         ("ABCDEFxy", 4, 6),  # no ack was applied
         ("CDEFxy", 2, 4),  # two acks were applied
         ("CDEFxy", 4, 4),  # two messages were delivered after the checkpoint
-        ("CDEFxyz", 6, 4),  # somebody has browsed all messages
+        ("CDEFxyz", 6, 4),  # a session has browsed all messages
         ("DAFxy", 3, 3),  # a message of the rest equals a finished one
         ("CDDFxy", 4, 4),  # a message of the rest equals the anchor
     ],

@@ -1,4 +1,4 @@
-"""Jobs whose process is killed at every step: what was selected goes, and nothing else does."""
+"""Jobs whose process is killed at every step move their selection and no other message."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _killed_and_resumed(
 
 
 async def _browsed(shop: Shop) -> None:
-    """Everything was looked at once, and came back."""
+    """All messages were delivered once and returned."""
     cost = (await shop.operations.queue(DLQ)).cost
     assert [delivery async for delivery in walk(shop.broker, DLQ, _COUNT, cost)]
 
@@ -60,13 +60,10 @@ def _parked(*, twins: bool) -> list[Message]:
 @pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 @pytest.mark.parametrize("twins", [False, True], ids=["all differ", "some are twins"])
-def test_a_redrive_killed_at_each_step(
+def test_redrive_killed_at_each_step_moves_only_its_selection(
     per_turn: int, browsed: bool, limit: int | None, twins: bool
 ) -> None:
-    """Wherever it is killed, and again, it moves its selection and no more, or says that it cannot.
-
-    It cannot go on where what lies behind its selection had been handed out before.
-    """
+    """It is killed twice. It fails if messages behind the selection had been delivered before."""
     ends = Counter[JobState]()
     for step in range(1, 120, 7):
         run_virtual(_redriven(step, per_turn, browsed, limit, twins, ends))
@@ -110,10 +107,10 @@ async def _redriven(
 @pytest.mark.parametrize("late", [0, 4], ids=["nothing new", "new ones"])
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 @pytest.mark.parametrize("apart", [7, 20])
-def test_twins_in_a_classic_queue_killed_at_each_step(
+def test_equal_messages_in_classic_queue_killed_at_each_step_are_moved_once(
     apart: int, limit: int | None, late: int
 ) -> None:
-    """The twin of a done message goes once and counts once, or the job says that it cannot tell."""
+    """Otherwise the job fails because the end of its selection is unknown."""
     ends = Counter[JobState]()
     for step in range(1, 150, 9):
         run_virtual(_twins_redriven(step, apart, limit, late, ends))
@@ -148,14 +145,14 @@ async def _twins_redriven(
         assert shop.held() == 0
 
 
-def test_a_job_that_sees_messages_again_takes_none_back() -> None:
-    """What was sent but not acked comes back to a resumed job: the count that it tells never shrinks."""
+def test_done_count_never_decreases_after_resume() -> None:
+    """Messages sent but not acked are redelivered to a resumed job."""
     seen_again = [run_virtual(_told_by_each_run(step)) for step in range(1, 120, 7)]
     assert any(seen_again)
 
 
 async def _told_by_each_run(step: int) -> bool:
-    """Whether the second run began with less than the first had told."""
+    """Whether the second run began with a lower count than the first had reported."""
     steps = Steps()
     async with open_shop(journal=steps.journal, settings=Settings(per_turn=3)) as shop:
         await shop.publish(_parked(twins=False))
@@ -174,8 +171,8 @@ async def _told_by_each_run(step: int) -> bool:
 
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
 @in_virtual_time
-async def test_a_job_whose_messages_were_published_anew_takes_no_other(limit: int | None) -> None:
-    """The messages that it held have left the queue by another way: the job stops and counts none as done."""
+async def test_job_stops_if_its_held_messages_were_republished(limit: int | None) -> None:
+    """It counts none of them as done."""
     steps = Steps()
     async with open_shop(journal=steps.journal, settings=Settings(per_turn=3)) as shop:
         parked = _parked(twins=False)
@@ -200,8 +197,9 @@ async def test_a_job_whose_messages_were_published_anew_takes_no_other(limit: in
 
 @pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
-def test_a_discard_killed_at_each_step(browsed: bool, limit: int | None) -> None:
-    """Wherever it is killed, and again, nothing is gone that was not selected."""
+def test_discard_killed_at_each_step_removes_only_its_selection(
+    browsed: bool, limit: int | None
+) -> None:
     for step in range(1, 100, 3):
         run_virtual(_discarded(step, browsed, limit))
 
@@ -224,8 +222,8 @@ async def _discarded(step: int, browsed: bool, limit: int | None) -> None:
 
 
 @in_virtual_time
-async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
-    """Killed with some in its hands, a job finds them where a quorum queue has put them: at the end."""
+async def test_chosen_messages_are_found_at_end_of_quorum_queue_after_kill() -> None:
+    """A quorum queue returns held messages to its end."""
     steps = Steps()
     async with open_shop(journal=steps.journal) as shop:
         await shop.publish(_parked(twins=False))
@@ -246,8 +244,8 @@ async def test_what_was_chosen_is_found_behind_what_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
-def test_a_filter_killed_at_each_step(limit: int | None) -> None:
-    """Wherever it is killed, and again, what the filter leaves out stays, and is counted as skipped."""
+def test_filtered_redrive_killed_at_each_step_keeps_other_messages(limit: int | None) -> None:
+    """They are counted as skipped."""
     for step in range(1, 130, 9):
         run_virtual(_filtered(step, limit))
 

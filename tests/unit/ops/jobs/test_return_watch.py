@@ -1,4 +1,4 @@
-"""Careful jobs on brokers that nobody declared to us: they stop while the cause is not repaired."""
+"""Ramped jobs on brokers without declared designs stop while the cause is not repaired."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COUNT = 60
 
 
 def _topology(tiers: dict[str, int], kind: QueueType = QueueType.CLASSIC) -> Topology:
-    """A queue that rejects to its dead-letter queue, and retry queues that come back to it."""
+    """A queue that rejects to its dead-letter queue, with retry queues that return to it."""
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
     rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work.dlq"}
     return Topology(
@@ -101,8 +101,8 @@ async def _plant(
     version: BrokerVersion | None = None,
     count: int = _COUNT,
 ) -> AsyncIterator[tuple[_Plant, Operations]]:
-    """The application with dead letters of its own making, and operations that know no design."""
-    # A quorum queue of 3.10 has no limit of its own; one of 4.x is refused before anything begins.
+    """The application with dead letters that it produced, and operations that know no design."""
+    # A quorum queue of 3.10 has no default limit. One of 4.x is refused before the start.
     usual = BrokerVersion(3, 10) if kind is QueueType.QUORUM else BrokerVersion(4, 0)
     broker = EmbeddedBroker(version=version or usual)
     connection = await broker.connect("set up")
@@ -144,10 +144,10 @@ def _careful(**pace: Any) -> RedriveRequest:
     ],
 )
 @in_virtual_time
-async def test_a_cause_that_is_not_repaired_stops_the_job_in_its_first_stage(
+async def test_unrepaired_cause_stops_redrive_after_first_message(
     tiers: dict[str, int], laps: list[str], watched: float, kind: QueueType
 ) -> None:
-    """The dry run says how long is watched, and one message is all that is sent into the trouble."""
+    """The dry run states the duration of the watch."""
     async with _plant(tiers, laps, kind) as (_, operations):
         plan = await operations.plan(_careful())
         assert plan.watch_s == pytest.approx(watched, abs=3)
@@ -169,12 +169,12 @@ async def test_a_cause_that_is_not_repaired_stops_the_job_in_its_first_stage(
     ids=str,
 )
 @in_virtual_time
-async def test_what_the_broker_takes_back_from_a_job_did_not_come_back(
+async def test_messages_requeued_by_consumer_timeout_do_not_count_as_returned(
     kind: QueueType, version: BrokerVersion
 ) -> None:
-    """It ends a channel that holds messages for half an hour: those are no arrivals, and no safety stop.
+    """The broker closes a channel that holds messages for 30 min.
 
-    The watch goes on to its end without them, then the next run takes them and goes on with the next stage.
+    The watch ends without them, and the next run takes them and continues with the next stage.
     """
     async with _plant({"work.retry": 2}, ["work.retry"] * 2, kind, version) as (plant, operations):
         plant.repaired = True
@@ -196,10 +196,10 @@ async def test_what_the_broker_takes_back_from_a_job_did_not_come_back(
 
 @pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
 @in_virtual_time
-async def test_what_comes_back_after_the_broker_took_the_rest_stops_the_job(
+async def test_message_returned_after_consumer_timeout_stops_job(
     kind: QueueType,
 ) -> None:
-    """A message tries for forty minutes, longer than the job may hold the others."""
+    """It is retried for 40 min, longer than the job may hold the others."""
     async with _plant({"work.retry": 2400}, ["work.retry"], kind) as (_, operations):
         job = await operations.wait((await operations.start(_careful(watch_s=2700.0))).id)
         assert (job.state, job.counts.done) == (JobState.STOPPED, 1)
@@ -208,8 +208,7 @@ async def test_what_comes_back_after_the_broker_took_the_rest_stops_the_job(
 
 
 @in_virtual_time
-async def test_what_goes_wrong_later_stops_the_rest() -> None:
-    """The cause is repaired for the first stages and breaks again: the whole job is watched."""
+async def test_cause_that_reappears_later_stops_redrive() -> None:
     async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (plant, operations):
         plant.repaired = True
         job = await operations.start(_careful(rate=0.5))
@@ -229,7 +228,7 @@ def _is_among_40_percent(body: bytes) -> bool:
 @pytest.mark.parametrize("drops_headers", [False, True])
 @pytest.mark.parametrize("in_flight", [10, 500])  # with 10, older messages are ready all the time
 @in_virtual_time
-async def test_redrive_stops_when_40_percent_of_the_messages_fail_again(
+async def test_redrive_stops_when_40_percent_of_messages_return(
     in_flight: int, drops_headers: bool, kind: QueueType
 ) -> None:
     count = 120
@@ -249,7 +248,7 @@ async def test_redrive_stops_when_40_percent_of_the_messages_fail_again(
 
 
 @in_virtual_time
-async def test_completed_redrive_has_one_number_of_returned_messages() -> None:
+async def test_completed_redrive_has_one_count_of_returned_messages() -> None:
     async with _plant({}, [], count=100) as (plant, operations):
         plant.fails = _is_among_40_percent
         job = await operations.wait((await operations.start(_careful(max_returned=100))).id)
@@ -261,7 +260,7 @@ async def test_completed_redrive_has_one_number_of_returned_messages() -> None:
 
 @pytest.mark.parametrize("drops_headers", [False, True])
 @in_virtual_time
-async def test_redrive_goes_on_while_no_more_messages_return_than_the_operator_tolerates(
+async def test_redrive_continues_while_returned_messages_are_within_tolerance(
     drops_headers: bool,
 ) -> None:
     async with _plant({}, [], count=100) as (plant, operations):
@@ -280,9 +279,7 @@ async def test_redrive_goes_on_while_no_more_messages_return_than_the_operator_t
 
 
 @in_virtual_time
-async def test_redrive_does_not_stop_for_other_failures_at_the_rate_measured_before_its_start() -> (
-    None
-):
+async def test_redrive_tolerates_unrelated_failures_at_prior_rate() -> None:
     async with _plant({}, [], count=300) as (plant, operations):
         plant.repaired = True
         connection = await plant.broker.connect("another application")
@@ -310,8 +307,8 @@ async def test_redrive_does_not_stop_for_other_failures_at_the_rate_measured_bef
 
 
 @in_virtual_time
-async def test_a_job_that_watches_says_until_when() -> None:
-    """Nothing moves then: whoever follows it sees why, also after a pause, and no more when it goes on."""
+async def test_watching_job_reports_deadline() -> None:
+    """The reason is restored after a pause and cleared when the job continues."""
     async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (plant, operations):
         plant.repaired = True
         job = await operations.start(_careful())
@@ -340,8 +337,7 @@ async def test_a_job_that_watches_says_until_when() -> None:
 
 
 @in_virtual_time
-async def test_came_back_is_a_number_only_where_it_was_counted() -> None:
-    """A careful job that ends well counted none; one that does not watch cannot know."""
+async def test_returned_count_is_known_only_for_ramped_jobs() -> None:
     async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (plant, operations):
         plant.repaired = True
         half = RedriveRequest(queue="work.dlq", selection=Selection(limit=30), reason="a")
@@ -352,8 +348,7 @@ async def test_came_back_is_a_number_only_where_it_was_counted() -> None:
 
 
 @in_virtual_time
-async def test_what_did_not_wait_to_see_does_not_know_what_came_back() -> None:
-    """Everything comes back after a job that ended at once: its count says that nobody knows."""
+async def test_returned_count_of_job_without_watch_is_unknown_until_counted() -> None:
     async with _plant({"work.retry": 2}, ["work.retry"] * 2) as (_, operations):
         plain = RedriveRequest(queue="work.dlq", selection=Selection(), reason="b")
         job = await operations.wait((await operations.start(plain)).id)
@@ -362,7 +357,7 @@ async def test_what_did_not_wait_to_see_does_not_know_what_came_back() -> None:
         async with aclosing(operations.search(SearchRequest(job=job.id))) as progress:
             first = await anext(progress)
         assert {hit.dead_letter.redrive_job for hit in first.hits} == {job.id}
-        # Whoever leaves before the end has not counted.
+        # A caller that disconnects before the end has not counted.
         assert (await operations.job(job.id)).counts.came_back is None
         assert await operations.came_back(job.id) == _COUNT
         assert (await operations.job(job.id)).counts.came_back == _COUNT
@@ -371,8 +366,7 @@ async def test_what_did_not_wait_to_see_does_not_know_what_came_back() -> None:
 
 
 @in_virtual_time
-async def test_an_active_job_is_named_by_the_dry_run() -> None:
-    """What would be refused at the last step is said at the first."""
+async def test_dry_run_names_active_job() -> None:
     async with _plant({}, []) as (plant, operations):
         plant.repaired = True
         running = await operations.start(_careful(rate=0.01))
@@ -387,8 +381,8 @@ async def test_an_active_job_is_named_by_the_dry_run() -> None:
         await operations.wait(running.id)
 
 
-def test_a_message_with_its_own_expiration_tells_how_long_it_waited() -> None:
-    """Retry queues without a time to live of their own: each message brings one."""
+def test_expiration_of_message_gives_retry_wait() -> None:
+    """The retry queues have no message TTL."""
     (source,) = dead_letter_queues(_topology({}))
     entry: dict[str, Any] = {
         "queue": "work.later", "reason": "expired", "count": 3, "exchange": "", "routing-keys": [],
@@ -400,8 +394,8 @@ def test_a_message_with_its_own_expiration_tells_how_long_it_waited() -> None:
     assert "3 waits in work.later" in timer.time.text
 
 
-def test_the_words_of_a_watch_tell_where_its_time_is_from() -> None:
-    """The waits alone do not make half a minute: what a message took in all is said beside them."""
+def test_watch_text_states_source_of_its_duration() -> None:
+    """The total duration of an earlier failure is longer than its waits."""
     (source,) = dead_letter_queues(_topology({"work.retry": 4}))
     deaths: list[dict[str, Any]] = [
         {"queue": "work", "reason": "rejected", "count": 1, "time": 1032},
@@ -416,8 +410,7 @@ def test_the_words_of_a_watch_tell_where_its_time_is_from() -> None:
 
 
 @pytest.mark.parametrize("count", [2**62, -1])
-def test_no_message_can_make_a_job_wait_for_ever(count: int) -> None:
-    """Whatever an `x-death` says, the watch is bounded, and its words say what is lacking."""
+def test_watch_is_bounded_for_any_x_death(count: int) -> None:
     (source,) = dead_letter_queues(_topology({"work.retry": 5}))
     entry: dict[str, Any] = {
         "queue": "work.retry",

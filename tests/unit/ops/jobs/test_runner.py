@@ -1,4 +1,4 @@
-"""Jobs whose processes are gone go on elsewhere by themselves, those that somebody stopped do not."""
+"""Jobs whose process ended are taken over. Jobs that an operator stopped are not."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def _another(shop: Shop, journal: MemoryJournal, vhost: str = "/", **more: Any) 
 
 
 @in_virtual_time
-async def test_a_job_goes_on_where_its_process_ended() -> None:
-    """All messages are there once; who took it over, and why, is in the audit."""
+async def test_job_is_taken_over_after_its_process_ends() -> None:
+    """Every message arrives once. The audit has the new owner and the reason."""
     journal = MemoryJournal()
     async with open_shop(journal=journal) as shop:
         await shop.park(20)
@@ -69,8 +69,7 @@ async def test_a_job_goes_on_where_its_process_ended() -> None:
 
 
 @in_virtual_time
-async def test_what_somebody_stopped_or_another_broker_has_stays() -> None:
-    """A job that was paused before its process ended, a cancelled one, and one of a broker beside it."""
+async def test_paused_cancelled_or_foreign_jobs_are_not_taken_over() -> None:
     journal = MemoryJournal()
     async with open_shop(journal=journal) as shop:
         await shop.park(20)
@@ -114,10 +113,10 @@ async def _holding(shop: Shop, job: Job) -> EmbeddedConnection:
 @pytest.mark.parametrize("live", [True, False], ids=["by its name", "by its consumer"])
 @pytest.mark.parametrize("params", [_CLASSIC, _QUORUM], ids=["classic", "quorum"])
 @in_virtual_time
-async def test_what_a_dead_host_holds_is_not_taken_for_done(
+async def test_job_waits_for_stale_connection_that_holds_its_messages(
     params: dict[str, str], live: bool
 ) -> None:
-    """The job waits for the broker to end that connection, and says so; then it moves what was held."""
+    """It reports the reason and then moves the held messages."""
     steps = Steps()
     async with open_shop("ratatoskr", params, journal=steps.journal, live=live) as shop:
         job = await _interrupted(shop, steps)
@@ -143,8 +142,8 @@ async def test_what_a_dead_host_holds_is_not_taken_for_done(
 
 
 @in_virtual_time
-async def test_a_connection_that_never_ends_interrupts_the_job_again() -> None:
-    """Nothing was touched, the reason names it, and the job can be resumed or cancelled."""
+async def test_stale_connection_that_never_ends_interrupts_job() -> None:
+    """No message is moved. The reason names the connection."""
     steps = Steps()
     async with open_shop("ratatoskr", _CLASSIC, journal=steps.journal) as shop:
         job = await _interrupted(shop, steps)
@@ -163,8 +162,7 @@ async def test_a_connection_that_never_ends_interrupts_the_job_again() -> None:
 
 
 @in_virtual_time
-async def test_what_somebody_looks_at_is_not_taken_for_done() -> None:
-    """A session holds what the job would miss: it goes on when the session is over."""
+async def test_resumed_job_waits_for_session_that_holds_its_messages() -> None:
     steps = Steps()
     async with open_shop(journal=steps.journal) as shop:
         job = await _interrupted(shop, steps)
@@ -182,7 +180,7 @@ async def test_what_somebody_looks_at_is_not_taken_for_done() -> None:
 
 
 @in_virtual_time
-async def test_a_resumed_job_waits_for_a_dry_run_of_its_process() -> None:
+async def test_resumed_job_waits_for_dry_run_of_its_process() -> None:
     journal = MemoryJournal()
     async with open_shop(journal=journal) as shop:
         await shop.park(20)
@@ -205,7 +203,7 @@ async def test_a_resumed_job_waits_for_a_dry_run_of_its_process() -> None:
 @pytest.mark.parametrize("read", [5, 20], ids=["some", "all"])
 @pytest.mark.parametrize("params", [_CLASSIC, _QUORUM], ids=["classic", "quorum"])
 @in_virtual_time
-async def test_a_resumed_job_waits_for_a_dry_run_of_another_process(
+async def test_resumed_job_waits_for_dry_run_of_another_process(
     params: dict[str, str], read: int, live: bool
 ) -> None:
     journal = MemoryJournal()

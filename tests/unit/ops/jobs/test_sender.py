@@ -1,4 +1,6 @@
-"""Re-drives in bad weather: lines cut at random, confirms lost, refusals; resumed until done."""
+"""Re-drives over connections that drop at random, lose confirms or refuse messages, resumed until
+done.
+"""
 
 from __future__ import annotations
 
@@ -65,12 +67,13 @@ def _parked(chance: random.Random, twins: bool) -> list[Message]:
 @pytest.mark.parametrize("per_turn", [1, 2, 3, 5, 64])
 @pytest.mark.parametrize("version", ["3.10", "4.0"])
 @pytest.mark.parametrize("twins", [False, True], ids=["all differ", "some are twins"])
-def test_nothing_is_lost_and_nothing_else_is_touched(
+def test_redrive_over_failing_connections_loses_no_message(
     seed: int, per_turn: int, version: str, twins: bool
 ) -> None:
-    """Whatever is cut, each message arrives; doubles stay within the window; the rest stays.
+    """Duplicates stay within the window, and unselected messages stay.
 
-    However often others have their turn: what has arrived by then is another set each time.
+    The number of event-loop turns varies, so that a different set of messages has arrived each
+    time.
     """
     run_virtual(_weather(seed, per_turn, version, twins))
 
@@ -109,10 +112,12 @@ async def _weather(seed: int, per_turn: int, version: str, twins: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("per_turn", [1, 3, 64])
-def test_a_filter_in_bad_weather(seed: int, per_turn: int) -> None:
-    """What the filter leaves out is there at the end, each exactly once.
+def test_filtered_redrive_over_failing_connections_keeps_other_messages(
+    seed: int, per_turn: int
+) -> None:
+    """Each is there once.
 
-    A line that is cut gives a quorum queue no chance to keep the order of what came back before.
+    A dropped connection may change the order of redelivered messages in a quorum queue.
     """
     run_virtual(_filtered(seed, per_turn))
 

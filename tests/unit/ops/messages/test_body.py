@@ -48,8 +48,8 @@ def _made(body: object, **how: Any) -> tuple[Received, dict[str, Any]]:
 
 @pytest.mark.parametrize("serializer", ["json", "yaml"])
 @pytest.mark.parametrize("compression", [None, "zlib", "bzip2", "lzma"])
-def test_what_kombu_made_is_read(serializer: str, compression: str | None) -> None:
-    """Task and arguments, from the queue and from the form that Redis and SQS hold."""
+def test_kombu_message_is_decoded(serializer: str, compression: str | None) -> None:
+    """Task and arguments are read from the queue and from the form used by Redis and SQS."""
     delivery, stored = _made(_CALL, serializer=serializer, compression=compression)
     assert describe_failure(read_dead_letter(delivery, 1), delivery).endswith(_SENTENCE)
     moved = Received("tasks.dlq", "", "tasks.dlq", json.dumps(stored).encode(), Properties())
@@ -58,8 +58,7 @@ def test_what_kombu_made_is_read(serializer: str, compression: str | None) -> No
     assert describe_failure(dead_letter, moved).endswith(_SENTENCE)
 
 
-def test_values_that_json_has_no_type_for_are_shown_plainly() -> None:
-    """Kombu wraps dates and decimals; nobody wants to read the wrapping."""
+def test_kombu_dates_and_decimals_are_shown_as_plain_values() -> None:
     call = [[datetime(2026, 1, 2, tzinfo=UTC), Decimal("1.20"), b"\xff"], {}, {}]
     delivery, _ = _made(call, serializer="json")
     sentence = describe_failure(read_dead_letter(delivery, 1), delivery)
@@ -71,8 +70,8 @@ def _packed(body: bytes, compression: str, kind: str = "application/json") -> Re
     return Received("q", "", "q", body, Properties(content_type=kind, headers=headers))
 
 
-def test_msgpack_and_zstd_are_read() -> None:
-    """Bytes and dates within MessagePack are shown, and the payload is given as JSON holds it."""
+def test_msgpack_and_zstd_bodies_are_decoded() -> None:
+    """Bytes and dates within MessagePack are converted for JSON."""
     body = zstandard.compress(msgspec.msgpack.encode([[1, b"\xff"], {"a": None}, {}]))
     delivery = _packed(body, "application/zstd", "application/x-msgpack")
     assert describe_failure(read_dead_letter(delivery, 1), delivery).endswith(
@@ -90,8 +89,8 @@ def test_msgpack_and_zstd_are_read() -> None:
         ("application/zstd", zstandard.compress),
     ],
 )
-def test_a_bomb_costs_no_more_than_is_shown(compression: str, pack: Any) -> None:
-    """Of a body that would unpack to 30 MB, 64 KiB are made; lzma has a window of 8 MiB."""
+def test_compression_bomb_is_decompressed_up_to_limit(compression: str, pack: Any) -> None:
+    """64 KiB of 30 MB are decompressed. lzma has a window of 8 MiB."""
     delivery = _packed(pack(b"[" + b"0" * 30_000_000), compression)
     tracemalloc.start()
     assert parse_content(delivery) is None
@@ -105,8 +104,8 @@ def test_a_bomb_costs_no_more_than_is_shown(compression: str, pack: Any) -> None
 @pytest.mark.parametrize(
     "name", ["application/x-bz2", "application/x-lzma", "gzip", "base64", "br"]
 )
-def test_what_is_not_packed_as_it_says_is_taken_as_it_stands(name: str) -> None:
-    """So is what asks lzma for gigabytes, and a method that nobody knows."""
+def test_body_that_fails_to_decompress_is_shown_unchanged(name: str) -> None:
+    """The same holds for lzma data that needs gigabytes and for unknown methods."""
     for body in (b'{"a": 1}', b"", b"\x5d\x00\x00\x00\xff" + b"\xff" * 40):
         found = unpack_body(_packed(body, name), 100)
         assert (found.data, found.packed_by) in ((body, ""), (b"", name))
@@ -126,8 +125,7 @@ def test_what_is_not_packed_as_it_says_is_taken_as_it_stands(name: str) -> None:
         "\x00",
     ],
 )
-def test_yaml_is_read_only_where_it_is_plain(text: str) -> None:
-    """No tag is obeyed, no alias followed, nothing deep entered."""
+def test_yaml_with_tags_aliases_or_depth_is_not_parsed(text: str) -> None:
     properties = Properties(content_type="application/x-yaml")
     assert parse_content(Received("q", "", "q", text.encode(), properties)) is None
 
@@ -141,24 +139,21 @@ def test_yaml_is_read_only_where_it_is_plain(text: str) -> None:
         {"a": [{"b": []}]},
     ],
 )
-def test_yaml_says_what_pyyaml_reads(value: object) -> None:
-    """The same values as its own safe loader."""
+def test_plain_yaml_is_parsed_like_pyyaml_safe_load(value: object) -> None:
     properties = Properties(content_type="application/x-yaml")
     body = yaml.safe_dump(value).encode()
     assert parse_content(Received("q", "", "q", body, properties)) == yaml.safe_load(body)
 
 
 @pytest.mark.parametrize("body", [b"\xdd\xff\xff\xff\xff", b"\x91" * 60_000, b"\xc1"])
-def test_msgpack_that_lies_is_nothing(body: bytes) -> None:
-    """Lengths of gigabytes, depths of thousands, bytes that mean nothing."""
+def test_invalid_msgpack_is_treated_as_binary(body: bytes) -> None:
+    """Examples are lengths of gigabytes and depths of thousands."""
     delivery = _packed(body, "", "application/x-msgpack")
     assert parse_content(delivery) is None
     assert plain_payload(delivery) == (None, "binary")
 
 
-def test_a_compressed_pickle_is_not_loaded() -> None:
-    """It stays bytes after it was unpacked."""
-
+def test_compressed_pickle_is_not_loaded() -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, tuple[str]]:
             return pytest.fail, ("a pickle was loaded",)

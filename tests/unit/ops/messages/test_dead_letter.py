@@ -54,8 +54,7 @@ def of_one_queue() -> DeadLetterQueue:
     return found
 
 
-def test_what_we_parked_tells_everything() -> None:
-    """Type, message, fingerprint, attempts and times stand in our record."""
+def test_parked_message_shows_failure_attempts_and_times() -> None:
     record = failure_from_reason("none left", kind="shop.OutOfStock")
     text = failure_json(type(record)(record.type, record.message, record.fingerprint, attempts=3,
                                      first=NOW - 50, last=NOW - 20))  # fmt: skip
@@ -74,8 +73,7 @@ def test_what_we_parked_tells_everything() -> None:
     assert "re-driven 2 times before" in describe_failure(found)
 
 
-def test_what_the_broker_parked_is_shown_as_what_it_is() -> None:
-    """A delivery-limit death has no record; reason, queue and time come from `x-death`."""
+def test_delivery_limit_death_is_read_from_x_death() -> None:
     headers: dict[str, Any] = {"x-death": [death("q", "delivery_limit")]}
     found = dead_letter(headers)
     assert (found.reason, found.origin, found.error, found.recorded_by) == (
@@ -88,8 +86,8 @@ def test_what_the_broker_parked_is_shown_as_what_it_is() -> None:
     assert found.fingerprint == same.fingerprint != other.fingerprint
 
 
-def test_what_was_retried_and_then_parked_is_parked() -> None:
-    """The last death is the retry queue's, which brought it back; a consumer put it here itself."""
+def test_message_parked_after_retries_has_reason_parked() -> None:
+    """The last death is that of the retry queue."""
     marks = {"hopback-queue": "q", "hopback-attempts": 3, "hopback-failure": "{}"}
     headers: dict[str, Any] = {**marks, "x-death": [death("q.retry.30s", "expired")]}
     found = read_dead_letter(received(headers), 1, of_one_queue())
@@ -97,8 +95,7 @@ def test_what_was_retried_and_then_parked_is_parked() -> None:
     assert parse_filter("reason:parked").matches(found, received(headers), NOW)
 
 
-def test_what_was_retried_and_then_died_keeps_the_word_of_the_broker() -> None:
-    """The mark of an earlier failure does not hide that the broker took it from its queue."""
+def test_message_dead_lettered_after_retries_keeps_broker_reason() -> None:
     marks = {"hopback-queue": "q", "hopback-attempts": 2, "hopback-failure": "{}"}
     last = [death("q", "delivery_limit"), death("q.retry.30s", "expired")]
     assert dead_letter({**marks, "x-death": last}).reason == "delivery_limit"
@@ -115,15 +112,14 @@ def test_what_was_retried_and_then_died_keeps_the_word_of_the_broker() -> None:
         ([("q", "expired", 1)], 0),
     ],
 )
-def test_runs_that_only_the_broker_saw_are_counted(
+def test_attempts_are_counted_from_retry_queue_deaths(
     record: list[tuple[str, str, int]], runs: int
 ) -> None:
-    """Each wait in a retry queue was between two runs, whoever put the message there."""
     assert dead_letter({"x-death": [death(*entry) for entry in record]}).attempts == runs
 
 
-def test_what_nobody_counted_is_at_least_one_attempt() -> None:
-    """A framework may have tried again within its process; what a broker counted is counted."""
+def test_uncounted_attempts_are_at_least_one() -> None:
+    """A framework may have retried in its process. Attempts that the broker counted are exact."""
     spring = {
         "x-exception-message": "no",
         "x-exception-stacktrace": "shop.Broken: no\n\tat shop.A.b(A.java:1)",
@@ -134,15 +130,15 @@ def test_what_nobody_counted_is_at_least_one_attempt() -> None:
     assert (rejected.attempts, rejected.attempts_at_least) == (1, False)
 
 
-def test_a_snooze_is_no_attempt() -> None:
-    """Our own count goes before waits that the broker saw."""
+def test_snooze_does_not_count_as_attempt() -> None:
+    """The count of Hopback takes precedence over waits in `x-death`."""
     marks = {"hopback-queue": "q", "hopback-attempts": 1, "hopback-snoozes": 4}
     headers: dict[str, Any] = {**marks, "x-death": [death("q.retry.30s", "expired", 4)]}
     assert read_dead_letter(received(headers), 1, of_one_queue()).attempts == 1
 
 
-def test_the_queue_of_origin_goes_before_the_retry_queue() -> None:
-    """In a reject loop the newest death is the retry queue's; the failure was its owner's."""
+def test_origin_is_main_queue_and_not_retry_queue() -> None:
+    """In a reject loop the newest death is that of the retry queue."""
     topology = DESIGNS["freeflow"].build()
     (source,) = [each for each in dead_letter_queues(topology) if len(each.origins) > 1]
     headers = {
@@ -201,10 +197,10 @@ def test_the_queue_of_origin_goes_before_the_retry_queue() -> None:
         ),
     ],
 )  # fmt: skip
-def test_other_frameworks_are_understood(
+def test_framework_headers_give_error_queue_and_retries(
     headers: dict[str, Any], framework: str, error: str, origin: str, attempts: int
 ) -> None:
-    """Each framework's own headers give error, queue and retries, and a fingerprint of their own."""
+    """Each framework has a separate fingerprint."""
     found = dead_letter(headers)
     assert (found.recorded_by, found.error, found.origin) == (framework, error, origin)
     assert found.attempts == attempts
@@ -212,8 +208,7 @@ def test_other_frameworks_are_understood(
     assert found.fingerprint != dead_letter({"x-death": [death(origin, "rejected")]}).fingerprint
 
 
-def test_a_fingerprint_is_the_same_for_another_line_of_data() -> None:
-    """Frames decide, not the numbers in the message or the line."""
+def test_fingerprint_ignores_numbers_and_line_numbers() -> None:
     one = {"MT-Fault-ExceptionType": "E", "MT-Fault-Message": "order 1"}
     assert dead_letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 1"}).fingerprint == (
         dead_letter(one | {"MT-Fault-StackTrace": " at A.B() in x:line 2"}).fingerprint
@@ -235,21 +230,19 @@ def test_a_fingerprint_is_the_same_for_another_line_of_data() -> None:
         ({"ce-time": "z"}, b'{"type":"other"}', {"type": "t", "message_id": "i"}),
     ],
 )
-def test_envelopes_give_type_id_and_time(
+def test_envelope_gives_type_id_and_time(
     headers: dict[str, Any], body: bytes, properties: dict[str, Any]
 ) -> None:
-    """CloudEvents in both modes and the common envelopes are read; properties go first."""
+    """CloudEvents in both modes and common envelopes are read. Properties take precedence."""
     found = dead_letter(headers, body, **properties)
     assert (found.type, found.message_id, found.sent) == ("t", "i", "z")
 
 
-def test_a_large_body_is_not_parsed() -> None:
-    """Beyond the limit a body gives nothing away, and costs nothing."""
+def test_large_body_is_not_parsed_for_envelope() -> None:
     assert dead_letter({}, b'{"type":"t","x":"' + b"x" * 70_000 + b'"}').type == ""
 
 
-def test_looking_does_not_change_the_digest() -> None:
-    """Counts of the queue, and the order in which 4.x sorts headers, have no part in it."""
+def test_digest_ignores_delivery_counts_and_header_order() -> None:
     one = content_digest(received({"a": 1, "b": "x"}, b"body"))
     assert one == content_digest(received({"b": "x", "x-delivery-count": 3, "a": 1}, b"body"))
     assert one != content_digest(received({"a": 1, "b": "x"}, b"Body"))
@@ -257,8 +250,8 @@ def test_looking_does_not_change_the_digest() -> None:
     assert one != content_digest(received({"a": 1, "b": "x"}, b"body", priority=1))
 
 
-def test_the_ends_and_the_length_of_a_huge_body_count() -> None:
-    """Work is bounded: the middle of more than a mebibyte is left out."""
+def test_digest_covers_ends_and_length_of_huge_body() -> None:
+    """The middle of a body above 1 MiB is not hashed."""
     big = bytearray(3 << 20)
     one = content_digest(received({}, bytes(big)))
     assert one != content_digest(received({}, bytes(big) + b"\0"))
@@ -266,8 +259,8 @@ def test_the_ends_and_the_length_of_a_huge_body_count() -> None:
     assert one != content_digest(received({}, bytes(big)))
 
 
-def test_a_timeline_is_in_order() -> None:
-    """Deaths and failures by time; what has none stands at the end."""
+def test_timeline_is_sorted_by_time() -> None:
+    """Entries without a time are last."""
     headers: dict[str, Any] = {
         "x-death": [death("q", "rejected", 2)],
         "MT-Fault-ExceptionType": "E",
@@ -284,8 +277,7 @@ def test_a_timeline_is_in_order() -> None:
     ]
 
 
-def test_a_stand_in_plan_sends_straight_back() -> None:
-    """A queue without a plan of its own is re-driven through the default exchange."""
+def test_queue_without_plan_is_redriven_by_default_exchange() -> None:
     plan = stand_in_plan("q", "q.dlq")
     assert (plan.redrive.exchange, plan.redrive.routing_key, plan.redrive.reset) == ("", "q", True)
 
@@ -299,7 +291,7 @@ def test_a_stand_in_plan_sends_straight_back() -> None:
         ({"error": "no stock", "retry-count": 5}, (6, False)),
     ],
 )
-def test_runs_counted_in_a_usual_header_are_shown(
+def test_attempts_in_common_headers_are_shown(
     headers: dict[str, Any], attempts: tuple[int, bool]
 ) -> None:
     found = dead_letter(headers)

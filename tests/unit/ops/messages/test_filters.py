@@ -64,8 +64,7 @@ LETTER = read_dead_letter(DELIVERY, 4)
         "reason:rejected origin:q.validator   age>1m redrives>=1 payload.order.id:123",
     ],
 )  # fmt: skip
-def test_a_term_that_holds(text: str) -> None:
-    """Each of these matches the letter."""
+def test_matching_filter_terms_match(text: str) -> None:
     assert parse_filter(text).matches(LETTER, DELIVERY, NOW)
 
 
@@ -90,8 +89,7 @@ def test_a_term_that_holds(text: str) -> None:
         "reason:rejected age>2h",
     ],
 )
-def test_a_term_that_does_not_hold(text: str) -> None:
-    """None of these does; one false term is enough."""
+def test_filter_with_one_false_term_does_not_match(text: str) -> None:
     assert not parse_filter(text).matches(LETTER, DELIVERY, NOW)
 
 
@@ -115,23 +113,23 @@ def test_a_term_that_does_not_hold(text: str) -> None:
         ("id:a " * 33, ("id:a " * 33), "at most 32"),
     ],
 )
-def test_a_bad_term_is_named_at_once(text: str, term: str, expected: str) -> None:
-    """The error says which term, and what belongs there."""
+def test_invalid_filter_term_is_named_with_expected_form(
+    text: str, term: str, expected: str
+) -> None:
     with pytest.raises(BadFilter) as caught:
         parse_filter(text)
     assert caught.value.term == term
     assert expected in str(caught.value)
 
 
-def test_content_that_was_dropped_matches_nothing() -> None:
-    """A filter says beforehand whether it needs body or headers."""
+def test_content_term_does_not_match_without_content() -> None:
+    """A filter states whether it needs body or headers."""
     assert parse_filter("payload.a:1").needs_content
     assert not parse_filter("reason:x").needs_content
     assert not parse_filter("payload.order.id:123").matches(LETTER, None, NOW)
 
 
-def test_an_unknown_age_is_no_age() -> None:
-    """A letter without any time is neither old nor young."""
+def test_unknown_age_matches_no_age_term() -> None:
     dead_letter = read_dead_letter(Received("dlq", "", "k"), 1)
     assert not parse_filter("age>0s").matches(dead_letter, None, NOW)
     assert not parse_filter("age<9h").matches(dead_letter, None, NOW)
@@ -142,8 +140,7 @@ def test_an_unknown_age_is_no_age() -> None:
     [("*", "", True), ("a*a", "a", False), ("a*b*c", "aXbYc", True), ("a*b*c", "acb", False),
      ("**", "x", True), ("a*", "ba", False), ("*a*a", "aa", True), ("*ab*ab", "ab", False)],
 )  # fmt: skip
-def test_stars(pattern: str, text: str, expected: bool) -> None:
-    """Parts may not overlap, and the ends hold fast."""
+def test_wildcard_parts_do_not_overlap(pattern: str, text: str, expected: bool) -> None:
     assert text_matches(pattern, text) is expected
 
 
@@ -158,8 +155,8 @@ class _Counted(Received):
         return super().__getattribute__(name)
 
 
-def test_a_body_is_read_once_for_all_terms() -> None:
-    """Thirty-two terms cost what one does, and none where another term fails already."""
+def test_body_is_parsed_once_for_all_terms() -> None:
+    """It is not parsed if another term fails first."""
     terms = " ".join(f"payload.order.{n}:1" for n in range(31))
     delivery = _Counted("dlq", "", "k", DELIVERY.body, DELIVERY.properties)
     for text, asked in ((f"payload.order.id:123 {terms}", 1), (f"id:other {terms}", 0)):
@@ -183,9 +180,7 @@ _LONG = b'{"order": {"id": 123}, "rest": "' + b"x" * PAYLOAD_BYTES + b'"}'
         (b"{no json", "payload.a:1", Judgement.DIFFERS),
     ],
 )
-def test_what_is_too_large_or_too_deep_is_not_looked_into(
-    body: bytes, text: str, judged: Judgement
-) -> None:
-    """It neither matches nor differs, unless something else decides."""
+def test_body_too_large_or_deep_is_not_judged(body: bytes, text: str, judged: Judgement) -> None:
+    """Another term may still decide."""
     delivery = Received("dlq", "", "k", body, DELIVERY.properties)
     assert parse_filter(text).judge(LETTER, delivery, NOW) is judged

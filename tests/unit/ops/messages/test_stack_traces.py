@@ -1,4 +1,4 @@
-"""Foreign stack traces: the cause is told, not what it was wrapped in."""
+"""Stack traces of other languages: the innermost cause is shown."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ ValueError: no stock
         ("nothing of the kind\nat all", ("Outer", "text", "")),
     ],
 )
-def test_the_innermost_cause_is_told(stack: str, told: tuple[str, str, str]) -> None:
-    """Java, .NET, Node.js, Elixir and Python: type, message and the application's own frame."""
+def test_innermost_cause_is_found_in_five_languages(stack: str, told: tuple[str, str, str]) -> None:
+    """Java, .NET, Node.js, Elixir and Python: type, message and the application's frame."""
     assert root_cause("Outer", "text", stack) == told
 
 
@@ -85,8 +85,7 @@ def _read(headers: dict[str, object]) -> object:
     return read_dead_letter(delivery, 1)
 
 
-def test_failures_of_a_spring_service_are_several_groups() -> None:
-    """What differs in its cause differs in its fingerprint, whatever Spring wrapped it in."""
+def test_spring_failures_are_grouped_by_cause() -> None:
     stock = _read({**_of_spring("com.acme.OutOfStockException: sku 7", "Stock.take")})
     other = _read({**_of_spring("com.acme.OutOfStockException: sku 8", "Stock.take")})
     deadlock = _read({**_of_spring("org.postgresql.util.PSQLException: deadlock", "Stock.save")})
@@ -95,8 +94,7 @@ def test_failures_of_a_spring_service_are_several_groups() -> None:
     assert stock.fingerprint != deadlock.fingerprint  # type: ignore[attr-defined]
 
 
-def test_symfony_tells_what_the_handler_threw() -> None:
-    """A HandlerFailedException holds the exception that counts."""
+def test_symfony_handler_failed_exception_shows_inner_exception() -> None:
     inner = {"class": "App\\Error\\Bounced", "message": "no such mailbox", "previous": None}
     stamp = {
         "exceptionClass": "Symfony\\Component\\Messenger\\Exception\\HandlerFailedException",
@@ -119,22 +117,20 @@ def test_symfony_tells_what_the_handler_threw() -> None:
         ({"error_class": "Net::ReadTimeout", "error_message": "late"}, "Net::ReadTimeout", "late"),
     ],
 )
-def test_home_made_headers_are_a_record(
+def test_custom_error_headers_are_recognised(
     headers: dict[str, object], error: str, message: str
 ) -> None:
-    """What consumers write under names of their own is told, and groups by it."""
     found = _read(headers)
     told = (found.error, found.error_message, found.recorded_by)  # type: ignore[attr-defined]
     assert told == (error, message, "its consumer")
 
 
 @given(st.text(max_size=300), st.text(alphabet="->: aA.(){}*#\n\\`+[]cuse", max_size=2000))
-def test_no_stack_is_too_strange(kind: str, stack: str) -> None:
-    """Whatever stands there, the answer is three texts."""
+def test_random_stack_trace_returns_three_strings(kind: str, stack: str) -> None:
     assert len(root_cause(kind, "", stack)) == 3
 
 
-def test_the_type_of_an_error_is_read_from_its_own_header_or_its_stack() -> None:
+def test_error_type_is_read_from_header_or_stack_trace() -> None:
     typed = {"x-exception-type": "app.Refused", "x-exception-message": "too many"}
     stacked = {
         "x-error-message": "failed",

@@ -1,4 +1,4 @@
-"""Dead letters of Celery and Dramatiq: which task, with what, and what it raised."""
+"""Dead letters of Celery and Dramatiq: task, arguments and exception."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _read(delivery: Received) -> tuple[str, str, str]:
     return dead_letter.type, dead_letter.message_id, describe_failure(dead_letter, delivery)
 
 
-def test_a_task_of_celery_is_shown_as_a_call() -> None:
-    """Its name is its type, its arguments are read from JSON, and its retries are attempts."""
+def test_celery_task_is_shown_as_call() -> None:
+    """Its arguments are read from JSON, and its retries count as attempts."""
     body = json.dumps([[17], {"currency": "EUR"}, {"chord": None}]).encode()
     delivery = _dead_letter(body, _CELERY, "application/json")
     kind, message_id, sentence = _read(delivery)
@@ -54,14 +54,14 @@ def test_a_task_of_celery_is_shown_as_a_call() -> None:
 
 
 class _Bomb:
-    """What a pickle can do to whoever loads it."""
+    """An object whose unpickling runs code."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return pytest.fail, ("a pickle was loaded",)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_a_pickle_is_never_loaded(protocol: int) -> None:
+def test_pickle_is_never_loaded(protocol: int) -> None:
     """The arguments are shown as the producer wrote them into the headers."""
     body = pickle.dumps([(17,), {"bomb": _Bomb()}, {}], protocol)
     delivery = _dead_letter(body, _CELERY, "application/x-python-serialize")
@@ -71,16 +71,15 @@ def test_a_pickle_is_never_loaded(protocol: int) -> None:
     )
 
 
-def test_a_task_of_the_first_protocol() -> None:
-    """Everything is in the body."""
+def test_celery_protocol_1_task_is_read_from_body() -> None:
     body = {"task": "shop.charge", "id": "5f1d", "args": [1], "kwargs": {}, "retries": 0}
     kind, message_id, sentence = _read(_dead_letter(json.dumps(body).encode()))
     assert (kind, message_id) == ("shop.charge", "5f1d")
     assert sentence.endswith("It is the Celery task shop.charge(1).")
 
 
-def test_a_message_of_dramatiq_tells_what_was_raised() -> None:
-    """Actor, arguments, retries, and the exception in its traceback with the application's own frame."""
+def test_dramatiq_message_shows_exception() -> None:
+    """It has actor, arguments, retries and the application's frame of the traceback."""
     body = {
         "queue_name": "default",
         "actor_name": "charge",
@@ -109,8 +108,7 @@ def test_a_message_of_dramatiq_tells_what_was_raised() -> None:
     assert read_dead_letter(_dead_letter(other.encode()), 1).fingerprint != dead_letter.fingerprint
 
 
-def test_of_a_long_traceback_the_end_is_kept() -> None:
-    """What was raised, and the frames nearest to it."""
+def test_long_traceback_keeps_its_end() -> None:
     frames = "".join(f'  File "/srv/é{n}.py", line {n}, in f{n}\n    call()\n' for n in range(500))
     failure = failure_from_traceback(f"Traceback:\n{frames}shop.NoStock: none left")
     assert (failure.type, failure.message) == ("shop.NoStock", "none left")
@@ -131,15 +129,14 @@ def test_of_a_long_traceback_the_end_is_kept() -> None:
         {"actor_name": 1, "options": {}},
     ],
 )
-def test_whatever_it_holds_nothing_is_raised(body: dict[str, Any]) -> None:
-    """What makes no sense reads as absent, and nothing grows without bound."""
+def test_random_task_content_raises_no_error(body: dict[str, Any]) -> None:
+    """Invalid values are omitted, and texts are bounded."""
     delivery = _dead_letter(json.dumps(body).encode())
     dead_letter = read_dead_letter(delivery, 1)
     assert len(dead_letter.type) <= 255
     assert len(describe_failure(dead_letter, delivery)) < 5000
 
 
-def test_another_message_is_no_task() -> None:
-    """A header called task alone makes none."""
+def test_task_header_alone_is_not_a_task() -> None:
     delivery = _dead_letter(b'{"id": 1}', {"task": "cleaning"})
     assert _read(delivery)[2] == "It contains no reason for its failure."

@@ -20,8 +20,8 @@ _SAME = {"Sec-Fetch-Site": "same-origin"}
 _QUEUE = f"/admin/dlq/queues/{DLQ}"
 
 
-async def test_a_note_is_read_by_others_and_audited() -> None:
-    """The newest first, of one group or of all; taken away, it stays in the audit."""
+async def test_note_is_shared_and_audited() -> None:
+    """Notes are listed newest first, by group or for all. A deleted note stays in the audit."""
     async with admin(dead_letter(1)) as service:
         ann = service.operations.acting_as(Who("u-1", "Ann")).notes
         first = await ann.add(DLQ, NewNote("abcd1234", "known, fixed in 2.3"))
@@ -43,8 +43,8 @@ async def test_a_note_is_read_by_others_and_audited() -> None:
     assert entries[0].details["text"] == "known, fixed in 2.3"
 
 
-async def test_notes_and_filters_have_bounds() -> None:
-    """So many of one queue; an empty note and a filter that cannot be read are refused."""
+async def test_notes_and_filters_have_limits() -> None:
+    """An empty note and an invalid filter are refused."""
     async with admin() as service:
         notes = service.operations.notes
         with pytest.raises(BadRequest):
@@ -62,8 +62,7 @@ async def test_notes_and_filters_have_bounds() -> None:
             await notes.save_filter(DLQ, NewFilter("one more", "age>2h"))
 
 
-async def test_a_group_remembers_what_was_done_to_it() -> None:
-    """A job that selected it by its fingerprint, and its notes; not what was done to another group."""
+async def test_group_history_lists_its_jobs_and_notes() -> None:
     async with admin(dead_letter(1), dead_letter(2, "KeyError")) as service:
         session = await service.session()
         groups = (await service.operations.groups(session["id"])).items
@@ -86,8 +85,7 @@ async def test_a_group_remembers_what_was_done_to_it() -> None:
     assert other.json()["items"] == []
 
 
-async def test_the_server_does_what_the_library_does() -> None:
-    """The same operations by HTTP."""
+async def test_remote_notes_equal_library_notes() -> None:
     async with admin(dead_letter(1)) as service:
         transport = service.client._transport
         async with RemoteDeadLetters("http://127.0.0.1", transport=transport) as remote:
@@ -108,8 +106,7 @@ def _as(name: str, role: str) -> dict[str, str]:
     return _bearer(_token(sub=name, preferred_username=name, roles=[role]))
 
 
-async def test_roles_bind_notes() -> None:
-    """A viewer reads and does not write; an operator takes away only what is their own, an admin anything."""
+async def test_viewer_cannot_write_notes_and_operator_deletes_only_own() -> None:
     async with admin(settings=settings()) as service:
         client, said = service.client, {"group": "abcd1234", "text": "known"}
         viewer, ann, ben, boss = (
@@ -129,8 +126,8 @@ async def test_roles_bind_notes() -> None:
     assert [one.status_code for one in answers] == [403, 201, 200, 403, 403, 204]
 
 
-async def test_the_page_of_a_group_can_be_shared() -> None:
-    """Its address names queue and fingerprint, no session; notes show beside the group and on the queue."""
+async def test_group_page_address_has_no_session() -> None:
+    """Notes are shown on the group and on the queue."""
     async with admin(dead_letter(1)) as service:
         session = await service.session()
         (group,) = (await service.operations.groups(session["id"])).items

@@ -33,8 +33,8 @@ async def _key(client: httpx.AsyncClient) -> str:
     return str(made.json()["secret"])
 
 
-async def test_a_login_link_is_used_once() -> None:
-    """It opens one session; the second time it is refused, as a link, in the form and as a bearer."""
+async def test_login_link_works_once() -> None:
+    """The second use is refused as a link, in the form and as a bearer token."""
     async with admin(link="the-link", settings=settings()) as service:
         client = service.client
         assert (await client.get("/login?token=the-link")).status_code == 303
@@ -46,16 +46,16 @@ async def test_a_login_link_is_used_once() -> None:
         assert (await client.get("/admin/me", headers=_bearer("the-link"))).status_code == 401
 
 
-async def test_a_login_link_is_no_bearer() -> None:
-    """It is worth a session of the page and nothing else, and trying does not use it up."""
+async def test_login_link_is_not_a_bearer_token() -> None:
+    """The attempt does not use it up."""
     async with admin(link="the-link", settings=settings()) as service:
         bearer = await service.client.get("/admin/me", headers=_bearer("the-link"))
         opened = await service.client.get("/login?token=the-link")
     assert (bearer.status_code, opened.status_code) == (401, 303)
 
 
-async def test_a_key_in_a_link_signs_nobody_in() -> None:
-    """A key or a token works in the form and as a bearer, never in an address."""
+async def test_api_key_in_login_link_is_refused() -> None:
+    """A key or a token works in the form and as a bearer token."""
     async with admin(link="the-link", settings=settings()) as service:
         for shown in (await _key(service.client), _token()):
             answer = await service.client.get(f"/login?token={shown}")
@@ -75,8 +75,8 @@ async def test_a_key_in_a_link_signs_nobody_in() -> None:
         ({}, 303),
     ],
 )
-async def test_another_site_cannot_use_a_login_link(headers: dict[str, str], status: int) -> None:
-    """Only a navigation of the person or of our own page; what is refused does not use it up."""
+async def test_cross_site_login_link_is_refused(headers: dict[str, str], status: int) -> None:
+    """The refused attempt does not use it up."""
     async with admin(link="the-link", settings=settings()) as service:
         answer = await service.client.get("/login?token=the-link", headers=headers)
         assert answer.status_code == status
@@ -84,8 +84,8 @@ async def test_another_site_cannot_use_a_login_link(headers: dict[str, str], sta
             assert (await service.client.get("/login?token=the-link")).status_code == 303
 
 
-async def test_signing_out_ends_the_session() -> None:
-    """The old cookie opens nothing any more; another session of the same key goes on."""
+async def test_sign_out_ends_only_its_session() -> None:
+    """The old cookie is refused. Another session of the same key continues."""
     async with admin(settings=settings()) as service:
         client, form = service.client, {"secret": await _key(service.client)}
         await client.post("/login", data=form, headers=_SAME)
@@ -111,8 +111,8 @@ def _shared() -> tuple[AdminSettings, dict[str, str]]:
     return parse_settings({"auth": auth}, environment, "test"), environment
 
 
-async def test_signing_out_ends_the_session_in_other_processes_too(tmp_path: Path) -> None:
-    """Two services with one database and one secret: a few seconds later the cookie opens neither."""
+async def test_sign_out_ends_session_in_other_processes(tmp_path: Path) -> None:
+    """Two services share one database and one secret."""
     url, clock = f"sqlite:///{tmp_path / 'sessions.db'}", ManualClock(NOW)
     known, environment = _shared()
     options: dict[str, Any] = {"settings": known, "environment": environment}
@@ -129,7 +129,7 @@ async def test_signing_out_ends_the_session_in_other_processes_too(tmp_path: Pat
         await one.client.post("/logout", headers=_SAME)
         two.clock.advance(5)
         assert (await two.client.get("/jobs")).status_code == 303
-        # What has ended by itself is not kept: the list stays as small as the sessions are long.
+        # Expired sessions are removed, so the list stays small.
         one.clock.advance(9 * 3600)
         await one.client.post("/login", data={"secret": _token()}, headers=_SAME)
         await one.client.post("/logout", headers=_SAME)
@@ -139,8 +139,8 @@ async def test_signing_out_ends_the_session_in_other_processes_too(tmp_path: Pat
         assert len(rows) == 1
 
 
-async def test_a_token_without_any_role_opens_no_page() -> None:
-    """403 on every page and stream, as the API answers; only who one is may be asked."""
+async def test_token_without_role_gets_403_on_every_page() -> None:
+    """The API and the streams return 403 as well, except for `me`."""
     nothing = _bearer(_token(roles=["guest"]))
     async with admin(settings=settings()) as service:
         statuses = {
@@ -154,8 +154,7 @@ async def test_a_token_without_any_role_opens_no_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\x1b[31mb", "a\nb", "a\u202eb", "\t", "x" * 101])
-async def test_a_key_has_a_name_that_can_be_printed(name: str) -> None:
-    """By the API and on the page: 400 or 422, and no key is made."""
+async def test_unprintable_key_name_is_refused(name: str) -> None:
     boss = _bearer(_token())
     async with admin(settings=settings()) as service:
         made = await service.client.post(
@@ -173,8 +172,8 @@ async def test_a_key_has_a_name_that_can_be_printed(name: str) -> None:
             parse_settings({"auth": {"keys": [key]}}, {}, "admin.toml")
 
 
-async def test_control_characters_of_a_display_name_are_escaped() -> None:
-    """Escape sequences and marks that reorder text reach neither the audit nor a terminal."""
+async def test_control_characters_of_display_name_are_escaped() -> None:
+    """They reach neither the audit nor a terminal."""
     token = _token(preferred_username="eve\x1b[2J\u202e\r\nadmin" + "x" * 500)
     async with admin(settings=settings()) as service:
         me = (await service.client.get("/admin/me", headers=_bearer(token))).json()
@@ -189,9 +188,9 @@ async def test_token_whose_subject_cannot_be_printed_is_refused(subject: str) ->
     assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")
 
 
-async def test_readiness_tells_strangers_only_whether(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the address of the broker nor an error; somebody known reads both."""
-
+async def test_readiness_hides_broker_address_from_unauthenticated_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def away(_broker: EmbeddedBroker, _name: str = "") -> None:
         raise ConnectionFailed("mq.internal:5672 refused the connection")
 
@@ -208,8 +207,8 @@ async def test_readiness_tells_strangers_only_whether(monkeypatch: pytest.Monkey
     assert (known.json()["broker"] != "", "mq.internal" in known.text) == (True, True)
 
 
-async def test_a_viewer_of_some_queues_sees_the_map_and_only_their_depths() -> None:
-    """Names and paths are of the whole broker; how full a queue is, is for who may see the queue."""
+async def test_viewer_of_some_queues_sees_only_their_depths_on_map() -> None:
+    """Names and routes of the whole broker are visible."""
     grants = [{"claim": "payments", "role": "viewer", "queues": ["payments*"]}]
     some = _bearer(_token(roles=["payments"]))
     async with admin(dead_letter(1), settings=settings(grants=grants)) as service:

@@ -44,8 +44,11 @@ def _originals(exports: Path) -> set[bytes]:
     return {read_line(line, where="it").body for line in file.read_bytes().splitlines()}
 
 
-async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
-    """The review shows differences and where originals go; the button counts what can be changed."""
+async def test_page_applies_patch_to_many_messages(tmp_path: Path) -> None:
+    """The review shows the diffs and the archive of the originals.
+
+    The button counts the messages that can be changed.
+    """
     bodies = [b'{"currency":"EURO","n":%d}' % number for number in range(7)]
     bodies[1] = b"not JSON"
     dead_letters = [dead_letter(number, body=body) for number, body in enumerate(bodies)]
@@ -98,10 +101,10 @@ async def test_many_are_changed_by_a_patch_on_the_page(tmp_path: Path) -> None:
         "tags",
     ],
 )
-async def test_a_patch_that_cannot_be_read_is_told_at_its_field(
+async def test_invalid_patch_is_reported_at_its_field(
     tmp_path: Path, change: str, words: str
 ) -> None:
-    """The form keeps everything that was said, and nothing begins."""
+    """The form keeps all values."""
     said = {"rate": "7", "watchSeconds": "3", "target": "queue", "target_queue": "elsewhere"}
     async with admin(dead_letter(1), editing=True, exports=tmp_path) as service:
         for step in ("3", "go"):
@@ -120,16 +123,14 @@ async def test_a_patch_that_cannot_be_read_is_told_at_its_field(
         assert await service.operations.jobs() == ()
 
 
-async def test_where_no_originals_can_be_kept_nothing_is_changed() -> None:
-    """A service without a folder for them says so at the field."""
+async def test_patch_is_refused_without_export_folder() -> None:
     async with admin(dead_letter(1), editing=True) as service:
         answer = await service.client.post(_ACT, data=_review(_PATCH))
         (trouble,) = re.findall(r'<p class="trouble" id="bad-change".*?</p>', answer.text)
         assert "folder of exports" in trouble
 
 
-async def test_a_hostile_body_is_inert_in_the_review(tmp_path: Path) -> None:
-    """Tags are text, and what would turn or hide the text is spelled out."""
+async def test_hostile_body_is_escaped_in_review(tmp_path: Path) -> None:
     evil = (
         "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\u202egnp.exe\x9b2J\u2028@@ x"
     )
@@ -144,8 +145,7 @@ async def test_a_hostile_body_is_inert_in_the_review(tmp_path: Path) -> None:
     assert review.count("<img") == review.count('<img src="/static/mark.svg"')
 
 
-async def test_a_patch_that_changes_nothing_says_so(tmp_path: Path) -> None:
-    """A test alone leaves every body as it is."""
+async def test_patch_without_effect_is_reported(tmp_path: Path) -> None:
     test = '[{"op": "test", "path": "/order/id", "value": 1}]'
     async with admin(dead_letter(1), editing=True, exports=tmp_path) as service:
         review = (await service.client.post(_ACT, data=_review(test))).text
@@ -159,8 +159,8 @@ def _operator() -> tuple[AdminSettings, dict[str, str]]:
     return settings(keys=[kept]), {"Authorization": f"Bearer {secret}"}
 
 
-async def test_without_the_permission_there_is_no_such_field(tmp_path: Path) -> None:
-    """Neither where editing is off nor for an operator; and who sends it all the same is refused."""
+async def test_patch_field_is_hidden_without_permission(tmp_path: Path) -> None:
+    """A request that sends it anyway is refused."""
     async with admin(dead_letter(1), exports=tmp_path) as service:
         assert _FIELD not in (await service.client.post(_ACT, data=_SECOND)).text
         for step in ("3", "go"):

@@ -64,8 +64,8 @@ async def test_edit_that_amqp_cannot_carry_is_unprocessable(edit: dict[str, Any]
         assert _sent(service) == []
 
 
-async def test_a_changed_copy_goes_back_by_the_api() -> None:
-    """With an id of its own and the id of the original, which stays; written to the audit with its reason."""
+async def test_edit_by_api_publishes_copy_and_keeps_original() -> None:
+    """The copy has a new id and names the original. The audit has the reason."""
     async with admin(dead_letter(1), editing=True) as service:
         message = await _message(service)
         body = base64.b64encode(b'{"order": 7}').decode()
@@ -95,10 +95,7 @@ async def test_a_changed_copy_goes_back_by_the_api() -> None:
         ({"edit": {"headers": {"hopback-attempts": 0}}, "reason": "x"}, "hopback-attempts"),
     ],
 )
-async def test_an_edit_that_cannot_be_carried_out_is_a_422(
-    body: dict[str, Any], words: str
-) -> None:
-    """The text names the part that is wrong."""
+async def test_invalid_edit_is_422_and_names_part(body: dict[str, Any], words: str) -> None:
     async with admin(dead_letter(1), editing=True) as service:
         answer = await service.client.post(f"{await _message(service)}/edit", json=body)
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid")
@@ -106,8 +103,7 @@ async def test_an_edit_that_cannot_be_carried_out_is_a_422(
         assert _sent(service) == []
 
 
-async def test_editing_is_off_unless_it_is_switched_on() -> None:
-    """The API says so, and the page offers nothing."""
+async def test_edit_is_refused_unless_enabled() -> None:
     async with admin(dead_letter(1)) as service:
         message = await _message(service)
         answer = await service.client.post(f"{message}/edit", json={"edit": {}, "reason": "x"})
@@ -129,8 +125,7 @@ def _team() -> tuple[AdminSettings, dict[str, str]]:
     return settings(keys=[kept]), {"Authorization": f"Bearer {secret}"}
 
 
-async def test_a_grant_binds_the_target_of_a_copy() -> None:
-    """Neither by the API nor on the page does a copy reach a queue of another team."""
+async def test_edit_requires_grant_for_target() -> None:
     rules, team = _team()
     elsewhere = Queue("vault", QueueType.QUORUM)
     async with admin(dead_letter(1), editing=True, settings=rules, extra=(elsewhere,)) as service:
@@ -153,8 +148,8 @@ async def test_a_grant_binds_the_target_of_a_copy() -> None:
         assert fine.status_code == 201
 
 
-async def test_the_page_shows_a_diff_before_a_copy_is_sent() -> None:
-    """Edit, review, send; line ends that a form changes are those of the message again."""
+async def test_page_shows_diff_before_edited_copy_is_sent() -> None:
+    """Line ends changed by the form are restored."""
     body = b'{\n "order": {"id": 1},\n "note": "</textarea>"\n}'
     async with admin(dead_letter(1, body=body), editing=True) as service:
         message = (await _message(service)).removeprefix("/admin/dlq")
@@ -187,10 +182,9 @@ async def test_the_page_shows_a_diff_before_a_copy_is_sent() -> None:
         ({"headers": "x-death: 1"}, "x-death"),
     ],
 )
-async def test_a_copy_that_cannot_be_sent_is_told_on_the_form(
+async def test_edit_that_cannot_be_sent_keeps_form_values(
     fields: dict[str, str], words: str
 ) -> None:
-    """What was said stays in the form."""
     async with admin(dead_letter(1, body=b"text"), editing=True) as service:
         message = (await _message(service)).removeprefix("/admin/dlq")
         form = {"body": "text", "content_type": "application/json", "reason": "x", "step": "go"}
@@ -204,8 +198,8 @@ async def test_a_copy_that_cannot_be_sent_is_told_on_the_form(
     [b"\xff\xfe", b"a\r\nb\nc", b"a\rb", b"nul\0", b"x" * 70_000],
     ids=["binary", "mixed", "cr", "nul", "large"],
 )
-async def test_a_payload_that_a_form_would_change_is_left_alone(body: bytes) -> None:
-    """Its headers can be changed on the page; the payload goes as it is."""
+async def test_payload_that_form_would_change_is_read_only(body: bytes) -> None:
+    """Its headers can be changed on the page."""
     async with admin(dead_letter(1, body=body), editing=True) as service:
         message = (await _message(service)).removeprefix("/admin/dlq")
         shown = await service.client.get(f"{message}/edit")
@@ -217,8 +211,7 @@ async def test_a_payload_that_a_form_would_change_is_left_alone(body: bytes) -> 
         assert copy.body == body
 
 
-def test_a_diff_says_what_is_gone_new_and_left_out() -> None:
-    """Lines that stay far from a change are counted; a large change is shown as a whole."""
+def test_diff_counts_unchanged_lines_and_shows_large_change_whole() -> None:
     before = [f"line {n}" for n in range(20)]
     after = [*before[:10], "changed", *before[11:]]
     assert list(diff_lines(before, after)) == [
@@ -248,8 +241,8 @@ def test_a_diff_says_what_is_gone_new_and_left_out() -> None:
 _JOBS = (Queue("jobs.dlq", QueueType.QUORUM), Queue("jobs"))
 
 
-def test_a_lifted_limit_is_restored() -> None:
-    """By the API and on the page; with the reason in the audit. A queue is watched for 15 s before."""
+def test_lifted_limit_is_restored_by_api_and_page() -> None:
+    """The audit has the reason. A queue is watched for 15 s before."""
     run_virtual(_lifted_and_restored())
 
 
@@ -274,8 +267,7 @@ async def _lifted_and_restored() -> None:
         assert [entry["reason"] for entry in audit] == ["", "x"]
 
 
-async def test_operators_of_another_queue_lift_and_restore_no_limit() -> None:
-    """Neither by the API nor on the page."""
+async def test_operator_of_another_queue_cannot_lift_or_restore_limit() -> None:
     queue = "/admin/dlq/queues/jobs.dlq"
     rules, team = _team()
     async with admin(extra=_JOBS, settings=rules) as service:

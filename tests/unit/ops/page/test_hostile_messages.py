@@ -1,4 +1,4 @@
-"""Dead letters of any bytes: each answer of the service is a good one, and nothing of them changes."""
+"""Dead letters of random bytes: every response is valid, and the messages stay unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAME = {"Sec-Fetch-Site": "same-origin"}
 
 
 def _dead_letters(seed: int) -> list[Message]:
-    """Half of them failed in a consumer of ours, with its marks beside the producer's bytes."""
+    """Half of the messages failed in a Hopback consumer and carry its headers."""
     chance = random.Random(seed)
     made = []
     for number in range(_NUMBER):
@@ -61,7 +61,7 @@ def _parts(service: Admin, queue: str) -> dict[bytes, tuple[bytes, Counter[bytes
 
 
 @in_virtual_time
-async def test_dead_letters_of_any_bytes_are_shown_searched_and_grouped() -> None:
+async def test_random_dead_letters_are_shown_searched_and_grouped() -> None:
     async with admin(*_dead_letters(1), editing=True) as service:
         await _die_in_the_queue(service, 1)
         session = await service.session()
@@ -89,7 +89,7 @@ async def test_dead_letters_of_any_bytes_are_shown_searched_and_grouped() -> Non
 
 
 @in_virtual_time
-async def test_dead_letters_of_any_bytes_are_edited_without_change_to_the_rest() -> None:
+async def test_random_dead_letters_are_edited_without_other_changes() -> None:
     async with admin(*_dead_letters(2), editing=True) as service:
         before = _parts(service, DLQ)
         session = await service.session()
@@ -108,7 +108,7 @@ async def test_dead_letters_of_any_bytes_are_edited_without_change_to_the_rest()
 
 
 @in_virtual_time
-async def test_dead_letters_of_any_bytes_come_back_from_an_archive_as_they_were() -> None:
+async def test_random_dead_letters_are_unchanged_after_export_and_import() -> None:
     async with admin(*_dead_letters(3)) as service:
         await _die_in_the_queue(service, 3)
         before = _parts(service, DLQ)
@@ -123,7 +123,7 @@ async def test_dead_letters_of_any_bytes_come_back_from_an_archive_as_they_were(
 
 
 @in_virtual_time
-async def test_dead_letters_of_any_bytes_are_re_driven_as_they_were() -> None:
+async def test_random_dead_letters_are_redriven_unchanged() -> None:
     async with admin(*_dead_letters(4)) as service:
         await _die_in_the_queue(service, 4)
         before = _parts(service, DLQ)

@@ -64,7 +64,7 @@ def _mixed(count: int, start: int = 0) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["re-drive", "discard"])
-async def test_job_with_a_filter_from_the_head_starts_on_the_page(kind: str) -> None:
+async def test_filtered_and_limited_job_starts_on_page(kind: str) -> None:
     async with admin(*_mixed(40)) as service:
         review = await _review(service, kind, filter="error:LookupError", export="0")
         assert "<b>20</b> messages" in review
@@ -75,7 +75,7 @@ async def test_job_with_a_filter_from_the_head_starts_on_the_page(kind: str) -> 
 
 
 @pytest.mark.parametrize("limit", ["", "45"])
-async def test_review_counts_a_filter_exactly_in_a_queue_of_more_messages_than_it_samples(
+async def test_review_counts_filter_matches_exactly_beyond_its_sample(
     limit: str,
 ) -> None:
     messages = [dead_letter(n, "KeyError" if n % 5 else "LookupError") for n in range(60)]
@@ -91,7 +91,7 @@ async def test_review_counts_a_filter_exactly_in_a_queue_of_more_messages_than_i
 
 @pytest.mark.parametrize("limit", ["", "30"])
 @pytest.mark.parametrize("filter_", ["", "error:LookupError"])
-async def test_job_moves_only_reviewed_messages_if_others_arrive_and_leave_before_the_start(
+async def test_job_moves_only_reviewed_messages_if_queue_changes_before_start(
     filter_: str, limit: str
 ) -> None:
     async with admin(*_mixed(40)) as service:
@@ -105,9 +105,7 @@ async def test_job_moves_only_reviewed_messages_if_others_arrive_and_leave_befor
         assert job.counts.done == job.selection.count == len(meant)
 
 
-async def test_job_moves_only_reviewed_messages_of_a_queue_that_the_review_did_not_read_to_its_end() -> (
-    None
-):
+async def test_job_moves_only_reviewed_messages_if_review_sampled_queue() -> None:
     async with admin(*_mixed(40), scan=20) as service:
         review = await _review(service, "re-drive")
         await _consume(service, 3)
@@ -117,7 +115,7 @@ async def test_job_moves_only_reviewed_messages_of_a_queue_that_the_review_did_n
         assert _ids(service, DLQ) == [f"m-{n}" for n in range(100, 105)]
 
 
-async def test_review_is_shown_again_if_all_messages_that_it_read_have_left() -> None:
+async def test_review_is_shown_again_if_reviewed_messages_left_queue() -> None:
     async with admin(*_mixed(40), scan=20) as service:
         review = await _review(service, "re-drive")
         await _consume(service, 25)
@@ -130,7 +128,7 @@ async def test_review_is_shown_again_if_all_messages_that_it_read_have_left() ->
         assert len(_ids(service, MAIN)) == 15
 
 
-async def test_start_refuses_a_selection_of_another_queue() -> None:
+async def test_start_refuses_selection_of_another_queue() -> None:
     async with admin(*_mixed(4)) as service:
         order = {
             "kind": "re-drive",
@@ -155,7 +153,7 @@ async def _look(service: Admin, limit: int) -> str:
 
 @pytest.mark.parametrize("kind", ["re-drive", "discard"])
 @pytest.mark.parametrize("held", [10, 100])
-async def test_group_button_covers_the_group_in_the_whole_queue(held: int, kind: str) -> None:
+async def test_group_button_covers_group_in_whole_queue(held: int, kind: str) -> None:
     async with admin(*_mixed(40)) as service:
         session = await _look(service, held)
         page = (await service.client.get(f"/sessions/{session}?by=error")).text
@@ -170,7 +168,7 @@ async def test_group_button_covers_the_group_in_the_whole_queue(held: int, kind:
         assert service.operations.sessions() == ()
 
 
-async def test_download_contains_exactly_the_selected_messages() -> None:
+async def test_download_contains_exactly_selected_messages() -> None:
     async with admin(*_mixed(40)) as service:
 
         async def download(method: str, path: str, **fields: Any) -> list[str]:
@@ -197,7 +195,7 @@ async def test_download_contains_exactly_the_selected_messages() -> None:
         assert service.operations.sessions() == ()
 
 
-async def test_second_look_says_that_another_one_holds_the_first_messages() -> None:
+async def test_second_session_reports_messages_held_by_first() -> None:
     async with admin(*_mixed(40)) as service:
         await _look(service, 10)
         page = (await service.client.get(f"/sessions/{await _look(service, 10)}")).text

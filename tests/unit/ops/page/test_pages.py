@@ -1,4 +1,4 @@
-"""The pages without a browser: what is shown, what is refused, and hostile content made harmless."""
+"""The pages without a browser: content, refusals and escaped hostile content."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ def _tags(html: str) -> _Tags:
     return found
 
 
-async def test_every_page_is_whole_without_scripts_and_loads_nothing_foreign() -> None:
-    """Each page has one heading, nothing inline, and no address of another host."""
+async def test_every_page_has_one_heading_and_no_inline_or_foreign_resources() -> None:
     async with admin(dead_letter(1)) as service:
         await service.client.post(
             "/admin/dlq/jobs", json={"kind": "re-drive", "queue": DLQ, "reason": "x"}
@@ -79,8 +78,8 @@ async def test_every_page_is_whole_without_scripts_and_loads_nothing_foreign() -
             assert (found.inline, found.foreign) == ([], []), path
 
 
-async def test_the_map_answers_who_gets_a_routing_key() -> None:
-    """By the routing rules of the simulator; nobody is said to be nobody."""
+async def test_map_shows_queues_reached_by_routing_key() -> None:
+    """It uses the routing rules of the simulator."""
     async with admin() as service:
         some = await service.client.get("/topology?exchange=shop.events&key=order.created&ask=1")
         none = await service.client.get("/topology?exchange=shop.events&key=invoice&ask=1")
@@ -100,8 +99,8 @@ async def test_the_map_answers_who_gets_a_routing_key() -> None:
     assert any(kind == "dead-letter" for _, kind in edges)
 
 
-async def test_the_map_shows_what_waits_to_be_sent_later_as_one() -> None:
-    """A node for all queues of delays, with what they hold; the queues themselves are in the table."""
+async def test_map_shows_delay_queues_as_one_node() -> None:
+    """The table lists the queues."""
     async with admin() as service:
         connection = await service.broker.connect("declaring")
         await declare(connection, delay_topology("1h"))
@@ -118,8 +117,7 @@ async def test_the_map_shows_what_waits_to_be_sent_later_as_one() -> None:
     assert ("q:hopback.delay", "x:hopback.delay.due") in edges
 
 
-async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
-    """Look, choose, three steps, a job: without any script."""
+async def test_redrive_works_by_forms_without_scripts() -> None:
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         client = service.client
         opened = await client.post(f"/queues/{DLQ}/look", data={"limit": "10", "how": "plain"})
@@ -149,8 +147,7 @@ async def test_a_visitor_walks_through_a_redrive_by_forms_alone() -> None:
     assert ended.counts.done == 3
 
 
-async def test_a_discard_is_begun_only_by_the_queues_name() -> None:
-    """The wrong name shows the review again; nothing is gone."""
+async def test_discard_with_wrong_queue_name_shows_review_again() -> None:
     async with admin(dead_letter(1)) as service:
         fields = {"on": "3", "step": "go", "reason": "x", "export": "0", "confirm": "orders"}
         answer = await service.client.post(f"/queues/{DLQ}/discard", data=fields)
@@ -161,8 +158,8 @@ async def test_a_discard_is_begun_only_by_the_queues_name() -> None:
         assert service.broker.snapshot().queue(DLQ).ready == ()
 
 
-async def test_a_problem_is_a_page_with_a_way_on() -> None:
-    """404 and 403 are pages; what was tried is not repeated as HTML."""
+async def test_errors_404_and_403_are_pages_with_link() -> None:
+    """The requested path is escaped."""
     async with admin(dead_letter(1), settings=settings(), link="open") as service:
         await service.client.get("/login?token=open")
         lost = await service.client.get("/queues/%3Cscript%3E")
@@ -201,8 +198,8 @@ def _hostile(body: bytes, **properties: str) -> Message:
         "html", "json", "ansi", "rtl", "bytes", "utf8", "large", "deep", "gzip", "zlib", "liar", "empty"
     ],
 )  # fmt: skip
-async def test_hostile_content_is_shown_and_does_nothing(hostile: Message) -> None:
-    """In every form the page stays a page: no tag, no control, no turned text, bounded in size."""
+async def test_hostile_content_is_escaped_on_every_page(hostile: Message) -> None:
+    """No tag, control character or direction mark reaches the page, and its size is bounded."""
     async with admin(hostile) as service:
         session = await service.session()
         item = (await service.client.get(f"{session['url']}/messages")).json()["items"][0]
@@ -226,15 +223,14 @@ async def test_hostile_content_is_shown_and_does_nothing(hostile: Message) -> No
         assert (_tags(answer.text).inline, _tags(answer.text).foreign) == ([], [])
 
 
-def test_what_hides_is_spelled_out() -> None:
-    """Controls become pictures, marks of direction become their code points, the rest stays."""
+def test_control_and_direction_characters_are_spelled_out() -> None:
     assert visible("a\x1b[0m\u202eb\nc") == "a␛[0m⟨U+202E⟩b␊c"
     assert visible("a\tb\nc", lines=True) == "a\tb\nc"
     assert visible("žluťoučký 日本 \ud800") == "žluťoučký 日本 \\ud800"
 
 
-def test_a_payload_is_pretty_where_it_can_be_and_hex_where_it_must() -> None:
-    """JSON is indented, text is text, bytes are hex; what was unpacked is said."""
+def test_payload_is_shown_as_json_text_or_hex() -> None:
+    """A note names the decompression."""
 
     def shown(body: bytes, form: Form, **said: Any) -> ShownPayload:
         return payload_of(Received("q", "", "q", body, Properties(**said)), form)
@@ -256,8 +252,8 @@ def test_a_payload_is_pretty_where_it_can_be_and_hex_where_it_must() -> None:
     assert (damaged.text, damaged.note) == ("{}", "says it is application/x-lzma, and is not")
 
 
-async def test_thousands_of_headers_make_no_large_page() -> None:
-    """The first of them are shown, ours among them, and the rest is counted; so in the API."""
+async def test_message_with_thousands_of_headers_shows_first_ones() -> None:
+    """Hopback's headers are among them. Page and API count the others."""
     many = replace(
         dead_letter(1).properties,
         headers={**{f"{n:x}": None for n in range(20_000)}, **dead_letter(1).properties.headers},
@@ -273,7 +269,7 @@ async def test_thousands_of_headers_make_no_large_page() -> None:
         assert (len(found["headers"]), found["moreHeaders"]) == (500, 19_505)
 
 
-async def test_rows_of_a_look_show_the_field_that_messages_are_grouped_by() -> None:
+async def test_session_rows_show_the_field_of_the_grouping() -> None:
     async with admin(dead_letter(7), dead_letter(8)) as service:
         session = await service.session()
         page = await service.client.get(f"/sessions/{session['id']}?by=payload.order.id")
@@ -283,8 +279,8 @@ async def test_rows_of_a_look_show_the_field_that_messages_are_grouped_by() -> N
     assert names.findall(plain.text) == ["OrderCreated"] * 2
 
 
-async def test_thousands_of_groups_make_no_large_page() -> None:
-    """The largest are shown and the rest is counted; so in the API."""
+async def test_page_with_thousands_of_groups_shows_largest_ones() -> None:
+    """Page and API count the others."""
     messages = (dead_letter(n, error=f"Error{n}") for n in range(1100))
     async with admin(*messages) as service:
         session = await service.session(limit=1100)
@@ -294,8 +290,7 @@ async def test_thousands_of_groups_make_no_large_page() -> None:
         assert (len(found["items"]), found["more"], found["matching"]) == (1000, 100, 1100)
 
 
-async def test_the_page_says_what_a_filter_could_not_look_into() -> None:
-    """A body of more than a mebibyte is not silently one that does not match."""
+async def test_page_reports_bodies_too_large_for_filter() -> None:
     body = b'{"a": "' + b"x" * (1024 * 1024) + b'"}'
     async with admin(dead_letter(1, body=body)) as service:
         session = await service.session()
@@ -305,8 +300,8 @@ async def test_the_page_says_what_a_filter_could_not_look_into() -> None:
         assert (found["matching"], found["notLookedInto"]) == (0, 1)
 
 
-def test_deep_json_is_indented_only_as_far_as_it_is_shown() -> None:
-    """Four hundred levels around many numbers would be hundreds of megabytes with indentation."""
+def test_deep_json_is_indented_only_up_to_display_limit() -> None:
+    """With indentation, 400 levels around many numbers would take hundreds of megabytes."""
     body = b"[" * 400 + b",".join([b"1"] * 200_000) + b"]" * 400
     tracemalloc.start()
     payload = payload_of(Received("q", "", "q", body, Properties()), Form.PRETTY)
@@ -320,8 +315,8 @@ def test_deep_json_is_indented_only_as_far_as_it_is_shown() -> None:
     "path",
     ["/topology", "/topology/graph.json", "/checks", "/admin/topology", "/admin/topology/check"],
 )
-async def test_every_design_is_shown_without_a_management_api(path: str) -> None:
-    """Only declarations are known then: all five designs at once, and one of them twice."""
+async def test_every_design_is_shown_without_management_api(path: str) -> None:
+    """Only declarations are known. All five designs are present, one of them twice."""
     declared = [design.build() for design in DESIGNS.values()]
     broker = EmbeddedBroker()
     async with Operations(ManagedBroker(broker, topologies=declared)) as operations:
@@ -335,8 +330,7 @@ async def test_every_design_is_shown_without_a_management_api(path: str) -> None
         assert [name for name in names if name not in answer.text] == []
 
 
-async def test_the_review_says_that_nobody_consumes_where_messages_go() -> None:
-    """On the page, and in the answer of a dry run by HTTP."""
+async def test_review_and_dry_run_warn_of_target_without_consumers() -> None:
     async with admin(dead_letter(1)) as service:
         form = {"step": "3", "reason": "repaired", "target": "", "on": "2"}
         review = await service.client.post(f"/queues/{DLQ}/re-drive", data=form, headers=_SAME)
@@ -346,7 +340,7 @@ async def test_the_review_says_that_nobody_consumes_where_messages_go() -> None:
         assert plan["reaches"] == [{"queue": "orders", "consumers": 0, "messages": 0}]
 
 
-async def test_pages_of_a_large_topology_show_its_first_rows_and_the_map_around_a_queue() -> None:
+async def test_large_topology_shows_first_rows_and_map_around_queue() -> None:
     names = [f"team{n:03}" for n in range(300)]
     queues = tuple(Queue(f"{name}{end}") for name in names for end in ("", ".dlq"))
     async with admin(replace(dead_letter(1), routing_key="team123.dlq"), extra=queues) as service:

@@ -1,4 +1,4 @@
-"""The page that rehearses a queue: its form, its answer, and what it refuses."""
+"""The rehearsal page: form, results and refused input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.unit.ops.admin_service import DLQ, MAIN, admin
 _ASKED = {"queue": MAIN, "rate": "50/s", "outage": "20m", "ask": "1"}
 
 
-async def test_the_map_leads_from_a_queue_to_its_rehearsal() -> None:
-    """Only queues with a plan have the link; the form is filled in, a rate only where one is known."""
+async def test_map_links_planned_queues_to_rehearsal() -> None:
+    """The form is filled in. A rate is given only if it is known."""
     async with admin() as service:
         rows = (await service.client.get("/topology")).text
         assert re.findall(r'href="(/topology/rehearse[^"]*)"', rows) == [
@@ -26,8 +26,8 @@ async def test_the_map_leads_from_a_queue_to_its_rehearsal() -> None:
     assert "What would happen" not in form
 
 
-async def test_an_outage_is_answered_with_facts_findings_and_charts() -> None:
-    """Two attempts and one wait of 30 s: twenty minutes at 50/s park nearly all that came."""
+async def test_outage_rehearsal_shows_facts_findings_and_charts() -> None:
+    """Two attempts with one wait of 30 s: an outage of 20 min at 50/s parks nearly all messages."""
     async with admin() as service:
         answer = await service.client.get("/topology/rehearse", params=_ASKED)
     assert answer.status_code == 200
@@ -53,10 +53,9 @@ async def test_an_outage_is_answered_with_facts_findings_and_charts() -> None:
         ({"queue": "nowhere"}, 404, "No plan is known"),
     ],
 )
-async def test_what_cannot_be_rehearsed_is_refused(
+async def test_invalid_rehearsal_is_refused_and_keeps_form_values(
     change: dict[str, str], status: int, words: str
 ) -> None:
-    """With what was expected, as the command says it; what was said stays in the form, to be corrected."""
     async with admin() as service:
         answer = await service.client.get("/topology/rehearse", params=_ASKED | change)
     assert answer.status_code == status
@@ -67,7 +66,7 @@ async def test_what_cannot_be_rehearsed_is_refused(
                 assert f'name="{name}" value="{value}"' in answer.text
 
 
-async def test_page_has_the_colours_and_charts_of_a_rehearsal() -> None:
+async def test_page_serves_colours_and_charts_of_rehearsal() -> None:
     async with admin() as found:
         for name in ("colors.css", "chart.css"):
             answer = await found.client.get(f"/static/{name}")

@@ -1,4 +1,4 @@
-"""A form whose answer takes minutes: a page that says how far it is, with a way out of it."""
+"""A form whose response takes minutes gets a progress page with a cancel button."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.unit.ops.cli.raffle import Raffle
 
-_SLOW_S = 25.0  # of the broker, for everything it says
+_SLOW_S = 25.0  # seconds per answer of the broker
 
 
 @asynccontextmanager
@@ -36,7 +36,7 @@ async def _slow_page(count: int) -> AsyncIterator[tuple[Raffle, httpx.AsyncClien
 
 
 async def _look(client: httpx.AsyncClient, **fields: str) -> str:
-    """Ask for a look that takes long; the address of the page to wait on."""
+    """Start a long session and return the address of its progress page."""
     answer = await client.post(f"/queues/{DLQ}/look", data={"limit": "10", **fields})
     assert answer.status_code == 303, answer.text
     where = answer.headers["location"]
@@ -45,8 +45,7 @@ async def _look(client: httpx.AsyncClient, **fields: str) -> str:
 
 
 @in_virtual_time
-async def test_a_long_look_has_a_page_that_leads_on_to_its_messages() -> None:
-    """How far it is stands there; when it is over, the same address leads to the session, once."""
+async def test_progress_page_redirects_once_to_opened_session() -> None:
     async with _slow_page(2500) as (found, client):
         where = await _look(client, skip="2490")
         page = await client.get(where)
@@ -64,8 +63,8 @@ async def test_a_long_look_has_a_page_that_leads_on_to_its_messages() -> None:
 
 
 @in_virtual_time
-async def test_cancel_gives_back_what_was_taken() -> None:
-    """And leads back to the queue."""
+async def test_cancel_on_progress_page_returns_messages() -> None:
+    """It redirects to the queue."""
     async with _slow_page(30) as (found, client):
         where = await _look(client)
         answer = await client.post(f"{where}/cancel")
@@ -76,8 +75,8 @@ async def test_cancel_gives_back_what_was_taken() -> None:
 
 
 @in_virtual_time
-async def test_a_page_that_was_closed_leaves_nothing_held() -> None:
-    """Nobody asks any more: after some seconds the look is given up."""
+async def test_closed_progress_page_returns_messages() -> None:
+    """The session is cancelled some seconds after the last poll."""
     async with _slow_page(30) as (found, client):
         where = await _look(client)
         await asyncio.sleep(30.0)
@@ -87,8 +86,7 @@ async def test_a_page_that_was_closed_leaves_nothing_held() -> None:
 
 
 @in_virtual_time
-async def test_what_is_refused_after_a_while_is_said_on_the_page_waited_on() -> None:
-    """With the same words as at once."""
+async def test_late_refusal_is_shown_on_progress_page() -> None:
     async with _slow_page(30) as (found, client):
         found.broker.faults.inject(Fault.REFUSE_CONNECTION, times=10)
         where = await _look(client)
@@ -100,8 +98,7 @@ async def test_what_is_refused_after_a_while_is_said_on_the_page_waited_on() -> 
 
 
 @in_virtual_time
-async def test_a_review_that_takes_long_is_waited_for_in_the_same_way() -> None:
-    """The review is what the address shows when it is there."""
+async def test_long_review_uses_progress_page() -> None:
     async with _slow_page(30) as (_, client):
         said = {"step": "3", "on": "2", "reason": "the cause is repaired", "target": "design"}
         answer = await client.post(f"/queues/{DLQ}/re-drive", data=said)
