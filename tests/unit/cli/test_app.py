@@ -21,15 +21,14 @@ def _groups() -> list[tuple[str, LazyGroup]]:
 
 
 @pytest.mark.parametrize(("name", "group"), _groups(), ids=str)
-def test_help_says_of_a_command_what_the_command_says(name: str, group: LazyGroup) -> None:
-    """The line in the table, shown without loading a command, is the command's own."""
+def test_help_table_equals_short_help_of_commands(name: str, group: LazyGroup) -> None:
+    """The table is shown without loading the commands."""
     assert group.table
     for command_name, lazy in group.table.items():
         assert lazy.load().get_short_help_str(limit=200) == lazy.help, f"{name} {command_name}"
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--version` prints name and number."""
+def test_version_option_prints_name_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"hopback {__version__}\n"
 
@@ -45,10 +44,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_leaves_with_2(
+def test_usage_errors_exit_with_2_on_stderr(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What cannot be understood is said on stderr; stdout stays empty."""
     assert run(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -63,19 +61,17 @@ def test_wrong_usage_leaves_with_2(
         (["dlq", "xyzzy"], "No such command 'xyzzy'.\n"),
     ],
 )
-def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(
+def test_misspelt_command_or_queue_is_answered_with_suggestion(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For commands as for queues; nothing is guessed where nothing is like it."""
     assert run(arguments) == 2
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["topology", "show"], ["topology", "check"], ["simulate"]])
-def test_an_unknown_target_leaves_with_5(
+def test_unknown_target_exits_with_5_and_suggestion(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither a system nor a file: the error names what there is, close names first."""
     options = ["--queue", "q", "--fail", "1"] if command == ["simulate"] else []
     assert run([*command, "freeflo", *options]) == 5
     said = capsys.readouterr()
@@ -97,11 +93,11 @@ def _before(**_: object) -> None:
 @click.option("--format")
 @click.option("--rate", default=7)
 def _after(**_: object) -> None:
-    """The same one, with less to say, other than that any form is taken."""
+    """The same command with fewer arguments and options."""
 
 
-def test_what_a_command_no_longer_takes_is_found() -> None:
-    """The tool that compares commits names what scripts could say before, and nothing else."""
+def test_promises_tool_finds_removed_arguments_and_options() -> None:
+    """The tool compares the command lines of two commits."""
     assert lost(promises(_before), promises(_before)) == []
     assert lost(promises(_before), promises(_after)) == [
         "hopback [ARGUMENT1]",
@@ -113,7 +109,7 @@ def test_what_a_command_no_longer_takes_is_found() -> None:
     ]
 
 
-def test_help_lists_commands_in_the_order_of_use() -> None:
+def test_help_lists_commands_in_order_of_use() -> None:
     commands = root.list_commands(click.Context(root))
     assert commands[:3] == ["init", "run", "publish"]
     assert commands[-2:] == ["demo", "systems"]
@@ -123,7 +119,7 @@ _SAMPLES = {"config": __file__, "http": "0.0.0.0:8080", "queue": "orders invoice
 
 
 @pytest.mark.parametrize("name", ["run", "serve"])
-def test_every_option_is_read_from_the_environment_as_from_the_command_line(
+def test_every_option_is_read_from_environment_as_from_command_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = root.get_command(click.Context(root), name)

@@ -33,8 +33,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("celery_shop", None)
 
 
-def test_findings_are_printed_and_an_error_fails(capsys: _Output) -> None:
-    """As those of a topology: place, explanation, fix, and the sum."""
+def test_celery_check_prints_findings_and_fails_on_error(capsys: _Output) -> None:
     assert run(["celery", "check", "celery_shop:worker"]) == 1
     said = capsys.readouterr().out
     assert "error: setting `task_default_delivery_mode` [celery-transient]" in said
@@ -42,8 +41,8 @@ def test_findings_are_printed_and_an_error_fails(capsys: _Output) -> None:
     assert said.rstrip().splitlines()[-1].startswith("Found 1 error, ")
 
 
-def test_findings_as_json(capsys: _Output) -> None:
-    """For scripts; any finding has its own exit code if that is asked for."""
+def test_celery_check_prints_findings_as_json(capsys: _Output) -> None:
+    """`--detailed-exit-code` gives any finding an exit code."""
     assert (
         run(["celery", "check", "celery_shop:worker", "-o", "json", "--detailed-exit-code"]) == 10
     )
@@ -53,8 +52,7 @@ def test_findings_as_json(capsys: _Output) -> None:
 
 
 @pytest.mark.parametrize("name", ["celery_shop", "celery_shop:other", "celery_shop:nothing"])
-def test_what_is_no_application_is_told(name: str, capsys: _Output) -> None:
-    """Which names were looked for, what is there, and what to say."""
+def test_celery_check_without_application_lists_module_names(name: str, capsys: _Output) -> None:
     assert run(["celery", "check", name]) != 0
     said = capsys.readouterr().err
     assert "expected a Celery application" in said

@@ -56,12 +56,12 @@ _JOB = JobRecord(
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_error_leaves_with_its_code(error: errors.HopbackError, code: int) -> None:
-    """The code is that of the nearest class that has one, else 1."""
+def test_error_class_selects_exit_code(error: errors.HopbackError, code: int) -> None:
+    """Classes without a code exit with 1."""
     assert exit_of(error) == code
 
 
-def test_the_codes_are_the_documented_ones() -> None:
+def test_exit_codes_are_the_documented_ones() -> None:
     """Scripts rely on the numbers."""
     assert {code.name: int(code) for code in Exit} == {
         "OK": 0,

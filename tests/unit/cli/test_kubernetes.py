@@ -182,7 +182,7 @@ def test_names_of_the_example_refer_to_each_other() -> None:
     assert parse_settings(tomllib.loads(settings), secret, "admin.toml").asks_who
 
 
-def test_the_page_creates_every_key_of_the_secret() -> None:
+def test_docs_create_every_key_of_the_secret() -> None:
     page = (ROOT / "docs/how-to/kubernetes.md").read_text()
     created = set(re.findall(r"--from-literal=(\w+)=", page))
     used = {

@@ -14,7 +14,7 @@ from hopback.message import Message, Properties
 from hopback.testing.threads import BrokerThread
 from hopback.topology.model import Queue
 
-_COUNT = 400  # of 1 KiB: several times what a pipe takes
+_COUNT = 400  # of 1 KiB, several times the capacity of a pipe
 
 
 async def _park(url: str) -> None:
@@ -31,8 +31,7 @@ async def _park(url: str) -> None:
 @pytest.mark.parametrize(
     "command", [["export"], ["peek", "--limit", "400"]], ids=["export", "peek"]
 )
-def test_a_reader_that_leaves_is_no_failure(command: list[str]) -> None:
-    """No words, no traceback, code 0, and everything is back in the queue."""
+def test_closed_pipe_exits_with_0_and_returns_messages(command: list[str]) -> None:
     verb, *options = command
     with BrokerThread(ServerSettings(port=0, http_port=0)) as broker:
         asyncio.run(_park(broker.url))

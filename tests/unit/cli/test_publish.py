@@ -56,10 +56,9 @@ def _stored(broker: BrokerThread) -> list[StoredMessage]:
     return list(broker.snapshot().queue("orders").messages)
 
 
-def test_a_message_is_published_to_a_queue(
+def test_publish_sends_persistent_message_and_waits_for_confirm(
     broker: BrokerThread, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Persistent, with an id of its own; the command ends when the broker has confirmed it."""
     assert run(["publish", "orders", '{"id": 7}', "--type", "Order", "--header", "a=b"]) == 0
     (message,) = _stored(broker)
     headers: dict[str, FieldValue] = dict(message.properties.headers)
@@ -70,26 +69,25 @@ def test_a_message_is_published_to_a_queue(
     assert capsys.readouterr().out == "1 message confirmed for orders.\n"
 
 
-def test_an_exchange_takes_a_routing_key(broker: BrokerThread) -> None:
-    """Three arguments instead of two; --raw sends the text as it is."""
+def test_publish_to_exchange_takes_routing_key(broker: BrokerThread) -> None:
+    """`--raw` sends the text unchanged."""
     assert run(["publish", "events", "order.new", "plain text", "--raw"]) == 0
     assert [message.body for message in _stored(broker)] == [b"plain text"]
 
 
-def test_lines_of_stdin_are_messages(
+def test_publish_reads_lines_of_stdin(
     broker: BrokerThread, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is confirmed before the next is read; empty lines are none."""
+    """Each is confirmed before the next is read. Empty lines are skipped."""
     monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": 1}\n\n{"id": 2}\n'))
     assert run(["publish", "orders", "-"]) == 0
     assert [json.loads(message.body)["id"] for message in _stored(broker)] == [1, 2]
     assert capsys.readouterr().out == "2 messages confirmed for orders.\n"
 
 
-def test_what_no_queue_wants_is_an_error(
+def test_unroutable_publish_names_exchange_and_key(
     broker: BrokerThread, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says where it did not arrive, and what to do."""
     assert run(["publish", "events", "cart.new", "{}"]) == 1
     told = capsys.readouterr()
     assert (
@@ -108,10 +106,9 @@ def test_what_no_queue_wants_is_an_error(
         (["orders", "{}", "--delay", "4"], "add a unit, as in 4s"),
     ],
 )
-def test_what_cannot_be_published_is_a_usage_error(
+def test_invalid_publish_is_usage_error_and_sends_nothing(
     broker: BrokerThread, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    """Nothing was sent."""
     assert run(["publish", *arguments]) == 2
     assert told in capsys.readouterr().err
     assert _stored(broker) == []
@@ -143,7 +140,7 @@ async def handle(order: dict) -> None:
 """
 
 
-def test_publish_finds_the_embedded_broker_of_its_directory_where_port_5672_is_taken(
+def test_publish_finds_embedded_broker_of_its_directory_if_port_5672_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(_APP)

@@ -18,8 +18,7 @@ _Output = pytest.CaptureFixture[str]
 _LONG = ("rehearse", "recommended", "--rate", "500/s", "--outage", "40m", "--consumers", "4×20")
 
 
-def test_the_text_has_charts_sums_and_findings(capsys: _Output) -> None:
-    """Everything a reader needs, in one screen."""
+def test_rehearse_prints_charts_totals_and_findings(capsys: _Output) -> None:
     assert run(_LONG) == 0
     said = capsys.readouterr().out
     assert said.startswith(
@@ -31,8 +30,8 @@ def test_the_text_has_charts_sums_and_findings(capsys: _Output) -> None:
     assert "A further tier of 1h would park none." in said
 
 
-def test_json_has_the_total_of_dead_letters_and_the_findings(capsys: _Output) -> None:
-    """Numbers for others; the total is the sum over the stations."""
+def test_rehearse_json_contains_dead_letters_and_findings(capsys: _Output) -> None:
+    """The total is the sum over the stations."""
     assert run([*_LONG, "-o", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["deadLetters"] == sum(one["deadLetters"] for one in said["stations"]) > 100_000
@@ -40,8 +39,7 @@ def test_json_has_the_total_of_dead_letters_and_the_findings(capsys: _Output) ->
     assert {one["rule"] for one in said["findings"]} >= {"attempts-run-out", "dependency-load"}
 
 
-def test_csv_has_a_row_for_each_sample(capsys: _Output) -> None:
-    """A header, and columns for every queue."""
+def test_rehearse_csv_has_one_row_per_sample(capsys: _Output) -> None:
     assert run([*_LONG, "-o", "csv"]) == 0
     rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert rows[0][:2] == ["seconds", "orders depth"]
@@ -49,8 +47,8 @@ def test_csv_has_a_row_for_each_sample(capsys: _Output) -> None:
     assert {len(row) for row in rows} == {len(rows[0])}
 
 
-def test_the_exact_engine_is_asked_by_name(capsys: _Output) -> None:
-    """A small scenario, message by message, with a handler's spread."""
+def test_rehearse_exact_engine_simulates_each_message(capsys: _Output) -> None:
+    """The handler times have a spread."""
     arguments = ("--rate", "1/s", "--outage", "1m@10s", "--for", "5m", "--engine", "exact")
     assert run(["rehearse", "ratatoskr", *arguments, "--handler", "40ms±20ms", "-o", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -58,8 +56,10 @@ def test_the_exact_engine_is_asked_by_name(capsys: _Output) -> None:
     assert said["deadLetters"] == pytest.approx(45, abs=2)
 
 
-def test_a_scenario_file_says_it_all(tmp_path: Path, capsys: _Output) -> None:
-    """Its profile lies beside it; options that it contains are refused."""
+def test_rehearse_scenario_file_refuses_options_it_contains(
+    tmp_path: Path, capsys: _Output
+) -> None:
+    """Its profile is a file next to it."""
     (tmp_path / "day.csv").write_text("seconds,rate\n0,100\n1800,400\n", encoding="utf-8")
     path = tmp_path / "day.toml"
     path.write_text('for = "1h"\n[queues.orders]\nprofile = "day.csv"\n', encoding="utf-8")
@@ -68,10 +68,9 @@ def test_a_scenario_file_says_it_all(tmp_path: Path, capsys: _Output) -> None:
     assert run(["rehearse", "recommended", "--scenario", str(path), "--rate", "5/s"]) == 2
 
 
-def test_an_application_says_how_its_handlers_run(
+def test_rehearse_application_uses_concurrency_and_breaker_of_handlers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: _Output
 ) -> None:
-    """Concurrency and breaker come from the decorator."""
     (tmp_path / "rehearsed_shop.py").write_text(
         "from hopback import App, BreakerPolicy\n"
         "app = App('shop')\n"
@@ -103,16 +102,14 @@ def test_an_application_says_how_its_handlers_run(
         (("json:dumps", "--rate", "1/s"), 5, "json"),
     ],
 )
-def test_mistakes_are_told(
+def test_rehearse_mistakes_have_message_and_exit_code(
     arguments: tuple[str, ...], code: int, words: str, capsys: _Output
 ) -> None:
-    """What was found, what was expected, and the exit code of its kind."""
     assert run(["rehearse", *arguments]) == code
     assert words in capsys.readouterr().err
 
 
-def test_svg_and_html_are_documents(capsys: _Output) -> None:
-    """Each whole, and nothing else on stdout."""
+def test_rehearse_writes_complete_svg_and_html(capsys: _Output) -> None:
     assert run([*_LONG, "-o", "svg"]) == 0
     drawn = capsys.readouterr().out
     assert drawn.startswith("<svg ")
@@ -123,15 +120,17 @@ def test_svg_and_html_are_documents(capsys: _Output) -> None:
     assert page.endswith("</html>\n")
 
 
-def test_help_names_all_three_sources(capsys: _Output) -> None:
-    """An application, a file or a system."""
+def test_rehearse_help_names_all_three_sources(capsys: _Output) -> None:
     assert run(["rehearse", "--help"]) == 0
     assert "(SYSTEM | FILE | MODULE:APP)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("engine", ["fluid", "exact"])
-def test_bursts_come_as_often_as_said(engine: str, capsys: _Output) -> None:
-    """Ten minutes at 1/s in bursts of five minutes: two of 300, of which the second comes at the end."""
+def test_rehearse_bursts_follow_their_interval(engine: str, capsys: _Output) -> None:
+    """Ten minutes at 1/s in bursts of five minutes are two bursts of 300.
+
+    The second one is at the end.
+    """
     arguments = ("--rate", "1/s", "--arrivals", "bursts", "--burst-every", "5m", "--for", "11m")
     assert run(["rehearse", "ratatoskr", *arguments, "--engine", engine, "-o", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -139,16 +138,15 @@ def test_bursts_come_as_often_as_said(engine: str, capsys: _Output) -> None:
     assert max(queue["peak"] for queue in said["queues"]) > 200
 
 
-def test_findings_can_decide_the_exit_code() -> None:
-    """For CI: 10 if there is an error or a warning."""
+def test_rehearse_detailed_exit_code_is_10_for_findings() -> None:
     assert run([*_LONG, "--detailed-exit-code"]) == 10
     calm = ("rehearse", "recommended", "--rate", "5/s", "--detailed-exit-code")
     assert run(calm) == 0
 
 
 @pytest.mark.slow
-def test_advice_is_a_table_and_a_line_to_copy(capsys: _Output) -> None:
-    """Today's plan first; the best as a decorator and as TOML. A goal out of reach leaves with 1."""
+def test_rehearse_advice_is_table_decorator_and_toml(capsys: _Output) -> None:
+    """The present plan is first. An unreachable goal exits with 1."""
     goal = ("--advise", "no dead letters up to 1h outage")
     assert run([*_LONG, *goal]) == 0
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`hopback run`: finding the application, and what the options become."""
+"""`hopback run`: finding the application, and the effect of the options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def handle(order: dict) -> None: ...
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current directory; what is imported from it is forgotten afterwards."""
+    """An empty current directory. Modules imported from it are removed afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -46,16 +46,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("target", "name"),
     [("loaded_shop:app", "shop"), ("loaded_shop", "shop"), ("loaded_shop:other", "other")],
 )
-def test_an_application_is_found_from_the_current_directory(
-    folder: Path, target: str, name: str
-) -> None:
-    """`module:attribute`; the attribute is `app` where none is named."""
+def test_application_is_loaded_from_current_directory(folder: Path, target: str, name: str) -> None:
+    """The default attribute is `app`."""
     (folder / "loaded_shop.py").write_text(_APP)
     assert load_app(target).name == name
 
 
-def test_an_application_is_found_in_a_package(folder: Path) -> None:
-    """Dotted names lead into packages."""
+def test_application_is_loaded_from_package(folder: Path) -> None:
     (folder / "loaded_package").mkdir()
     (folder / "loaded_package" / "inner.py").write_text(_APP)
     assert load_app("loaded_package.inner:app").name == "shop"
@@ -79,8 +76,9 @@ def test_an_application_is_found_in_a_package(folder: Path) -> None:
         ("loaded_bare:app", 1, "loaded_bare.py, line 3: app.handler: queue: expected the name"),
     ],
 )
-def test_what_is_missing_is_said(folder: Path, target: str, code: int, told: str) -> None:
-    """A missing module, attribute or library, a file that does not import: each in its own words."""
+def test_missing_module_attribute_or_library_is_reported(
+    folder: Path, target: str, code: int, told: str
+) -> None:
     (folder / "loaded_shop.py").write_text(_APP)
     (folder / "loaded_broken.py").write_text("\n1 / 0\n")
     (folder / "loaded_needy.py").write_text("import no_such_library\n")
@@ -95,8 +93,7 @@ def test_what_is_missing_is_said(folder: Path, target: str, code: int, told: str
     assert caught.value.code == code
 
 
-def test_a_missing_attribute_names_those_there_are(folder: Path) -> None:
-    """The remedy is the command to type."""
+def test_missing_attribute_lists_existing_ones(folder: Path) -> None:
     (folder / "loaded_shop.py").write_text(_APP)
     with pytest.raises(CommandFailed) as caught:
         load_app("loaded_shop:nothing")
@@ -114,14 +111,12 @@ def test_a_missing_attribute_names_those_there_are(folder: Path) -> None:
         ("localhost:8080", ("localhost", 8080)),
     ],
 )
-def test_an_http_address_is_loopback_unless_said(text: str, address: tuple[str, int]) -> None:
-    """A port alone is open to this machine only."""
+def test_http_port_without_host_listens_on_loopback(text: str, address: tuple[str, int]) -> None:
     assert HttpAddress().convert(text, None, None) == address
 
 
 @pytest.mark.parametrize("text", ["", "http", "localhost:", "1:99999", "-1", "::1:x"])
-def test_a_wrong_http_address_is_refused(text: str) -> None:
-    """Usage, not a guess."""
+def test_invalid_http_address_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected PORT or HOST:PORT"):
         HttpAddress().convert(text, None, None)
 
@@ -146,8 +141,8 @@ def _settings(**change: object) -> RunSettings:
     return RunSettings(**{**settings, **change})  # type: ignore[arg-type]
 
 
-def test_a_child_is_told_everything_and_no_password_in_its_arguments() -> None:
-    """Every option is passed on; the broker's address goes by the environment."""
+def test_child_process_gets_all_options_and_no_password_in_arguments() -> None:
+    """The broker URL is passed in the environment."""
     settings = _settings(management="http://user:secret@host/")
     command = settings.command(2, 9)
     assert "secret" not in " ".join(command)
@@ -167,8 +162,8 @@ def test_a_child_is_told_everything_and_no_password_in_its_arguments() -> None:
     assert settings.environment()["HOPBACK_MANAGEMENT"] == "http://user:secret@host/"
 
 
-def test_each_process_has_a_port_of_its_own() -> None:
-    """One after the other; port 0 stays 0."""
+def test_each_process_has_its_own_port() -> None:
+    """Port 0 stays 0."""
     ports = [_option(_settings().command(number, 9), "--http") for number in range(3)]
     assert ports == ["127.0.0.1:8080", "127.0.0.1:8081", "127.0.0.1:8082"]
     assert _option(_settings(http=("127.0.0.1", 0)).command(2, 9), "--http") == "127.0.0.1:0"
@@ -189,24 +184,22 @@ def _option(command: list[str], name: str) -> str:
     ],
     ids=str,
 )
-def test_options_that_make_no_sense_leave_with_2(
+def test_invalid_run_options_exit_with_2(
     folder: Path,
     options: list[str],
     told: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Numbers have limits. A broker must be named."""
     monkeypatch.delenv("HOPBACK_BROKER", raising=False)
     (folder / "loaded_shop.py").write_text(_APP)
     assert run(["run", "loaded_shop:app", *options]) == 2
     assert told in capsys.readouterr().err
 
 
-def test_a_queue_that_the_application_does_not_handle_is_refused(
+def test_run_refuses_queue_without_handler(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is connected."""
     (folder / "loaded_shop.py").write_text(_APP)
     assert run(["run", "loaded_shop:app", "--broker", "embedded", "--queue", "order"]) == 1
     assert "expected one of orders, got 'order'" in capsys.readouterr().err
@@ -228,10 +221,10 @@ _PACKAGE = {
 }
 
 
-def test_modules_of_a_package_that_declare_handlers_are_found(
+def test_run_imports_modules_of_package_that_declare_handlers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scripts and tests are not imported; a router that nobody included is named."""
+    """Scripts and tests are not imported. A router that is not included is named."""
     for name, text in _PACKAGE.items():
         path = folder / "discovered" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -244,8 +237,7 @@ def test_modules_of_a_package_that_declare_handlers_are_found(
     )
 
 
-def test_a_module_of_a_package_that_is_broken_is_named(folder: Path) -> None:
-    """With the file and the line, as for the module of the application itself."""
+def test_broken_module_of_package_is_named_with_file_and_line(folder: Path) -> None:
     (folder / "broken").mkdir()
     (folder / "broken" / "__init__.py").write_text(_PACKAGE["__init__.py"])
     (folder / "broken" / "orders.py").write_text("import missing  # app.handler\n")
@@ -253,10 +245,10 @@ def test_a_module_of_a_package_that_is_broken_is_named(folder: Path) -> None:
         load_app("broken:app")
 
 
-def test_an_application_without_handlers_is_not_run(
+def test_run_refuses_application_without_handlers(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would be ready at once, and then do nothing forever; the remedy names the usual reason."""
+    """It would be ready at once and never handle a message."""
     (folder / "loaded_empty.py").write_text("from hopback import App\napp = App('shop')\n")
     assert run(["run", "loaded_empty:app", "--broker", "embedded"]) == 2
     told = capsys.readouterr().err

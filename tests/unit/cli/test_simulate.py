@@ -15,8 +15,8 @@ _FREEFLOW = (
 )
 
 
-def test_the_timeline_shows_every_wait_and_the_extra_copies(capsys: _Output) -> None:
-    """30 s, 5 min, 30 min, then the dead-letter queue; the audit queue gets three copies more."""
+def test_simulate_shows_every_wait_and_extra_copies(capsys: _Output) -> None:
+    """30 s, 5 min, 30 min, then the dead-letter queue. The audit queue gets three extra copies."""
     assert run(_FREEFLOW) == 0
     said = capsys.readouterr().out
     waits = [line.split()[-1] for line in said.splitlines() if " waits " in line]
@@ -28,8 +28,7 @@ def test_the_timeline_shows_every_wait_and_the_extra_copies(capsys: _Output) -> 
     )
 
 
-def test_the_hardened_form_makes_no_extra_copies(capsys: _Output) -> None:
-    """The same waits, straight back."""
+def test_simulate_hardened_form_makes_no_extra_copies(capsys: _Output) -> None:
     assert run([*_FREEFLOW, "--hardened"]) == 0
     said = capsys.readouterr().out
     assert said.splitlines()[-1] == (
@@ -38,8 +37,7 @@ def test_the_hardened_form_makes_no_extra_copies(capsys: _Output) -> None:
     )
 
 
-def test_json_holds_the_timeline_and_its_sum(capsys: _Output) -> None:
-    """For scripts: milliseconds, steps, headers, ending."""
+def test_simulate_json_contains_timeline_and_totals(capsys: _Output) -> None:
     assert run([*_FREEFLOW, "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ending"] == {"step": "parked", "queue": "freeflow.events.dlq"}
@@ -53,16 +51,14 @@ def test_json_holds_the_timeline_and_its_sum(capsys: _Output) -> None:
     ]
 
 
-def test_mermaid_draws_the_life(capsys: _Output) -> None:
-    """A sequence diagram with every queue that the message saw."""
+def test_simulate_mermaid_draws_sequence_diagram(capsys: _Output) -> None:
     assert run([*_FREEFLOW, "-o", "mermaid"]) == 0
     drawn = capsys.readouterr().out
     assert drawn.startswith("sequenceDiagram\n")
     assert "as freeflow.document.retry.30m" in drawn
 
 
-def test_the_broker_version_is_taken(capsys: _Output) -> None:
-    """What is simulated is the RabbitMQ that was asked for."""
+def test_simulate_uses_broker_version(capsys: _Output) -> None:
     arguments = ("simulate", "raffle", "--queue", "raffle_queue", "--fail", "0", "-o", "json")
     assert run([*arguments, "--broker-version", "3.10"]) == 0
     assert json.loads(capsys.readouterr().out)["broker_version"] == "3.10"
@@ -81,10 +77,9 @@ def test_the_broker_version_is_taken(capsys: _Output) -> None:
         (("--queue", "raffle_queue"), 2, "--fail"),
     ],
 )
-def test_what_cannot_be_played_is_said(
+def test_simulate_refuses_invalid_options_with_remedy(
     capsys: _Output, options: tuple[str, ...], code: int, words: str
 ) -> None:
-    """Each error says what would do."""
     assert run(["simulate", "raffle", *options]) == code
     said = capsys.readouterr()
     assert said.out == ""

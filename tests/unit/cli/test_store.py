@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_database_is_migrated_once_and_says_its_version(
+def test_store_migrate_is_repeatable_and_status_shows_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Looking makes no file; migrating is safe to repeat."""
+    """`status` does not create the file."""
     file = tmp_path / "shop.db"
     url = f"sqlite:///{file}"
     status = ["store", "status", "--database", url, "--detailed-exit-code"]
@@ -39,10 +39,9 @@ def test_a_database_is_migrated_once_and_says_its_version(
     ]
 
 
-def test_the_address_may_come_from_the_environment(
+def test_store_database_is_read_from_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Out of process lists."""
     monkeypatch.setenv("HOPBACK_DATABASE", f"sqlite:///{tmp_path / 'shop.db'}")
     assert run(["store", "migrate"]) == 0
     assert (tmp_path / "shop.db").exists()
@@ -58,10 +57,9 @@ def test_the_address_may_come_from_the_environment(
         ("hunter2", 1),
     ],
 )
-def test_a_database_that_cannot_be_used_is_words_without_a_password(
+def test_unusable_database_is_reported_without_password(
     url: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unreachable, unknown or no address at all."""
     assert run(["store", "migrate", "--database", url]) == code
     said = capsys.readouterr()
     assert said.out == ""
@@ -69,8 +67,9 @@ def test_a_database_that_cannot_be_used_is_words_without_a_password(
     assert "hunter2" not in said.err
 
 
-def test_a_relay_needs_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error names the command that makes them."""
+def test_relay_without_tables_names_migrate_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = ["--database", f"sqlite:///{tmp_path / 'shop.db'}", "--broker", "amqp://localhost/"]
     assert run(["store", "relay", *where]) == 6
     said = capsys.readouterr().err
@@ -78,15 +77,14 @@ def test_a_relay_needs_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "hopback store migrate" in said
 
 
-def test_a_relay_needs_the_address_of_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
-    """Something else is a mistake in the command, and no password is repeated."""
+def test_relay_without_broker_address_is_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--database", "sqlite:///x.db", "--broker", "http://user:hunter2@localhost/"]
     assert run(["store", "relay", *where]) == 2
     assert "hunter2" not in capsys.readouterr().err
 
 
-async def test_a_relay_that_cannot_go_on_does_not_say_that_it_was_stopped(tmp_path: Path) -> None:
-    """A row that nobody can read ends it with the error; only a signal ends it in order."""
+async def test_relay_with_unreadable_row_raises_error(tmp_path: Path) -> None:
+    """Only a signal ends it without an error."""
     url = f"sqlite:///{tmp_path}/shop.db"
     engine = open_database(url)
     await migrate(engine)

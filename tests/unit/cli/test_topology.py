@@ -29,13 +29,11 @@ def _out(capsys: _Output, *arguments: str, code: int = 0) -> str:
 
 
 def test_systems_lists_every_design(capsys: _Output) -> None:
-    """One line each, under a heading."""
     lines = _out(capsys, "systems").splitlines()
     assert [line.split()[0] for line in lines] == ["NAME", *DESIGNS]
 
 
-def test_systems_as_json_holds_the_parameters(capsys: _Output) -> None:
-    """Names, defaults and what is expected, for scripts."""
+def test_systems_json_contains_parameters(capsys: _Output) -> None:
     listed = json.loads(_out(capsys, "systems", "-o", "json"))
     ratatoskr = next(design for design in listed if design["name"] == "ratatoskr")
     assert {p["name"]: p["default"] for p in ratatoskr["parameters"]} == {
@@ -49,8 +47,7 @@ def test_systems_as_json_holds_the_parameters(capsys: _Output) -> None:
     assert json.loads(_out(capsys, "systems", "ratatoskr", "-o", "json")) == ratatoskr
 
 
-def test_a_system_is_described(capsys: _Output) -> None:
-    """Its own words, its parameters, and what to do next."""
+def test_systems_describes_system_and_parameters(capsys: _Output) -> None:
     said = _out(capsys, "systems", "raffle")
     assert "retry_ttl_ms" in said
     assert "hopback topology check raffle" in said
@@ -58,10 +55,9 @@ def test_a_system_is_described(capsys: _Output) -> None:
 
 @pytest.mark.parametrize("name", DESIGNS)
 @pytest.mark.parametrize("hardened", [[], ["--hardened"]], ids=["faithful", "hardened"])
-def test_every_form_of_a_topology_is_what_the_library_writes(
+def test_topology_show_equals_output_of_library(
     capsys: _Output, name: str, hardened: list[str]
 ) -> None:
-    """The command adds nothing to what the library says, and leaves nothing out."""
     topology = DESIGNS[name].build(hardened=bool(hardened))
     show = ("topology", "show", name, *hardened)
     assert _out(capsys, *show) == write_table(topology)
@@ -77,22 +73,22 @@ def test_every_form_of_a_topology_is_what_the_library_writes(
     ("kind", "first"),
     [("flow", "flowchart LR"), ("sequence", "sequenceDiagram"), ("states", "stateDiagram-v2")],
 )
-def test_a_topology_is_drawn_in_three_ways(capsys: _Output, kind: str, first: str) -> None:
-    """Each kind of diagram begins as Mermaid expects it."""
+def test_topology_is_drawn_as_three_mermaid_diagrams(
+    capsys: _Output, kind: str, first: str
+) -> None:
     drawn = _out(capsys, "topology", "diagram", "freeflow", "--diagram", kind)
     assert drawn.splitlines()[0] == first
 
 
-def test_a_diagram_follows_the_queue_that_is_asked_for(capsys: _Output) -> None:
-    """`--queue` chooses whose message is drawn."""
+def test_topology_diagram_follows_queue_option(capsys: _Output) -> None:
     arguments = ("topology", "diagram", "freeflow", "--diagram", "states", "--queue")
     assert "freeflow.alarms.queue" in _out(capsys, *arguments, "freeflow.alarms.queue")
 
 
-def test_what_an_old_broker_would_refuse_is_left_out_and_said(
+def test_definitions_omit_arguments_that_old_broker_refuses(
     capsys: _Output, tmp_path: Path
 ) -> None:
-    """The definitions on stdout stay importable; the note is on stderr."""
+    """The note is on stderr, so stdout can be imported."""
     path = tmp_path / "new.json"
     queue = {
         "name": "q",
@@ -114,7 +110,7 @@ def test_what_an_old_broker_would_refuse_is_left_out_and_said(
 
 
 def test_check_explains_each_finding(capsys: _Output) -> None:
-    """Severity, place, rule, explanation, fix, and a sum at the end."""
+    """Severity, place, rule, explanation, fix, and the total at the end."""
     said = _out(capsys, "topology", "check", "freeflow", "--param", "audit=#")
     assert "[retry-reaches-others]" in said
     assert "`freeflow.audit.queue`" in said
@@ -123,8 +119,7 @@ def test_check_explains_each_finding(capsys: _Output) -> None:
 
 
 @pytest.mark.parametrize("name", DESIGNS)
-def test_check_finds_nothing_in_a_hardened_form(capsys: _Output, name: str) -> None:
-    """At most information is left, on every version."""
+def test_check_of_hardened_form_has_only_info_findings(capsys: _Output, name: str) -> None:
     for version in ("3.10", "4.0", "4.3"):
         options = ("--hardened", "--broker-version", version, "-o", "json")
         checked = json.loads(_out(capsys, "topology", "check", name, *options))
@@ -132,8 +127,8 @@ def test_check_finds_nothing_in_a_hardened_form(capsys: _Output, name: str) -> N
         assert checked["broker_version"] == version
 
 
-def test_check_leaves_with_1_for_an_error_and_10_when_asked(capsys: _Output) -> None:
-    """ratatoskr has errors on 4.0, warnings on 3.10."""
+def test_check_exits_with_1_for_error_and_10_on_request(capsys: _Output) -> None:
+    """ratatoskr has errors on 4.0 and warnings on 3.10."""
     check = ("topology", "check", "ratatoskr", "--broker-version")
     _out(capsys, *check, "4.0", code=1)
     _out(capsys, *check, "3.10", code=0)
@@ -141,8 +136,9 @@ def test_check_leaves_with_1_for_an_error_and_10_when_asked(capsys: _Output) -> 
     _out(capsys, *check, "4.0", "--detailed-exit-code", code=10)
 
 
-def test_a_virtual_host_is_chosen_and_named(capsys: _Output, tmp_path: Path) -> None:
-    """Of two virtual hosts one is read; every object written for a whole broker names its own."""
+def test_vhost_option_selects_objects_and_definitions_name_it(
+    capsys: _Output, tmp_path: Path
+) -> None:
     path = tmp_path / "both.json"
     queues = [
         {"name": name, "vhost": vhost, "durable": True, "auto_delete": False, "arguments": {}}
@@ -198,18 +194,17 @@ def code_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         (["simulate", "--queue", "orders", "--fail", "always"], "is parked in orders.dlq"),
     ],
 )
-def test_what_an_application_declares_is_a_topology(
+def test_application_is_accepted_as_topology(
     code_first: str, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
-    """MODULE:APP stands wherever a system or a file does."""
     assert run([*arguments, code_first]) == 0
     assert told in capsys.readouterr().out
 
 
-def test_asyncapi_has_the_schemas_of_the_payloads(
+def test_asyncapi_contains_schemas_of_payloads(
     code_first: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of each queue whose handler says what it takes, and of the keys that lead there."""
+    """They are listed for queues with typed handlers and for the routing keys that lead there."""
     assert run(["topology", "show", code_first, "-o", "asyncapi"]) == 0
     document = json.loads(capsys.readouterr().out)
     order = {"$ref": "#/components/schemas/Order"}
@@ -223,8 +218,9 @@ def test_asyncapi_has_the_schemas_of_the_payloads(
     assert properties["id"] == {"type": "integer"}
 
 
-def test_an_application_takes_no_form(code_first: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says itself what it declares."""
+def test_hardened_is_refused_for_application(
+    code_first: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["topology", "show", code_first, "--hardened"]) == 2
     assert "--hardened is for a documented system" in capsys.readouterr().err
 
@@ -238,7 +234,7 @@ def test_an_application_takes_no_form(code_first: str, capsys: pytest.CaptureFix
         ("latest", (), ["delivery-limit-feeds-retry"]),
     ],
 )
-def test_check_judges_an_export_for_the_version_of_its_broker(
+def test_check_of_export_uses_version_of_its_broker(
     capsys: _Output, tmp_path: Path, version: str, options: tuple[str, ...], rules: list[str]
 ) -> None:
     written, _ = write_definitions(DESIGNS["ratatoskr"].build({}), vhost="/")

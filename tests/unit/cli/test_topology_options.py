@@ -18,36 +18,31 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("name", DESIGNS)
-def test_a_system_is_built_by_its_name(name: str) -> None:
-    """Both forms can be had by name."""
+def test_system_is_built_by_name_in_both_forms(name: str) -> None:
     assert TopologySource(name).topology() == DESIGNS[name].build()
     assert TopologySource(name, hardened=True).topology() == DESIGNS[name].build(hardened=True)
 
 
-def test_parameters_reach_the_design() -> None:
-    """`--param` changes what is built."""
+def test_param_option_changes_design() -> None:
     topology = TopologySource("ratatoskr", params=(("queue", "shop.events"),)).topology()
     assert topology.queue("shop.events.retry") is not None
 
 
-def test_a_wrong_parameter_is_a_matter_of_usage() -> None:
-    """It names the parameter, what was expected and where the parameters are listed."""
+def test_invalid_parameter_is_usage_error() -> None:
     with pytest.raises(CommandFailed, match=r"params\.max_retries") as caught:
         TopologySource("raffle", params=(("max_retries", "many"),)).topology()
     assert caught.value.code is Exit.USAGE
     assert "hopback systems raffle" in caught.value.do
 
 
-def test_a_toml_file_is_read(tmp_path: Path) -> None:
-    """What was written is what is read, a byte order mark or not."""
+def test_toml_file_is_read_with_and_without_bom(tmp_path: Path) -> None:
     raffle = DESIGNS["raffle"].build()
     path = tmp_path / "raffle.toml"
     path.write_text(write_toml(raffle), encoding="utf-8-sig")
     assert TopologySource(str(path)).topology() == raffle
 
 
-def test_a_file_takes_no_options_of_a_design(tmp_path: Path) -> None:
-    """A file says itself what it declares."""
+def test_design_options_are_refused_for_file(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text("")
     with pytest.raises(click.UsageError, match="--hardened is for a documented system"):
@@ -57,16 +52,14 @@ def test_a_file_takes_no_options_of_a_design(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.toml", "no/such/file.json"])
-def test_what_is_neither_is_not_found(name: str) -> None:
-    """The error lists the systems and the kinds of file."""
+def test_unknown_topology_source_is_not_found(name: str) -> None:
     with pytest.raises(CommandFailed) as caught:
         TopologySource(name, hardened=True).topology()
     assert caught.value.code is Exit.NOT_FOUND
     assert all(system in caught.value.do for system in DESIGNS)
 
 
-def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
-    """Only the two kinds that say what they are."""
+def test_other_file_types_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "topology.yaml"
     path.write_text("a: b")
     with pytest.raises(CommandFailed, match=r"\.toml or \.json") as caught:
@@ -75,8 +68,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bad.toml", "bad.json"])
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path, name: str) -> None:
-    """No traceback for a file of another kind under that name."""
+def test_binary_topology_file_is_refused_without_traceback(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"\xff\xfe\x00queue")
     with pytest.raises(CommandFailed, match="cannot be read"):
@@ -84,8 +76,9 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", "queues = 3"), ("a.json", "[1, 2")])
-def test_a_wrong_file_says_what_is_wrong(tmp_path: Path, name: str, text: str) -> None:
-    """What is wrong inside a file is the reader's own error."""
+def test_invalid_topology_file_raises_invalid_topology(
+    tmp_path: Path, name: str, text: str
+) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(InvalidTopology):

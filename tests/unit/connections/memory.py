@@ -1,4 +1,7 @@
-"""A RabbitMQ made of our own server role, in memory: no socket, no time, full control."""
+"""An in-memory RabbitMQ built from the server role of `hopback.wire`.
+
+It has no socket and no timing.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _ANSWERS: dict[str, str] = {
 
 
 class MemoryServer(asyncio.Transport):
-    """A server that answers requests at once and remembers everything; also the client's socket."""
+    """A server that answers requests at once and records them. It is also the client's socket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class MemoryServer(asyncio.Transport):
         self._protocol = protocol
         protocol.connection_made(self)
 
-    # --- what the client's side calls
+    # --- called by the client
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Bytes from the client: understood now, answered in the loop's next turn."""
@@ -80,7 +83,7 @@ class MemoryServer(asyncio.Transport):
         """The client hangs up at once."""
         self.close()
 
-    # --- what a test calls
+    # --- called by tests
 
     def flush(self) -> None:
         """Bytes to the client."""
@@ -89,7 +92,7 @@ class MemoryServer(asyncio.Transport):
             self._protocol.data_received(data)
 
     def send(self, number: int, name: str, **arguments: Any) -> None:
-        """Say a method, now."""
+        """Send a method now."""
         self.core.send(number, name, **arguments)
         self.flush()
 
@@ -101,7 +104,7 @@ class MemoryServer(asyncio.Transport):
         properties: Properties | None = None,
         **arguments: Any,
     ) -> None:
-        """Say a message, now."""
+        """Send a message now."""
         method = frame(METHOD, number, encode_arguments(METHODS[name], arguments))
         raw = encode_properties(properties or Properties())
         self.core.content(number, method, raw, body)
@@ -154,7 +157,7 @@ class MemoryServer(asyncio.Transport):
 async def connect(
     *, window: int = 100, confirm_timeout: float = 30.0
 ) -> tuple[MemoryServer, RabbitConnection]:
-    """A connection of ours to a new server in memory."""
+    """Connect a client to a new in-memory server."""
     server = MemoryServer()
     connection = RabbitConnection(
         Address(heartbeat=0), "test", window=window, confirm_timeout=confirm_timeout

@@ -1,4 +1,4 @@
-"""Reading what RabbitMQ says when two declarations differ, and the one advice for it."""
+"""Parsing RabbitMQ's errors about conflicting declarations, and the common advice."""
 
 from __future__ import annotations
 
@@ -37,13 +37,12 @@ _START = "PRECONDITION_FAILED - inequivalent arg "
         ),
     ],
 )
-def test_every_form_of_a_406_is_read(text: str, found: Inequivalent) -> None:
+def test_inequivalent_argument_errors_are_parsed(text: str, found: Inequivalent) -> None:
     """Values with and without types, missing on either side, quotes in names."""
     assert read_inequivalent(_START + text) == found
 
 
-def test_other_texts_are_left_as_they_are() -> None:
-    """A 406 about something else is no difference of declarations; its text is told."""
+def test_other_406_texts_are_kept() -> None:
     text = "PRECONDITION_FAILED - invalid arg 'x-message-ttl' for queue 'q'"
     assert read_inequivalent(text) is None
     assert text in str(difference_of(text, Queue("q")))
@@ -87,10 +86,10 @@ _HARD = {
     ],
     ids=["strategy", "shorter", "longer", "priority", "exchange"],
 )
-async def test_one_conflict_has_one_advice(
+async def test_conflict_advice_is_equal_in_declare_and_plan(
     there: Queue | Exchange, desired: Queue | Exchange, words: str
 ) -> None:
-    """Declaring, planning with and planning without the management API say the same."""
+    """The plan is made with and without the management API."""
 
     def holding(item: Queue | Exchange) -> Topology:
         if isinstance(item, Queue):

@@ -64,8 +64,7 @@ def _open_channels(server: MemoryServer) -> list[int]:
     return sorted(server.core.channels)
 
 
-async def test_a_publish_waits_for_its_confirm() -> None:
-    """Not done when sent; done when stored."""
+async def test_publish_waits_for_its_confirm() -> None:
     broker = _Broker()
     async with MessageSender(broker) as sender:
         await _prove(sender, broker.servers[0])
@@ -76,8 +75,8 @@ async def test_a_publish_waits_for_its_confirm() -> None:
         await sending
 
 
-async def test_a_channel_nacked_again_and_again_is_replaced() -> None:
-    """After ten nacks in a row a new channel is opened, and the old one closed when it is idle."""
+async def test_channel_nacked_ten_times_in_a_row_is_replaced() -> None:
+    """The old channel is closed when it is idle."""
     broker = _Broker()
     async with MessageSender(broker) as sender:
         await _prove(sender, broker.servers[0])
@@ -97,8 +96,8 @@ async def test_a_channel_nacked_again_and_again_is_replaced() -> None:
     assert len(broker.servers) == 1
 
 
-async def test_nacks_with_a_confirm_between_them_replace_nothing() -> None:
-    """A queue that is full now and then is no reason for a new channel."""
+async def test_nacks_with_confirms_between_keep_channel() -> None:
+    """A queue may be full for a moment."""
     broker = _Broker()
     async with MessageSender(broker) as sender:
         await _prove(sender, broker.servers[0])
@@ -116,8 +115,11 @@ def _on_channel(server: MemoryServer, number: int) -> list[bytes]:
     return [found.body for found in server.published() if found.channel == number]
 
 
-async def test_publishes_of_an_unproven_route_have_a_channel_each() -> None:
-    """A refusal fails one message; the route is proven by the first confirm, and shared from then on."""
+async def test_publishes_of_unproven_route_have_separate_channels() -> None:
+    """A refusal fails one message.
+
+    The first confirm proves the route, and later publishes share a channel.
+    """
     broker = _Broker()
     async with MessageSender(broker) as sender:
         refused = asyncio.create_task(sender.send(Message("missing", "k", b"refused")))
@@ -151,7 +153,7 @@ async def test_publishes_of_an_unproven_route_have_a_channel_each() -> None:
     ],
     ids=["key", "size", "user_id", "CC", "delivery_mode"],
 )
-async def test_a_publish_that_may_be_refused_does_not_share_a_channel(message: Message) -> None:
+async def test_publish_that_may_be_refused_does_not_share_channel(message: Message) -> None:
     broker = _Broker()
     async with MessageSender(broker) as sender:
         first = asyncio.create_task(sender.send(Message("topics", "a.key", bytes(100))))
@@ -165,7 +167,7 @@ async def test_a_publish_that_may_be_refused_does_not_share_a_channel(message: M
         await sending
 
 
-async def test_the_routing_key_does_not_matter_on_exchanges_known_not_to_be_topics() -> None:
+async def test_routing_key_is_ignored_for_exchanges_that_are_not_topics() -> None:
     broker = _Broker()
     async with MessageSender(broker, keyless=["direct"]) as sender:
         first = asyncio.create_task(sender.send(Message("direct", "a", b"x")))
@@ -179,7 +181,7 @@ async def test_the_routing_key_does_not_matter_on_exchanges_known_not_to_be_topi
         await sending
 
 
-async def test_publishes_that_wait_for_the_first_of_their_route_follow_it_in_order() -> None:
+async def test_publishes_that_wait_for_first_of_their_route_keep_order() -> None:
     broker = _Broker()
     async with MessageSender(broker) as sender:
         sending = [
@@ -207,7 +209,7 @@ async def test_publishes_that_wait_for_the_first_of_their_route_follow_it_in_ord
         (Properties(reply_to="amq.rabbitmq.reply-to"), "reply_to"),
     ],
 )
-async def test_a_property_that_every_broker_refuses_is_an_error_before_it_is_sent(
+async def test_property_that_every_broker_refuses_raises_before_sending(
     properties: Properties, named: str
 ) -> None:
     broker = _Broker()
@@ -218,8 +220,8 @@ async def test_a_property_that_every_broker_refuses_is_an_error_before_it_is_sen
         assert broker.servers[0].published() == []
 
 
-async def test_a_shared_channel_that_is_closed_fails_only_the_refused_publish() -> None:
-    """An exchange was deleted: every interrupted publish is sent again, on a channel of its own."""
+async def test_closed_shared_channel_fails_only_refused_publish() -> None:
+    """An exchange was deleted. Every interrupted publish is sent again on a separate channel."""
     broker = _Broker()
     async with MessageSender(broker) as sender:
         for number, exchange in enumerate(("there", "gone"), start=1):
@@ -249,8 +251,8 @@ async def test_a_shared_channel_that_is_closed_fails_only_the_refused_publish() 
     assert [type(result) for result in results] == [type(None), PublishRefused, type(None)]
 
 
-async def test_a_lost_line_is_made_again_for_those_who_wait() -> None:
-    """What was in flight is interrupted; what was not yet sent is sent on the new line."""
+async def test_lost_connection_is_reopened_for_waiting_publishes() -> None:
+    """Publishes in flight are interrupted."""
     broker = _Broker()
     async with MessageSender(broker, backoff=_QUICK) as sender:
         await _prove(sender, broker.servers[0])
@@ -269,8 +271,8 @@ async def test_a_lost_line_is_made_again_for_those_who_wait() -> None:
     assert [found.body for found in broker.servers[1].published()] == [b"5"]
 
 
-async def test_a_message_that_cannot_be_sent_is_an_error_at_once() -> None:
-    """Too large headers harm neither the channel nor later publishes."""
+async def test_unencodable_message_raises_at_once() -> None:
+    """Headers that are too large affect neither the channel nor later publishes."""
     broker = _Broker()
     async with MessageSender(broker) as sender:
         too_large = Properties(headers={"big": "x" * 140_000})
@@ -279,8 +281,7 @@ async def test_a_message_that_cannot_be_sent_is_an_error_at_once() -> None:
         await _prove(sender, broker.servers[0], scratch=3)
 
 
-async def test_no_broker_in_time_says_that_nothing_was_sent() -> None:
-    """The reason of the last failure is in the error."""
+async def test_publish_without_broker_raises_connection_failed_after_timeout() -> None:
     broker = _Broker()
     broker.failure = ConnectionFailed("nobody there")
     sender = MessageSender(broker, timeout=0.02, backoff=_QUICK)
@@ -291,10 +292,9 @@ async def test_no_broker_in_time_says_that_nothing_was_sent() -> None:
 
 
 @pytest.mark.parametrize("kind", [ConnectionFailed, LoginRefused])
-async def test_entering_fails_at_once_where_there_is_no_broker(
+async def test_entering_publisher_without_broker_raises_at_once(
     kind: type[ConnectionFailed],
 ) -> None:
-    """The reason of the first try, and not half a minute later at the first publish."""
     broker = _Broker()
     broker.failure = kind("nobody there")
     with pytest.raises(kind, match="nobody there"):
@@ -302,8 +302,8 @@ async def test_entering_fails_at_once_where_there_is_no_broker(
             raise AssertionError("expected no sender")
 
 
-async def test_a_closed_publisher_refuses() -> None:
-    """Nobody waits for a line that will not come; closing twice is no error."""
+async def test_closed_publisher_refuses_publish() -> None:
+    """Closing twice is not an error."""
     broker = _Broker()
     sender = MessageSender(broker)
     sender.start()
@@ -314,8 +314,7 @@ async def test_a_closed_publisher_refuses() -> None:
         await sender.send(Message("", "q", b"x"))
 
 
-async def test_a_line_that_ended_for_good_says_why() -> None:
-    """What no new connection can repair reaches the next sender, not only a log."""
+async def test_publisher_that_ended_permanently_raises_reason() -> None:
     broker = _Broker()
     broker.failure = TopologyError("not like this")
     sender = MessageSender(broker, timeout=5)

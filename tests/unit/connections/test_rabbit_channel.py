@@ -1,4 +1,4 @@
-"""Our channel against a server in memory that does what no sound broker would."""
+"""The AMQP channel against an in-memory server that violates the protocol."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ async def _turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_acks_of_one_turn_leave_in_one_write_and_one_frame() -> None:
-    """A hundred handlers that end in one turn of the loop cost one write."""
+async def test_acks_of_one_loop_turn_are_one_frame() -> None:
     server, channel = await _channel()
     held: list[Delivery] = []
     await channel.consume("q", held.append, tag="c")
@@ -58,8 +57,8 @@ async def test_acks_of_one_turn_leave_in_one_write_and_one_frame() -> None:
     assert server.writes == before + 1
 
 
-async def test_a_lone_publish_leaves_at_once_and_further_ones_at_the_end_of_the_turn() -> None:
-    """Who publishes one by one waits for no turn of the loop; of a hundred at once 99 share a write."""
+async def test_single_publish_is_written_at_once_and_further_ones_together() -> None:
+    """Of a hundred in one turn, 99 share a write."""
     server, channel = await _channel()
     before = server.writes
     fates = [channel.publish(Message("", "q", b"1"))]
@@ -88,8 +87,8 @@ async def test_publishes_on_several_channels_share_a_write() -> None:
     assert len(server.published()) == 30
 
 
-async def test_the_first_publish_after_many_waits_for_others_of_its_turn() -> None:
-    """It may be the first of many again; the one after it, alone as well, leaves at once."""
+async def test_first_publish_after_many_waits_for_end_of_turn() -> None:
+    """The next single publish is written at once."""
     server, channel = await _channel()
     fates = [channel.publish(Message("", "q", b"%d" % number)) for number in range(1, 11)]
     await _turn()
@@ -105,8 +104,7 @@ async def test_the_first_publish_after_many_waits_for_others_of_its_turn() -> No
     assert len(server.published()) == 12
 
 
-async def test_a_publish_while_reading_leaves_with_the_answers_to_what_was_read() -> None:
-    """A consumer that publishes what it gets has one write for all that came at once."""
+async def test_publish_while_reading_is_written_with_acks() -> None:
     server, channel = await _channel()
     fates: list[asyncio.Future[None]] = []
 
@@ -121,8 +119,8 @@ async def test_a_publish_while_reading_leaves_with_the_answers_to_what_was_read(
     assert server.settlements() == [("basic.ack", 1, False, False)]
 
 
-async def test_settlements_reach_the_broker_as_they_were_called() -> None:
-    """Acks below a held delivery coalesce; nacks and rejects never do."""
+async def test_settlements_keep_their_order() -> None:
+    """Acks below a held delivery are combined. Nacks and rejects are not."""
     server, channel = await _channel()
     held: list[Delivery] = []
     await channel.consume("q", held.append, tag="c")
@@ -144,8 +142,8 @@ async def test_settlements_reach_the_broker_as_they_were_called() -> None:
     ]
 
 
-async def test_a_consumer_cancelled_by_the_broker_is_cancelled_by_us_too() -> None:
-    """RabbitMQ 4.3 keeps a consumer that timed out: our own cancel makes an end of it."""
+async def test_consumer_cancelled_by_broker_is_cancelled_by_client() -> None:
+    """RabbitMQ 4.3 keeps a consumer that timed out until the client cancels it."""
     server, channel = await _channel()
     told: list[str] = []
     seen: list[Delivery] = []
@@ -156,8 +154,7 @@ async def test_a_consumer_cancelled_by_the_broker_is_cancelled_by_us_too() -> No
     assert server.asked()[-1] == ("basic.cancel", {"consumer_tag": "c", "nowait": True})
 
 
-async def test_a_delivery_to_a_consumer_that_is_gone_goes_back() -> None:
-    """It is nobody's any more; it is released at once, and the channel goes on."""
+async def test_delivery_for_unknown_consumer_is_requeued() -> None:
     server, channel = await _channel()
     seen: list[Delivery] = []
     await channel.consume("q", seen.append, tag="c")
@@ -169,8 +166,8 @@ async def test_a_delivery_to_a_consumer_that_is_gone_goes_back() -> None:
     await channel.qos(1)
 
 
-async def test_confirms_in_any_order_and_grouping_reach_their_senders() -> None:
-    """Ack of one, nack of several, a return before its ack: each its own."""
+async def test_confirms_in_any_order_reach_their_publishes() -> None:
+    """Ack of one, nack of several, a return before its ack."""
     server, channel = await _channel()
     fates = [channel.publish(Message("", f"q{number}", b"x")) for number in range(1, 6)]
     await _turn()
@@ -196,8 +193,8 @@ async def test_confirms_in_any_order_and_grouping_reach_their_senders() -> None:
     ]
 
 
-async def test_a_return_that_fits_nothing_counts_nothing_as_stored() -> None:
-    """If we cannot tell which message came back, none in flight is reported as confirmed."""
+async def test_unmatched_return_confirms_no_publish() -> None:
+    """If the returned message is unknown, no publish in flight is confirmed."""
     server, channel = await _channel()
     fate = channel.publish(Message("", "q", b"x"))
     await _turn()
@@ -208,8 +205,7 @@ async def test_a_return_that_fits_nothing_counts_nothing_as_stored() -> None:
     assert isinstance(await channel.wait_closed(), ProtocolError)
 
 
-async def test_headers_changed_between_two_publishes_are_sent_changed() -> None:
-    """Encoded properties are not reused when they hold a mapping that may have changed."""
+async def test_headers_changed_between_publishes_are_encoded_again() -> None:
     server, channel = await _channel()
     headers: dict[str, int] = {}
     properties = Properties(headers=headers)
@@ -224,8 +220,8 @@ async def test_headers_changed_between_two_publishes_are_sent_changed() -> None:
     server.send(1, "basic.ack", delivery_tag=0, multiple=True)
 
 
-async def test_room_waits_while_the_broker_blocks() -> None:
-    """connection.blocked stops those who ask for room, on open and on new channels."""
+async def test_publish_waits_while_broker_blocks_connection() -> None:
+    """Open and new channels wait."""
     server, connection = await connect()
     channel = await connection.open_channel()
     told: list[tuple[bool, str]] = []
@@ -241,8 +237,11 @@ async def test_room_waits_while_the_broker_blocks() -> None:
 
 
 @in_virtual_time
-async def test_no_time_runs_out_while_the_broker_blocks() -> None:
-    """What it has not read it will read when its alarm is over; sent again it would be stored twice."""
+async def test_confirm_timeout_pauses_while_broker_blocks() -> None:
+    """The broker reads the pending messages after its alarm.
+
+    Sending them again would store them twice.
+    """
     server, connection = await connect()
     channel = await connection.open_channel()
     fate = channel.publish(Message("", "q", b"x"))
@@ -259,8 +258,7 @@ async def test_no_time_runs_out_while_the_broker_blocks() -> None:
         await late
 
 
-async def test_room_waits_while_the_socket_is_full() -> None:
-    """Back-pressure of the connection is back-pressure for senders."""
+async def test_publish_waits_while_socket_buffer_is_full() -> None:
     _, connection = await connect()
     channel = await connection.open_channel()
     connection.wire.pause_writing()
@@ -271,8 +269,7 @@ async def test_room_waits_while_the_socket_is_full() -> None:
     await wait
 
 
-async def test_room_does_not_wait_on_a_dead_channel() -> None:
-    """Who waits for room learns of the end."""
+async def test_waiting_publish_fails_when_channel_closes() -> None:
     server, channel = await _channel(window=1)
     fate = channel.publish(Message("", "q", b"x"))
     wait = asyncio.ensure_future(channel.room())
@@ -288,8 +285,9 @@ async def test_room_does_not_wait_on_a_dead_channel() -> None:
     ("code", "error"),
     [(403, AccessRefused), (405, ResourceLocked), (406, PreconditionFailed), (541, ChannelClosed)],
 )
-async def test_a_closed_channel_says_why_to_everyone(code: int, error: type[ChannelClosed]) -> None:
-    """Whoever waits now and whoever calls later gets the broker's code and words."""
+async def test_closed_channel_raises_broker_reason_for_all_callers(
+    code: int, error: type[ChannelClosed]
+) -> None:
     server, channel = await _channel()
     fate = channel.publish(Message("", "q", b"x"))
     await _turn()
@@ -305,16 +303,14 @@ async def test_a_closed_channel_says_why_to_everyone(code: int, error: type[Chan
         channel.ack(1)
 
 
-async def test_an_unasked_reply_ends_the_connection() -> None:
-    """A peer that breaks the protocol is left, and everyone is told."""
+async def test_unexpected_reply_closes_connection() -> None:
     server, channel = await _channel()
     server.core.channels[1].owed[server.core.role].append(("queue.declare-ok",))
     server.send(1, "queue.declare-ok", queue="q")
     assert isinstance(await channel.wait_closed(), ProtocolError)
 
 
-async def test_closing_in_order_leaves_nobody_waiting() -> None:
-    """What was in flight when we closed is interrupted, not lost from sight."""
+async def test_close_interrupts_publishes_in_flight() -> None:
     server, connection = await connect()
     channel = await connection.open_channel()
     fate = channel.publish(Message("", "q", b"x"))
@@ -327,8 +323,8 @@ async def test_closing_in_order_leaves_nobody_waiting() -> None:
     assert await connection.wait_closed() is None
 
 
-async def test_a_channel_that_never_answers_is_given_up() -> None:
-    """Publishes without an answer are kept in memory, so their number has an end."""
+async def test_channel_without_confirms_is_closed() -> None:
+    """Unconfirmed publishes are kept in memory, so their number is limited."""
     server, connection = await connect(window=1, confirm_timeout=0.001)
     channel = await connection.open_channel()
     for _ in range(5):
@@ -338,8 +334,8 @@ async def test_a_channel_that_never_answers_is_given_up() -> None:
     assert server.asked()[-1][0] == "channel.close"
 
 
-async def test_nothing_is_settled_once_the_connection_is_closing() -> None:
-    """The broker takes everything back; an ack that comes now must not seem to count."""
+async def test_settlement_on_closing_connection_raises() -> None:
+    """The broker requeues all deliveries, so the ack must not appear to count."""
     server, connection = await connect()
     channel = await connection.open_channel()
     held: list[Delivery] = []
@@ -371,8 +367,11 @@ _REQUESTS: dict[str, Callable[[RabbitChannel], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("name", _REQUESTS)
 @in_virtual_time
-async def test_a_request_that_the_broker_does_not_answer_is_an_error(name: str) -> None:
-    """The channel is closed, because its later requests would wait behind it; others are not affected."""
+async def test_unanswered_request_raises_answer_timeout(name: str) -> None:
+    """The channel is closed, because its later requests would wait behind it.
+
+    Others are not affected.
+    """
     server, connection = await connect()
     channel, other = await connection.open_channel(), await connection.open_channel()
     server.silent_on.add(name)
@@ -387,7 +386,7 @@ async def test_a_request_that_the_broker_does_not_answer_is_an_error(name: str) 
 
 @pytest.mark.parametrize("name", ["channel.open", "confirm.select"])
 @in_virtual_time
-async def test_a_channel_that_the_broker_does_not_open_is_an_error(name: str) -> None:
+async def test_unanswered_channel_open_raises_answer_timeout(name: str) -> None:
     server, connection = await connect()
     server.silent_on.add(name)
     with pytest.raises(AnswerTimeout, match=name):
@@ -397,14 +396,14 @@ async def test_a_channel_that_the_broker_does_not_open_is_an_error(name: str) ->
 
 
 @in_virtual_time
-async def test_a_channel_whose_close_is_not_answered_is_not_waited_for_forever() -> None:
+async def test_unanswered_channel_close_does_not_wait_forever() -> None:
     server, channel = await _channel()
     server.write = lambda data: None  # type: ignore[method-assign]
     await channel.close()
 
 
 @in_virtual_time
-async def test_a_blocked_connection_is_given_the_time_of_the_block_for_its_answers() -> None:
+async def test_answer_timeout_pauses_while_connection_is_blocked() -> None:
     server, channel = await _channel()
     server.silent_on.add("queue.declare")
     server.send(0, "connection.blocked", reason="low on memory")
@@ -418,7 +417,7 @@ async def test_a_blocked_connection_is_given_the_time_of_the_block_for_its_answe
 
 
 @pytest.mark.parametrize("name", ["basic.cancel", "basic.consume"])
-async def test_a_request_waits_until_an_earlier_consume_or_cancel_is_answered(name: str) -> None:
+async def test_request_waits_until_earlier_consume_or_cancel_is_answered(name: str) -> None:
     server, channel = await _channel()
     if name == "basic.cancel":
         await channel.consume("q", lambda _: None, tag="c")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Line:
-    """A connection that ends when told."""
+    """A connection that ends on request."""
 
     def __init__(self) -> None:
         self.version = BrokerVersion(4, 0)
@@ -48,7 +48,7 @@ class _Line:
 
 
 class _Broker:
-    """Refuses as often as told, then connects."""
+    """A broker that refuses a given number of connections, then accepts."""
 
     address = "fake://broker"
 
@@ -106,8 +106,8 @@ class _World:
         return task
 
 
-async def test_a_session_runs_until_it_is_stopped() -> None:
-    """Stopping cancels the session, closes the connection, and leaves no task alive."""
+async def test_session_runs_until_stopped() -> None:
+    """Stopping cancels the session, closes the connection and leaves no task."""
     before = asyncio.all_tasks()
     world = _World(_Broker())
     task = await world.running()
@@ -119,8 +119,7 @@ async def test_a_session_runs_until_it_is_stopped() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_a_lost_connection_is_made_again() -> None:
-    """The session ends with its connection and starts anew on the next."""
+async def test_lost_connection_is_reopened_with_new_session() -> None:
     world = _World(_Broker())
     task = await world.running()
     world.started.clear()
@@ -133,8 +132,7 @@ async def test_a_lost_connection_is_made_again() -> None:
     await task
 
 
-async def test_the_back_off_grows_to_its_bound() -> None:
-    """Each failure in a row waits longer, until the longest wait."""
+async def test_back_off_grows_to_maximum() -> None:
     world = _World(_Broker(refusals=6))
     task = await world.running()
     assert world.pauses == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
@@ -143,8 +141,7 @@ async def test_the_back_off_grows_to_its_bound() -> None:
     await task
 
 
-async def test_the_reason_of_a_failure_can_be_seen() -> None:
-    """While connecting, the last failure is the reason."""
+async def test_connecting_state_has_reason_of_last_failure() -> None:
     broker = _Broker(refusals=1)
     reasons: list[str] = []
     world = _World(broker)
@@ -155,10 +152,10 @@ async def test_the_reason_of_a_failure_can_be_seen() -> None:
     await task
 
 
-async def test_a_session_that_fails_is_tried_again_and_logged(
+async def test_failed_session_is_logged_and_restarted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A broker's refusal is a warning, a bug is an error with its traceback; both go on."""
+    """A refusal by the broker is a warning, an internal error is logged with its traceback."""
     world = _World(_Broker(), failures=[ConnectionLost("gone"), ValueError("a bug")])
     with caplog.at_level(logging.WARNING, logger="hopback"):
         task = await world.running()
@@ -172,8 +169,7 @@ async def test_a_session_that_fails_is_tried_again_and_logged(
     await task
 
 
-async def test_what_no_connection_can_repair_ends_the_loop() -> None:
-    """A conflict of topologies is raised, after the connection was closed."""
+async def test_topology_conflict_ends_supervision() -> None:
     world = _World(_Broker(), failures=[TopologyConflict("queue differs")])
     with pytest.raises(TopologyConflict):
         await world.supervised.run()
@@ -181,8 +177,7 @@ async def test_what_no_connection_can_repair_ends_the_loop() -> None:
     assert world.supervised.state is SupervisedState.CLOSED
 
 
-async def test_stopping_while_waiting_does_not_wait() -> None:
-    """A stop in the middle of the back-off ends it."""
+async def test_stop_during_back_off_does_not_wait() -> None:
     world = _World(_Broker(refusals=1))
     pausing = asyncio.Event()
 
@@ -197,8 +192,7 @@ async def test_stopping_while_waiting_does_not_wait() -> None:
     await asyncio.wait_for(task, 5)
 
 
-async def test_cancelling_the_loop_closes_the_connection() -> None:
-    """Whoever cancels `run` leaves nothing open behind."""
+async def test_cancelled_supervision_closes_connection() -> None:
     world = _World(_Broker())
     task = await world.running()
     task.cancel()
@@ -209,8 +203,7 @@ async def test_cancelling_the_loop_closes_the_connection() -> None:
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1, exclude_max=True))
-def test_the_back_off_keeps_its_bounds(failures: int, chance: float) -> None:
-    """Never nothing, never more than the longest, always at least half of its step."""
+def test_back_off_is_between_half_and_full_step(failures: int, chance: float) -> None:
     backoff = Backoff(first=0.25, factor=2, most=30)
     delay = backoff.delay(failures, chance)
     step = min(30.0, 0.25 * 2.0 ** min(max(failures, 1) - 1, 64))
@@ -230,16 +223,15 @@ class _Refusing(_Broker):
         return await super().connect(name)
 
 
-async def test_a_refused_user_ends_the_loop_at_the_first_try() -> None:
-    """A wrong password does not become right by trying again."""
+async def test_refused_login_ends_supervision_at_first_attempt() -> None:
     world = _World(_Refusing(0))
     with pytest.raises(LoginRefused, match="no such user"):
         await world.supervised.run()
     assert world.pauses == []
 
 
-async def test_a_user_that_is_refused_later_is_tried_again() -> None:
-    """A password may be changed under a program that runs: it goes on when it has the right one."""
+async def test_login_refused_after_first_connection_is_retried() -> None:
+    """A password may change while a program runs."""
     broker = _Refusing(1)
     world = _World(broker)
     task = await world.running()
@@ -256,10 +248,9 @@ async def _for_ever(_connection: Connection) -> None:
     await asyncio.Event().wait()
 
 
-async def test_who_asks_for_it_is_told_of_each_failure_instead_of_the_log(
+async def test_failure_callback_replaces_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A service says it once for its two connections."""
     told: list[Exception] = []
     supervised = Supervised(
         _Broker(refusals=3),

@@ -1,4 +1,4 @@
-"""Messages that AMQP cannot carry: the same error from both clients, and nothing is sent."""
+"""Messages that AMQP cannot carry raise the same error in both clients and are not sent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def _refusal(channel: Channel, message: Message) -> str:
 
 
 @pytest.mark.parametrize("message", _UNSENDABLE.values(), ids=_UNSENDABLE)
-async def test_a_message_that_cannot_be_sent_is_the_same_error_on_both_brokers(
+async def test_unsendable_message_raises_same_error_on_both_brokers(
     message: Message, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, connection = await connect()
@@ -68,8 +68,8 @@ async def test_a_message_that_cannot_be_sent_is_the_same_error_on_both_brokers(
     assert "never retrieved" not in caplog.text
 
 
-async def test_a_number_that_is_not_finite_is_kept_as_bytes_when_it_comes_in() -> None:
-    """So a message of another producer is passed on as it came."""
+async def test_received_number_that_is_not_finite_is_kept_as_bytes() -> None:
+    """A message of another producer is republished unchanged."""
     raw = b"\x01hd\x7f\xf8\x00\x00\x00\x00\x00\x00"
     headers, further, opaque = decode_entries(raw)
     assert (further, opaque) == ((), b"")

@@ -16,7 +16,7 @@ def alone() -> None:
 
 
 def slow_app(seconds: float, **options: Any) -> tuple[App, list[str]]:
-    """An application whose handler takes its time, and what it did."""
+    """An application with a slow handler, and a record of its runs."""
     app, told = App("shop"), list[str]()
 
     @app.handler("orders", retry=["30s"], **options)

@@ -109,8 +109,8 @@ async def test_running_handler_finishes_while_its_app_is_removed() -> None:
 
 
 @in_virtual_time
-async def test_readiness_names_an_added_queue_that_cannot_be_consumed() -> None:
-    """The other queues are consumed. The queue is consumed when it can be."""
+async def test_readiness_names_added_queue_that_cannot_be_consumed() -> None:
+    """The other queues are consumed. The queue is consumed as soon as it can be."""
     diary: list[Any] = []
     broker = EmbeddedBroker()
     connection = await broker.connect("operator")
@@ -136,7 +136,7 @@ async def test_readiness_names_an_added_queue_that_cannot_be_consumed() -> None:
 
 
 @in_virtual_time
-async def test_app_added_before_the_connection_is_consumed_with_it() -> None:
+async def test_app_added_before_connection_is_consumed_after_it() -> None:
     diary: list[Any] = []
     tenant = _tenant("north", diary)
 
@@ -197,7 +197,7 @@ async def test_app_that_cannot_be_added_or_removed_is_refused() -> None:
 
 
 @in_virtual_time
-async def test_without_ownership_a_removed_queue_stays_bound() -> None:
+async def test_removed_queue_stays_bound_without_ownership() -> None:
     diary: list[Any] = []
     broker = EmbeddedBroker()
     async with AppTest(_tenant("north", diary), broker=broker):

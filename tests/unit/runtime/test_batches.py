@@ -64,8 +64,8 @@ async def _publish(test: AppTest, rows: range | list[int]) -> None:
 
 
 @in_virtual_time
-async def test_a_batch_goes_when_it_is_full_or_due() -> None:
-    """Ten rows in fours: two full batches at once, the rest after the wait."""
+async def test_batch_runs_when_full_or_due() -> None:
+    """Ten rows with size four: two full batches at once, the others after the wait."""
     table = _Table()
     async with AppTest(_app(table.insert, size=4, wait="5s")) as test:
         await _publish(test, range(10))
@@ -83,8 +83,8 @@ async def test_a_batch_goes_when_it_is_full_or_due() -> None:
 
 
 @in_virtual_time
-async def test_several_batchers_run_at_once_and_the_prefetch_feeds_them() -> None:
-    """Never more than asked for; one batch is gathered while the others run."""
+async def test_batchers_run_concurrently_up_to_limit_and_prefetch_feeds_them() -> None:
+    """One batch is filled while the others run."""
     at_once: list[int] = []
     running = 0
 
@@ -111,10 +111,8 @@ async def test_several_batchers_run_at_once_and_the_prefetch_feeds_them() -> Non
     batchers=st.integers(1, 3),
 )
 @settings(max_examples=25, deadline=None)
-def test_bisection_fails_only_the_bad_rows(
-    rows: int, bad: set[int], size: int, batchers: int
-) -> None:
-    """Whatever the rows: the good ones are in the table once, the bad ones in the dead letters."""
+def test_bisection_parks_only_bad_rows(rows: int, bad: set[int], size: int, batchers: int) -> None:
+    """Good rows are inserted once."""
 
     @in_virtual_time
     async def play() -> None:
@@ -131,8 +129,8 @@ def test_bisection_fails_only_the_bad_rows(
 
 
 @in_virtual_time
-async def test_finding_a_bad_row_takes_few_calls() -> None:
-    """One bad row of 64: a call for the whole, then two for each halving."""
+async def test_bisection_of_64_rows_takes_13_calls() -> None:
+    """One call for the whole batch, then two for each halving."""
     table = _Table({17})
     async with AppTest(_app(table.insert, size=64)) as test:
         await _publish(test, range(64))
@@ -146,10 +144,10 @@ async def test_finding_a_bad_row_takes_few_calls() -> None:
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])
 @in_virtual_time
-async def test_a_database_that_is_away_fails_the_whole_batch_in_one_call(
+async def test_unavailable_database_fails_whole_batch_in_one_call(
     error: type[Exception],
 ) -> None:
-    """The rows are not to blame: halving would only ask the dead again."""
+    """The rows are not the cause, so the batch is not split."""
     table = _Table({3}, error)
     async with AppTest(_app(table.insert, size=8)) as test:
         await _publish(test, range(8))
@@ -162,8 +160,8 @@ async def test_a_database_that_is_away_fails_the_whole_batch_in_one_call(
 
 
 @in_virtual_time
-async def test_each_message_can_have_an_outcome_of_its_own() -> None:
-    """By return, in order; an exception in the list stands for itself and the rules see it."""
+async def test_batch_handler_returns_one_outcome_per_message() -> None:
+    """They are in order. An exception in the list is treated by the rules."""
     said: dict[int, object] = {
         0: None,
         1: Done(),
@@ -194,9 +192,9 @@ async def test_each_message_can_have_an_outcome_of_its_own() -> None:
 
 @pytest.mark.parametrize("returned", [[None], "ok", {}, [None] * 5])
 @in_virtual_time
-async def test_a_wrong_return_parks_the_batch_with_the_menu(returned: object) -> None:
-    """A list of another length says nothing about anybody."""
-
+async def test_outcome_list_of_wrong_length_parks_batch_with_allowed_values(
+    returned: object,
+) -> None:
     async def insert(_rows: list[int]) -> object:
         return returned
 
@@ -207,8 +205,7 @@ async def test_a_wrong_return_parks_the_batch_with_the_menu(returned: object) ->
 
 
 @in_virtual_time
-async def test_undecodable_messages_park_alone() -> None:
-    """The batch goes without them."""
+async def test_undecodable_message_of_batch_is_parked_alone() -> None:
     table = _Table()
     async with AppTest(_app(table.insert, size=3)) as test:
         await test.publish("users", b"{")
@@ -220,8 +217,7 @@ async def test_undecodable_messages_park_alone() -> None:
 
 @pytest.mark.parametrize("raised", [SystemExit(1), asyncio.CancelledError()])
 @in_virtual_time
-async def test_no_exception_leaves_a_batch_without_outcomes(raised: BaseException) -> None:
-    """Also what no handler should raise fails its batch, and the next one runs."""
+async def test_base_exception_retries_batch_and_next_batch_runs(raised: BaseException) -> None:
     calls = 0
 
     async def insert(_rows: list[int]) -> None:
@@ -238,8 +234,7 @@ async def test_no_exception_leaves_a_batch_without_outcomes(raised: BaseExceptio
 
 
 @in_virtual_time
-async def test_a_predicate_that_raises_does_not_look_for_rows() -> None:
-    """The failure is the whole batch's."""
+async def test_predicate_that_raises_does_not_split_batch() -> None:
     table = _Table({1})
     app = _app(table.insert, size=4, isolates=lambda _error: 1 / 0)
     async with AppTest(app) as test:
@@ -249,8 +244,7 @@ async def test_a_predicate_that_raises_does_not_look_for_rows() -> None:
 
 
 @in_virtual_time
-async def test_a_batch_past_its_deadline_is_retried_whole() -> None:
-    """A call that hangs is cancelled; it tells nothing about the rows."""
+async def test_batch_past_its_deadline_is_retried_whole() -> None:
     calls = 0
 
     async def insert(_rows: list[int]) -> None:
@@ -267,8 +261,8 @@ async def test_a_batch_past_its_deadline_is_retried_whole() -> None:
 
 
 @in_virtual_time
-async def test_messages_are_prepared_several_at_a_time_before_they_join() -> None:
-    """What the step returns is the row; an outcome concludes its message alone."""
+async def test_prepare_runs_concurrently_and_returns_rows() -> None:
+    """An outcome settles its message alone."""
     table = _Table()
     at_once: list[int] = []
     running = 0
@@ -299,8 +293,7 @@ async def test_messages_are_prepared_several_at_a_time_before_they_join() -> Non
 
 
 @in_virtual_time
-async def test_none_is_a_row_too() -> None:
-    """A step that returns nothing has prepared nothing, and says so with its row."""
+async def test_prepare_that_returns_none_gives_a_row() -> None:
     seen: list[object] = []
 
     async def insert(rows: list[object]) -> None:
@@ -316,8 +309,7 @@ async def test_none_is_a_row_too() -> None:
 
 
 @in_virtual_time
-async def test_the_open_batch_is_flushed_at_shutdown() -> None:
-    """What was gathered is handled, not given back."""
+async def test_open_batch_is_handled_at_shutdown() -> None:
     table = _Table()
     async with AppTest(_app(table.insert, size=100, wait="1h")) as test:
         await _publish(test, range(7))
@@ -330,8 +322,11 @@ async def test_the_open_batch_is_flushed_at_shutdown() -> None:
 
 
 @in_virtual_time
-async def test_a_handler_that_outlasts_the_grace_does_not_cost_others_their_flush() -> None:
-    """Running first, then the open batches; each step is announced with what still runs."""
+async def test_handler_beyond_grace_does_not_prevent_flush_of_batches() -> None:
+    """Running handlers end first, then open batches.
+
+    Each step is an event with the number of running handlers.
+    """
     table = _Table()
     app = _app(table.insert, size=100, wait="1h")
 
@@ -354,8 +349,8 @@ async def test_a_handler_that_outlasts_the_grace_does_not_cost_others_their_flus
 
 
 @in_virtual_time
-async def test_batches_that_outlast_the_grace_are_reported() -> None:
-    """Those that ran as interrupted, those that waited as not started; all go back."""
+async def test_batches_beyond_grace_are_reported() -> None:
+    """Running batches count as interrupted, waiting ones as not started. All are requeued."""
 
     async def insert(_rows: list[int]) -> None:
         await asyncio.sleep(1000)
@@ -372,8 +367,8 @@ async def test_batches_that_outlast_the_grace_are_reported() -> None:
 
 
 @in_virtual_time
-async def test_a_batch_whose_channel_died_is_abandoned_and_comes_again() -> None:
-    """Rows may be inserted twice, never lost; nothing stale is acked."""
+async def test_batch_of_closed_channel_is_abandoned_and_redelivered() -> None:
+    """Rows may be inserted twice but are never lost."""
     table = _Table()
     async with AppTest(_app(table.insert, size=4, batchers=1, wait="2s")) as test:
         await _publish(test, range(6))
@@ -385,8 +380,8 @@ async def test_a_batch_whose_channel_died_is_abandoned_and_comes_again() -> None
 
 
 @in_virtual_time
-async def test_the_breaker_pauses_batches_too() -> None:
-    """A database that is away is not asked again and again; the end does not wait for it."""
+async def test_breaker_pauses_batches() -> None:
+    """Shutdown does not wait for it."""
     table = _Table({0, 1, 2, 3, 4, 5, 6, 7}, OSError)
     policy = BreakerPolicy(failures=4, cool_down=60)
     async with AppTest(_app(table.insert, size=2, batchers=2, breaker=policy)) as test:
@@ -398,5 +393,5 @@ async def test_the_breaker_pauses_batches_too() -> None:
         await test.advance(30)
         assert len(table.calls) == asked
         report = await test.stop()
-    # As much as the prefetch lets it hold; those that failed are back by now.
+    # up to the prefetch, failed messages were requeued
     assert report.left == (Leftover("users", not_started=6, interrupted=0),)

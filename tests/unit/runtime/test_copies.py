@@ -1,4 +1,7 @@
-"""A second copy of a message is dropped once the first has ended, and nothing else ever is."""
+"""A second copy of a message is dropped once the first has ended.
+
+Other messages are never dropped.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _UNTIL = 11
 
 
 def _failing(runs: list[int], failures: int, *, batch: bool = False) -> App:
-    """An application whose plan allows four runs, and whose handler fails so many times."""
+    """An application whose plan allows four runs and whose handler fails the given number of times."""
     app = App("shop")
     app.queue("orders", retry=["10s"], attempts=4)
 
@@ -46,10 +49,8 @@ def _failing(runs: list[int], failures: int, *, batch: bool = False) -> App:
 @pytest.mark.parametrize("batch", [False, True], ids=["one by one", "batches"])
 @pytest.mark.parametrize("attempt", [2, 3, 4])
 @in_virtual_time
-async def test_a_run_that_ended_is_not_run_again_when_its_ack_is_lost(
-    attempt: int, batch: bool
-) -> None:
-    """The next home was confirmed and the line broke before the ack: the delivery is only acked."""
+async def test_failed_run_whose_ack_is_lost_is_not_repeated(attempt: int, batch: bool) -> None:
+    """The retry was confirmed before the connection was lost, so the redelivery is only acked."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 4, batch=batch)) as test:
         await test.publish("orders", 1, message_id="m")
@@ -62,8 +63,7 @@ async def test_a_run_that_ended_is_not_run_again_when_its_ack_is_lost(
 
 
 @in_virtual_time
-async def test_a_done_run_whose_ack_is_lost_is_not_run_again() -> None:
-    """What the handler was done with needs nothing but its ack."""
+async def test_done_run_whose_ack_is_lost_is_not_repeated() -> None:
     runs: list[int] = []
     async with AppTest(_failing(runs, 1)) as test:
         await test.publish("orders", 1, message_id="m")
@@ -86,7 +86,7 @@ async def _die_before_the_ack(runs: list[int], broker: EmbeddedBroker, attempt: 
 
 
 @in_virtual_time
-async def test_a_process_that_dies_after_a_second_failure_costs_one_run_more() -> None:
+async def test_process_killed_after_second_failure_costs_one_more_run() -> None:
     """Its successor runs the delivery again, gets two copies of the next attempt, and runs one."""
     runs: list[int] = []
     broker = EmbeddedBroker()
@@ -99,8 +99,8 @@ async def test_a_process_that_dies_after_a_second_failure_costs_one_run_more() -
 
 
 @in_virtual_time
-async def test_a_process_that_dies_after_a_first_failure_leaves_two_lives() -> None:
-    """Nothing tells its redelivery from another message: both copies run what is left of the plan."""
+async def test_process_killed_after_first_failure_runs_both_copies() -> None:
+    """Its redelivery cannot be distinguished from another message."""
     runs: list[int] = []
     broker = EmbeddedBroker()
     await _die_before_the_ack(runs, broker, 1)
@@ -113,8 +113,8 @@ async def test_a_process_that_dies_after_a_first_failure_leaves_two_lives() -> N
 
 @pytest.mark.parametrize("fault", [Fault.LOSE_CONFIRM, Fault.CUT_AFTER_PUBLISH])
 @in_virtual_time
-async def test_a_retry_that_was_stored_twice_runs_once(fault: Fault) -> None:
-    """Its confirm was lost, so it was published again: the second copy is dropped."""
+async def test_retry_stored_twice_runs_once(fault: Fault) -> None:
+    """Its confirm was lost, so it was published again."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 1)) as test:
         test.faults.inject(fault)
@@ -127,7 +127,7 @@ async def test_a_retry_that_was_stored_twice_runs_once(fault: Fault) -> None:
 @pytest.mark.parametrize("message_id", ["same", None])
 @in_virtual_time
 async def test_equal_messages_that_both_fail_once_all_run(message_id: str | None) -> None:
-    """Equal ids and equal bodies make no copies: the producer sent both, and sends a third."""
+    """Equal ids and bodies are not copies if the producer sent them."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 1)) as test:
         producer = await test.broker.connect("producer")
@@ -144,8 +144,8 @@ async def test_equal_messages_that_both_fail_once_all_run(message_id: str | None
 
 
 @in_virtual_time
-async def test_an_equal_message_whose_process_died_is_not_the_copy_of_another() -> None:
-    """One failed and ended, its equal was in hand at a crash and fails later: both have all attempts."""
+async def test_equal_message_of_killed_process_is_not_dropped_as_copy() -> None:
+    """One of them had failed and ended before. Both have all attempts."""
     runs: list[int] = []
     broker = EmbeddedBroker()
     async with AppTest(_failing(runs, 4), broker=broker) as test:
@@ -158,8 +158,7 @@ async def test_an_equal_message_whose_process_died_is_not_the_copy_of_another() 
 
 
 @in_virtual_time
-async def test_a_message_without_id_is_never_taken_for_a_copy() -> None:
-    """Its retry is stored twice, and both run."""
+async def test_message_without_id_is_never_dropped_as_copy() -> None:
     runs: list[int] = []
     async with AppTest(_failing(runs, 1)) as test:
         producer = await test.broker.connect("producer")
@@ -172,8 +171,8 @@ async def test_a_message_without_id_is_never_taken_for_a_copy() -> None:
 
 
 @in_virtual_time
-async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempts() -> None:
-    """It is no copy of what was parked, however often it goes round."""
+async def test_message_redriven_after_parking_has_all_attempts() -> None:
+    """It is not a copy of the parked message."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 4)) as test:
         await test.publish("orders", 1, message_id="m")
@@ -192,8 +191,8 @@ async def test_a_message_re_driven_right_after_parking_runs_with_all_its_attempt
 
 
 @in_virtual_time
-async def test_forged_lineage_drops_only_the_equal_message_of_the_forger_and_says_so() -> None:
-    """A producer that writes the lineage itself has to repeat it with id, attempt and body."""
+async def test_forged_lineage_drops_only_equal_message_of_forger() -> None:
+    """The producer has to repeat id, attempt and body. An event reports it."""
     runs: list[int] = []
     async with AppTest(_failing(runs, 0)) as test:
         producer = await test.broker.connect("producer")

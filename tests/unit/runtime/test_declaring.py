@@ -52,10 +52,10 @@ class _Callable:
         (functools.partial(_both, {}), False, True, True),
     ],
 )
-def test_a_handlers_signature_says_what_it_is_given(
+def test_handler_signature_selects_payload_context_and_thread(
     call: Callable[..., Any], decodes: bool, context: bool, is_async: bool
 ) -> None:
-    """A payload, a context, both or neither; coroutine functions are awaited, others run in threads."""
+    """Functions that are not async run in threads."""
     handler = inspect_handler("q", call, OPTIONS)
     assert (handler.decode is not None, handler.takes_context, handler.is_async) == (
         decodes,
@@ -72,8 +72,7 @@ async def _unknown(order: NoSuchName) -> None: ...  # type: ignore[name-defined]
 
 
 @pytest.mark.parametrize("call", [_two, _keyword, _many, _undecodable, _unknown])
-def test_a_signature_that_cannot_be_served_is_refused(call: Callable[..., Any]) -> None:
-    """The error names the queue, so that the developer finds the handler."""
+def test_unsupported_signature_is_refused_with_queue(call: Callable[..., Any]) -> None:
     with pytest.raises(InvalidDeclaration, match="handler of queue 'orders'"):
         inspect_handler("orders", call, OPTIONS)
 
@@ -97,22 +96,20 @@ def test_a_signature_that_cannot_be_served_is_refused(call: Callable[..., Any]) 
         lambda: PushTarget("http://host/", timeout=0),
     ],
 )
-def test_options_have_limits(make: Callable[[], object]) -> None:
-    """An option that would make a queue stand still, or leak a password, is refused at once."""
+def test_invalid_handler_options_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(InvalidDeclaration):
         make()
 
 
-def test_the_prefetch_follows_the_concurrency() -> None:
-    """Enough to keep every slot busy, never more than AMQP can say."""
+def test_prefetch_follows_concurrency() -> None:
+    """It keeps every slot busy and is at most 65,535."""
     windows = [HandlerOptions(concurrency=n).window for n in (1, 10, 100, 60_000)]
     assert windows == [20, 20, 200, 65_535]
     assert HandlerOptions(concurrency=5, prefetch=7).window == 7
     assert BatchOptions(size=1000, batchers=2).window == 3000
 
 
-async def test_a_queue_without_failure_plan_is_refused_naming_it() -> None:
-    """Silence about failure is an error before anything is consumed."""
+async def test_queue_without_failure_plan_is_refused_by_name() -> None:
     app = App("shop")
     app.handler("orders")(_payload_only)
     app.handler("users", retry=["1s"])(_payload_only)
@@ -121,8 +118,7 @@ async def test_a_queue_without_failure_plan_is_refused_naming_it() -> None:
     assert [problem.path for problem in caught.value.problems] == ["queues.orders"]
 
 
-def test_a_queue_has_one_handler_and_one_plan() -> None:
-    """A second handler would give a message two outcomes, a second plan two fates."""
+def test_second_handler_or_plan_of_queue_is_refused() -> None:
     app = App("shop")
     app.handler("orders", retry=["1s"])(_payload_only)
     with pytest.raises(InvalidDeclaration, match="one handler"):
@@ -135,8 +131,8 @@ def test_a_queue_has_one_handler_and_one_plan() -> None:
         designed.queue(queue)
 
 
-def test_queues_are_declared_with_what_feeds_them() -> None:
-    """The recommended design by default: three waits, a dead-letter queue, bindings as asked."""
+def test_queue_is_declared_with_recommended_design_and_bindings() -> None:
+    """The default has three waits and a dead-letter queue."""
     app = App("shop")
     app.queue("orders", bind={"events": ["order.*", "cart.#"], "audit": "#"})
     topology = app.topology
@@ -154,8 +150,7 @@ def test_queues_are_declared_with_what_feeds_them() -> None:
     ]
 
 
-async def test_only_queues_that_exist_can_be_chosen() -> None:
-    """A misspelled queue is told with the ones there are."""
+async def test_unknown_queue_is_refused_with_known_ones() -> None:
     from hopback import ServiceOptions
 
     app = App("shop")
@@ -164,8 +159,7 @@ async def test_only_queues_that_exist_can_be_chosen() -> None:
         Service(app, EmbeddedBroker(), options=ServiceOptions(queues=["order"]))
 
 
-def test_batch_handlers_take_one_list() -> None:
-    """A batch handler is an async function of a list; a prepare step is a handler of one message."""
+def test_batch_handler_requires_async_function_of_list() -> None:
     app = App("shop")
 
     @app.batch("users", retry=["1s"], size=10, prepare=_both, processors=3, breaker=BreakerPolicy())
@@ -184,8 +178,8 @@ def test_batch_handlers_take_one_list() -> None:
 # --- mistakes of the first five minutes
 
 
-def test_a_decorator_without_parentheses_is_refused_with_the_line_to_write() -> None:
-    """`@app.handler` alone would declare nothing, and `hopback run` would say that it is ready."""
+def test_decorator_without_parentheses_is_refused_with_remedy() -> None:
+    """It would declare nothing, and `hopback run` would report readiness."""
     app = App("shop")
     for decorator in (app.handler, app.batch):
         with pytest.raises(InvalidDeclaration) as caught:
@@ -202,7 +196,7 @@ def _makes_a_coroutine(order: str) -> Coroutine[Any, Any, None]: ...  # type: ig
 
 
 @pytest.mark.parametrize("call", [_answers, _answers_or_parks, _makes_a_coroutine])
-def test_a_handler_that_returns_a_value_is_refused(call: Callable[..., Any]) -> None:
+def test_handler_annotated_with_value_is_refused(call: Callable[..., Any]) -> None:
     """Each of its messages would be handled and then parked."""
     with pytest.raises(InvalidDeclaration, match="return value: expected None, Done") as caught:
         inspect_handler("orders", call, OPTIONS)
@@ -216,13 +210,11 @@ def _never(order: str) -> NoReturn: ...  # type: ignore[empty-body]
 
 
 @pytest.mark.parametrize("call", [_outcome, _park, _anything, _never])
-def test_a_handler_may_be_annotated_with_what_it_may_return(call: Callable[..., Any]) -> None:
-    """An outcome, several of them, nothing, or no promise at all."""
+def test_handler_may_be_annotated_with_outcomes(call: Callable[..., Any]) -> None:
     assert inspect_handler("orders", call, OPTIONS).call is call
 
 
-def test_a_prepare_step_returns_a_row() -> None:
-    """Only what settles a message has to be an outcome."""
+def test_prepare_may_return_any_row() -> None:
     app = App("shop")
     app.batch("users", retry=["1s"], prepare=_answers)(_rows)
     assert "users" in app.handlers
@@ -242,21 +234,19 @@ async def _rows(rows: list[int]) -> None: ...
         ([1e300], "ten years"),
     ],
 )
-def test_waits_that_are_none_are_refused_by_their_place(retry: Any, told: str) -> None:
-    """The queue, the option and the number of the wait; what is expected, and what was found."""
+def test_invalid_retry_wait_is_refused_with_position(retry: Any, told: str) -> None:
     with pytest.raises(InvalidDeclaration, match="queue 'orders': retry") as caught:
         App("shop").handler("orders", retry=retry)
     assert told in str(caught.value)
 
 
-def test_the_wait_of_a_batch_is_a_duration() -> None:
-    """As everywhere."""
+def test_batch_wait_must_be_a_duration() -> None:
     with pytest.raises(InvalidDeclaration, match="wait: expected a duration like 250ms"):
         App("shop").batch("users", wait="soon")
 
 
-def test_type_checkers_refuse_what_is_refused_at_import() -> None:
-    """Each comment is an error that mypy reports, or it would call the comment unused; so it stays."""
+def test_type_checker_reports_mistakes_refused_at_import() -> None:
+    """mypy would report a comment as unused if it accepted the line."""
     app = App("shop")
 
     with pytest.raises(InvalidDeclaration, match="annotate the handler `-> None`"):

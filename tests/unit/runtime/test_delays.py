@@ -36,8 +36,7 @@ def _app(seen: list[tuple[float, Context]], *, longest: str = "30d") -> App:
 
 @pytest.mark.parametrize("delay", ["1s", "13s", "2h", timedelta(days=3), 100, 0.1])
 @in_virtual_time
-async def test_a_message_comes_when_it_was_asked_to(delay: Any) -> None:
-    """Not before, and less than a second and a moment later; one message is one outcome."""
+async def test_delayed_message_arrives_at_most_1_1_s_late(delay: Any) -> None:
     seen: list[tuple[float, Context]] = []
     app = _app(seen)
     async with AppTest(app) as test:
@@ -50,8 +49,8 @@ async def test_a_message_comes_when_it_was_asked_to(delay: Any) -> None:
 
 
 @in_virtual_time
-async def test_a_moment_can_be_named() -> None:
-    """With its time zone; one that has passed means at once."""
+async def test_publish_at_accepts_datetime_with_time_zone() -> None:
+    """A time in the past means at once."""
     seen: list[tuple[float, Context]] = []
     app = _app(seen)
     async with AppTest(app) as test:
@@ -70,8 +69,8 @@ async def test_a_moment_can_be_named() -> None:
 
 
 @in_virtual_time
-async def test_it_arrives_as_it_was_published() -> None:
-    """Headers, properties, a long key: and nothing of the way. Its expiration begins when it is due."""
+async def test_delayed_message_arrives_unchanged() -> None:
+    """Headers, properties and a long routing key are kept. Its expiration starts when it is due."""
     seen: list[tuple[float, Context]] = []
     app = _app(seen)
     key = "reminders." + "k" * 245
@@ -106,8 +105,8 @@ async def test_it_arrives_as_it_was_published() -> None:
 
 
 @in_virtual_time
-async def test_a_message_may_be_delayed_again_and_again() -> None:
-    """Its deaths of the first way do not make the second one a cycle, on an old broker either."""
+async def test_message_may_be_delayed_repeatedly() -> None:
+    """Earlier entries of `x-death` do not form a cycle, even on an old broker."""
     count = 0
     app = App("shop")
     app.delays("1h")
@@ -127,8 +126,7 @@ async def test_a_message_may_be_delayed_again_and_again() -> None:
 
 
 @in_virtual_time
-async def test_what_has_no_place_to_go_is_refused_at_once() -> None:
-    """A queue or exchange that is not there, a delay that is too long, an app without the queues."""
+async def test_undeliverable_or_too_long_delay_is_refused_at_publish() -> None:
     app = _app([], longest="1h")
     async with AppTest(app) as test:
         with pytest.raises(Returned, match="404 missing"):
@@ -146,8 +144,8 @@ async def test_what_has_no_place_to_go_is_refused_at_once() -> None:
 
 
 @in_virtual_time
-async def test_what_cannot_be_delivered_when_it_is_due_rests_where_it_is_seen() -> None:
-    """Its queue was deleted meanwhile: it is tried again, then parked with its reason, never dropped."""
+async def test_due_message_without_queue_is_parked_with_reason() -> None:
+    """Its queue was deleted meanwhile. Delivery is retried first."""
     app = _app([])
     async with AppTest(app) as test:
         channel = await (await test.broker.connect()).open_channel()
@@ -161,8 +159,8 @@ async def test_what_cannot_be_delivered_when_it_is_due_rests_where_it_is_seen() 
 
 
 @in_virtual_time
-async def test_what_rests_because_it_could_not_be_delivered_is_seen_counted_and_sent_on() -> None:
-    """By the operators' list and view, and by the metrics; a re-drive takes it where it was meant to go."""
+async def test_parked_due_message_is_listed_counted_and_redriven() -> None:
+    """The re-drive sends it to its original destination."""
     app, metrics = _app([]), Metrics()
     async with AppTest(app) as test:
         channel = await (await test.broker.connect()).open_channel()
@@ -196,16 +194,14 @@ async def test_what_rests_because_it_could_not_be_delivered_is_seen_counted_and_
 
 
 @in_virtual_time
-async def test_a_stray_message_in_the_queue_of_what_is_due_is_parked() -> None:
-    """It says nowhere where it should go."""
+async def test_message_without_destination_in_due_queue_is_parked() -> None:
     async with AppTest(_app([])) as test:
         await test.publish(DUE, {"n": 1})
         await test.drain()
         test.assert_parked(DUE, times=1, reason="not delayed by Hopback")
 
 
-def test_a_documented_design_has_no_queues_of_delays_unless_it_is_asked_for_them() -> None:
-    """Its document knows none; an application of it may ask."""
+def test_documented_design_has_delay_queues_only_on_request() -> None:
     for name, design in DESIGNS.items():
         for hardened in (False, True) if name != "recommended" else (True,):
             topology = design.build({}, hardened=hardened)
@@ -216,8 +212,8 @@ def test_a_documented_design_has_no_queues_of_delays_unless_it_is_asked_for_them
 
 
 @in_virtual_time
-async def test_a_bare_publisher_does_not_ignore_a_delay() -> None:
-    """It knows no queues to hold it in: an error, rather than a message that comes too early."""
+async def test_publisher_without_app_refuses_delay() -> None:
+    """It has no delay queues."""
     async with MessageSender(EmbeddedBroker()) as publisher:
         with pytest.raises(ValueError, match="without delay"):
             await publisher.send(Message("", "q", delay=1000))

@@ -1,4 +1,4 @@
-"""Dependencies: what a handler needs is a parameter, opened, shared, closed and replaced."""
+"""Dependencies of handlers: opened, shared, closed and overridden."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ DIARY: list[str] = []
 
 
 class Database:
-    """What lives as long as the application."""
+    """A resource with the lifetime of the application."""
 
 
 class Session:
-    """What lives as long as a run."""
+    """A resource with the lifetime of a run."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -101,8 +101,10 @@ def _app(*, fails: bool = False) -> App:
 
 
 @in_virtual_time
-async def test_what_a_handler_needs_is_opened_once_and_closed_around_the_settlement() -> None:
-    """A transaction before the message is settled, the rest after it, the database at the end."""
+async def test_dependencies_open_once_and_close_around_settlement() -> None:
+    """Scope `run` closes before the settlement, scope `delivery` after it, scope `application` at
+    the end.
+    """
     async with AppTest(_app()) as test:
         test.service.environment.bus.subscribe(lambda name, _: DIARY.append(name))
         await test.publish("orders", {"id": 7}, message_id="m1")
@@ -121,19 +123,19 @@ async def test_what_a_handler_needs_is_opened_once_and_closed_around_the_settlem
 
 
 @in_virtual_time
-async def test_providers_are_told_that_the_handler_failed() -> None:
-    """A transaction rolls back; what is closed after the settlement hears of it as well."""
+async def test_providers_see_failure_of_handler() -> None:
+    """A transaction is rolled back. Dependencies closed after the settlement see it as well."""
     async with AppTest(_app(fails=True)) as test:
         await test.publish("orders", {"id": 7})
         assert await test.drain() == Tally(parked=1)
     assert "session rolled back: no" in DIARY
     assert "session committed" not in DIARY
-    assert "unlocked" not in DIARY  # its generator had nothing to do about a failure
+    assert "unlocked" not in DIARY  # its generator does not handle the failure
 
 
 @in_virtual_time
-async def test_a_transaction_that_cannot_commit_fails_the_run() -> None:
-    """What ends with the run is closed before the settlement, so its failure is the run's."""
+async def test_failed_commit_fails_run() -> None:
+    """Scope `run` is closed before the settlement."""
     app = App("shop")
 
     @app.handler("orders", retry=["1s"])
@@ -147,10 +149,9 @@ async def test_a_transaction_that_cannot_commit_fails_the_run() -> None:
 
 
 @in_virtual_time
-async def test_what_cannot_be_closed_after_the_settlement_is_only_told(
+async def test_close_error_after_settlement_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The message is done already."""
     app = App("shop")
 
     @app.handler("orders", retry=["1s"])
@@ -163,8 +164,7 @@ async def test_what_cannot_be_closed_after_the_settlement_is_only_told(
 
 
 @in_virtual_time
-async def test_a_provider_that_fails_fails_the_run_and_closes_what_was_open() -> None:
-    """Like an exception of the handler, with its rules."""
+async def test_provider_that_raises_fails_run_and_closes_others() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=None)
@@ -178,8 +178,8 @@ async def test_a_provider_that_fails_fails_the_run_and_closes_what_was_open() ->
 
 
 @in_virtual_time
-async def test_sync_handlers_and_batches_have_dependencies_too() -> None:
-    """A thread is given what was opened on the loop; a batch has its own for each call."""
+async def test_sync_handlers_and_batches_have_dependencies() -> None:
+    """They are opened on the event loop. A batch opens them for each call."""
     app = App("shop")
     seen: list[object] = []
 
@@ -210,8 +210,8 @@ async def test_sync_handlers_and_batches_have_dependencies_too() -> None:
 
 
 @in_virtual_time
-async def test_a_test_puts_another_provider_in_place() -> None:
-    """By the kit or by the application; the one replaced is not called, and is back afterwards."""
+async def test_override_replaces_provider_in_tests() -> None:
+    """The replaced provider is not called. It is restored afterwards."""
     app = _app()
     other = Database()
 
@@ -263,17 +263,17 @@ def _needing(depends: Depends) -> Any:
         (Depends(_of_a_delivery, scope="application"), "before any delivery"),
     ],
 )
-def test_what_can_never_be_provided_is_refused_where_it_is_declared(
-    depends: Depends, told: str
-) -> None:
+def test_invalid_dependency_is_refused_at_declaration(depends: Depends, told: str) -> None:
     """The error names the queue and the provider."""
     with pytest.raises(InvalidDeclaration, match=told) as caught:
         App("shop").handler("orders", retry=None)(_needing(depends))
     assert "queue 'orders'" in str(caught.value)
 
 
-def test_mistakes_in_the_mark_itself_are_refused() -> None:
-    """A value instead of a function, an unknown scope, a default instead of an annotation."""
+def test_invalid_depends_marker_is_refused() -> None:
+    """Examples are a value instead of a function, an unknown scope and a default instead of an
+    annotation.
+    """
     with pytest.raises(InvalidDeclaration, match="a function, not its result"):
         Depends(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidDeclaration, match="run, delivery, application"):

@@ -1,4 +1,4 @@
-"""The page about the runtime lists what there is."""
+"""The page about the runtime is complete."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hopback import App, Context, ServiceOptions
 PAGE = (Path(__file__).parents[3] / "docs/reference/runtime.md").read_text(encoding="utf-8")
 
 
-def test_every_option_is_listed() -> None:
-    """Options of handlers, batches, push and the service, and what a context offers."""
+def test_every_runtime_option_is_documented() -> None:
     names = [field.name for field in fields(ServiceOptions)]
     for declare in (App.queue, App.handler, App.batch, App.push):
         names += [name for name in inspect.signature(declare).parameters if name != "self"]

@@ -65,7 +65,7 @@ _VERSIONS = [BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)]
 @pytest.mark.parametrize("by_clock", [False, True], ids=["delay", "at"])
 @in_virtual_time
 async def test_deleted_level_makes_no_message_early(by_clock: bool, version: BrokerVersion) -> None:
-    """The first message that arrives early brings the level back; all wait for their time."""
+    """The first early message restores the level."""
     reminders = _Reminders()
     async with AppTest(reminders.app, broker=EmbeddedBroker(version=version)) as test:
         await _delete(test.broker, 3)
@@ -93,7 +93,7 @@ async def test_level_deleted_while_messages_wait_above_it_makes_none_early() -> 
 
 
 @in_virtual_time
-async def test_ladder_that_cannot_be_restored_is_replaced_by_the_retry_queues() -> None:
+async def test_delay_levels_that_cannot_be_restored_are_replaced_by_retry_queues() -> None:
     """With ownership `check` nothing is created. No attempt is counted and no message is parked."""
     reminders = _Reminders()
     broker = EmbeddedBroker()
@@ -114,8 +114,10 @@ async def test_ladder_that_cannot_be_restored_is_replaced_by_the_retry_queues() 
 
 
 @in_virtual_time
-async def test_ladder_that_nothing_repairs_is_entered_at_most_once_a_second() -> None:
-    """With ownership `external` nobody looks: each message is sent round once a second."""
+async def test_broken_delay_levels_are_entered_at_most_once_per_second() -> None:
+    """With ownership `external` the levels are not restored, so each message enters them once a
+    second.
+    """
     reminders = _Reminders()
     broker = EmbeddedBroker()
     connection = await broker.connect()
@@ -134,8 +136,8 @@ async def test_ladder_that_nothing_repairs_is_entered_at_most_once_a_second() ->
 
 
 @in_virtual_time
-async def test_messages_that_are_early_again_and_again_delay_no_other() -> None:
-    """A level is missing and nobody restores it: messages with other waits arrive in time."""
+async def test_early_messages_delay_no_other_messages() -> None:
+    """A level is missing and is not restored."""
     reminders = _Reminders()
     broker = EmbeddedBroker()
     connection = await broker.connect()
@@ -160,10 +162,10 @@ async def test_messages_that_are_early_again_and_again_delay_no_other() -> None:
 
 @pytest.mark.parametrize("ttl_ms", [2000, 0])
 @in_virtual_time
-async def test_policy_that_shortens_waits_is_noticed_and_makes_no_message_early(
+async def test_policy_that_shortens_waits_is_detected_and_makes_no_message_early(
     ttl_ms: int,
 ) -> None:
-    """The times in `x-death` give it away; from then on the clock decides."""
+    """The times in `x-death` reveal it. The clock decides from then on."""
     reminders = _Reminders()
     async with AppTest(reminders.app) as test:
         pattern = r"^hopback\.delay\.(level|due\.retry)"
@@ -204,8 +206,8 @@ async def test_early_message_can_still_be_cancelled() -> None:
 
 
 @in_virtual_time
-async def test_retry_of_a_due_message_does_not_wait_for_its_delay_again() -> None:
-    """Its destination was missing for a moment: it comes back by a retry queue, and is due."""
+async def test_retry_of_due_message_does_not_repeat_its_delay() -> None:
+    """Its destination was missing for a moment."""
     reminders = _Reminders()
     async with AppTest(reminders.app) as test:
         channel = await (await test.broker.connect()).open_channel()

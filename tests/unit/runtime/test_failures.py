@@ -1,4 +1,4 @@
-"""Failed runs: their tracebacks are told once for each kind, and each exception to who wants it."""
+"""Failed runs: the traceback is logged once per kind, and `on_error` sees each exception."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def _shop() -> App:
 
 
 @in_virtual_time
-async def test_the_first_failure_of_a_kind_is_told_with_its_traceback() -> None:
-    """From the developer's own first line to the error; further ones are counted and told by tens."""
+async def test_first_failure_of_kind_is_logged_with_traceback() -> None:
+    """It starts at the application's first line. Further failures are counted."""
     async with AppTest(_shop()) as test:
         for _ in range(12):
             await test.publish("orders", "any")
@@ -55,8 +55,7 @@ async def test_the_first_failure_of_a_kind_is_told_with_its_traceback() -> None:
 
 
 @in_virtual_time
-async def test_a_handler_in_a_thread_has_a_traceback_too() -> None:
-    """It begins at the developer's function, not at the thread's."""
+async def test_traceback_of_sync_handler_starts_at_its_function() -> None:
     async with AppTest(_shop()) as test:
         await test.publish("mails", 1)
         await test.drain()
@@ -65,8 +64,7 @@ async def test_a_handler_in_a_thread_has_a_traceback_too() -> None:
 
 
 @in_virtual_time
-async def test_a_payload_that_fits_nothing_has_no_traceback() -> None:
-    """No line of the application has failed; the reason says what is wrong with the payload."""
+async def test_undecodable_payload_has_no_traceback() -> None:
     async with AppTest(_shop()) as test:
         await test.publish("mails", "no number")
         await test.drain()
@@ -76,7 +74,7 @@ async def test_a_payload_that_fits_nothing_has_no_traceback() -> None:
 
 @in_virtual_time
 async def test_on_error_sees_each_exception_with_its_context() -> None:
-    """As an error tracker needs it; one that raises changes nothing for the message."""
+    """An exception raised by it does not affect the message."""
     app, seen = _shop(), list[tuple[str, str, int]]()
 
     @app.on_error
@@ -95,9 +93,7 @@ async def test_on_error_sees_each_exception_with_its_context() -> None:
     ]
 
 
-def test_on_error_takes_no_coroutine() -> None:
-    """Nobody would await it."""
-
+def test_async_on_error_is_refused() -> None:
     async def report(error: BaseException, context: Context) -> None: ...
 
     with pytest.raises(InvalidDeclaration, match="a function that is not async"):

@@ -1,4 +1,4 @@
-"""When the broker fails in the middle: nothing is settled early, nothing twice, nothing is lost."""
+"""Broker failures during a run: no early settlement, no double settlement, no loss."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def _failing_once() -> App:
 
 @pytest.mark.parametrize("fault", [Fault.RETURN, Fault.NACK, Fault.LOSE_CONFIRM])
 @in_virtual_time
-async def test_a_retry_that_finds_no_home_is_held_and_tried_again(fault: Fault) -> None:
-    """Nothing is settled while the publish fails; then the message is settled once."""
+async def test_unconfirmed_retry_holds_delivery_until_publish_succeeds(fault: Fault) -> None:
     async with AppTest(_failing_once()) as test:
         await test.publish("orders", {})
         acked: list[float] = []
@@ -67,8 +66,8 @@ async def test_a_retry_that_finds_no_home_is_held_and_tried_again(fault: Fault) 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE_PUBLISH, Fault.CUT_AFTER_PUBLISH])
 @in_virtual_time
-async def test_a_publishing_line_that_breaks_is_replaced(fault: Fault) -> None:
-    """The retry is sent once more. The delivery is held when that connection is lost as well."""
+async def test_lost_publishing_connection_is_replaced(fault: Fault) -> None:
+    """The retry is sent once more. The delivery is held if that connection is lost as well."""
     async with AppTest(_failing_once()) as test:
         await test.publish("orders", {})
         test.faults.inject(fault, 2)
@@ -80,8 +79,7 @@ async def test_a_publishing_line_that_breaks_is_replaced(fault: Fault) -> None:
 
 
 @in_virtual_time
-async def test_a_held_delivery_whose_channel_dies_is_abandoned_and_comes_again() -> None:
-    """The retry queue is away and so is the channel: the broker has the message, nobody else."""
+async def test_held_delivery_of_closed_channel_is_abandoned_and_redelivered() -> None:
     async with AppTest(_failing_once()) as test:
         await test.publish("orders", {})
         test.faults.inject(Fault.NACK, 2)
@@ -93,8 +91,7 @@ async def test_a_held_delivery_whose_channel_dies_is_abandoned_and_comes_again()
 
 
 @in_virtual_time
-async def test_a_cut_in_the_middle_abandons_what_runs_and_settles_nothing_stale() -> None:
-    """The handler ends, finds its channel gone, and the message is handled again on the new one."""
+async def test_connection_lost_during_run_redelivers_and_settles_once() -> None:
     runs: list[str] = []
     app = App("shop")
 
@@ -119,8 +116,7 @@ async def test_a_cut_in_the_middle_abandons_what_runs_and_settles_nothing_stale(
 
 
 @in_virtual_time
-async def test_what_waited_for_a_worker_is_not_started_after_its_channel_died() -> None:
-    """It would only be run twice."""
+async def test_waiting_message_of_closed_channel_is_not_started() -> None:
     runs: list[int] = []
     app = App("shop")
 
@@ -140,8 +136,7 @@ async def test_what_waited_for_a_worker_is_not_started_after_its_channel_died() 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE])
 @in_virtual_time
-async def test_a_cut_at_settlement_loses_nothing(fault: Fault) -> None:
-    """Before it, the message comes again; after it, it is done."""
+async def test_connection_lost_at_settlement_loses_no_message(fault: Fault) -> None:
     async with AppTest(_failing_once()) as test:
         test.faults.inject(fault)
         await test.publish("orders", {})
@@ -152,8 +147,8 @@ async def test_a_cut_at_settlement_loses_nothing(fault: Fault) -> None:
 
 
 @in_virtual_time
-async def test_a_consumer_that_the_broker_cancels_is_restored_and_its_queue_declared_anew() -> None:
-    """Deleting a queue cancels its consumers; the declared topology comes back with them."""
+async def test_deleted_queue_is_declared_again_and_consumed() -> None:
+    """The broker cancels its consumers."""
     runs: list[int] = []
     app = App("shop")
 
@@ -175,8 +170,7 @@ async def test_a_consumer_that_the_broker_cancels_is_restored_and_its_queue_decl
 
 
 @in_virtual_time
-async def test_what_runs_when_the_consumer_is_cancelled_settles_on_its_channel() -> None:
-    """The channel outlives its consumer: the handler's work is not done twice."""
+async def test_running_message_of_cancelled_consumer_settles_on_its_channel() -> None:
     runs: list[int] = []
     app = App("shop")
 
@@ -204,8 +198,8 @@ def _forget(broker: EmbeddedBroker, queue: str) -> None:
 
 
 @in_virtual_time
-async def test_a_consumer_that_the_broker_does_not_know_any_more_is_restored() -> None:
-    """The watch asks the broker; liveness says `starting` until it consumes again."""
+async def test_consumer_unknown_to_broker_is_restored() -> None:
+    """The watch checks the broker. Liveness reports `starting` meanwhile."""
     app = _failing_once()
     async with AppTest(app, options=ServiceOptions(watch=10)) as test:
         _forget(test.broker, "orders")
@@ -218,8 +212,8 @@ async def test_a_consumer_that_the_broker_does_not_know_any_more_is_restored() -
 
 
 @in_virtual_time
-async def test_messages_that_are_not_brought_to_an_idle_consumer_give_it_away() -> None:
-    """Another process consumes the queue and is stuck: counting consumers would not tell."""
+async def test_idle_consumer_with_ready_messages_is_restored() -> None:
+    """Another process consumes the queue and hangs, so the number of consumers does not reveal it."""
     app = _failing_once()
     async with AppTest(app, options=ServiceOptions(watch=10)) as test:
         _forget(test.broker, "orders")
@@ -237,8 +231,7 @@ async def test_messages_that_are_not_brought_to_an_idle_consumer_give_it_away() 
 
 
 @in_virtual_time
-async def test_a_busy_or_quiet_consumer_is_left_alone_by_the_watch() -> None:
-    """Ready messages behind a full prefetch, and an empty queue, are no sign of anything."""
+async def test_watch_ignores_busy_and_idle_consumers() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["30s"], concurrency=1, prefetch=1)
@@ -255,8 +248,8 @@ async def test_a_busy_or_quiet_consumer_is_left_alone_by_the_watch() -> None:
 
 
 @in_virtual_time
-async def test_a_message_that_can_be_moved_nowhere_is_kept_and_said() -> None:
-    """Its headers fill a frame: nothing safe can be done, so nothing is done, and it is counted."""
+async def test_message_that_cannot_be_moved_stays_unacked_and_is_counted() -> None:
+    """Its headers fill a frame."""
     plan = DESIGNS["raffle"].build({}, hardened=True).plans[0]
     broker, said = EmbeddedBroker(), list[tuple[str, Any]]()
     connection = await broker.connect()
@@ -284,8 +277,8 @@ async def test_a_message_that_can_be_moved_nowhere_is_kept_and_said() -> None:
 
 
 @in_virtual_time
-async def test_an_unexpected_error_before_settlement_leaves_the_message_where_it_was() -> None:
-    """Even a mistake of our own settles nothing, and is said."""
+async def test_unexpected_error_before_settlement_keeps_message_unacked() -> None:
+    """An event reports it."""
     plan = DESIGNS["raffle"].build({}, hardened=True).plans[0]
     broker, said = EmbeddedBroker(), list[tuple[str, str]]()
     connection = await broker.connect()
@@ -309,8 +302,7 @@ async def test_an_unexpected_error_before_settlement_leaves_the_message_where_it
 
 
 @in_virtual_time
-async def test_a_blocked_broker_holds_retries_back_and_loses_none() -> None:
-    """A memory alarm: the retry waits in our hands until the broker reads again."""
+async def test_blocked_broker_delays_retries_without_loss() -> None:
     async with AppTest(_failing_once()) as test:
         await test.publish("orders", {})
         test.broker.block()
@@ -325,8 +317,7 @@ async def test_a_blocked_broker_holds_retries_back_and_loses_none() -> None:
 
 
 @in_virtual_time
-async def test_a_restart_of_the_broker_is_survived() -> None:
-    """Durable queues and persistent messages; consumers come back by themselves."""
+async def test_broker_restart_loses_no_message() -> None:
     async with AppTest(_failing_once()) as test:
         for _ in range(5):
             await test.publish("orders", {})

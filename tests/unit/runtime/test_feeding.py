@@ -25,8 +25,8 @@ def _app(bind: Any) -> tuple[App, list[str]]:
 
 
 @in_virtual_time
-async def test_a_queue_is_fed_by_exchanges_of_every_type() -> None:
-    """Topic, direct, fanout and headers, and an exchange that is fed by another one."""
+async def test_queue_is_bound_to_exchanges_of_every_type() -> None:
+    """One exchange is bound to another one."""
     app, seen = _app(
         [
             Feed.topic("by-pattern", "order.*"),
@@ -48,8 +48,7 @@ async def test_a_queue_is_fed_by_exchanges_of_every_type() -> None:
     assert seen == ["topic", "direct", "fanout", "headers", "through another exchange"]
 
 
-def test_a_topology_with_feeds_can_be_written_and_read_back() -> None:
-    """What code declares, a file can say."""
+def test_topology_with_bindings_round_trips_through_toml() -> None:
     app, _ = _app([Feed.headers("h", {"kind": "order"}), Feed.fanout("f", source=Feed.fanout("g"))])
     app.queue("mails", retry=None)
     app.queue("texts", retry=["1s", "1s"])
@@ -63,14 +62,12 @@ def test_a_topology_with_feeds_can_be_written_and_read_back() -> None:
         ([("orders", "#")], "Feed.fanout"),
     ],
 )
-def test_what_is_no_feed_is_refused(bind: Any, told: str) -> None:
-    """The error shows what can be written."""
+def test_invalid_feed_is_refused_with_allowed_forms(bind: Any, told: str) -> None:
     with pytest.raises(InvalidDeclaration, match=told):
         App("shop").queue("orders", bind=bind)
 
 
-def test_feeds_that_want_nothing_are_refused() -> None:
-    """A binding without a key or a header takes nothing, or everything: neither was meant."""
+def test_feed_without_key_or_header_is_refused() -> None:
     with pytest.raises(InvalidDeclaration, match="at least one pattern"):
         Feed.topic("events")
     with pytest.raises(InvalidDeclaration, match="at least one routing key"):
@@ -83,16 +80,15 @@ def test_feeds_that_want_nothing_are_refused() -> None:
         Feed.fanout("")
 
 
-def test_an_exchange_has_one_type() -> None:
-    """Two feeds that disagree about it are refused before a broker does."""
+def test_exchange_with_two_types_is_refused() -> None:
     app, _ = _app({"events": "#"})
     with pytest.raises(InvalidDeclaration, match="expected a topic exchange, got fanout"):
         app.queue("mails", bind=Feed.fanout("events"))
 
 
 @in_virtual_time
-async def test_without_retry_the_first_failure_parks() -> None:
-    """`retry=None` declares the queue and its dead-letter queue, and nothing to wait in."""
+async def test_first_failure_parks_without_retry() -> None:
+    """`retry=None` declares only the queue and its dead-letter queue."""
     app = App("shop")
 
     @app.handler("orders", retry=None)
@@ -110,16 +106,15 @@ async def test_without_retry_the_first_failure_parks() -> None:
     assert (tally.parked, tally.retried) == (2, 0)
 
 
-def test_no_waits_at_all_is_a_question_back() -> None:
-    """An empty list may be an accident: the error says how to mean it."""
+def test_empty_retry_list_is_refused_with_remedy() -> None:
     with pytest.raises(InvalidDeclaration, match="None for no retry"):
         App("shop").queue("orders", retry=[])
-    App("shop").queue("orders", bind=[])  # nothing feeds it but the default exchange
+    App("shop").queue("orders", bind=[])  # only the default exchange routes to it
 
 
 @in_virtual_time
-async def test_equal_waits_are_two_rounds_of_one_queue() -> None:
-    """Each failure waits the same second; the third parks."""
+async def test_equal_waits_share_one_retry_queue() -> None:
+    """The third failure parks."""
     app = App("shop")
 
     @app.handler("orders", retry=["1s", "1s"])
@@ -134,8 +129,7 @@ async def test_equal_waits_are_two_rounds_of_one_queue() -> None:
 
 
 @in_virtual_time
-async def test_a_priority_is_kept_on_its_way_through_a_retry_queue() -> None:
-    """The message that comes back has the priority it was published with."""
+async def test_priority_is_kept_through_retry_queue() -> None:
     app, seen = App("shop"), list[int | None]()
 
     @app.handler("orders", retry=["1s"])

@@ -1,4 +1,4 @@
-"""What lives as long as an application runs."""
+"""The lifespan of an application."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _app(diary: list[str], *, fails: bool = False) -> App:
 
 
 @in_virtual_time
-async def test_it_is_entered_before_the_first_delivery_and_left_after_the_last() -> None:
-    """What handlers need is there for every delivery, and can still publish at the end."""
+async def test_lifespan_spans_all_deliveries() -> None:
+    """It can still publish at the end."""
     diary: list[str] = []
     async with AppTest(_app(diary)) as shop:
         await shop.publish("orders", "first")
@@ -51,8 +51,8 @@ async def test_it_is_entered_before_the_first_delivery_and_left_after_the_last()
 
 
 @in_virtual_time
-async def test_one_that_cannot_be_entered_ends_the_run() -> None:
-    """The failure is raised, no delivery is taken, and the application is connected no more."""
+async def test_lifespan_that_raises_ends_run() -> None:
+    """No delivery is taken."""
     diary: list[str] = []
     app = _app(diary, fails=True)
     with pytest.raises(ConnectionError, match="no database"):
@@ -63,8 +63,8 @@ async def test_one_that_cannot_be_entered_ends_the_run() -> None:
         await app.publish("orders", "late")
 
 
-async def test_who_waits_for_readiness_is_told_why_it_will_not_come() -> None:
-    """`await service.ready.wait()` raises what `run` raised, instead of waiting forever."""
+async def test_waiter_for_readiness_gets_error_of_run() -> None:
+    """`await service.ready.wait()` raises it instead of waiting."""
 
     service = Service(_app([], fails=True), EmbeddedBroker())
     running = asyncio.create_task(service.run())
@@ -73,8 +73,7 @@ async def test_who_waits_for_readiness_is_told_why_it_will_not_come() -> None:
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_service_that_was_stopped_before_it_was_ready_says_so() -> None:
-    """Nobody waits for it any more."""
+async def test_waiter_for_readiness_of_stopped_service_gets_error() -> None:
     broker = EmbeddedBroker()
     broker.faults.inject(Fault.REFUSE_CONNECTION, times=1000)
     service = Service(App("shop"), broker)
@@ -108,7 +107,7 @@ Cache = Annotated[str, Depends(_open_cache, scope="application")]
 
 @in_virtual_time
 async def test_lifespan_gets_application_dependencies_and_shares_them_with_handlers() -> None:
-    """The pool of the lifespan is opened before it, the other dependencies after it."""
+    """The lifespan's dependencies are opened before it, the others after it."""
     _DIARY.clear()
 
     @asynccontextmanager

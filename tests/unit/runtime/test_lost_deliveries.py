@@ -1,4 +1,4 @@
-"""A run whose delivery's channel has ended publishes nothing: the redelivered message's run does."""
+"""A run whose channel has closed does not publish. The run of the redelivered message does."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_handler_whose_channel_ended_asks_nothing() -> None:
 
 
 @in_virtual_time
-async def test_retry_of_a_run_whose_channel_ended_is_not_published() -> None:
+async def test_retry_of_run_whose_channel_ended_is_not_published() -> None:
     app = App("shop")
     runs: list[float] = []
 
@@ -123,7 +123,7 @@ async def test_retry_of_a_run_whose_channel_ended_is_not_published() -> None:
 
 
 @in_virtual_time
-async def test_publish_that_waits_for_a_connection_is_dropped_with_its_delivery() -> None:
+async def test_publish_that_waits_for_connection_is_dropped_with_its_delivery() -> None:
     """The broker blocks publishers, and meanwhile the consumer's connection is lost."""
     app, seen = App("shop"), list[object]()
     _by_context(app, seen)

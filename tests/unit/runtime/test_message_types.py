@@ -1,4 +1,4 @@
-"""Several types of message on one queue: each to its handler, and a rule for what nobody handles."""
+"""Several message types on one queue with one handler each, and a rule for unhandled types."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def _declare(target: App | Router, seen: list[object], queue: str = "events") ->
 
 
 @in_virtual_time
-async def test_each_type_has_its_handler_its_payload_and_its_rules() -> None:
-    """The property `type` says it; a coroutine and a thread share the queue."""
+async def test_message_type_selects_handler_payload_and_rules() -> None:
+    """The property `type` selects it. A coroutine and a thread share the queue."""
     app, seen = App("shop"), list[object]()
     _declare(app, seen)
     async with AppTest(app) as test:
@@ -43,8 +43,8 @@ async def test_each_type_has_its_handler_its_payload_and_its_rules() -> None:
 
 
 @in_virtual_time
-async def test_what_nobody_handles_is_parked_with_its_type() -> None:
-    """Also what has no type at all."""
+async def test_unhandled_type_is_parked() -> None:
+    """So is a message without a type."""
     app = App("shop")
     _declare(app, [])
     async with AppTest(app) as test:
@@ -58,8 +58,8 @@ async def test_what_nobody_handles_is_parked_with_its_type() -> None:
 
 
 @in_virtual_time
-async def test_what_nobody_handles_may_have_another_outcome() -> None:
-    """Said before or after the handlers."""
+async def test_unhandled_type_may_have_another_outcome() -> None:
+    """The option may be set before or after the handlers."""
     app = App("shop")
     app.types("events", by_header("event"), unhandled=Done())
     _declare(app, [])
@@ -81,8 +81,11 @@ def _event(type_: str) -> dict[str, str]:
 
 
 @in_virtual_time
-async def test_cloudevents_say_their_type_in_a_header_or_in_the_body() -> None:
-    """Binary mode with either prefix, structured mode by content type; hostile bodies are parked."""
+async def test_cloudevents_type_is_read_from_header_or_body() -> None:
+    """Binary mode with either prefix, structured mode by content type.
+
+    Invalid bodies are parked.
+    """
     app, seen = App("shop"), list[object]()
     app.types("events", by_cloudevents)
 
@@ -104,8 +107,7 @@ async def test_cloudevents_say_their_type_in_a_header_or_in_the_body() -> None:
 
 
 @in_virtual_time
-async def test_a_function_may_tell_the_type_and_may_fail() -> None:
-    """What it raises is a failed run."""
+async def test_type_function_that_raises_fails_run() -> None:
     app = App("shop")
 
     def first_word(delivery: Delivery) -> str:
@@ -124,8 +126,8 @@ async def _nothing(payload: bytes) -> None: ...
 
 
 @in_virtual_time
-async def test_routers_share_nothing_but_the_application() -> None:
-    """Types declared in a router, before and after it was included."""
+async def test_types_declared_in_router_are_dispatched() -> None:
+    """They may be declared before or after its inclusion."""
     app, router, seen = App("shop"), Router("eu."), list[object]()
     _declare(router, seen)
     app.include(router)
@@ -136,8 +138,8 @@ async def test_routers_share_nothing_but_the_application() -> None:
         assert await test.drain() == Tally(done=2)
 
 
-def test_handlers_of_one_queue_that_do_not_fit_together_are_refused() -> None:
-    """Two for a type, one for all beside one for a type, and options that are the queue's."""
+def test_conflicting_handlers_of_queue_are_refused() -> None:
+    """Two for one type, one for all types in addition, or different queue options."""
     app = App("shop")
     _declare(app, [])
     with pytest.raises(

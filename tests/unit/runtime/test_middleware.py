@@ -1,4 +1,4 @@
-"""Middleware and routers: around every run, in order; queues of a module under its prefix."""
+"""Middleware around every run, and routers with prefixes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _noting(diary: list[str], name: str) -> Middleware:
 
 
 @in_virtual_time
-async def test_the_applications_middleware_is_around_the_routers() -> None:
-    """In the order in which it was added; the first is the outermost, whenever handlers came."""
+async def test_middleware_of_application_wraps_that_of_router() -> None:
+    """The first added is the outermost."""
     diary: list[str] = []
     app, router = App("shop"), Router("orders.")
 
@@ -123,10 +123,10 @@ async def _runs_twice(context: Context, run: NextRun) -> None:
     ],
 )
 @in_virtual_time
-async def test_only_an_outcome_that_a_middleware_returns_changes_anything(
+async def test_middleware_changes_outcome_only_by_returning_one(
     middleware: Middleware, outcome: object, tally: Tally, runs: list[int]
 ) -> None:
-    """No message is done because somebody forgot to return, to raise or to run."""
+    """A missing return, raise or run never makes a message done."""
     app, run = _app(middleware, outcome)
     async with AppTest(app) as test:
         await test.publish("orders", {})
@@ -134,8 +134,7 @@ async def test_only_an_outcome_that_a_middleware_returns_changes_anything(
     assert run == runs
 
 
-def test_a_middleware_is_an_async_function_of_two() -> None:
-    """What it should look like is in the error."""
+def test_invalid_middleware_signature_is_refused() -> None:
     with pytest.raises(InvalidDeclaration, match=r"async def \(context: Context, run: NextRun\)"):
 
         @App("shop").middleware  # type: ignore[type-var]
@@ -143,8 +142,10 @@ def test_a_middleware_is_an_async_function_of_two() -> None:
 
 
 @in_virtual_time
-async def test_routers_in_routers_add_their_prefixes() -> None:
-    """Queues, dead-letter queues, batches and pushes; also what is declared after the inclusion."""
+async def test_nested_routers_join_their_prefixes() -> None:
+    """Queues, dead-letter queues, batches and pushes get them, also if declared after the
+    inclusion.
+    """
     app, outer, inner = App("shop"), Router("eu."), Router("orders.")
     app.include(outer)
     outer.include(inner)
@@ -177,8 +178,8 @@ async def test_routers_in_routers_add_their_prefixes() -> None:
 
 
 @in_virtual_time
-async def test_a_push_runs_inside_middleware_too() -> None:
-    """It sees the outcome of the exchange, here with a service that is not there."""
+async def test_push_runs_inside_middleware() -> None:
+    """The service it pushes to is unreachable."""
     app, seen = App("shop"), list[object]()
     app.queue("events", retry=None)
     app.push("events", "http://127.0.0.1:9/events")
@@ -197,8 +198,8 @@ async def test_a_push_runs_inside_middleware_too() -> None:
     assert all(isinstance(one, Retry) for one in seen)
 
 
-def test_a_router_is_included_once_and_its_queues_are_its_own() -> None:
-    """Two declarations of one queue are refused wherever they meet."""
+def test_router_included_twice_is_refused() -> None:
+    """So are two declarations of one queue."""
     app, router = App("shop"), Router("orders.")
     app.include(router)
     assert router.is_included
@@ -214,7 +215,10 @@ def test_a_router_is_included_once_and_its_queues_are_its_own() -> None:
 def _batches(
     middleware: Middleware, *, prepared: bool = False, **options: Any
 ) -> tuple[App, list[list[int]]]:
-    """An application that inserts rows; 13 cannot be inserted, and `prepare` has no row for 7."""
+    """An application that inserts rows.
+
+    Row 13 cannot be inserted, and `prepare` has no row for 7.
+    """
     app, calls = App("raffle"), list[list[int]]()
     app.middleware(middleware)
 
@@ -232,8 +236,7 @@ def _batches(
 
 @pytest.mark.parametrize("prepared", [False, True])
 @in_virtual_time
-async def test_middleware_is_around_each_message_of_a_batch(prepared: bool) -> None:
-    """It sees what became of its own message, though all were handled in one call."""
+async def test_middleware_sees_outcome_of_each_batch_message(prepared: bool) -> None:
     seen: list[object] = []
 
     async def look(context: Context, run: NextRun) -> object:
@@ -257,11 +260,9 @@ async def test_middleware_is_around_each_message_of_a_batch(prepared: bool) -> N
 
 @pytest.mark.parametrize("prepared", [False, True])
 @in_virtual_time
-async def test_a_middleware_keeps_its_message_out_of_a_batch_or_changes_its_outcome(
+async def test_middleware_removes_message_from_batch_or_changes_outcome(
     prepared: bool,
 ) -> None:
-    """A check of tenants holds for batches too; an outcome is that of one message alone."""
-
     async def only_ours(context: Context, run: NextRun) -> Park | Done | None:
         if context.headers.get("tenant") != "ours":
             return Park("not our tenant")
@@ -282,9 +283,7 @@ async def test_a_middleware_keeps_its_message_out_of_a_batch_or_changes_its_outc
 
 
 @in_virtual_time
-async def test_a_middleware_may_stop_waiting_for_a_batch() -> None:
-    """Its message is concluded as it says and is in no batch; the others are not held up."""
-
+async def test_middleware_that_times_out_settles_its_message_outside_batch() -> None:
     async def hurried(context: Context, run: NextRun) -> None:
         async with asyncio.timeout(0.5 if context.attempt == 1 else None):
             await run()
@@ -298,8 +297,7 @@ async def test_a_middleware_may_stop_waiting_for_a_batch() -> None:
 
 
 @in_virtual_time
-async def test_prepares_outcome_is_seen_by_middleware_too() -> None:
-    """What never joins a batch is a run like any other."""
+async def test_middleware_sees_outcome_of_prepare() -> None:
     seen: list[object] = []
 
     async def look(context: Context, run: NextRun) -> None:
@@ -314,8 +312,8 @@ async def test_prepares_outcome_is_seen_by_middleware_too() -> None:
 
 
 @in_virtual_time
-async def test_one_exception_of_a_large_batch_keeps_its_traceback_short() -> None:
-    """It is raised through the middleware of each message, and told with the lines it had at first."""
+async def test_exception_of_large_batch_keeps_traceback_short() -> None:
+    """It is raised through the middleware of each message."""
     lengths: list[int] = []
 
     async def nothing_special(context: Context, run: NextRun) -> None:
@@ -337,8 +335,7 @@ async def test_one_exception_of_a_large_batch_keeps_its_traceback_short() -> Non
 
 
 @in_virtual_time
-async def test_middleware_that_waits_for_a_batch_ends_with_its_service() -> None:
-    """What was gathered is handled at the end, and no middleware is left behind."""
+async def test_middleware_waiting_for_batch_ends_at_shutdown() -> None:
     ended: list[int] = []
 
     async def note(context: Context, run: NextRun) -> None:
@@ -356,8 +353,8 @@ async def test_middleware_that_waits_for_a_batch_ends_with_its_service() -> None
 
 
 @in_virtual_time
-async def test_middleware_of_a_batch_whose_channel_died_is_let_go() -> None:
-    """The broker delivers the message again, and it is run again from its beginning."""
+async def test_middleware_of_batch_on_closed_channel_is_cancelled() -> None:
+    """The message is redelivered and runs from the beginning."""
     diary: list[str] = []
 
     async def note(context: Context, run: NextRun) -> None:

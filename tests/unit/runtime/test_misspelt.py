@@ -67,7 +67,7 @@ async def _insert(rows: list[dict[str, Any]]) -> None:
     ],
     ids=["handler", "batch", "every"],
 )
-def test_rules_that_are_not_rules_are_refused_by_the_declaration(
+def test_invalid_rules_are_refused_at_declaration(
     declare: Callable[[App, Any], object], rules: Any, message: str
 ) -> None:
     with pytest.raises(InvalidDeclaration, match=message):
@@ -130,7 +130,7 @@ def test_unhandled_that_is_not_an_outcome_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_breaker_without_a_finite_cool_down_is_refused(value: float) -> None:
+def test_breaker_without_finite_cool_down_is_refused(value: float) -> None:
     with pytest.raises(InvalidDeclaration, match="cool_down"):
         BreakerPolicy(cool_down=value)
 
@@ -227,7 +227,7 @@ _PUBLISHES: dict[str, Callable[..., Any]] = {
         ("ttl", ""),
     ],
 )
-def test_unknown_publish_option_is_refused_with_the_nearest(
+def test_unknown_publish_option_is_refused_with_suggestion(
     way: str, option: str, meant: str
 ) -> None:
     expected = f"unexpected option '{option}'{meant}: expected exchange, message_id, .*expiration"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Unprintable(Exception):
-    """An exception that cannot even say what it is."""
+    """An exception whose text raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -86,14 +86,14 @@ _OUTCOMES = (
     cuts=st.lists(st.floats(0, 20), max_size=2),
 )
 @settings(max_examples=25, deadline=None)
-def test_each_delivery_has_exactly_one_visible_outcome(
+def test_each_delivery_has_exactly_one_outcome_event(
     scripts: list[list[tuple[str, float]]],
     concurrency: int,
     in_order: bool,
     in_threads: bool,
     cuts: list[float],
 ) -> None:
-    """Events and deliveries match one to one, and every message ends done or in the dead letters."""
+    """Every message is done or in the dead-letter queue at the end."""
     runs: Counter[int] = Counter()
 
     def said(number: int) -> tuple[str, float]:
@@ -147,7 +147,7 @@ async def _play(app: App, messages: int, cuts: list[float]) -> None:
     for one in test.events:
         assert set(one.fields) == set(EVENTS[one.name].fields), one.name
     said = Counter(one.fields["message_id"] for one in test.events if one.name in _OUTCOMES)
-    # A cut takes back what was prefetched and never started: nothing to say of that.
+    # A lost connection returns prefetched messages that never started. They have no event.
     if not cuts:
         assert sum(said.values()) == sum(delivered.values())
         assert tally.abandoned == 0

@@ -1,4 +1,4 @@
-"""What a handler says or raises, and what becomes of its message."""
+"""Return values and exceptions of handlers, and the resulting outcomes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ async def _play(app: App, *payloads: object) -> tuple[Tally, AppTest]:
 
 @pytest.mark.parametrize("returned", [None, Done()])
 @in_virtual_time
-async def test_nothing_and_done_are_done(returned: object) -> None:
-    """A handler that returns nothing, or says Done, is run once."""
-
+async def test_returning_none_or_done_completes_message(returned: object) -> None:
     async def behave() -> object:
         return returned
 
@@ -54,8 +52,8 @@ async def test_nothing_and_done_are_done(returned: object) -> None:
 
 
 @in_virtual_time
-async def test_failures_that_end_together_are_all_counted() -> None:
-    """Each waits for the confirm of its publish while the others do: none of their counts gets lost."""
+async def test_concurrent_failures_are_all_counted() -> None:
+    """Each waits for the confirm of its publish at the same time."""
 
     async def behave() -> None:
         raise ValueError("no")
@@ -71,7 +69,7 @@ async def test_failures_that_end_together_are_all_counted() -> None:
 
 
 @in_virtual_time
-async def test_a_failure_takes_the_tiers_in_order_and_parks_at_the_end() -> None:
+async def test_failure_takes_tiers_in_order_and_parks_at_end() -> None:
     """Three waits mean four runs, at 0 s, 30 s, 5 min 30 s and 35 min 30 s."""
     began = asyncio.get_running_loop().time()
     runs: list[tuple[int, bool, int]] = []
@@ -91,8 +89,8 @@ async def test_a_failure_takes_the_tiers_in_order_and_parks_at_the_end() -> None
 
 
 @in_virtual_time
-async def test_retry_by_return_takes_the_tier_it_asks_for() -> None:
-    """`after` chooses the smallest tier that is long enough; the last one if none is."""
+async def test_retry_after_selects_smallest_sufficient_tier() -> None:
+    """If none is long enough, it is the last one."""
     answers = [Retry("later", after=100), Retry("much later", after=10**6), Retry("again"), None]
 
     async def behave(context: Context) -> object:
@@ -105,7 +103,7 @@ async def test_retry_by_return_takes_the_tier_it_asks_for() -> None:
 
 
 class _Later(Exception):
-    """An exception that knows when to come back."""
+    """An exception with `retry_after`."""
 
     def __init__(self, after: object) -> None:
         self.retry_after = after
@@ -115,8 +113,8 @@ class _Later(Exception):
     ("after", "tier"), [(60, "5m"), (timedelta(minutes=20), "30m"), ("nonsense", "30s")]
 )
 @in_virtual_time
-async def test_an_exception_can_ask_for_its_wait(after: object, tier: str) -> None:
-    """`retry_after` of the exception is honoured; what is no time is not."""
+async def test_exception_with_retry_after_selects_wait(after: object, tier: str) -> None:
+    """An invalid value is ignored."""
 
     async def behave(context: Context) -> None:
         if context.attempt == 1:
@@ -127,8 +125,8 @@ async def test_an_exception_can_ask_for_its_wait(after: object, tier: str) -> No
 
 
 @in_virtual_time
-async def test_rules_say_which_exceptions_park() -> None:
-    """The first rule that fits decides; what no rule fits is retried."""
+async def test_first_matching_rule_decides_retry_or_park() -> None:
+    """Without a match, the message is retried."""
     rules = [
         Rule(ValueError, Verdict.PARK, when=lambda error: "hopeless" in str(error)),
         Rule(ValueError, Verdict.RETRY, after=200),
@@ -148,8 +146,7 @@ async def test_rules_say_which_exceptions_park() -> None:
 
 
 @in_virtual_time
-async def test_a_snooze_waits_without_counting() -> None:
-    """A message may be snoozed more often than it may fail."""
+async def test_snooze_does_not_count_as_attempt() -> None:
     seen: list[int] = []
 
     async def behave(context: Context) -> object:
@@ -166,9 +163,7 @@ async def test_a_snooze_waits_without_counting() -> None:
     [True, "ok", 0, Retry, Retry(5), Snooze(-1), Snooze(float("nan"))],  # type: ignore[arg-type]
 )
 @in_virtual_time
-async def test_a_wrong_return_parks_at_once_with_the_menu(returned: object) -> None:
-    """What is not on the menu is neither success nor retried: the developer is told what may be."""
-
+async def test_invalid_return_value_parks_with_allowed_values(returned: object) -> None:
     async def behave() -> object:
         return returned
 
@@ -178,8 +173,8 @@ async def test_a_wrong_return_parks_at_once_with_the_menu(returned: object) -> N
 
 
 @in_virtual_time
-async def test_a_coroutine_that_nobody_awaits_parks() -> None:
-    """A sync wrapper of an async handler has not handled anything."""
+async def test_unawaited_coroutine_parks() -> None:
+    """A sync wrapper of an async handler has not handled the message."""
 
     async def inner() -> None: ...
 
@@ -191,8 +186,7 @@ async def test_a_coroutine_that_nobody_awaits_parks() -> None:
 
 
 @in_virtual_time
-async def test_an_undecodable_message_parks_at_once_and_says_where() -> None:
-    """It never loops, the handler never sees it, and the next message is handled."""
+async def test_undecodable_message_parks_at_once_with_position() -> None:
     seen: list[int] = []
 
     async def behave(payload: dict[str, int]) -> None:
@@ -205,8 +199,7 @@ async def test_an_undecodable_message_parks_at_once_and_says_where() -> None:
 
 
 @in_virtual_time
-async def test_a_handler_past_its_deadline_is_cancelled_and_retried() -> None:
-    """The coroutine is ended, the event says so, and the message takes the first tier."""
+async def test_handler_past_deadline_is_cancelled_and_retried() -> None:
     ended: list[str] = []
 
     async def behave(context: Context) -> None:
@@ -224,9 +217,7 @@ async def test_a_handler_past_its_deadline_is_cancelled_and_retried() -> None:
 
 
 @in_virtual_time
-async def test_a_timeout_of_the_handlers_own_is_not_its_deadline() -> None:
-    """A TimeoutError that the handler raises is a failure like others."""
-
+async def test_timeout_error_of_handler_is_not_its_deadline() -> None:
     async def behave() -> None:
         raise TimeoutError("the database")
 
@@ -235,8 +226,8 @@ async def test_a_timeout_of_the_handlers_own_is_not_its_deadline() -> None:
     assert not test.find_events("handler.overdue")
 
 
-async def test_an_overdue_thread_is_reported_and_settles_nothing_until_it_returns() -> None:
-    """A thread cannot be stopped: its message stays in hand, then has the outcome it returned."""
+async def test_overdue_thread_is_reported_and_settles_when_it_returns() -> None:
+    """A thread cannot be stopped."""
     overdue, release = asyncio.Event(), threading.Event()
     names: list[str] = []
 
@@ -268,8 +259,8 @@ async def test_an_overdue_thread_is_reported_and_settles_nothing_until_it_return
 )
 @pytest.mark.parametrize("in_thread", [False, True])
 @in_virtual_time
-async def test_no_exception_ends_the_service(raised: BaseException, in_thread: bool) -> None:
-    """Whatever a handler raises, its message is retried and the next one is handled."""
+async def test_no_exception_ends_service(raised: BaseException, in_thread: bool) -> None:
+    """The message is retried, and the next one is handled."""
     runs: list[int] = []
 
     def fail(context: Context) -> None:
@@ -286,8 +277,8 @@ async def test_no_exception_ends_the_service(raised: BaseException, in_thread: b
 
 
 @in_virtual_time
-async def test_a_handler_that_awaits_what_was_cancelled_has_failed() -> None:
-    """Only a cancellation of the worker itself means the end."""
+async def test_awaiting_cancelled_task_is_a_failure() -> None:
+    """Only a cancellation of the worker means shutdown."""
 
     async def behave(context: Context) -> None:
         if context.attempt == 1:
@@ -300,8 +291,11 @@ async def test_a_handler_that_awaits_what_was_cancelled_has_failed() -> None:
 
 
 @in_virtual_time
-async def test_a_handler_that_cancels_its_own_task_is_told_of_and_others_go_on() -> None:
-    """It cannot be told from a shutdown, so nothing is settled; the message is said to be left."""
+async def test_handler_that_cancels_its_own_task_leaves_message_unsettled() -> None:
+    """It cannot be distinguished from a shutdown.
+
+    An event reports it, and other messages are handled.
+    """
     seen: list[int] = []
 
     async def behave(payload: dict[str, int]) -> None:
@@ -328,8 +322,7 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="nobody")
 
 @pytest.mark.parametrize("fails", [False, True])
 @in_virtual_time
-async def test_context_variables_do_not_reach_the_next_message(fails: bool) -> None:
-    """One worker handles them all, and still each message finds the variable as it was at first."""
+async def test_context_variables_do_not_reach_next_message(fails: bool) -> None:
     found: list[str] = []
 
     async def behave(payload: dict[str, int], context: Context) -> None:
@@ -345,8 +338,7 @@ async def test_context_variables_do_not_reach_the_next_message(fails: bool) -> N
 
 
 @in_virtual_time
-async def test_sync_handlers_run_in_threads_with_the_context_of_their_message() -> None:
-    """They see the current message, and what they leave in context variables stays there."""
+async def test_sync_handlers_run_in_threads_with_context_of_message() -> None:
     found: list[tuple[str, bool]] = []
 
     def behave(payload: str) -> None:
@@ -359,8 +351,8 @@ async def test_sync_handlers_run_in_threads_with_the_context_of_their_message() 
 
 
 @in_virtual_time
-async def test_the_context_tells_of_its_message() -> None:
-    """Headers, ids, the first routing key also on a retry, and a stable id where there is none."""
+async def test_context_has_headers_ids_and_first_routing_key() -> None:
+    """A message without an id gets a stable one."""
     seen: list[tuple[Any, ...]] = []
 
     async def behave(context: Context) -> None:
@@ -392,9 +384,7 @@ async def test_the_context_tells_of_its_message() -> None:
     assert seen == [("orders", n, "m1", "c1", "order.new", 5) for n in (1, 2)]
 
 
-def test_recursion_in_a_handler_is_a_failure() -> None:
-    """A handler that never ends by itself in depth is retried as any other."""
-
+def test_recursion_error_in_handler_is_a_failure() -> None:
     async def dive(depth: int) -> None:
         await dive(depth + 1)
 
@@ -413,9 +403,7 @@ def test_recursion_in_a_handler_is_a_failure() -> None:
 
 
 @in_virtual_time
-async def test_park_by_return_carries_its_reason() -> None:
-    """Park is final at the first run."""
-
+async def test_returned_park_carries_its_reason() -> None:
     async def behave() -> Park:
         return Park("unknown customer")
 
@@ -426,7 +414,7 @@ async def test_park_by_return_carries_its_reason() -> None:
 
 @in_virtual_time
 async def test_context_now_follows_virtual_time() -> None:
-    """Also in middleware, in a function of `app.on_error` and in a thread."""
+    """This holds in middleware, in `app.on_error` and in threads."""
     app, seen = App("shop", reply_queues=["answers"]), []
 
     @app.middleware

@@ -1,4 +1,4 @@
-"""Payloads: what a handler asks for is what it gets, or the message is undecodable."""
+"""Payloads are decoded into the annotated type, or the message is undecodable."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass
 class Order:
-    """Most of what a payload is made of."""
+    """Most types that a payload may contain."""
 
     id: int
     lines: list[Line] = field(default_factory=list)
@@ -109,8 +109,7 @@ UID = UUID("12345678123456781234567812345678")
         (dict, "{}".encode("utf-16"), {}),
     ],
 )
-def test_a_payload_becomes_what_was_asked_for(wanted: Any, body: bytes, expected: object) -> None:
-    """Every supported annotation decodes to a value of its own type."""
+def test_payload_is_decoded_into_annotated_type(wanted: Any, body: bytes, expected: object) -> None:
     found = decoder_for(wanted)(body)
     assert found == expected
     assert type(found) is type(expected)
@@ -137,8 +136,9 @@ def test_a_payload_becomes_what_was_asked_for(wanted: Any, body: bytes, expected
         (tuple[int, str], b"[1]", "$: expected a list of 2"),
     ],
 )
-def test_a_payload_of_another_form_is_undecodable(wanted: Any, body: bytes, told: str) -> None:
-    """Whatever the bytes are, Undecodable is raised, and it says where and what was expected."""
+def test_mismatched_payload_is_undecodable_with_position(
+    wanted: Any, body: bytes, told: str
+) -> None:
     with pytest.raises(Undecodable) as caught:
         decoder_for(wanted)(body)
     assert told in str(caught.value)
@@ -160,15 +160,14 @@ def test_a_payload_of_another_form_is_undecodable(wanted: Any, body: bytes, told
     ],
     ids=str,
 )
-def test_a_reason_never_repeats_a_payload(wanted: Any, body: bytes) -> None:
-    """A wrong value is told by its place and type, so that payloads stay out of headers and logs."""
+def test_undecodable_reason_never_contains_payload(wanted: Any, body: bytes) -> None:
+    """It would otherwise reach headers and logs."""
     with pytest.raises(Undecodable) as caught:
         decoder_for(wanted)(body)
     assert "secret" not in str(caught.value)
 
 
-def test_a_type_that_no_json_fits_is_refused_at_once() -> None:
-    """The developer hears of it when the handler is declared, not when messages come."""
+def test_unsupported_payload_type_is_refused_at_declaration() -> None:
     with pytest.raises(TypeError, match="cannot decode a payload into"):
         decoder_for(complex)
 
@@ -185,10 +184,9 @@ def test_a_type_that_no_json_fits_is_refused_at_once() -> None:
         (Model(id=1), b'{"id":1}', "application/json"),
     ],
 )
-def test_payloads_are_encoded_by_their_type(
+def test_payload_is_encoded_by_its_type(
     payload: object, body: bytes | None, content_type: str | None
 ) -> None:
-    """What a handler can ask for can also be published."""
     encoded, kind = encode_payload(payload)
     assert kind == content_type
     if body is not None:
@@ -197,7 +195,6 @@ def test_payloads_are_encoded_by_their_type(
         assert json.loads(encoded) == [str(UID), "2026-01-02", "red"]
 
 
-def test_what_cannot_be_sent_is_refused_by_its_type() -> None:
-    """A payload that has no JSON form is an error of the caller, told by its type."""
+def test_payload_without_json_form_is_refused_by_type() -> None:
     with pytest.raises(TypeError, match="got object"):
         encode_payload({"a": object()})

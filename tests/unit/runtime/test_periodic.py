@@ -40,8 +40,7 @@ def _app(ids: list[str], *, missed: str = "once", period: str = "5m") -> App:
 
 
 @in_virtual_time
-async def test_it_comes_at_its_times_with_its_id() -> None:
-    """At the multiples of its period, less than a second late; nothing else is declared wrongly."""
+async def test_periodic_message_is_sent_on_time_with_id() -> None:
     ids: list[str] = []
     app = _app(ids)
     assert check(app.topology) == ()
@@ -55,8 +54,8 @@ async def test_it_comes_at_its_times_with_its_id() -> None:
 
 
 @in_virtual_time
-async def test_of_several_processes_one_sends_and_the_next_takes_over() -> None:
-    """Each time has one message, whoever of them ends, in whatever order."""
+async def test_one_of_several_processes_sends_periodic_messages() -> None:
+    """Another takes over when it ends. Each time has one message."""
     ids: list[str] = []
     broker = EmbeddedBroker()
     async with AsyncExitStack() as stack:
@@ -73,8 +72,8 @@ async def test_of_several_processes_one_sends_and_the_next_takes_over() -> None:
 
 
 @in_virtual_time
-async def test_cut_connections_leave_nothing_out() -> None:
-    """Every cut hits another moment; what is sent twice has the same id."""
+async def test_lost_connections_skip_no_periodic_message() -> None:
+    """Duplicates have the same id."""
     ids: list[str] = []
     broker = EmbeddedBroker()
     async with (
@@ -97,8 +96,8 @@ def _moment(message_id: str) -> float:
 
 @pytest.mark.parametrize(("missed", "found"), [("once", 1), ("skip", 0), ("each", 12)])
 @in_virtual_time
-async def test_what_was_due_while_nobody_ran_is_caught_up_as_asked(missed: str, found: int) -> None:
-    """Once for all, not at all, or each."""
+async def test_missed_times_are_caught_up_as_configured(missed: str, found: int) -> None:
+    """Once, never or each."""
     ids: list[str] = []
     broker = EmbeddedBroker()
     async with AppTest(_app(ids, missed=missed), broker=broker) as test:
@@ -114,8 +113,7 @@ async def test_what_was_due_while_nobody_ran_is_caught_up_as_asked(missed: str, 
 
 
 @in_virtual_time
-async def test_the_message_of_its_queue_may_be_lost_or_spoiled() -> None:
-    """A queue that somebody deletes is made again from what the process knows; nonsense is put aside."""
+async def test_deleted_or_invalid_schedule_message_is_replaced() -> None:
     ids: list[str] = []
     async with AppTest(_app(ids, missed="each")) as test:
         await test.advance(601)
@@ -158,10 +156,11 @@ async def _served(
 @pytest.mark.parametrize("missed", ["once", "skip", "each"])
 @pytest.mark.parametrize("seconds", [1.6, 20.0])
 @in_virtual_time
-async def test_clock_that_is_ahead_for_a_moment_costs_no_later_message(
-    seconds: float, missed: str
-) -> None:
-    """Ten minutes ahead. A short jump sends nothing, a longer one at most what is due within it."""
+async def test_clock_ahead_for_a_moment_costs_no_later_message(seconds: float, missed: str) -> None:
+    """The clock is 10 min ahead.
+
+    A short jump sends nothing, a longer one at most the messages due within it.
+    """
     ids, told = list[str](), list[float]()
     clock, broker = _SetClock(), EmbeddedBroker()
     async with _served(ids, broker, clock, told, period="1s", missed=missed):
@@ -183,8 +182,8 @@ async def test_clock_that_is_ahead_for_a_moment_costs_no_later_message(
 
 
 @in_virtual_time
-async def test_progress_of_a_process_with_a_wrong_clock_does_not_silence_the_next() -> None:
-    """Its clock was ahead when it ended: the next process reports it and begins at once."""
+async def test_progress_of_process_with_wrong_clock_does_not_block_next() -> None:
+    """Its clock was ahead when it ended. The next process reports it and starts at once."""
     ids, told = list[str](), list[float]()
     clock, broker = _SetClock(), EmbeddedBroker()
     async with _served(ids, broker, clock, told, period="1s"):
@@ -202,8 +201,8 @@ async def test_progress_of_a_process_with_a_wrong_clock_does_not_silence_the_nex
 
 @pytest.mark.parametrize("seed", range(4))
 @in_virtual_time
-async def test_deleted_schedule_queue_sends_no_history_again(seed: int) -> None:
-    """Three processes, of which two have waited for an hour. What the sender had sent stays sent."""
+async def test_deleted_schedule_queue_repeats_no_message(seed: int) -> None:
+    """Three processes run, two of which have waited for an hour."""
     ids: list[str] = []
     broker = EmbeddedBroker(seed=seed)
     async with AsyncExitStack() as stack:
@@ -224,8 +223,8 @@ async def test_deleted_schedule_queue_sends_no_history_again(seed: int) -> None:
 
 
 @in_virtual_time
-async def test_progress_behind_a_gap_is_not_sent_again() -> None:
-    """The former sender writes its progress after another process has begun to send."""
+async def test_progress_behind_gap_is_not_sent_again() -> None:
+    """The former sender writes its progress after another process has started to send."""
     ids: list[str] = []
     async with AppTest(_app(ids, missed="each")) as test:
         began = int(asyncio.get_running_loop().time())
@@ -240,8 +239,8 @@ async def test_progress_behind_a_gap_is_not_sent_again() -> None:
 
 
 @in_virtual_time
-async def test_a_router_may_have_periodic_messages_too() -> None:
-    """Its prefix begins the name, and a failing run is retried like any other."""
+async def test_router_may_have_periodic_messages() -> None:
+    """Its prefix is part of the name. A failed run is retried."""
     runs: list[int] = []
     router = Router("shop.")
 
@@ -271,14 +270,15 @@ async def test_a_router_may_have_periodic_messages_too() -> None:
         ({"period": "5m", "missed": "all"}, "'once' or 'skip' or 'each'"),
     ],
 )
-def test_what_cannot_be_is_refused_when_it_is_declared(said: dict[str, Any], told: str) -> None:
-    """With what was expected."""
+def test_invalid_periodic_message_is_refused_at_declaration(
+    said: dict[str, Any], told: str
+) -> None:
     with pytest.raises(InvalidDeclaration, match=told):
         App("x").every(**said)
 
 
-def test_what_was_sent_is_put_together_without_a_gap() -> None:
-    """Where one begins after the end of another, what lies between them was not sent."""
+def test_sent_ranges_are_joined_without_gap() -> None:
+    """A range that starts after the end of another is not joined to it."""
     whole = SentSoFar.together([SentSoFar(0, 50), SentSoFar(40, 90), SentSoFar(95, 200)])
     assert whole == SentSoFar(0, 90)
     assert SentSoFar.together([]) is None
@@ -287,8 +287,8 @@ def test_what_was_sent_is_put_together_without_a_gap() -> None:
     assert {SentSoFar.read(body) for body in nonsense} == {None}
 
 
-def test_the_queue_of_a_schedule_is_declared_with_it() -> None:
-    """One message, one consumer at a time, and no limit to how often it comes back."""
+def test_schedule_queue_has_one_message_and_single_active_consumer() -> None:
+    """It has no delivery limit."""
     queue = _app([]).topology.queue("report.schedule")
     assert isinstance(queue, Queue)
     assert queue.arguments["x-single-active-consumer"] is True

@@ -1,4 +1,4 @@
-"""Workers and items: nothing is lost, nothing overtakes its key, nobody starves."""
+"""The worker pool: no item is lost, keys keep their order, and every key makes progress."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hopback.testing import in_virtual_time
         max_size=40,
     )
 )
-def test_lanes_keep_order_and_lose_nothing(steps: list[tuple[str, str | None]]) -> None:
-    """Whatever the order of calls: each item is taken or cleared once, one at a time per key."""
+def test_lanes_keep_order_and_lose_no_item(steps: list[tuple[str, str | None]]) -> None:
+    """Each item is taken or cleared once, one at a time per key."""
     items: KeyedItems[int] = KeyedItems()
     offered: dict[str | None, list[int]] = {}
     gone: dict[str | None, list[int]] = {}
@@ -56,10 +56,10 @@ def test_lanes_keep_order_and_lose_nothing(steps: list[tuple[str, str | None]]) 
     ),
     limits=st.lists(st.integers(0, 5), max_size=4),
 )
-def test_every_item_is_run_once_within_the_limits(
+def test_every_item_runs_once_within_limits(
     size: int, items: list[tuple[str | None, int, bool]], limits: list[int]
 ) -> None:
-    """Items that take any time, fail or not, under limits that change: all run, in order per key."""
+    """Items take different times, may fail, and the limits change. Keys keep their order."""
 
     @in_virtual_time
     async def play() -> None:
@@ -101,8 +101,7 @@ def test_every_item_is_run_once_within_the_limits(
 
 
 @in_virtual_time
-async def test_a_limit_of_nothing_pauses_and_a_raised_one_goes_on() -> None:
-    """What runs finishes; what waits stays until the limit allows it."""
+async def test_limit_of_zero_pauses_pool_until_raised() -> None:
     done: list[int] = []
 
     async def run(number: int) -> None:
@@ -126,8 +125,7 @@ async def test_a_limit_of_nothing_pauses_and_a_raised_one_goes_on() -> None:
 
 
 @in_virtual_time
-async def test_stopping_tells_what_was_interrupted_even_if_it_resists() -> None:
-    """A run that swallows its cancellation is cancelled again and at last left behind."""
+async def test_stop_reports_interrupted_items_that_resist_cancellation() -> None:
     resisted = 0
     release = asyncio.Event()
 
@@ -149,8 +147,7 @@ async def test_stopping_tells_what_was_interrupted_even_if_it_resists() -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 @in_virtual_time
-async def test_workers_are_not_hired_beyond_need(size: int) -> None:
-    """One worker is enough for work that never waits."""
+async def test_pool_starts_no_unneeded_workers(size: int) -> None:
     names: set[str] = set()
 
     async def run(_number: int) -> None:
@@ -167,10 +164,9 @@ async def test_workers_are_not_hired_beyond_need(size: int) -> None:
 
 
 @in_virtual_time
-async def test_a_worker_that_ends_by_itself_is_said_and_replaced(
+async def test_worker_that_fails_unexpectedly_is_logged_and_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A mistake of our own costs one item, and is told at once."""
     ran: list[int] = []
 
     async def run(item: int) -> None:

@@ -1,4 +1,4 @@
-"""Publishing from handlers: confirmed, with correlation and trace, and errors that say why."""
+"""Publishing from handlers with confirms, correlation and trace headers, and its errors."""
 
 from __future__ import annotations
 
@@ -41,10 +41,13 @@ def _app(*, sync: bool = False, through_app: bool = False) -> App:
 @pytest.mark.parametrize("sync", [False, True])
 @pytest.mark.parametrize("through_app", [False, True])
 @in_virtual_time
-async def test_what_a_handler_publishes_carries_correlation_and_trace_on(
+async def test_published_message_carries_correlation_and_trace(
     sync: bool, through_app: bool
 ) -> None:
-    """By the context or by the app, from a coroutine or a thread; other headers are not passed on."""
+    """Other headers are not copied.
+
+    The context and the app behave the same, in coroutines and threads.
+    """
     async with AppTest(_app(sync=sync, through_app=through_app)) as test:
         await test.publish("orders", {}, correlation_id="c1", headers=TRACE)
         assert await test.drain() == Tally(done=1)
@@ -62,8 +65,7 @@ async def test_what_a_handler_publishes_carries_correlation_and_trace_on(
 
 
 @in_virtual_time
-async def test_a_message_without_correlation_passes_its_own_id_on() -> None:
-    """What was caused can always be traced back to its cause."""
+async def test_message_id_becomes_correlation_id_if_none_is_set() -> None:
     async with AppTest(_app()) as test:
         await test.publish("orders", {}, message_id="m1")
         await test.drain()
@@ -73,8 +75,7 @@ async def test_a_message_without_correlation_passes_its_own_id_on() -> None:
 
 @pytest.mark.parametrize("sync", [False, True])
 @in_virtual_time
-async def test_a_publish_that_fails_fails_its_handler(sync: bool) -> None:
-    """The handler hears it as an exception, so its own message is retried."""
+async def test_failed_publish_fails_its_handler(sync: bool) -> None:
     async with AppTest(_app(sync=sync)) as test:
         connection = await test.broker.connect("operator")
         channel = await connection.open_channel()
@@ -92,8 +93,7 @@ async def test_a_publish_that_fails_fails_its_handler(sync: bool) -> None:
 
 
 @in_virtual_time
-async def test_an_application_that_is_not_running_says_how_to_publish() -> None:
-    """Before and after a service, `app.publish` is a mistake that is told."""
+async def test_publish_without_running_app_is_refused_with_remedy() -> None:
     app = _app()
     with pytest.raises(RuntimeError, match="not running"):
         await app.publish("invoices", {})
@@ -104,8 +104,7 @@ async def test_an_application_that_is_not_running_says_how_to_publish() -> None:
 
 
 @in_virtual_time
-async def test_a_publisher_stands_alone() -> None:
-    """Confirmed and mandatory without any application."""
+async def test_publisher_works_without_app() -> None:
     broker = EmbeddedBroker()
     async with AppTest(_app(), broker=broker), Publisher(broker) as publisher:
         await publisher.publish("invoices", {"id": 2})
@@ -115,8 +114,7 @@ async def test_a_publisher_stands_alone() -> None:
 
 
 @in_virtual_time
-async def test_a_publisher_without_a_broker_says_that_nothing_was_sent() -> None:
-    """After its time it tells why there is no line."""
+async def test_publisher_without_broker_raises_connection_failed() -> None:
     broker = EmbeddedBroker()
     broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
     publisher = Publisher(broker, timeout=5)
@@ -127,8 +125,7 @@ async def test_a_publisher_without_a_broker_says_that_nothing_was_sent() -> None
 
 
 @in_virtual_time
-async def test_everything_that_can_be_said_of_a_message_is_a_keyword() -> None:
-    """The same ones from the application, from a handler and from the test kit."""
+async def test_publish_keywords_are_equal_in_app_handler_and_test_kit() -> None:
     app = App("shop")
     app.queue("invoices", retry=["1s"])
     said: PublishOptions = {
@@ -159,8 +156,7 @@ async def test_everything_that_can_be_said_of_a_message_is_a_keyword() -> None:
     assert [one.properties for one in ready] == [caused, caused, expected]
 
 
-def test_a_priority_is_one_byte() -> None:
-    """What cannot be sent is refused where it is said."""
+def test_invalid_priority_or_expiration_is_refused() -> None:
     with pytest.raises(ValueError, match="from 0 to 255, got 256"):
         compose("invoices", {}, priority=256)
     with pytest.raises(ValueError, match="a duration like"):
@@ -168,8 +164,8 @@ def test_a_priority_is_one_byte() -> None:
 
 
 @in_virtual_time
-async def test_fire_and_forget_is_said() -> None:
-    """With `mandatory=False` nobody hears that no queue wanted it; a direct reply is always sent so."""
+async def test_unroutable_message_with_mandatory_false_raises_no_error() -> None:
+    """A direct reply is always sent like this."""
     app = App("shop")
 
     @app.handler("orders", retry=["30s"])
@@ -186,8 +182,8 @@ async def test_fire_and_forget_is_said() -> None:
 
 @pytest.mark.parametrize("through_app", [False, True])
 @in_virtual_time
-async def test_a_publish_that_nobody_awaits_parks_its_message(through_app: bool) -> None:
-    """Nothing was published: to call the message done would be to lose what it caused."""
+async def test_unawaited_publish_parks_its_message(through_app: bool) -> None:
+    """Nothing was published, so the message is not done."""
     app = App("shop")
     app.queue("invoices", retry=["1s"])
 
@@ -204,8 +200,7 @@ async def test_a_publish_that_nobody_awaits_parks_its_message(through_app: bool)
 
 
 @in_virtual_time
-async def test_a_publish_in_a_task_of_its_own_is_not_forgotten() -> None:
-    """It has been started, though nobody waits for it here."""
+async def test_publish_in_separate_task_is_sent() -> None:
     app = App("shop")
     app.queue("invoices", retry=["1s"])
     tasks: set[asyncio.Task[None]] = set()
@@ -222,7 +217,7 @@ async def test_a_publish_in_a_task_of_its_own_is_not_forgotten() -> None:
 
 
 @in_virtual_time
-async def test_refused_publish_names_the_cause_and_the_remedy() -> None:
+async def test_refused_publish_names_cause_and_remedy() -> None:
     """By publisher, application, request and test kit. The message was not stored."""
     broker = EmbeddedBroker()
     async with (
@@ -248,10 +243,10 @@ async def test_refused_publish_names_the_cause_and_the_remedy() -> None:
 
 @pytest.mark.parametrize("through_app", [False, True])
 @in_virtual_time
-async def test_a_sync_handler_publishes_with_a_call_that_returns_when_it_is_confirmed(
+async def test_publish_sync_returns_when_confirmed(
     through_app: bool,
 ) -> None:
-    """On the event loop this call is refused, and in a thread the one that must be awaited is."""
+    """It is refused on the event loop, and `publish` is refused in a thread."""
     app = App("shop")
     app.queue("invoices", retry=["1s"])
 

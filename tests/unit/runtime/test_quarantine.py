@@ -1,4 +1,4 @@
-"""A message that kills the process: it dies alone, is parked for it, and takes nobody along."""
+"""A message that kills the process is isolated and parked. Other messages are not affected."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def _limited(app: App, limit: int) -> Topology:
 
 @dataclass
 class _Parent:
-    """Keeps processes alive on one broker and counts what they died of, as `hopback run` does."""
+    """Restarts processes on one broker and counts the causes of their deaths, as `hopback run`
+    does.
+    """
 
     broker: EmbeddedBroker
     make_app: Callable[[Callable[[], None]], App]
@@ -86,7 +88,7 @@ class _Parent:
                 waiting: set[asyncio.Future[Any]] = {died, running}
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
-                    running.result()  # it ended by itself: say why
+                    running.result()  # it ended unexpectedly: raise the reason
                 blamed = await died
             finally:
                 running.cancel()
@@ -138,7 +140,7 @@ class _Shop:
         return app
 
     async def play(self, processes: int, *, supervised: bool = True) -> _Parent:
-        """Publish, run until everything was handled or parked, and tell of the deaths."""
+        """Publish, run until all messages were handled or parked, and report the deaths."""
         connection = await self.broker.connect("producer")
         await declare(connection, self.app(lambda: None).topology)
         channel = await connection.open_channel()
@@ -167,7 +169,7 @@ class _Shop:
 
     @property
     def parked(self) -> list[bytes]:
-        """What lies in the dead-letter queues."""
+        """The messages in the dead-letter queues."""
         found = self.broker.snapshot()
         return [
             one.body for name in ("orders", "mails") for one in found.queue(f"{name}.dlq").messages
@@ -177,10 +179,10 @@ class _Shop:
 @pytest.mark.parametrize("processes", [1, 3])
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @in_virtual_time
-async def test_poison_is_parked_with_a_record_and_takes_nobody_along(
+async def test_poison_message_is_parked_with_record_and_alone(
     version: BrokerVersion, processes: int
 ) -> None:
-    """A prefetch of 40 and a limit of 10: no innocent is parked, and the dead letter says of what."""
+    """The prefetch is 40 and the limit 10. No other message is parked."""
     shop = _Shop(EmbeddedBroker(version=version))
     parent = await shop.play(processes)
     assert shop.parked == [b"-1"]
@@ -197,10 +199,10 @@ async def test_poison_is_parked_with_a_record_and_takes_nobody_along(
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @in_virtual_time
-async def test_where_nobody_outlives_the_process_the_limit_parks_the_poison_alone(
+async def test_poison_message_without_parent_is_parked_by_delivery_limit(
     version: BrokerVersion,
 ) -> None:
-    """It dies alone all the same; the broker's own limit ends it, and no innocent comes near that."""
+    """It runs alone, so no other message comes near the limit."""
     shop = _Shop(EmbeddedBroker(version=version))
     parent = await shop.play(1, supervised=False)
     assert shop.parked == [b"-1"]
@@ -209,8 +211,8 @@ async def test_where_nobody_outlives_the_process_the_limit_parks_the_poison_alon
 
 
 @in_virtual_time
-async def test_messages_of_another_queue_are_never_blamed() -> None:
-    """They are in hand at every crash, and slow; while the suspected one runs they are not handled."""
+async def test_messages_of_another_queue_are_never_suspected() -> None:
+    """They are slow and unacked at every crash. They wait while the suspect runs."""
     shop = _Shop(EmbeddedBroker(), innocents=30, other=True)
     parent = await shop.play(1)
     assert shop.parked == [b"-1"]
@@ -221,11 +223,11 @@ async def test_messages_of_another_queue_are_never_blamed() -> None:
 @pytest.mark.parametrize("mails", [1, 2, 30])
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @in_virtual_time
-async def test_messages_of_another_queue_do_not_come_near_the_limit(
+async def test_messages_of_another_queue_stay_below_delivery_limit(
     version: BrokerVersion, mails: int
 ) -> None:
-    """Nobody outlives the process, which dies eleven times: those of the other queue get their turn."""
-    random.seed(7)  # who goes first of two that came back equally often is left to chance
+    """Without a parent, the process dies eleven times."""
+    random.seed(7)  # the order of two equally often redelivered messages is random
     broker = EmbeddedBroker(version=version)
     shop = _Shop(broker, innocents=30, other=True, mails=mails, fuse_s=0.1)
     parent = await shop.play(1, supervised=False)
@@ -235,10 +237,10 @@ async def test_messages_of_another_queue_do_not_come_near_the_limit(
 
 
 @in_virtual_time
-async def test_without_suspicion_the_neighbours_are_parked_too(
+async def test_without_quarantine_neighbours_are_parked_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The test above can fail: with windows that never close, innocents reach the limit."""
+    """It shows that the test above can fail."""
     monkeypatch.setattr(Quarantine, "suspects", lambda _quarantine, _delivery: False)
     shop = _Shop(EmbeddedBroker())
     await shop.play(1, supervised=False)
@@ -247,8 +249,8 @@ async def test_without_suspicion_the_neighbours_are_parked_too(
 
 @pytest.mark.parametrize("returns", [1, 2, 3])
 @in_virtual_time
-async def test_a_window_that_came_back_up_to_three_times_is_handled_as_before(returns: int) -> None:
-    """Deploys, broken lines, killed processes and restarts of the broker suspect no message."""
+async def test_messages_redelivered_up_to_three_times_are_not_suspected(returns: int) -> None:
+    """The causes are deploys, lost connections, killed processes and broker restarts."""
     at_once, most = 0, 0
     app = App("shop")
 
@@ -275,8 +277,8 @@ async def test_a_window_that_came_back_up_to_three_times_is_handled_as_before(re
 
 
 @in_virtual_time
-async def test_a_suspected_message_runs_alone_and_the_window_opens_again() -> None:
-    """Four lines broke under a slow window: each of it runs once more, one by one, then all as before."""
+async def test_suspected_messages_run_alone_then_window_reopens() -> None:
+    """Four connections were lost under a slow window. Each message runs once more, one by one."""
     runs: list[tuple[int, int]] = []
     running = 0
     app = App("shop")
@@ -307,13 +309,13 @@ async def test_a_suspected_message_runs_alone_and_the_window_opens_again() -> No
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @in_virtual_time
-async def test_a_suspected_message_that_comes_with_the_new_subscription_is_not_forgotten(
+async def test_suspect_delivered_with_new_subscription_is_not_lost(
     version: BrokerVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten wait behind a window of two: the third arrives while the window is being opened again.
+    """Ten wait behind a window of two.
 
-    On a socket a delivery may be read together with the answer to the subscription, before whoever waits
-    for that answer goes on.
+    The third arrives while the window is reopened. On a socket a delivery may be read together with
+    the answer to the subscription, before the waiting task continues.
     """
     plain = EmbeddedChannel.consume
 
@@ -350,18 +352,15 @@ async def test_a_suspected_message_that_comes_with_the_new_subscription_is_not_f
         await somebody.close()
         await test.advance(60)
         suspected = len(test.find_events("quarantine.begun"))
-        assert not test.find_events(
-            "consumer.lost"
-        )  # nor had anybody to notice that it stood still
+        assert not test.find_events("consumer.lost")  # and no watch that detects the stall
     assert sorted(handled) == [-1] * (RETURNS - 1) + list(range(13))
     assert suspected == 10
 
 
 @in_virtual_time
-async def test_a_suspected_message_that_comes_while_the_consumer_stops_is_not_begun(
+async def test_suspect_delivered_during_shutdown_is_not_started(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What may kill the process does not get its chance in the middle of an orderly end."""
     handled: list[int] = []
     go_on = asyncio.Event()
     app = App("shop")
@@ -397,10 +396,9 @@ async def test_a_suspected_message_that_comes_while_the_consumer_stops_is_not_be
 
 
 @in_virtual_time
-async def test_an_error_beside_the_handler_costs_a_session_and_not_the_queue(
+async def test_error_during_quarantine_restarts_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever goes wrong while a suspected message is handled apart, the queue is consumed again."""
     plain, handled = Quarantine.run, list[int]()
     app = App("shop")
 
@@ -429,8 +427,7 @@ async def test_an_error_beside_the_handler_costs_a_session_and_not_the_queue(
 
 
 @in_virtual_time
-async def test_a_batch_with_a_suspected_message_has_the_size_of_one() -> None:
-    """What may kill the process is handled by itself in batches too."""
+async def test_batch_with_suspect_has_size_one() -> None:
     sizes: list[list[int]] = []
     app = App("shop")
 
@@ -452,8 +449,7 @@ async def test_a_batch_with_a_suspected_message_has_the_size_of_one() -> None:
     assert all(len(rows) == 1 for rows in sizes)
 
 
-def test_what_a_parent_knows_of_deaths_reaches_its_children_whole_or_not_at_all() -> None:
-    """Whatever stands in the environment, a child starts."""
+def test_invalid_deaths_in_environment_are_ignored() -> None:
     assert deaths_in({}) == {}
     assert deaths_in({"HOPBACK_DEATHS": "nonsense"}) == {}
     assert deaths_in({"HOPBACK_DEATHS": "[1]"}) == {}
@@ -503,19 +499,18 @@ async def _rolling_restart(messages: int) -> float:
     return took
 
 
-def test_a_rolling_restart_takes_no_longer_than_without_quarantine(
+def test_rolling_restart_takes_no_longer_than_without_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the stopped processes give back is handled as fast as anything else."""
     careful = run_virtual(_rolling_restart(2000))
     monkeypatch.setattr(assembly, "can_suspect", lambda _plan: False)
     assert careful <= run_virtual(_rolling_restart(2000)) * 1.02
 
 
 async def _done_after_kills(kills: int) -> tuple[int, int]:
-    """What a process does from 10 s to 40 s after its start, if others were killed just before it.
-
-    Messages of two queues: handlers of 3 s, 20 at once, prefetch 40; and handlers of 50 ms.
+    """Messages handled from 10 s to 40 s after the start of a process, if others were killed just
+    before. There are two queues: handlers of 3 s with 20 slots and prefetch 40, and handlers of 50
+    ms.
     """
     done = Counter[str]()
     broker = EmbeddedBroker()

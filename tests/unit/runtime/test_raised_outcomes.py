@@ -221,7 +221,7 @@ def _type_of(outcome: BaseException) -> App:
     ],
 )
 @in_virtual_time
-async def test_raised_outcome_has_the_effect_of_a_returned_one(
+async def test_raised_outcome_equals_returned_one(
     app_of: Callable[[BaseException], App], outcome: Any
 ) -> None:
     tally, test = await _play(app_of(outcome))
@@ -239,7 +239,7 @@ async def test_raised_outcome_has_the_effect_of_a_returned_one(
 
 
 @in_virtual_time
-async def test_outcome_raised_by_a_batch_handler_concludes_the_whole_batch() -> None:
+async def test_outcome_raised_by_batch_handler_settles_whole_batch() -> None:
     """A batch is not split: the outcome is a decision about the call, not a bad row."""
     app, sizes = App("shop"), []
 
@@ -267,8 +267,11 @@ async def _transaction() -> AsyncIterator[None]:
 
 
 @in_virtual_time
-async def test_middleware_and_providers_see_a_raised_outcome() -> None:
-    """Providers see an exception, so that a transaction is rolled back. Middleware sees the value."""
+async def test_middleware_and_providers_see_raised_outcome() -> None:
+    """Providers see an exception, so that a transaction is rolled back.
+
+    Middleware sees the value.
+    """
     app = App("shop")
     _SEEN.clear()
 
@@ -294,7 +297,7 @@ async def test_middleware_and_providers_see_a_raised_outcome() -> None:
 
 
 @in_virtual_time
-async def test_outcome_raised_in_a_reply_handler_is_not_a_reply() -> None:
+async def test_outcome_raised_in_reply_handler_is_not_a_reply() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=WAITS, replies=True)

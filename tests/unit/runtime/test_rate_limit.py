@@ -97,7 +97,7 @@ async def test_stop_requeues_messages_that_wait_for_their_turn(is_batch: bool) -
 
 
 @in_virtual_time
-async def test_slow_rate_neither_loses_the_consumer_nor_its_retries() -> None:
+async def test_slow_rate_keeps_consumer_and_retries() -> None:
     """The broker is checked every 30 s, while a message waits for a minute."""
     app, runs = App("shop"), list[int]()
 
@@ -115,7 +115,7 @@ async def test_slow_rate_neither_loses_the_consumer_nor_its_retries() -> None:
     assert len(runs) == 6
 
 
-def test_prefetch_is_the_work_of_ten_seconds() -> None:
+def test_prefetch_is_work_of_ten_seconds() -> None:
     assert HandlerOptions(rate=0.5).window == 5
     assert HandlerOptions(rate=1000).window == 20
     assert HandlerOptions(rate=0.5, prefetch=50).window == 50

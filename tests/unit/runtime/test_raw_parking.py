@@ -1,4 +1,4 @@
-"""A message that cannot be rewritten is parked as it came; it never holds a place of the window."""
+"""A message that cannot be rewritten is parked unchanged and does not occupy the prefetch."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ def _app() -> App:
 
 
 @in_virtual_time
-async def test_a_message_that_cannot_be_rewritten_is_parked_as_it_came(
+async def test_message_that_cannot_be_rewritten_is_parked_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A fault of ours while a retry is written: forty messages are parked, and others run."""
+    """An internal error occurs while the retry is written.
+
+    Forty messages are parked, and others run.
+    """
 
     def fails(*_: object, **__: object) -> Properties:
         raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "a fault of ours")
@@ -57,8 +60,8 @@ async def test_a_message_that_cannot_be_rewritten_is_parked_as_it_came(
 
 
 @in_virtual_time
-async def test_headers_that_nearly_fill_a_frame_never_hold_a_delivery() -> None:
-    """There is room for the count but not for the wait in the queues of delays: it is parked."""
+async def test_headers_that_nearly_fill_a_frame_never_hold_delivery() -> None:
+    """There is room for the attempt count but not for the delay header, so the message is parked."""
     app = App("shop")
     app.delays("1d")
 

@@ -56,10 +56,10 @@ def _app(outcome: Outcome, *, batch: bool) -> App:
     ("outcome", "settled"), [(Retry("no"), 3), (Park("bad"), 1), (Snooze(10), 4)]
 )
 @in_virtual_time
-async def test_a_delivery_is_read_once_on_its_way_to_settlement(
+async def test_delivery_is_parsed_once_until_settlement(
     outcome: Outcome, settled: int, batch: bool
 ) -> None:
-    """Deciding, marking, publishing, remembering and recording share one reading of it."""
+    """Decision, headers, publish and record share the parsed value."""
     async with AppTest(_app(outcome, batch=batch)) as test:
         with _histories() as read:
             await test.publish("orders", {"id": 1}, message_id="m-1")

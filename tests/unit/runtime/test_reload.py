@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_python_files_are_found_and_nothing_else(tmp_path: Path) -> None:
-    """Below the folder, but not in hidden folders, caches and installed packages."""
+def test_python_files_are_found_without_hidden_folders_and_packages(tmp_path: Path) -> None:
     for name in ("a.py", "b.txt", "inner/c.py", ".venv/d.py", "__pycache__/e.py"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -21,16 +20,14 @@ def test_python_files_are_found_and_nothing_else(tmp_path: Path) -> None:
     assert found == {"a.py", "inner/c.py"}
 
 
-def test_what_was_written_made_or_removed_has_changed(tmp_path: Path) -> None:
-    """Each by its path; what stayed the same is not named."""
+def test_changed_files_lists_written_new_and_removed_files(tmp_path: Path) -> None:
     one, two, three, four = (tmp_path / f"{name}.py" for name in ("1", "2", "3", "4"))
     before = {one: (1, 1), two: (1, 1), three: (1, 1)}
     after = {one: (1, 1), two: (2, 1), four: (1, 1)}
     assert changed_files(before, after) == (two, three, four)
 
 
-async def test_a_change_while_nobody_asked_is_not_missed(tmp_path: Path) -> None:
-    """A file that is written while children restart still counts."""
+async def test_change_between_two_checks_is_reported(tmp_path: Path) -> None:
     changes = Changes(tmp_path)
     (tmp_path / "new.py").write_text("x")
     assert await changes() == (tmp_path / "new.py",)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Price:
-    """What an article costs."""
+    """The price of an article."""
 
     sku: str
     cents: int
@@ -61,8 +61,11 @@ def _app(reply_queues: Sequence[str] = ()) -> App:
 
 
 @in_virtual_time
-async def test_a_handler_returns_the_reply() -> None:
-    """Decoded into what was asked for; what it sends by hand comes first, and nothing is None."""
+async def test_handler_return_value_is_the_reply() -> None:
+    """It is decoded into the requested type.
+
+    A reply that the handler publishes takes precedence.
+    """
     async with AppTest(_app()) as test:
         assert await test.request("prices", {"sku": "a"}, returns=Price) == Price("a", 100)
         assert await test.request("prices", {"sku": "b"}) == {"sku": "b", "cents": 100}
@@ -75,8 +78,8 @@ async def test_a_handler_returns_the_reply() -> None:
 
 
 @in_virtual_time
-async def test_many_questions_at_once_get_their_own_answers() -> None:
-    """On one channel, in whatever order the answers come."""
+async def test_concurrent_requests_get_their_own_replies() -> None:
+    """They share one channel, and the replies arrive in any order."""
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
         asked = [client.request("prices", {"sku": str(n)}, returns=Price) for n in range(200)]
         found = await asyncio.gather(*asked)
@@ -85,8 +88,8 @@ async def test_many_questions_at_once_get_their_own_answers() -> None:
 
 
 @in_virtual_time
-async def test_who_gets_no_answer_is_told_when_the_time_is_over() -> None:
-    """Parked, or simply slow: an answer that comes later disturbs nobody, and is no failure."""
+async def test_request_without_reply_raises_no_reply_after_timeout() -> None:
+    """A later reply is ignored and is not a failure."""
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
         await client.request("prices", {"sku": "on a channel of its own"})
         began = asyncio.get_running_loop().time()
@@ -103,16 +106,14 @@ async def test_who_gets_no_answer_is_told_when_the_time_is_over() -> None:
 
 
 @in_virtual_time
-async def test_a_question_for_nobody_is_returned() -> None:
-    """At once, as every publish that no queue wants."""
+async def test_unroutable_request_is_returned() -> None:
     async with RequestClient(EmbeddedBroker()) as client:
         with pytest.raises(Returned, match="nowhere"):
             await client.request("nowhere", {})
 
 
 @in_virtual_time
-async def test_a_lost_connection_ends_the_wait_and_the_next_question_works() -> None:
-    """The answer could not come any more: nobody waits for the whole time-out."""
+async def test_lost_connection_ends_request_and_next_one_works() -> None:
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
         began = asyncio.get_running_loop().time()
         asking = asyncio.create_task(client.request("prices", {"sku": "slow"}, timeout="1h"))
@@ -127,8 +128,8 @@ async def test_a_lost_connection_ends_the_wait_and_the_next_question_works() -> 
 
 
 @in_virtual_time
-async def test_a_lost_server_is_a_question_that_waits_for_the_next_one() -> None:
-    """The request is a message like any other: whoever comes up in time answers it."""
+async def test_request_waits_for_next_server() -> None:
+    """It is a message like any other."""
     broker = EmbeddedBroker()
     async with AppTest(_app(), broker=broker):
         pass
@@ -140,8 +141,8 @@ async def test_a_lost_server_is_a_question_that_waits_for_the_next_one() -> None
 
 
 @in_virtual_time
-async def test_a_handler_may_ask_another_one() -> None:
-    """On a connection that is made with the first question, and ends with the application."""
+async def test_handler_may_send_requests() -> None:
+    """The connection opens with the first request and closes with the application."""
     async with AppTest(_app()) as test:
         for sku in "abc":
             await test.publish("shop", sku)
@@ -151,8 +152,8 @@ async def test_a_handler_may_ask_another_one() -> None:
 
 
 @in_virtual_time
-async def test_a_reply_goes_to_declared_reply_queues_too() -> None:
-    """With the correlation id of the request. A message without `reply_to` gets no reply."""
+async def test_reply_is_sent_to_declared_reply_queue() -> None:
+    """It has the correlation id of the request. A message without `reply_to` gets no reply."""
     app = _app(reply_queues=["answers", "go*"])
 
     @app.handler("echo", retry=["1s"])
@@ -183,8 +184,8 @@ async def test_a_reply_goes_to_declared_reply_queues_too() -> None:
 
 @pytest.mark.parametrize("address", ["vault", "amq.gen-abc", "amq.rabbitmq.reply-to.a.b"])
 @in_virtual_time
-async def test_a_reply_to_an_undeclared_place_parks_the_request(address: str) -> None:
-    """A producer cannot make a handler publish with the rights of its process."""
+async def test_reply_to_undeclared_queue_parks_request(address: str) -> None:
+    """A producer must not make a handler publish with the permissions of its process."""
     app = App("prices", reply_queues=["answers"])
     runs = []
 
@@ -213,7 +214,7 @@ async def test_a_reply_to_an_undeclared_place_parks_the_request(address: str) ->
 
 
 @in_virtual_time
-async def test_a_refused_request_leaves_other_requests_their_replies() -> None:
+async def test_refused_request_does_not_affect_other_requests() -> None:
     app = App("slow")
 
     @app.handler("slow", retry=None, replies=True, concurrency=50)
@@ -234,8 +235,8 @@ async def test_a_refused_request_leaves_other_requests_their_replies() -> None:
 
 
 @in_virtual_time
-async def test_what_a_request_needs_for_itself_is_refused() -> None:
-    """And a handler that returns a value has to say that it is a reply."""
+async def test_request_refuses_reserved_options() -> None:
+    """A handler that returns a value has to declare that it is a reply."""
     async with RequestClient(EmbeddedBroker()) as client:
         for option in ({"reply_to": "x"}, {"correlation_id": "x"}, {"delay": "1s"}):
             with pytest.raises(ValueError, match="a request without"):
@@ -249,8 +250,8 @@ async def test_what_a_request_needs_for_itself_is_refused() -> None:
 
 
 @in_virtual_time
-async def test_the_embedded_broker_refuses_as_rabbitmq_does() -> None:
-    """Who waits for replies acknowledges nothing, and asks on the channel on which it waits."""
+async def test_embedded_broker_refuses_direct_reply_misuse_like_rabbitmq() -> None:
+    """A reply consumer does not ack, and it publishes on its channel."""
     connection = await EmbeddedBroker().connect()
     channel = await connection.open_channel()
     with pytest.raises(PreconditionFailed, match="cannot acknowledge"):
@@ -266,8 +267,7 @@ async def test_the_embedded_broker_refuses_as_rabbitmq_does() -> None:
 
 
 @in_virtual_time
-async def test_a_client_that_is_closed_or_cannot_connect_says_so() -> None:
-    """At once, and not after the time-out."""
+async def test_closed_or_unconnected_request_client_fails_at_once() -> None:
     async with RequestClient(EmbeddedBroker()) as client:
         pass
     with pytest.raises(NoReply, match="the client is closed"):

@@ -37,8 +37,8 @@ def _breaker(consumer: Consumer) -> BreakerState:
 
 
 @in_virtual_time
-async def test_messages_of_one_key_are_handled_one_after_another() -> None:
-    """Others run beside them."""
+async def test_messages_of_same_key_run_one_after_another() -> None:
+    """Other keys run concurrently."""
 
     def customer(delivery: Delivery) -> str:
         return delivery.body.decode()[0]
@@ -56,8 +56,7 @@ async def test_messages_of_one_key_are_handled_one_after_another() -> None:
 
 @pytest.mark.parametrize("key", [lambda _delivery: 1 / 0, lambda _delivery: ["no text"]])
 @in_virtual_time
-async def test_a_message_whose_key_cannot_be_told_has_failed(key: Any) -> None:
-    """It is not handled out of order, and it is not silently left behind."""
+async def test_message_whose_key_function_raises_fails(key: Any) -> None:
     app, told = slow_app(1, key=key)
     async with AppTest(app) as test:
         await test.publish("orders", "a1")
@@ -67,8 +66,7 @@ async def test_a_message_whose_key_cannot_be_told_has_failed(key: Any) -> None:
 
 
 @in_virtual_time
-async def test_no_more_run_at_once_than_asked_for() -> None:
-    """The service's option overrides the handler's."""
+async def test_concurrency_of_service_overrides_handler() -> None:
     at_once: list[int] = []
     running = 0
     app = App("shop")
@@ -92,8 +90,8 @@ async def test_no_more_run_at_once_than_asked_for() -> None:
 
 
 @in_virtual_time
-async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
-    """What runs finishes and is settled, what waits goes back, nothing is run twice."""
+async def test_paused_queue_takes_no_delivery_until_resumed() -> None:
+    """Running messages are settled, waiting ones are requeued."""
     app, told = slow_app(10, concurrency=1)
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
@@ -119,8 +117,8 @@ async def test_a_paused_queue_takes_nothing_until_it_is_resumed() -> None:
 
 
 @in_virtual_time
-async def test_a_pause_and_its_end_may_come_at_any_moment() -> None:
-    """Also before the consumer has started, while it rests, and across a lost connection."""
+async def test_pause_and_resume_work_in_any_state() -> None:
+    """Examples are before the start, while idle and across a lost connection."""
     app, _ = slow_app(1)
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
@@ -138,8 +136,7 @@ async def test_a_pause_and_its_end_may_come_at_any_moment() -> None:
 
 
 @in_virtual_time
-async def test_a_paused_service_can_be_stopped() -> None:
-    """Shutdown does not wake it: nothing is taken any more."""
+async def test_paused_service_can_be_stopped() -> None:
     app, told = slow_app(1)
     async with AppTest(app) as test:
         consumer = test.service.consumer("orders")
@@ -154,8 +151,7 @@ async def test_a_paused_service_can_be_stopped() -> None:
 
 
 @in_virtual_time
-async def test_only_queues_that_are_run_can_be_paused() -> None:
-    """The error lists those there are."""
+async def test_pausing_unknown_queue_lists_known_ones() -> None:
     app, _ = slow_app(1)
     async with AppTest(app) as test:
         with pytest.raises(KeyError, match="orders"):
@@ -166,8 +162,8 @@ async def test_only_queues_that_are_run_can_be_paused() -> None:
 
 
 @in_virtual_time
-async def test_the_breaker_pauses_a_queue_when_everything_fails() -> None:
-    """Open after three failures; one probe after the cool-down; each opening twice as long."""
+async def test_breaker_pauses_queue_after_three_failures() -> None:
+    """One probe follows each cool-down, which doubles with each opening."""
     began = asyncio.get_running_loop().time()
     runs: list[int] = []
     app, healthy = App("shop"), False
@@ -206,8 +202,8 @@ async def test_the_breaker_pauses_a_queue_when_everything_fails() -> None:
 
 
 @in_virtual_time
-async def test_an_open_breaker_does_not_delay_the_end() -> None:
-    """What it holds back is reported as not started."""
+async def test_open_breaker_does_not_delay_shutdown() -> None:
+    """Messages that it holds are reported as not started."""
     app = App("shop")
 
     @app.handler("orders", retry=["1h"], concurrency=1, breaker=BreakerPolicy(failures=1))
@@ -228,8 +224,8 @@ async def test_an_open_breaker_does_not_delay_the_end() -> None:
 
 
 @in_virtual_time
-async def test_errors_of_check_refuse_the_start_unless_accepted_by_name() -> None:
-    """Ratatoskr as documented can lose messages on 4.0: whoever runs it there has to say so."""
+async def test_check_errors_refuse_start_unless_accepted_by_name() -> None:
+    """Ratatoskr as documented can lose messages on 4.0."""
     app = App("ratatoskr", topology=DESIGNS["ratatoskr"].build({}, hardened=False))
     queue = app.topology.plans[0].queue
 
@@ -256,8 +252,8 @@ async def test_errors_of_check_refuse_the_start_unless_accepted_by_name() -> Non
 
 
 @in_virtual_time
-async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
-    """No new connection can repair it, so it ends the run; both lines are closed."""
+async def test_topology_conflict_ends_run_and_closes_connections() -> None:
+    """A new connection cannot repair it."""
     broker = EmbeddedBroker()
     connection = await broker.connect()
     channel = await connection.open_channel()
@@ -276,8 +272,7 @@ async def test_a_conflict_reaches_the_caller_and_leaves_nothing_open() -> None:
 
 
 @in_virtual_time
-async def test_checking_names_what_is_missing() -> None:
-    """With ownership CHECK nothing is created."""
+async def test_ownership_check_names_missing_objects_and_creates_none() -> None:
     app, _ = slow_app(1)
     broker = EmbeddedBroker()
     with pytest.raises(TopologyError, match="orders"):
@@ -288,7 +283,7 @@ async def test_checking_names_what_is_missing() -> None:
 
 
 @in_virtual_time
-async def test_ready_means_that_every_consumer_was_started() -> None:
+async def test_ready_is_set_when_every_consumer_has_started() -> None:
     """A broker that refuses at first delays it."""
     app, _ = slow_app(1)
     app.handler("more", retry=["1s"])(lambda: None)
@@ -308,8 +303,7 @@ async def test_ready_means_that_every_consumer_was_started() -> None:
 
 
 @in_virtual_time
-async def test_an_application_without_handlers_runs_and_publishes() -> None:
-    """It declares its topology and stays connected once."""
+async def test_application_without_handlers_runs_and_publishes() -> None:
     app = App("producer")
     app.queue("orders")
     async with AppTest(app) as test:
@@ -326,7 +320,7 @@ async def test_an_application_without_handlers_runs_and_publishes() -> None:
 
 
 def _runs(topology: Topology, queue: str, version: Any = None) -> tuple[int, Tally, int]:
-    """How often the handler of a queue runs when it always fails, and what is left of the message."""
+    """Number of runs of a handler that always fails, and the remaining messages."""
     runs, tallies, resting = 0, list[Tally](), list[int]()
     app = App(topology.name, topology=topology)
 
@@ -357,10 +351,10 @@ def _runs(topology: Topology, queue: str, version: Any = None) -> tuple[int, Tal
     ("design", "runs"),
     [("file-pipeline", 3), ("event-bus", 11), ("freeflow", 4), ("raffle", 4), ("ratatoskr", None)],
 )
-def test_every_design_runs_as_often_as_its_document_says(
+def test_every_design_has_documented_number_of_attempts(
     design: str, runs: int | None, hardened: bool
 ) -> None:
-    """A message that always fails is handled so often, then rests in the dead-letter queue."""
+    """Then the message is in the dead-letter queue."""
     topology = DESIGNS[design].build({}, hardened=hardened)
     for plan in topology.plans:
         expected = runs or plan.attempts
@@ -373,8 +367,8 @@ def test_every_design_runs_as_often_as_its_document_says(
 
 
 @in_virtual_time
-async def test_snoozes_in_hand_leave_half_of_the_slots_free() -> None:
-    """The event bus waits in the process; what is too much for that waits in the retry queue."""
+async def test_held_snoozes_leave_half_of_slots_free() -> None:
+    """The event bus waits in the process. Further snoozes wait in the retry queue."""
     topology = DESIGNS["event-bus"].build({}, hardened=False)
     queue = topology.plans[0].queue
     app, handled = App("event-bus", topology=topology), list[str]()
@@ -392,7 +386,7 @@ async def test_snoozes_in_hand_leave_half_of_the_slots_free() -> None:
         await test.publish(queue, "due")
         assert handled == ["due"]
         held = [one.fields["delay_ms"] for one in test.find_events("delivery.snoozed")]
-        assert held == [5000] * 4  # these four wait in the retry queue; two are still in hand
+        assert held == [5000] * 4  # these four wait in the retry queue, two are still held
         assert test.service.consumer(queue).in_flight == 2
         await test.advance(3)
         released = test.find_events("delivery.snoozed", delay_ms=1250)

@@ -1,4 +1,4 @@
-"""The end of a service: numbered steps, a second signal, and nothing unreported or alive."""
+"""Shutdown: numbered steps, a second signal, and complete reports."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.unit.runtime.slow import alone, slow_app
 
 
 @in_virtual_time
-async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
-    """Running handlers end and are settled; what was not started goes back and is reported."""
+async def test_shutdown_finishes_running_handlers_in_numbered_steps() -> None:
+    """Messages that were not started are requeued and reported."""
     app, told = slow_app(5, concurrency=2)
     async with AppTest(app) as test:
         for number in range(5):
@@ -34,8 +34,7 @@ async def test_shutdown_goes_in_numbered_steps_and_finishes_what_runs() -> None:
 
 
 @in_virtual_time
-async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
-    """Its message goes back to the queue, and an event says so."""
+async def test_handler_beyond_grace_is_interrupted_and_reported() -> None:
     app, told = slow_app(1000, concurrency=2)
     began = asyncio.get_running_loop().time()
     async with AppTest(app, options=ServiceOptions(grace=20)) as test:
@@ -54,8 +53,10 @@ async def test_what_outlasts_the_grace_is_interrupted_and_reported() -> None:
 
 @pytest.mark.parametrize("after", [0.5, 1.5])
 @in_virtual_time
-async def test_stop_while_a_consumer_starts_loses_and_repeats_no_message(after: float) -> None:
-    """Each answer of the broker takes a second, so the service stops while the window opens, and after."""
+async def test_stop_during_consumer_start_loses_and_repeats_no_message(after: float) -> None:
+    """Each answer of the broker takes a second, so the service stops while the window opens, and
+    after.
+    """
     app, told = slow_app(0)
     async with AppTest(app) as test:
         test.faults.latency = 1.0
@@ -71,8 +72,7 @@ async def test_stop_while_a_consumer_starts_loses_and_repeats_no_message(after: 
 
 
 @in_virtual_time
-async def test_asking_twice_does_not_wait() -> None:
-    """The second signal interrupts what runs."""
+async def test_second_stop_interrupts_running_handlers() -> None:
     app, told = slow_app(1000)
     began = asyncio.get_running_loop().time()
     async with AppTest(app) as test:
@@ -89,8 +89,8 @@ async def test_asking_twice_does_not_wait() -> None:
 
 
 @in_virtual_time
-async def test_a_cancelled_run_ends_everything_it_began() -> None:
-    """As Ctrl-C under `asyncio.run` does: no connection, task or message is left behind."""
+async def test_cancelled_run_closes_connections_and_tasks() -> None:
+    """Ctrl-C under `asyncio.run` cancels like this."""
     app, told = slow_app(1000)
     broker = EmbeddedBroker()
     service = Service(app, broker)
@@ -108,8 +108,7 @@ async def test_a_cancelled_run_ends_everything_it_began() -> None:
 
 
 @in_virtual_time
-async def test_a_service_can_be_stopped_while_it_cannot_connect() -> None:
-    """It does not wait for a broker that never answers."""
+async def test_service_can_be_stopped_while_it_cannot_connect() -> None:
     app, _ = slow_app(1)
     broker = EmbeddedBroker()
     broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
@@ -122,8 +121,8 @@ async def test_a_service_can_be_stopped_while_it_cannot_connect() -> None:
 
 
 @in_virtual_time
-async def test_a_delivery_held_at_the_end_is_reported() -> None:
-    """Its retry finds no home; after the grace it goes back to its queue."""
+async def test_held_delivery_is_reported_at_shutdown() -> None:
+    """Its retry cannot be published. After the grace period it is requeued."""
     app = App("shop")
 
     @app.handler("orders", retry=["30s"])

@@ -44,7 +44,10 @@ async def _feed(test: AppTest, numbers: range, every: float) -> None:
 async def test_hanging_handler_costs_its_slot_and_no_other_message(
     version: BrokerVersion, timeout_s: float
 ) -> None:
-    """The broker takes it back alone, each time counts as a failed attempt, then it is parked."""
+    """The broker takes back its message alone.
+
+    Each time counts as a failed attempt, then it is parked.
+    """
     runs = Counter[int]()
     broker = EmbeddedBroker(version=version, consumer_timeout=timeout_s)
     async with AppTest(_shop(runs), broker=broker) as test:
@@ -65,10 +68,13 @@ async def test_hanging_handler_costs_its_slot_and_no_other_message(
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @in_virtual_time
-async def test_consumer_timeout_that_strikes_a_live_channel_is_learned(
+async def test_consumer_timeout_that_closes_channel_is_learned(
     version: BrokerVersion,
 ) -> None:
-    """A timeout of 5 s returns the whole window once; from then on it returns the slow one alone."""
+    """A timeout of 5 s returns the whole window once.
+
+    From then on it returns the slow message alone.
+    """
     runs = Counter[int]()
     broker = EmbeddedBroker(version=version, consumer_timeout=5.0)
     async with AppTest(_shop(runs, attempts=4), broker=broker) as test:
@@ -84,8 +90,8 @@ async def test_consumer_timeout_that_strikes_a_live_channel_is_learned(
 
 
 @in_virtual_time
-async def test_handler_is_cancelled_before_a_consumer_timeout_that_the_queue_declares() -> None:
-    """It fails in time, so nothing comes back."""
+async def test_handler_is_cancelled_before_declared_consumer_timeout() -> None:
+    """It fails in time, so no message is redelivered."""
     runs = Counter[int]()
     bare = _shop(Counter()).topology
     queues = tuple(
@@ -130,8 +136,8 @@ async def test_queue_without_free_handler_is_not_ready_and_names_its_messages() 
 
 
 @in_virtual_time
-async def test_channels_of_slow_handlers_are_closed_when_they_have_returned() -> None:
-    """Handlers of a minute: as many channels as it takes, and one in the end."""
+async def test_channels_of_slow_handlers_are_closed_when_they_return() -> None:
+    """Handlers take a minute. Several channels are opened, and one remains."""
     app = App("shop")
     done = 0
 
@@ -159,8 +165,8 @@ async def test_channels_of_slow_handlers_are_closed_when_they_have_returned() ->
 
 
 @in_virtual_time
-async def test_suspected_message_that_hangs_stops_no_queue() -> None:
-    """It runs alone for half a minute, then the others go on beside it."""
+async def test_suspect_that_hangs_stops_no_queue() -> None:
+    """It runs alone for half a minute, then the others run concurrently."""
     runs = Counter[int]()
     app = _shop(runs)
 
@@ -184,7 +190,7 @@ async def test_suspected_message_that_hangs_stops_no_queue() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @in_virtual_time
-async def test_batch_that_hangs_costs_its_own_messages(version: BrokerVersion) -> None:
+async def test_hanging_batch_costs_its_own_messages(version: BrokerVersion) -> None:
     runs = Counter[int]()
     app = App("shop")
 

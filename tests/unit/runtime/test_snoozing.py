@@ -1,4 +1,4 @@
-"""Snoozes and retries that say when: in hand, in a retry queue, in the queues of delays."""
+"""Snoozes and retries with a wait: held, in a retry queue or in the delay queues."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _PLAN = Plan(
 
 
 @in_virtual_time
-async def test_without_a_retry_queue_it_waits_in_hand_and_is_never_parked() -> None:
-    """Every message of a batch is held for as long as was asked, requeued, and handled again."""
+async def test_snooze_without_retry_queue_is_held_and_never_parked() -> None:
+    """Every message of the batch is held for the wait, requeued and handled again."""
     app = App(
         "letters", topology=Topology("t", queues=(Queue("letters"), Queue("rest")), plans=(_PLAN,))
     )
@@ -52,8 +52,8 @@ async def test_without_a_retry_queue_it_waits_in_hand_and_is_never_parked() -> N
 
 @pytest.mark.parametrize("wait", ["2h", 7200, timedelta(hours=2)])
 @in_virtual_time
-async def test_what_is_beyond_the_last_tier_comes_back_when_it_said(wait: Any) -> None:
-    """A snooze counts no attempt, a retry one; both keep headers and id, and come at their time."""
+async def test_wait_beyond_last_tier_uses_delay_queues(wait: Any) -> None:
+    """A snooze counts no attempt, a retry counts one. Both keep headers and id."""
     app = App("later")
     app.delays("1d")
     came: list[tuple[float, int, str, dict[str, Any]]] = []
@@ -79,10 +79,10 @@ async def test_what_is_beyond_the_last_tier_comes_back_when_it_said(wait: Any) -
 
 
 @in_virtual_time
-async def test_without_retry_queues_a_snooze_waits_in_the_queues_of_delays() -> None:
-    """Nothing is parked for want of a place to wait; one that is too long comes back when they end."""
+async def test_snooze_without_retry_queues_uses_delay_queues() -> None:
+    """A longer wait ends with the longest delay."""
     app = App("later")
-    app.delays("1h")  # 4,095 s is what its queues hold
+    app.delays("1h")  # its queues hold messages for up to 4,095 s
     came: list[float] = []
 
     @app.handler("orders", retry=None)
@@ -99,8 +99,7 @@ async def test_without_retry_queues_a_snooze_waits_in_the_queues_of_delays() -> 
 
 @pytest.mark.parametrize("wait", ["soon", -1, float("nan")])
 @in_virtual_time
-async def test_a_wait_that_is_none_parks_with_the_menu(wait: Any) -> None:
-    """As everything does that a handler may not return."""
+async def test_invalid_wait_parks_with_allowed_values(wait: Any) -> None:
     app = App("later")
 
     @app.handler("orders", retry=["1s"])
@@ -114,8 +113,8 @@ async def test_a_wait_that_is_none_parks_with_the_menu(wait: Any) -> None:
 
 
 @in_virtual_time
-async def test_a_rule_says_its_wait_as_everybody_does() -> None:
-    """A text, and one that is none is refused where it was written."""
+async def test_rule_wait_is_a_duration() -> None:
+    """An invalid one is refused where it was written."""
     app = App("later")
 
     @app.handler("orders", retry=["30s", "5m"], rules=[Rule(KeyError, Verdict.RETRY, after="1m")])

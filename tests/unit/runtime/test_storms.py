@@ -1,4 +1,4 @@
-"""Storms: cuts, pauses, restores, alarms and faults in any order; no message is ever lost."""
+"""Lost connections, pauses, restarts, alarms and faults in random order lose no message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = 12
 
 
 def _blows(test: AppTest) -> dict[str, Callable[[], object]]:
-    """What can be done to a running application."""
+    """The faults that can be injected into a running application."""
     consumer = test.service.consumer("orders")
     return {
         "cut": test.broker.cut,
@@ -97,10 +97,10 @@ async def _number(number: int) -> int:
     in_order=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_no_storm_loses_a_message(
+def test_random_faults_lose_no_message(
     blows: list[tuple[str, float]], batch: bool, in_order: bool
 ) -> None:
-    """When it is over, each message was handled or lies in the dead letters, and nothing is stuck."""
+    """At the end each message was handled or is in the dead-letter queue."""
     done: Counter[int] = Counter()
 
     @in_virtual_time
@@ -136,10 +136,10 @@ def test_no_storm_loses_a_message(
     forced=st.booleans(),
 )
 @settings(max_examples=20, deadline=None)
-def test_the_end_may_come_in_any_storm(
+def test_shutdown_during_random_faults_ends_within_grace(
     blows: list[tuple[str, float]], batch: bool, forced: bool
 ) -> None:
-    """It comes within the grace, leaves no task, and every message is still somewhere."""
+    """No task is left, and every message still exists."""
     done: Counter[int] = Counter()
 
     @in_virtual_time

@@ -70,10 +70,9 @@ def _reasons(test: AppTest) -> tuple[str, ...]:
     ],
 )
 @in_virtual_time
-async def test_a_queue_that_was_deleted_is_created_again_and_everything_goes_on(
+async def test_deleted_queue_is_recreated_by_first_missing_message(
     outcome: Park | Retry, queue: str, counted: Tally
 ) -> None:
-    """Nobody restarts anything: the first message that misses the queue brings it back."""
     async with AppTest(_parking(outcome)) as test:
         await _as_operator(test.broker, lambda channel: channel.delete_queue(queue))
         for _ in range(20):
@@ -88,8 +87,8 @@ async def test_a_queue_that_was_deleted_is_created_again_and_everything_goes_on(
 
 @pytest.mark.parametrize("exchange", ["raffle_retry_exchange", "raffle_exchange"])
 @in_virtual_time
-async def test_an_exchange_that_was_deleted_comes_back_with_its_bindings(exchange: str) -> None:
-    """A publish that closes its channel (404) and one that comes back (NO_ROUTE) both tell."""
+async def test_deleted_exchange_is_restored_with_its_bindings(exchange: str) -> None:
+    """Both a 404 that closes the channel and a NO_ROUTE return trigger it."""
     app = App("raffle", topology=RAFFLE)
 
     @app.handler("raffle_queue")
@@ -109,8 +108,7 @@ async def test_an_exchange_that_was_deleted_comes_back_with_its_bindings(exchang
 
 
 @in_virtual_time
-async def test_a_binding_that_was_removed_is_added_again() -> None:
-    """The queue and the exchange are there, but nothing leads from one to the other."""
+async def test_removed_binding_is_restored() -> None:
     app = App("raffle", topology=RAFFLE)
 
     @app.handler("raffle_queue")
@@ -127,8 +125,8 @@ async def test_a_binding_that_was_removed_is_added_again() -> None:
 
 @pytest.mark.parametrize("deleted", ["exchange", "binding", "queue"])
 @in_virtual_time
-async def test_deleted_object_is_restored_without_any_publish_of_ours(deleted: str) -> None:
-    """Another system publishes: only the regular look can notice what it misses."""
+async def test_deleted_object_is_restored_by_periodic_check(deleted: str) -> None:
+    """Another system publishes, so no publish of the service fails."""
     app = App("shop")
     app.queue("orders", bind={"events": ["order.*"]}, retry=["30s"])
     app.handler("orders")(lambda context: None)
@@ -147,7 +145,7 @@ async def test_deleted_object_is_restored_without_any_publish_of_ours(deleted: s
 
 
 @in_virtual_time
-async def test_regular_look_leaves_a_queue_in_migration_unbound() -> None:
+async def test_periodic_check_leaves_queue_in_migration_unbound() -> None:
     app = App("shop")
     app.queue("orders", bind={"events": ["order.*"]}, retry=["30s"])
     app.handler("orders")(lambda context: None)
@@ -162,8 +160,11 @@ async def test_regular_look_leaves_a_queue_in_migration_unbound() -> None:
 
 
 @in_virtual_time
-async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
-    """Where the topology is not ours nothing is created; when somebody does it, all goes on."""
+async def test_readiness_fails_while_all_deliveries_are_held() -> None:
+    """With ownership `check` nothing is created.
+
+    When the queue exists again, the deliveries are settled.
+    """
     app = _parking(Park("no"))
     broker = EmbeddedBroker()
     connection = await broker.connect()
@@ -191,8 +192,7 @@ async def test_readiness_falls_while_everything_is_held_and_says_why() -> None:
 
 
 @in_virtual_time
-async def test_who_does_not_look_says_that_it_creates_nothing() -> None:
-    """With the ownership `external` the first message that finds no home is the sign."""
+async def test_ownership_external_reports_missing_queue_at_first_message() -> None:
     app = _parking(Park("no"))
     broker = EmbeddedBroker()
     connection = await broker.connect()
@@ -210,8 +210,8 @@ async def test_who_does_not_look_says_that_it_creates_nothing() -> None:
 
 
 @in_virtual_time
-async def test_what_exists_in_another_form_is_left_alone_without_a_tight_loop() -> None:
-    """A stranger has made another exchange of our name: held, said once, and tried ever later."""
+async def test_object_with_other_arguments_is_left_alone_and_retried_slowly() -> None:
+    """Another application created an exchange of the same name. It is reported once."""
     app = App("raffle", topology=RAFFLE)
 
     @app.handler("raffle_queue")
@@ -245,8 +245,8 @@ def _drawing(name: str, topology: Topology, runs: list[bytes]) -> App:
 
 
 @in_virtual_time
-async def test_consumers_that_want_to_return_do_not_stand_in_the_way_of_a_migration() -> None:
-    """Neither the old nor the new form creates the queue; afterwards only the new one consumes."""
+async def test_waiting_consumers_do_not_recreate_queue_in_migration() -> None:
+    """Afterwards only the new form is consumed."""
     broker, runs = EmbeddedBroker(), dict[str, list[bytes]](old=[], new=[])
     connection = await broker.connect("migration")
     channel = await connection.open_channel()
@@ -286,8 +286,8 @@ async def test_consumers_that_want_to_return_do_not_stand_in_the_way_of_a_migrat
 
 
 @in_virtual_time
-async def test_a_queue_that_is_replaced_at_once_keeps_its_new_form() -> None:
-    """Who lost its consumer waits a moment before it creates anything, and then finds the other form."""
+async def test_queue_replaced_at_once_keeps_its_new_form() -> None:
+    """A consumer that lost its queue waits before it creates anything."""
     broker, runs = EmbeddedBroker(), list[bytes]()
     connection = await broker.connect("operator")
     channel = await connection.open_channel()

@@ -1,4 +1,4 @@
-"""A loop that stands still is noticed, and probes are answered meanwhile."""
+"""A blocked event loop is detected, and probes are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class _Heard(logging.Handler):
 
 
 def _block(until: threading.Event) -> None:
-    """What a handler does that is not async."""
+    """A blocking call in a handler."""
     assert until.wait(30)
 
 
 @pytest.mark.slow
-async def test_a_loop_that_stands_still_is_told_with_its_line_and_stack() -> None:
-    """Which task, which line of the application, and what to do; the stack stands below."""
+async def test_blocked_loop_is_logged_with_line_and_stack() -> None:
+    """The message names the task, the line of the application and the remedy."""
     heard = _Heard()
     logger = logging.getLogger("hopback.runtime")
     logger.addHandler(heard)
@@ -66,8 +66,7 @@ async def test_a_loop_that_stands_still_is_told_with_its_line_and_stack() -> Non
     assert "  |     _block(heard.spoken)" in stream.getvalue().splitlines()
 
 
-async def test_a_loop_that_runs_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    """However long a handler waits, as long as it awaits."""
+async def test_running_loop_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with Watchdog() as watchdog:
         for _ in range(100):
             await asyncio.sleep(0)
@@ -85,10 +84,10 @@ def _get(address: tuple[str, int], path: str) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.slow
-async def test_probes_are_answered_while_the_loop_stands_still(
+async def test_probes_are_answered_while_loop_is_blocked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Alive, and not ready; after a minute not alive either. When the loop runs again it answers itself."""
+    """The service is alive and not ready, and after a minute not alive either."""
 
     async def respond(request: Request) -> Response:
         return Response(HTTPStatus.OK, b'{"from": "the loop"}')
@@ -115,9 +114,7 @@ async def test_probes_are_answered_while_the_loop_stands_still(
     assert again == (200, {"from": "the loop"})
 
 
-async def test_a_port_that_is_taken_is_an_error_of_who_opens_it() -> None:
-    """As with an endpoint on the loop."""
-
+async def test_occupied_probe_port_raises_os_error() -> None:
     async def respond(request: Request) -> Response:
         return Response(HTTPStatus.OK)
 

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 
-async def test_a_close_that_is_cancelled_beside_a_stop_ends(tmp_path: Path) -> None:
-    """As SQLAlchemy does it when a user of a connection is cancelled twice, and the process then ends."""
+async def test_close_cancelled_during_stop_ends(tmp_path: Path) -> None:
+    """SQLAlchemy does this when the user of a connection is cancelled twice and the process then
+    ends.
+    """
     engine = open_database(f"sqlite:///{tmp_path / 'store.db'}")
     async with engine.connect() as connection:
         raw = (await connection.get_raw_connection()).driver_connection
@@ -31,7 +33,7 @@ async def test_a_close_that_is_cancelled_beside_a_stop_ends(tmp_path: Path) -> N
         closing.cancel()
         _, pending = await asyncio.wait({closing}, timeout=10)
         assert not pending
-        await stopped  # its thread tells this loop that it ends
+        await stopped  # its thread notifies this loop of its end
         await connection.invalidate()
     await engine.dispose()
 
@@ -42,10 +44,10 @@ async def _read(engine: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 3, 6, 10, 15, 21, 28, 36])
-async def test_a_user_who_is_cancelled_leaves_no_connection_open(
+async def test_cancelled_user_leaves_no_connection_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    """In whichever turn of the loop: while the thread connects, while it prepares, while it reads."""
+    """The cancellation hits every turn of the loop: while the thread connects, prepares or reads."""
     opened: list[sqlite3.Connection] = []
     plain = sqlite3.connect
 

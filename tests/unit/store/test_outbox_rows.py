@@ -33,8 +33,7 @@ def _typed(properties: Properties) -> list[tuple[str, type, str]]:
     return [(name, type(value), repr(value)) for name, value in properties.headers.items()]
 
 
-def test_a_row_is_read_as_it_was_written() -> None:
-    """Every header keeps its value and its type of AMQP."""
+def test_outbox_row_round_trips_with_header_types() -> None:
     found = read_properties(write_properties(_PROPERTIES))
     assert (found.message_id, found.delivery_mode) == ("m-1", 2)
     assert _typed(found) == _typed(_PROPERTIES)

@@ -1,4 +1,4 @@
-"""Files that Hopback makes are for their owner alone, whatever the umask says."""
+"""Files created by Hopback are readable only by their owner, regardless of the umask."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
 
 @pytest.fixture(autouse=True)
 def _open_to_all() -> Iterator[None]:
-    """A umask that hides nothing, so that what is private was made private."""
+    """A umask of 0, so that only Hopback makes files private."""
     before = os.umask(0o000)
     yield
     os.umask(before)
@@ -32,8 +32,8 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-async def test_a_database_of_ours_is_its_owners_alone(tmp_path: Path) -> None:
-    """The file and what SQLite puts beside it, while it is open."""
+async def test_new_database_is_private_to_owner(tmp_path: Path) -> None:
+    """This includes SQLite's files next to it."""
     file = tmp_path / "jobs.db"
     async with open_journal(f"sqlite:///{file}", SystemClock()) as journal:
         await journal.store_id()
@@ -42,8 +42,8 @@ async def test_a_database_of_ours_is_its_owners_alone(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
-async def test_a_database_that_others_could_read_is_tightened(tmp_path: Path) -> None:
-    """One of an older Hopback, with its log beside it, is private once it was opened."""
+async def test_existing_database_is_made_private(tmp_path: Path) -> None:
+    """It was created by an older Hopback, with its log next to it."""
     file = tmp_path / "jobs.db"
     engine = open_database(f"sqlite:///{file}")
     await migrate(engine, SystemClock())
@@ -58,8 +58,8 @@ async def test_a_database_that_others_could_read_is_tightened(tmp_path: Path) ->
     assert set(modes.values()) == {0o600}
 
 
-def test_what_a_command_saves_is_its_owners_alone(tmp_path: Path) -> None:
-    """A file that is new, and one that was there for all to read."""
+def test_file_saved_by_command_is_private_to_owner(tmp_path: Path) -> None:
+    """The file is new, or existed and was public."""
     new, old = tmp_path / "new", tmp_path / "old"
     old.write_bytes(b"longer than what comes now")
     old.chmod(0o644)
@@ -68,8 +68,8 @@ def test_what_a_command_saves_is_its_owners_alone(tmp_path: Path) -> None:
         assert (path.read_bytes(), _mode(path)) == (b"payload", 0o600)
 
 
-def test_a_folder_of_ours_is_its_owners_alone(tmp_path: Path) -> None:
-    """Each folder that had to be made; one that was there stays as its owner wants it."""
+def test_created_folders_are_private_to_owner(tmp_path: Path) -> None:
+    """An existing folder keeps its mode."""
     folder = private_folder(tmp_path / "a" / "b")
     assert [_mode(each) for each in (folder, folder.parent)] == [0o700, 0o700]
     tmp_path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""A database that cannot be used is told in our own error, whatever the driver raises."""
+"""An unusable database raises `StoreUnavailable` for every driver error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test kit for applications is itself tested: it passes what is right and fails what is wrong."""
+"""The test kit for applications: its assertions pass and fail as documented."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ async def _order(test: AppTest, *numbers: int) -> None:
 
 
 @in_virtual_time
-async def test_drain_plays_everything_out_and_counts_it() -> None:
-    """Half an hour of tiers; a second drain counts only what is new."""
+async def test_drain_runs_all_retries_and_counts_outcomes() -> None:
+    """The tiers take half an hour. A second drain counts only new outcomes."""
     async with AppTest(_shop()) as test:
         began = asyncio.get_running_loop().time()
         await _order(test, 0, 1, 2, 3, 4)
@@ -64,8 +64,8 @@ async def test_drain_plays_everything_out_and_counts_it() -> None:
 
 
 @in_virtual_time
-async def test_the_real_failure_is_raised_when_asked_for() -> None:
-    """With its own type and the place in the handler that raised it."""
+async def test_drain_with_reraise_raises_exception_of_handler() -> None:
+    """It has its type and the line in the handler."""
     async with AppTest(_shop()) as test:
         await _order(test, 1)
         with pytest.raises(ConnectionError, match="the warehouse does not answer") as caught:
@@ -80,8 +80,7 @@ async def test_the_real_failure_is_raised_when_asked_for() -> None:
 
 
 @in_virtual_time
-async def test_a_failure_that_was_only_said_is_raised_as_an_assertion() -> None:
-    """A handler that returns Park has raised nothing; its reason is told."""
+async def test_returned_park_is_raised_as_assertion_with_reason() -> None:
     async with AppTest(_shop()) as test:
         await _order(test, 3)
         with pytest.raises(AssertionError, match=r"delivery\.parked #1 \(hopeless\)"):
@@ -89,8 +88,7 @@ async def test_a_failure_that_was_only_said_is_raised_as_an_assertion() -> None:
 
 
 @in_virtual_time
-async def test_assertions_pass_what_happened_and_fail_what_did_not() -> None:
-    """Counts, reasons, fields; the message of a failed one tells what did happen."""
+async def test_failed_assertion_lists_events() -> None:
     async with AppTest(_shop()) as test:
         await _order(test, 1, 2, 3)
         await test.drain()
@@ -113,8 +111,8 @@ async def test_assertions_pass_what_happened_and_fail_what_did_not() -> None:
 
 
 @in_virtual_time
-async def test_parked_means_that_the_message_is_there() -> None:
-    """An event alone is not believed: the dead-letter queue has to hold it."""
+async def test_assert_parked_checks_dead_letter_queue() -> None:
+    """The event alone is not enough."""
     async with AppTest(_shop()) as test:
         await _order(test, 3)
         await test.drain()
@@ -129,8 +127,8 @@ async def test_parked_means_that_the_message_is_there() -> None:
 
 
 @in_virtual_time
-async def test_publishing_meets_no_faults_and_tells_what_is_wrong() -> None:
-    """Faults are for the application; a message that nobody wants is told to the test."""
+async def test_publish_of_test_kit_meets_no_faults_and_raises_errors() -> None:
+    """Faults affect only the application."""
     async with AppTest(_shop()) as test:
         for fault in (Fault.NACK, Fault.RETURN, Fault.REFUSE_CONNECTION):
             test.faults.chance(fault, 1.0)
@@ -144,8 +142,7 @@ async def test_publishing_meets_no_faults_and_tells_what_is_wrong() -> None:
 
 
 @in_virtual_time
-async def test_time_passes_as_told() -> None:
-    """Just before a wait is over nothing has happened, just after it everything."""
+async def test_advance_runs_events_due_within_time() -> None:
     async with AppTest(_shop()) as test:
         await _order(test, 1)
         await test.advance(29)
@@ -155,8 +152,7 @@ async def test_time_passes_as_told() -> None:
 
 
 @in_virtual_time
-async def test_what_cannot_be_drained_is_named() -> None:
-    """A retry that never finds a home keeps its message in hand, and the error says where."""
+async def test_drain_timeout_names_queues_and_deliveries_in_flight() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["30s"])
@@ -174,7 +170,8 @@ async def test_what_cannot_be_drained_is_named() -> None:
 
 
 @in_virtual_time
-async def test_virtual_time_starts_at_the_present_so_that_at_can_be_in_the_future() -> None:
+async def test_virtual_time_starts_at_present() -> None:
+    """`at` can therefore be in the future."""
     app = App("shop")
     app.delays("1d")
     came: list[float] = []
@@ -233,8 +230,8 @@ def test_app_test_entered_on_another_event_loop_is_refused() -> None:
         fixtures.run(test.__aexit__(None))
 
 
-async def test_without_virtual_time_it_runs_in_real_time() -> None:
-    """Only advancing needs the virtual loop, and says so."""
+async def test_app_test_runs_in_real_time_without_virtual_loop() -> None:
+    """Only `advance` requires the virtual loop."""
     app = App("shop")
 
     @app.handler("orders", retry=["10ms"])
@@ -250,8 +247,7 @@ async def test_without_virtual_time_it_runs_in_real_time() -> None:
 
 
 @in_virtual_time
-async def test_a_failing_test_does_not_wait_for_handlers() -> None:
-    """The failure is the test's own, at once."""
+async def test_failing_test_does_not_wait_for_handlers() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["1s"])
@@ -271,13 +267,12 @@ async def test_a_failing_test_does_not_wait_for_handlers() -> None:
 
 
 @in_virtual_time
-async def test_the_loop_is_virtual() -> None:
-    """The decorator supplies it."""
+async def test_in_virtual_time_provides_virtual_loop() -> None:
     assert isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
 
 
-def test_the_decorator_keeps_name_and_signature() -> None:
-    """Fixtures and parameters reach a decorated test as any other; nothing is left to await."""
+def test_in_virtual_time_keeps_name_and_signature() -> None:
+    """Fixtures and parameters reach the test."""
 
     @in_virtual_time
     async def test_something(tmp_path: str, number: int) -> None:
@@ -288,8 +283,7 @@ def test_the_decorator_keeps_name_and_signature() -> None:
     assert not inspect.iscoroutinefunction(test_something)
 
 
-def test_plain_pytest_is_enough(tmp_path: Path) -> None:
-    """No plugin, no configuration: a file with a decorated test passes, and a wrong one fails."""
+def test_in_virtual_time_works_without_pytest_plugin(tmp_path: Path) -> None:
     (tmp_path / "test_shop.py").write_text(
         """
 from hopback import App

@@ -1,4 +1,6 @@
-"""Rehearsals in the test kit: they pass where the plan holds, and say what they expected where not."""
+"""Rehearsals in the test kit: they pass if the plan holds, and name the expected value if it does
+not.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,7 @@ def _app() -> App:
     return app
 
 
-def test_a_short_outage_is_survived() -> None:
-    """Nothing is parked, and all is well when the last wait is over; both engines say so."""
+def test_rehearsal_of_short_outage_passes_in_both_engines() -> None:
     for engine in EngineKind:
         forecast = rehearse(
             _app(), scenario(rate=1.0, outage=(60.0, 120.0), duration_s=1200.0), engine=engine
@@ -26,8 +27,8 @@ def test_a_short_outage_is_survived() -> None:
         assert_recovered_within(forecast, "6m")
 
 
-def test_a_long_one_fails_the_test_with_its_numbers() -> None:
-    """How many, where and when; and how long recovery took."""
+def test_rehearsal_of_long_outage_fails_with_numbers() -> None:
+    """The message has the counts, queues and times, and the time to recovery."""
     forecast = rehearse(_app(), scenario(outage=(60.0, 3600.0)))
     with pytest.raises(AssertionError, match=r"orders: 16,\d+, the first after 6m30s"):
         assert_no_dead_letters(forecast)
@@ -35,8 +36,7 @@ def test_a_long_one_fails_the_test_with_its_numbers() -> None:
         assert_recovered_within(forecast, "1m")
 
 
-def test_no_recovery_is_said() -> None:
-    """The end comes before all is well."""
+def test_rehearsal_without_recovery_fails() -> None:
     forecast = rehearse(_app(), scenario(outage=(60.0, 3600.0), duration_s=3700.0))
     with pytest.raises(AssertionError, match="got none by the end"):
         assert_recovered_within(forecast, "1m")

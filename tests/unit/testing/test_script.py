@@ -24,15 +24,14 @@ def _kinds(text: str, runs: int) -> list[type[Outcome]]:
         (".", [Done, Done]),
     ],
 )
-def test_a_script_says_what_each_run_does(text: str, expected: list[type[Outcome]]) -> None:
-    """Numbers fail that often, letters stand for one run each, and then all is well."""
+def test_script_text_gives_outcome_of_each_run(text: str, expected: list[type[Outcome]]) -> None:
+    """A number is the number of failures, a character stands for one run."""
     assert _kinds(text, len(expected)) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "-1", "1.5", "sometimes", "xx?", "10001", "²", "x" * 10_001]
 )
-def test_what_is_no_script_is_refused(text: str) -> None:
-    """The error says what a script looks like."""
+def test_invalid_script_is_refused_with_allowed_forms(text: str) -> None:
     with pytest.raises(ValueError, match="expected a number up to 10000, always, or one character"):
         Script.parse(text)

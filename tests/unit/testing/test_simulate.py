@@ -60,10 +60,10 @@ def _sums(waits: list[int]) -> list[int]:
 @pytest.mark.parametrize("system", _MAIN)
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
 @pytest.mark.parametrize("version", _VERSIONS)
-def test_a_hopeless_message_waits_as_planned_and_rests_in_the_dead_letter_queue(
+def test_failing_message_waits_as_planned_and_is_parked(
     system: str, hardened: bool, version: str
 ) -> None:
-    """Every design, both forms, every version: the documented waits, then the dead-letter queue."""
+    """Every design, both forms, every version."""
     timeline = _play(system, "always", hardened=hardened, version=version)
     plan = DESIGNS[system].build(hardened=hardened).plan(_MAIN[system])
     assert plan is not None
@@ -76,16 +76,17 @@ def test_a_hopeless_message_waits_as_planned_and_rests_in_the_dead_letter_queue(
 
 @pytest.mark.parametrize("system", _MAIN)
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
-def test_a_message_that_succeeds_at_last_is_done(system: str, hardened: bool) -> None:
-    """Two failures, then success: nothing is parked."""
+def test_message_that_succeeds_after_two_failures_is_done(system: str, hardened: bool) -> None:
     timeline = _play(system, "2", hardened=hardened)
     assert timeline.runs == 3
     assert timeline.last_event.step is TimelineStep.DONE
     assert _moments(timeline, TimelineStep.PARKED) == []
 
 
-def test_freeflow_hands_every_retry_to_an_audit_queue_bound_to_everything() -> None:
-    """Its own first copy and three extra ones, which carry the other queue's count."""
+def test_freeflow_retries_copy_messages_to_audit_queue() -> None:
+    """The audit queue gets its first copy and three extra ones, which carry the count of the other
+    queue.
+    """
     timeline = _play("freeflow", "always", key="document.created", audit="#")
     audit = [entry for entry in timeline.entries if entry.queue == "freeflow.audit.queue"]
     assert [(entry.step, entry.at_ms) for entry in audit] == [
@@ -99,21 +100,18 @@ def test_freeflow_hands_every_retry_to_an_audit_queue_bound_to_everything() -> N
 
 
 @pytest.mark.parametrize("system", _MAIN)
-def test_hardened_retries_reach_nobody_else(system: str) -> None:
-    """No copies but those of the first publish."""
+def test_hardened_retries_make_no_extra_copies(system: str) -> None:
     assert _play(system, "always", hardened=True).extra_copies == {}
 
 
-def test_a_hopeless_outcome_parks_at_once() -> None:
-    """`p` parks at the first run, with the reason on the message."""
+def test_script_outcome_p_parks_at_once() -> None:
     timeline = _play("file-pipeline", "p")
     assert timeline.runs == 1
     assert timeline.last_event.headers["x-parked-reason"] == "simulated hopeless failure"
 
 
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
-def test_a_snooze_counts_no_attempt(hardened: bool) -> None:
-    """After two snoozes the first failure is still that of attempt 1."""
+def test_simulated_snooze_does_not_count_as_attempt(hardened: bool) -> None:
     timeline = _play("event-bus", "ssx", hardened=hardened)
     runs = [entry.text for entry in timeline.entries if entry.step is TimelineStep.RUN]
     assert [text.split(" of ")[0] for text in runs] == [
@@ -124,21 +122,18 @@ def test_a_snooze_counts_no_attempt(hardened: bool) -> None:
     ]
 
 
-def test_the_broker_counts_the_deaths() -> None:
-    """In a reject loop the third run sees two rejections in `x-death`."""
+def test_x_death_counts_rejections_in_reject_loop() -> None:
     timeline = _play("ratatoskr", "2")
     last = [entry for entry in timeline.entries if entry.step is TimelineStep.RUN][-1]
     assert "rejected my-service.events ×2" in last.headers["x-death"]
 
 
-def test_a_queue_without_a_plan_cannot_be_simulated() -> None:
-    """The error names the queues that can."""
+def test_simulating_queue_without_plan_lists_planned_queues() -> None:
     with pytest.raises(CannotSimulate, match="raffle_queue"):
         simulate(DESIGNS["raffle"].build(), queue="raffle_dlq", script=Script())
 
 
-def test_a_lost_message_is_told_as_lost() -> None:
-    """Where the broker drops a message, the timeline says so and why."""
+def test_dropped_message_is_shown_as_lost() -> None:
     raffle = DESIGNS["raffle"].build()
     broken = Topology(
         "broken",
@@ -152,8 +147,7 @@ def test_a_lost_message_is_told_as_lost() -> None:
     assert timeline.last_event.text == "unroutable dead letter"
 
 
-def test_a_bystander_without_a_plan_keeps_its_copy() -> None:
-    """A queue that nobody consumes shows as a copy and does not stop the play."""
+def test_unconsumed_queue_is_shown_as_extra_copy() -> None:
     raffle = DESIGNS["raffle"].build()
     watched = Topology(
         "watched",
@@ -177,8 +171,7 @@ def _later() -> Topology:
     return app.topology
 
 
-def test_a_long_snooze_comes_back_when_it_said() -> None:
-    """Longer than the only tier: by the queues of delays, to the second."""
+def test_long_snooze_uses_delay_queues_to_the_second() -> None:
     told = simulate(_later(), queue="orders", script=Script((Snooze("10m"),)))
     assert told.runs == 2
     returned = next(one for one in told.entries if one.step is TimelineStep.RETURNED)

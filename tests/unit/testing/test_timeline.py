@@ -34,8 +34,7 @@ def _timeline(*entries: TimelineEvent) -> Timeline:
     return Timeline("t", "q", BrokerVersion(4), "x", "k", entries)
 
 
-def test_a_timeline_sums_itself_up() -> None:
-    """Runs, duration, ending and extra copies are read off the entries."""
+def test_timeline_computes_runs_duration_and_extra_copies() -> None:
     timeline = _timeline(*_LIFE)
     assert timeline.runs == 2
     assert timeline.duration_ms == 5_000
@@ -43,8 +42,8 @@ def test_a_timeline_sums_itself_up() -> None:
     assert timeline.extra_copies == {"audit": 2}
 
 
-def test_the_telling_headers_are_those_that_count() -> None:
-    """Counters, stamps and deaths are told; payload headers and failure records are not."""
+def test_select_headers_keeps_counters_and_deaths() -> None:
+    """Payload headers and failure records are omitted."""
     plan = DESIGNS["freeflow"].build().plans[0]
     death: dict[str, FieldValue] = {"queue": "q", "reason": "rejected", "count": 2}
     headers: dict[str, FieldValue] = {
@@ -62,8 +61,8 @@ def test_the_telling_headers_are_those_that_count() -> None:
     }
 
 
-def test_a_timeline_is_drawn_as_a_sequence() -> None:
-    """Every entry is an arrow; what returns comes from where it waited."""
+def test_timeline_is_drawn_as_sequence_diagram() -> None:
+    """Every entry is an arrow. A returned message starts at the queue it waited in."""
     drawn = sequence_of(_timeline(*_LIFE)).splitlines()
     assert drawn[0] == "sequenceDiagram"
     assert "    participant q_q_retry as q.retry" in drawn
@@ -72,8 +71,7 @@ def test_a_timeline_is_drawn_as_a_sequence() -> None:
     assert sum(": " in line for line in drawn) == len(_LIFE)
 
 
-def test_a_hostile_name_cannot_break_the_diagram() -> None:
-    """Line breaks and Mermaid's own signs in a name stay inside its label."""
+def test_hostile_queue_name_cannot_break_diagram() -> None:
     hostile = "q\n    evil->>q: x; %% <b>"
     drawn = sequence_of(_timeline(TimelineEvent(0, TimelineStep.LOST, hostile, "a;b#c\nd")))
     assert len(drawn.splitlines()) == 6
