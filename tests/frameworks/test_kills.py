@@ -77,7 +77,7 @@ async def _shown(url: str, management_url: str, stands: list[Stand]) -> None:
         Management(ManagementAddress.derive(None, management_url)) as view,
         Operations(ManagedBroker(broker, management=view)) as operations,
     ):
-        app = create_app(operations)
+        app = create_app(operations, first_read_s=None)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             page = (await client.get("/")).text
@@ -97,7 +97,7 @@ async def _redriven(url: str, management_url: str, stands: list[Stand]) -> None:
         Management(ManagementAddress.derive(None, management_url)) as view,
         Operations(ManagedBroker(RabbitMQ(url), management=view)) as operations,
     ):
-        transport = httpx.ASGITransport(create_app(operations))
+        transport = httpx.ASGITransport(create_app(operations, first_read_s=None))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             for stand in stands:
                 order = {

@@ -110,7 +110,7 @@ async def seeded(
         ManagedBroker(broker, management=view, topologies=declared), settings=settings
     ) as operations:
         await _settled(operations)
-        asgi = create_app(operations, **admin)
+        asgi = create_app(operations, **{"first_read_s": None, **admin})
         yield SeededService(broker, operations, shop, asgi)
     service.stop()
     await running

@@ -64,7 +64,7 @@ async def test_present_rates_come_from_the_statistics(
         async with Operations(
             ManagedBroker(broker, management=view, vhost=vhost, topologies=declared)
         ) as dead_letters:
-            app = create_app(dead_letters)
+            app = create_app(dead_letters, first_read_s=None)
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://127.0.0.1"

@@ -179,7 +179,7 @@ class Operations:
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """Return the discovered queue with its plans. NoSuch if it is not a dead-letter queue."""
-        return (await self.broker.snapshot()).one(name)
+        return (await self.broker.recent_snapshot()).one(name)
 
     async def candidates(self) -> CandidateList:
         return await self._recognition.candidates(self.broker)

@@ -121,7 +121,7 @@ class _Service:
             ) as operations,
         ):
             self.operations = operations
-            app = create_app(operations)
+            app = create_app(operations, first_read_s=None)
             self._server = uvicorn.Server(
                 uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1)
             )

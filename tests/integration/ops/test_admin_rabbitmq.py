@@ -34,7 +34,7 @@ async def _served(url: str, management_url: str, vhost: str) -> AsyncIterator[ht
             ManagedBroker(broker, management=view, vhost=vhost, topologies=declared)
         ) as operations,
     ):
-        app = create_app(operations)
+        app = create_app(operations, first_read_s=None)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield client

@@ -68,7 +68,7 @@ async def _service(
     async with Operations(
         ManagedBroker(broker, management=EmbeddedManagement(broker), clock=clock), journal=journal
     ) as operations:
-        app = create_app(operations, settings=settings, environment=environment)
+        app = create_app(operations, settings=settings, environment=environment, first_read_s=None)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
             mounts={_PAGE: transport}, base_url=_PAGE, follow_redirects=False, timeout=20

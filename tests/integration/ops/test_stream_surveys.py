@@ -155,7 +155,7 @@ async def test_pages_of_stream_offer_no_redrive_and_no_discard(
         Management(ManagementAddress.derive(None, rabbitmq.management_url)) as view,
         Operations(ManagedBroker(broker, management=view, vhost=vhost)) as operations,
     ):
-        app = create_app(operations)
+        app = create_app(operations, first_read_s=None)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             session = await operations.open_session("events.dlq")

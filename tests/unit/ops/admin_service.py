@@ -136,7 +136,9 @@ async def admin(
             await channel.declare_queue(queue)
         await connection.close()
         await publish(broker, *dead_letters)
-        app = create_app(operations, **{"environment": {"JWT_SECRET": SECRET}, **options})
+        app = create_app(
+            operations, **{"environment": {"JWT_SECRET": SECRET}, "first_read_s": None, **options}
+        )
         transport = httpx.ASGITransport(watch_requests(app), raise_app_exceptions=raising)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             yield Admin(client, operations, broker, clock)

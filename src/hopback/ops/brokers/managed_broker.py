@@ -189,6 +189,10 @@ class ManagedBroker:
         """
         return await self._snapshots.get()
 
+    async def wait_for_snapshot(self, seconds: float | None) -> None:
+        """Wait until the broker was read or could not be read. NotReadYet after `seconds`."""
+        await self._snapshots.wait_for_first(seconds)
+
     async def _read(self) -> BrokerSnapshot:
         version, at = await self.version(), self.clock.now()
         live, operators, readings = None, tuple[Policy, ...](), None

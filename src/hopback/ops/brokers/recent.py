@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, cast
 
 from hopback.errors import HopbackError
 
@@ -17,6 +17,15 @@ _LOG = logging.getLogger("hopback.ops")
 _MOMENT_S = 0.1  # seconds that a caller waits for a newer answer before it gets the last one
 
 _T = TypeVar("_T")
+
+
+class NotReadYet(HopbackError):
+    """The first answer takes longer than the caller waits. It is being computed in the background."""
+
+    remedy: ClassVar[str] = "Ask again in a few seconds."
+
+    def __init__(self) -> None:
+        super().__init__("the broker is being read for the first time")
 
 
 class Recent(Generic[_T]):
@@ -36,16 +45,20 @@ class Recent(Generic[_T]):
         """Whether a newer answer is being computed in the background."""
         return self._computing is not None
 
-    async def get(self) -> _T:
+    async def get(self, first_s: float | None = None) -> _T:
         """Return the last answer, or a new one if that takes only a moment. Wait for the first one.
 
-        Raises the error of a computation that fails meanwhile.
+        Raises the error of a computation that fails meanwhile, and NotReadYet if the first answer takes
+        longer than `first_s` seconds. None waits until it is there.
         """
-        computing = self._compute_if_old()
-        if computing is not None:
-            await asyncio.wait({computing}, timeout=None if self.last is None else _MOMENT_S)
+        while (computing := self._compute_if_old()) is not None:
+            await asyncio.wait({computing}, timeout=first_s if self.last is None else _MOMENT_S)
             if computing.done():
                 return computing.result()
+            if self.last is not None:
+                break
+            if first_s is not None:
+                raise NotReadYet
         return cast("_T", self.last)
 
     async def get_soon(self) -> _T | None:
@@ -54,6 +67,14 @@ class Recent(Generic[_T]):
         if computing is not None:
             await asyncio.wait({computing}, timeout=_MOMENT_S)
         return self.last
+
+    async def wait_for_first(self, seconds: float | None) -> None:
+        """Wait until there is an answer or its computation has failed. NotReadYet after `seconds`."""
+        computing = None if self.last is not None else self._compute_if_old()
+        if computing is not None:
+            await asyncio.wait({computing}, timeout=seconds)
+            if not computing.done():
+                raise NotReadYet
 
     async def compute(self) -> _T:
         """Compute an answer now, for this caller, and keep it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.errors import HopbackError
-from hopback.ops.brokers.recent import Recent
+from hopback.ops.brokers.recent import NotReadYet, Recent
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import Job, JobState, QueueSummary, SessionView
 from hopback.ops.page.topology_drawing import TopologyDrawings
@@ -29,7 +29,7 @@ _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
 """Seconds between two sweeps without requests: the interval of samples."""
 _MOMENT_S = 0.1  # seconds that a page waits for a newer sweep before it shows the last one
-_LONGEST_WAIT_S = 2.0  # seconds that a list of all brokers waits for one that was never read
+_LONGEST_WAIT_S = 2.0  # seconds that the API's list of brokers waits for one that was never read
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,11 @@ class Sweep:
             raise swept.error
         return swept
 
-    async def get_or_last(self) -> Swept:
-        """Return the same, or the last sweep with the error while the broker is away."""
+    async def get_or_last(self, first_s: float | None = None) -> Swept:
+        """Return the same, or the last sweep with the error while the broker is away.
+
+        NotReadYet if the first sweep takes longer than `first_s` seconds. None waits for its end.
+        """
         now, last = self._clock.now(), self._last
         if self._error is not None:
             is_due = now - self._failed_at >= _FRESH_S
@@ -80,11 +83,11 @@ class Sweep:
             if self._running is None:
                 self._running = asyncio.create_task(self._refresh(), name="sweep")
             # A large broker takes seconds: the last sweep is shown with its age.
-            known_s = None if last is None else _MOMENT_S
-            await asyncio.wait({self._running}, timeout=known_s)
+            await asyncio.wait({self._running}, timeout=first_s if last is None else _MOMENT_S)
         if self._last is None:
-            error = self._error or RuntimeError("nothing was read yet")
-            return Swept((), self._clock.now(), error)
+            if self._error is None:
+                raise NotReadYet
+            return Swept((), self._clock.now(), self._error)
         return Swept(self._last.queues, self._last.at, self._error)
 
     @property
@@ -157,15 +160,18 @@ class Sweep:
             self.changed_at = self._failed_at if self._error or not self._last else self._last.at
 
 
-async def read_all(sweeps: Sequence[Sweep]) -> list[Swept | None]:
+async def read_all(
+    sweeps: Sequence[Sweep], first_s: float | None = _LONGEST_WAIT_S
+) -> list[Swept | None]:
     """Return the last sweep of each broker. None for a broker that has not answered yet.
 
-    Brokers are swept in the background every few seconds. This only waits for those without a sweep.
+    Brokers are swept in the background every few seconds. This only waits for those without a sweep, at most
+    `first_s` seconds. None waits for all of them.
     """
     unread = [each for each in sweeps if each.known is None]
     if unread:
         tasks = [asyncio.ensure_future(each.get_or_last()) for each in unread]
-        _, waiting = await asyncio.wait(tasks, timeout=_LONGEST_WAIT_S)
+        _, waiting = await asyncio.wait(tasks, timeout=first_s)
         for task in waiting:
             task.cancel()
     return [each.known for each in sweeps]

@@ -51,7 +51,8 @@ NOBODY = Principal("", "nobody", "nobody", ())
 class SharedServices:
     """The parts of the service that all brokers share. `brokers` are in the order of the settings.
 
-    `opening` counts the browse sessions that are being opened, by the id of their caller.
+    `first_read_s` is the longest wait of a page for the first reading of a broker, in seconds. None waits
+    until it was read. `opening` counts the browse sessions that are being opened, by the id of their caller.
     """
 
     settings: AdminSettings
@@ -59,6 +60,7 @@ class SharedServices:
     streams: EventStreams
     heavy: HeavyRequests
     alerting: Alerting
+    first_read_s: float | None
     brokers: tuple[Services, ...] = ()
     opening: Counter[str] = field(default_factory=Counter)
 

@@ -242,23 +242,23 @@ _BINDINGS = 20  # of an exchange on the page; the definitions have all
 _PLACES = 50  # of a rule on the page of checks; the API has all
 
 
-async def _drawing(visit: Visit) -> TopologyDrawing:
+async def _drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
     """Return the map of the whole broker, with the readings of the queues that the visitor may see."""
-    drawing = await visit.services.recent.drawings.get()
+    drawing = await visit.services.recent.drawings.get(first_s)
     readings = drawing.snapshot.readings or {}
     visible = {name: readings[name] for name in visit.principal.visible(readings)}
     return replace(drawing, snapshot=replace(drawing.snapshot, readings=visible))
 
 
-async def _listed_queues(visit: Visit) -> frozenset[str]:
+async def _listed_queues(visit: Visit, first_s: float | None) -> frozenset[str]:
     """The dead-letter queues as the list has them, with what operators added and without what they ignore."""
-    swept = await visit.services.recent.sweep.get_or_last()
+    swept = await visit.services.recent.sweep.get_or_last(first_s)
     return frozenset(each.queue for each in swept.queues)
 
 
 @TOPOLOGY_PAGES.get("/topology", Role.VIEWER, BROKER_MAP)
 async def _topology(visit: Visit) -> Response:
-    drawing = await _drawing(visit)
+    drawing = await _drawing(visit, visit.first_s)
     snapshot, topology = drawing.snapshot, drawing.topology
     exchange, key, find = visit.field("exchange"), visit.field("key"), visit.field("find").strip()
     reached = None
@@ -269,7 +269,7 @@ async def _topology(visit: Visit) -> Response:
             raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
     queues = [row for row in drawing.queues if find.lower() in row.name.lower()]
     exchanges = [row for row in drawing.exchanges if find.lower() in row.name.lower()]
-    listed = await _listed_queues(visit)
+    listed = await _listed_queues(visit, visit.first_s)
     words = (
         count_of(len(drawing.exchanges), "exchange"),
         count_of(len(drawing.queues), "queue"),
@@ -320,6 +320,7 @@ async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
     Role.VIEWER,
     QueueRule("the rehearsed queue", _rehearsed_queue),
     is_heavy=True,
+    reads_broker=True,
 )
 async def _rehearse(visit: Visit) -> Response:
     """What an outage would do to a queue, with its present rate filled in. Nothing is asked of the broker."""
@@ -408,14 +409,14 @@ def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any
 
 @TOPOLOGY_PAGES.get("/topology/graph.json", Role.VIEWER, BROKER_MAP)
 async def _graph(visit: Visit) -> Response:
-    drawing, listed = await _drawing(visit), await _listed_queues(visit)
+    drawing, listed = await _drawing(visit, None), await _listed_queues(visit, None)
     readings = drawing.snapshot.readings or {}
     return JSONResponse(graph(drawing, readings, listed, visit.all("focus")))
 
 
 @TOPOLOGY_PAGES.get("/checks", Role.VIEWER, BROKER_MAP)
 async def _checks(visit: Visit) -> Response:
-    drawing = await _drawing(visit)
+    drawing = await _drawing(visit, visit.first_s)
     counts = {"error": 0, "warning": 0}
     for finding in drawing.findings:
         if finding.severity.value in counts:

@@ -48,7 +48,7 @@ def _here(visit: Visit) -> str:
     return f"/queues/{queue}/groups/{group}"
 
 
-@NOTE_PAGES.get("/queues/{queue}/groups/{group}", Role.VIEWER, PATH_QUEUE)
+@NOTE_PAGES.get("/queues/{queue}/groups/{group}", Role.VIEWER, PATH_QUEUE, reads_broker=True)
 async def _group(visit: Visit) -> Response:
     queue, group, notes = visit.path["queue"], visit.path["group"], visit.operations.notes
     await visit.operations.dead_letter_queue(queue)

@@ -147,10 +147,8 @@ class BoardSection:
 
     @property
     def trouble(self) -> str:
-        """Why the last reading failed, empty if it succeeded."""
-        if self.swept is None:
-            return "it has not answered yet"
-        error = self.swept.error
+        """Why the last reading failed, empty if it succeeded or has not ended yet."""
+        error = None if self.swept is None else self.swept.error
         if isinstance(error, StoreDamaged):
             return f"{error}. {error.remedy}"
         return "" if error is None else str(error)
@@ -167,14 +165,15 @@ async def _shown_brokers(visit: Visit) -> list[BoardSection]:
     """Return this broker, or on the page over all brokers those that the visitor may see."""
     if not visit.services.spans_brokers:
         seen = [visit.services]
-        found: list[Swept | None] = [await visit.services.recent.sweep.get_or_last()]
+        sweep = visit.services.recent.sweep
+        found: list[Swept | None] = [await sweep.get_or_last(visit.first_s)]
     else:
         seen = [
             each
             for each in visit.services.shared.brokers
             if each.asking(visit.principal).role is not None
         ]
-        found = await read_all([each.recent.sweep for each in seen])
+        found = await read_all([each.recent.sweep for each in seen], visit.first_s)
     shown = []
     for services, swept in zip(seen, found, strict=True):
         principal = services.asking(visit.principal)
@@ -217,9 +216,11 @@ async def _board(visit: Visit) -> Response:
     if not several and visit.principal.allows_everywhere(Role.ADMIN):
         candidates = await visit.services.recent.candidates.get_soon()
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
+    unread = len(brokers) - len(read)
     return visit.page(
         "dead_letters.html",
-        headline=_headline(rows),
+        headline=_headline(rows) if rows or not unread else "Reading the brokers…",
+        unread=unread,
         brokers=brokers,
         several=several,
         find=visit.field("find"),
@@ -238,7 +239,8 @@ async def _board(visit: Visit) -> Response:
         error_count=len(errors),
         error_messages=sum(one.count for one in errors),
         surveying=surveying,
-        asks_again=surveying is not None
+        asks_again=unread
+        or surveying is not None
         or visit.services.recent.errors.is_computing
         or visit.services.recent.candidates.is_computing,
         just_surveyed=just_surveyed,
@@ -285,8 +287,8 @@ def _say_why_not(survey: asyncio.Task[ErrorOverview]) -> None:
 
 @DEADLETTER_PAGES.get("/search", Role.VIEWER, VISIBLE_QUEUES)
 async def _search(visit: Visit) -> Response:
-    swept, find = await visit.services.recent.sweep.get_or_last(), visit.field("find").strip()
-    trouble = ""
+    swept = await visit.services.recent.sweep.get_or_last(visit.first_s)
+    find, trouble = visit.field("find").strip(), ""
     try:
         parse_filter(find)
     except BadFilter as error:
@@ -396,7 +398,7 @@ async def _alive(visit: Visit) -> Response:
     )
 
 
-@DEADLETTER_PAGES.get("/queues/{queue}", Role.VIEWER, PATH_QUEUE)
+@DEADLETTER_PAGES.get("/queues/{queue}", Role.VIEWER, PATH_QUEUE, reads_broker=True)
 async def _queue(visit: Visit) -> Response:
     operations, name = visit.operations, visit.path["queue"]
     return visit.page(
@@ -467,7 +469,7 @@ async def _session(visit: Visit) -> Response:
     if by == GroupBy.FINGERPRINT:
         for note in await operations.notes.of(view.queue):
             notes.setdefault(note.group, []).append(note)
-    swept = (await visit.services.recent.sweep.get_or_last()).queues
+    swept = (await visit.services.recent.sweep.get_or_last(visit.first_s)).queues
     return visit.page(
         "session.html",
         view=view,
@@ -531,7 +533,9 @@ async def _release(visit: Visit) -> Response:
     return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
 
 
-@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}", Role.OPERATOR, SESSION_QUEUE)
+@DEADLETTER_PAGES.get(
+    "/sessions/{session}/messages/{message}", Role.OPERATOR, SESSION_QUEUE, reads_broker=True
+)
 async def _message(visit: Visit) -> Response:
     view = _session_of(visit)
     message = await visit.operations.message(view.id, visit.path["message"])
@@ -568,7 +572,9 @@ async def _message(visit: Visit) -> Response:
     )
 
 
-@DEADLETTER_PAGES.get("/sessions/{session}/messages/{message}/edit", Role.OPERATOR, SESSION_QUEUE)
+@DEADLETTER_PAGES.get(
+    "/sessions/{session}/messages/{message}/edit", Role.OPERATOR, SESSION_QUEUE, reads_broker=True
+)
 async def _edit(visit: Visit) -> Response:
     view = _session_of(visit)
     await visit.operations.message(

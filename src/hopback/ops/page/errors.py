@@ -51,6 +51,7 @@ async def visible_errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[Surveyed
 
 @ERROR_PAGES.get("/errors", Role.OPERATOR, VISIBLE_QUEUES)
 async def _list_errors(visit: Visit) -> Response:
+    await visit.services.recent.errors.wait_for_first(visit.first_s)
     errors, known = await visible_errors(visit)
     wanted = visit.field("find").strip().lower()
     found = [
@@ -72,6 +73,7 @@ async def _list_errors(visit: Visit) -> Response:
 
 @ERROR_PAGES.get("/errors/{group}", Role.OPERATOR, VISIBLE_QUEUES)
 async def _show_error(visit: Visit) -> Response:
+    await visit.services.recent.errors.wait_for_first(visit.first_s)
     errors, known = await visible_errors(visit)
     error = next((one for one in errors if one.fingerprint == visit.path["group"]), None)
     if error is None:

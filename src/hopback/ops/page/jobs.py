@@ -81,7 +81,7 @@ async def _moved_to(visit: Visit) -> Iterable[str] | None:
 _TARGETS = QueueRule("every queue that the re-drive reaches", _moved_to)
 
 
-@JOB_PAGES.get("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE)
+@JOB_PAGES.get("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE, reads_broker=True)
 @JOB_PAGES.post("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE, _TARGETS)
 async def _redrive(visit: Visit) -> Response:
     if visit.field("change").strip():
@@ -91,7 +91,7 @@ async def _redrive(visit: Visit) -> Response:
     return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
-@JOB_PAGES.get("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
+@JOB_PAGES.get("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE, reads_broker=True)
 @JOB_PAGES.post("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
 async def _discard(visit: Visit) -> Response:
     confirm, export = visit.field("confirm"), _ticked(visit, "export")

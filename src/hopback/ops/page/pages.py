@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, quote
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from hopback.errors import BadRequest
+from hopback.ops.brokers.recent import NotReadYet
 from hopback.ops.contract.codec import convert
 from hopback.ops.contract.options import StructT, options_of
 from hopback.ops.contract.queue_rules import NO_QUEUE, QueueRule
@@ -22,7 +23,7 @@ from hopback.ops.http.api import PathRoute
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
 from hopback.ops.http.permissions import may_begin, require
-from hopback.ops.http.problems import Refused, refusal_of
+from hopback.ops.http.problems import Refused, refusal_of, trouble_title
 from hopback.ops.http.services import NOBODY, Services
 from hopback.ops.page.rendering import visible
 
@@ -63,6 +64,11 @@ class Visit:
     def operations(self) -> Operations:
         """The operations on behalf of the visitor."""
         return self.services.acting_as(self.principal)
+
+    @property
+    def first_s(self) -> float | None:
+        """Longest wait for the first reading of a broker, in seconds. None waits until it was read."""
+        return self.services.shared.first_read_s
 
     def field(self, name: str, default: str = "") -> str:
         """Return the last value of a field."""
@@ -158,6 +164,8 @@ class PageRow:
     reads_form: bool
     is_heavy: bool
     """It may take much time or memory. The number of such requests is limited per caller."""
+    reads_broker: bool
+    """It needs a snapshot of the broker. Before the first one it shows that the broker is being read."""
 
 
 class Pages:
@@ -167,10 +175,15 @@ class Pages:
         self.rows: list[PageRow] = []
 
     def get(
-        self, path: str, role: Role | None, *queues: QueueRule, is_heavy: bool = False
+        self,
+        path: str,
+        role: Role | None,
+        *queues: QueueRule,
+        is_heavy: bool = False,
+        reads_broker: bool = False,
     ) -> Callable[[Page], Page]:
         """Add a page."""
-        return self._add("GET", path, role, queues, is_heavy=is_heavy)
+        return self._add("GET", path, role, queues, is_heavy=is_heavy, reads_broker=reads_broker)
 
     def post(
         self, path: str, role: Role | None, *queues: QueueRule, is_heavy: bool = False
@@ -191,9 +204,12 @@ class Pages:
         *,
         reads_form: bool = True,
         is_heavy: bool,
+        reads_broker: bool = False,
     ) -> Callable[[Page], Page]:
         def add(answer: Page) -> Page:
-            self.rows.append(PageRow(method, path, role, queues, answer, reads_form, is_heavy))
+            self.rows.append(
+                PageRow(method, path, role, queues, answer, reads_form, is_heavy, reads_broker)
+            )
             return answer
 
         return add
@@ -359,7 +375,7 @@ async def _respond(
         await require(row.role, row.queues, visit)
         if row.is_heavy:
             end = services.shared.heavy.begin(principal.id)
-        response = await row.answer(visit)
+        response = await _answer(visit, row)
         onward = response.headers.get("location", "")
         if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
             # Redirects stay at the broker of the page.
@@ -375,6 +391,24 @@ async def _respond(
         if request.method != "GET" and refused.status in (401, 403):
             await services.denied(principal, request, refused, "")
         return problem_page(services, templates, request, principal, refused)
+
+
+async def _answer(visit: Visit, row: PageRow) -> Response:
+    """Return the page, or one that reloads itself every second until the broker was read."""
+    try:
+        if row.reads_broker:
+            await visit.services.broker.wait_for_snapshot(visit.first_s)
+        return await row.answer(visit)
+    except NotReadYet:
+        pass
+    error = visit.services.recent.sweep.last.error
+    page = visit.page(
+        "reading.html",
+        trouble="" if error is None else str(error),
+        trouble_title=trouble_title(error),
+    )
+    page.headers["HX-Refresh"] = "true"  # a part of a page cannot be replaced by this one
+    return page
 
 
 def _do_nothing() -> None:

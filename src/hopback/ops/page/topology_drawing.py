@@ -101,9 +101,12 @@ class TopologyDrawings:
         self._broker = broker
         self._recent = Recent(self._draw, 0.0, broker.clock)
 
-    async def get(self) -> TopologyDrawing:
-        """Return the last drawing, or a new one if that takes only a moment. Wait for the first one."""
-        return await self._recent.get()
+    async def get(self, first_s: float | None = None) -> TopologyDrawing:
+        """Return the last drawing, or a new one if that takes only a moment.
+
+        NotReadYet if the first drawing takes longer than `first_s` seconds. None waits until it is there.
+        """
+        return await self._recent.get(first_s)
 
     async def _draw(self) -> TopologyDrawing:
         snapshot, last = await self._broker.recent_snapshot(), self._recent.last

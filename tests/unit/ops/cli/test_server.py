@@ -76,7 +76,7 @@ async def _served(
 ) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, httpx.AsyncClient]]:
     """The raffle, a server of it over the real application, and a plain client of its API."""
     async with raffle(version=version, exports=exports) as found:
-        app = create_app(found.operations)
+        app = create_app(found.operations, first_read_s=None)
         transport = httpx.ASGITransport(app)
         async with (
             RemoteDeadLetters("http://localhost", transport=transport) as remote,

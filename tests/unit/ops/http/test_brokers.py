@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from hopback.clock import ManualClock
 from hopback.errors import ConnectionFailed, NoSuch
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.roles import Grant, Role
-from hopback.ops.http.app import create_app
+from hopback.ops.http.app import FIRST_READ_S, create_app
 from hopback.ops.http.keys import new_key
 from hopback.ops.http.settings import BadSettings, parse_settings
 from hopback.ops.jobs.journal import MemoryJournal
@@ -79,7 +80,7 @@ class _Several:
 
     client: httpx.AsyncClient
     operations: dict[str, Operations]
-    brokers: dict[str, EmbeddedBroker]
+    brokers: dict[str, _Broker]
     clock: ManualClock
 
     async def ask(self, key: str, method: str, path: str, **more: Any) -> httpx.Response:
@@ -105,7 +106,7 @@ class _Several:
 
 
 @asynccontextmanager
-async def _several(*, down: str = "") -> AsyncIterator[_Several]:
+async def _several(*, down: str = "", first_read_s: float | None = None) -> AsyncIterator[_Several]:
     """Three brokers in one journal. `down` names one that refuses every connection."""
     clock, journal, declared = ManualClock(NOW), MemoryJournal(), topology()
     brokers = {name: _Broker(name, is_down=name == down) for name in _NAMES}
@@ -133,7 +134,7 @@ async def _several(*, down: str = "") -> AsyncIterator[_Several]:
             )
             served.append(await stack.enter_async_context(operations))
         settings = parse_settings(_SETTINGS, {}, "test")
-        app = create_app(*served, settings=settings, environment={})
+        app = create_app(*served, settings=settings, environment={}, first_read_s=first_read_s)
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1")
         await stack.enter_async_context(client)
         yield _Several(client, {each.broker.name: each for each in served}, dict(brokers), clock)
@@ -146,6 +147,8 @@ class _Broker(EmbeddedBroker):
         super().__init__()
         self.name = name
         self.is_down = is_down
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     @property
     def address(self) -> str:
@@ -153,10 +156,27 @@ class _Broker(EmbeddedBroker):
         return f"amqp://{self.name}.test"
 
     async def connect(self, name: str = "hopback") -> EmbeddedConnection:
-        """A connection, unless it is away."""
+        """A connection when `answers` is set, unless it is away."""
+        await self.answers.wait()
         if self.is_down:
             raise ConnectionFailed(f"{self.address}: connection refused")
         return await super().connect(name)
+
+
+async def test_first_page_lists_other_brokers_while_one_is_being_read() -> None:
+    async with _several(first_read_s=FIRST_READ_S) as several:
+        several.brokers[_NAMES[2]].answers.clear()
+        for name in _NAMES[:2]:
+            await several.ask(_ADA, "GET", f"/brokers/{name}/admin/dlq/overview")
+        partly = await several.page(_ADA, "/")
+        assert "3 dead letters in 2 of 2 queues" in partly.text
+        assert "1 of 3 brokers is being read for the first time" in partly.text
+        assert "does not answer" not in partly.text
+        several.brokers[_NAMES[2]].answers.set()
+        await several.ask(_ADA, "GET", f"{_LAB}/admin/dlq/overview")
+        whole = await several.page(_ADA, "/")
+        assert "6 dead letters in 3 of 3 queues" in whole.text
+        assert "being read" not in whole.text
 
 
 async def test_first_page_lists_queues_of_all_granted_brokers() -> None:

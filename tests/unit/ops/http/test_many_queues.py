@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from hopback.clock import ManualClock
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.http import create_app
+from hopback.ops.http.app import FIRST_READ_S
 from hopback.ops.operations import Operations
+from hopback.ops.page.rendering import renderer
 from hopback.systems.demo.web import lifespan
 from hopback.topology.expand import harden_queues, recommend_plan
 from hopback.topology.model import Topology
@@ -49,7 +52,7 @@ class _CountingManagement(EmbeddedManagement):
 
 @asynccontextmanager
 async def _service(
-    *, is_started: bool = False
+    *, is_started: bool = False, first_read_s: float | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, _CountingManagement, ManualClock]]:
     broker, clock = EmbeddedBroker(version=BrokerVersion.parse("3.10")), ManualClock(NOW)
     plans = [recommend_plan(f"q{n:03}", tiers_ms=[30_000], attempts=2) for n in range(_QUEUES)]
@@ -60,9 +63,10 @@ async def _service(
     await connection.close()
     properties = Properties(delivery_mode=2)
     await publish(broker, *(Message("", p.parking.queue, b"{}", properties) for p in plans))
+    renderer().get_template("dead_letters.html")  # a service compiles its pages at its start
     view = _CountingManagement(broker)
     async with Operations(ManagedBroker(broker, management=view, clock=clock)) as operations:
-        app = watch_requests(create_app(operations))
+        app = watch_requests(create_app(operations, first_read_s=first_read_s))
         transport = httpx.ASGITransport(app)
         async with AsyncExitStack() as stack:
             if is_started:
@@ -115,18 +119,42 @@ _PAGES = (
     _QUEUE, f"{_QUEUE}/re-drive", f"{_QUEUE}/discard", "/errors", "/search", "/topology", "/checks",
     "/jobs", "/alerts", "/audit", "/you",
 )  # fmt: skip
+_PAGES_WITHOUT_BROKER = ("/jobs", "/alerts", "/audit", "/you")
+
+
+async def test_a_page_shows_that_the_broker_is_being_read_until_it_was_read() -> None:
+    async with _service(first_read_s=FIRST_READ_S) as (client, view, _):
+        view.answers.clear()
+        by_api = asyncio.create_task(client.get("/admin/dlq/overview"))
+        for page in ("/", f"{_QUEUE}/groups/any", "/errors/any", *_PAGES):
+            answer = await client.get(page)
+            assert answer.status_code == 200, page
+            is_reading = "<h1>Reading the broker…</h1>" in answer.text
+            assert is_reading == (page not in _PAGES_WITHOUT_BROKER), page
+            assert is_reading == ('<meta http-equiv="refresh" content="1">' in answer.text), page
+        assert not by_api.done()
+        view.answers.set()
+        assert (await by_api).json()["total"] == _QUEUES
+        board, queue = await client.get("/"), await client.get(_QUEUE)
+        assert f"{_QUEUES} dead letters in {_QUEUES} of {_QUEUES} queues" in board.text
+        assert "Reading the broker" not in board.text + queue.text
+        assert "<title>q001.dlq" in queue.text
 
 
 async def test_pages_do_not_wait_while_large_broker_is_read() -> None:
     async with _service() as (client, view, clock):
-        for known in ("/", "/topology", "/checks"):
+        for known in ("/", "/topology", "/checks", "/errors"):
             await client.get(known)
+        session = (await client.post(f"{_QUEUE}/look")).headers["location"]
+        looked = (await client.get(session)).text
+        message = next(iter(re.findall(r'href="(/sessions/[^"]+/messages/[^"]+)"', looked)))
+        pages = (*_PAGES, f"{_QUEUE}/groups/any", session, message)
         view.answers.clear()
         clock.advance(60)
         answered = []
         with suppress(TimeoutError):
             async with asyncio.timeout(60):
-                for page in _PAGES:
+                for page in pages:
                     assert (await client.get(page)).status_code == 200
                     answered.append(page)
-        assert answered == list(_PAGES)
+        assert answered == list(pages)

@@ -320,7 +320,7 @@ async def test_every_design_is_shown_without_management_api(path: str) -> None:
     declared = [design.build() for design in DESIGNS.values()]
     broker = EmbeddedBroker()
     async with Operations(ManagedBroker(broker, topologies=declared)) as operations:
-        app = create_app(operations)
+        app = create_app(operations, first_read_s=None)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             answer = await client.get(path)

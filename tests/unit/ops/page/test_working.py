@@ -25,7 +25,7 @@ _SLOW_S = 25.0  # seconds per answer of the broker
 @asynccontextmanager
 async def _slow_page(count: int) -> AsyncIterator[tuple[Raffle, httpx.AsyncClient]]:
     async with raffle(version="3.13") as found:
-        app = create_app(found.operations)
+        app = create_app(found.operations, first_read_s=None)
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
         ) as client:
