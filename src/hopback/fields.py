@@ -191,8 +191,13 @@ def table_size(table: Headers) -> int:
         kind = type(value)
         if kind is str:
             total += 5 + text_bytes(value)  # type: ignore[arg-type]
+        elif kind is int:
+            total += 9
         else:
-            total += 9 if kind is int else _value_size(value)
+            try:
+                total += _value_size(value)
+            except TypeError as error:
+                raise TypeError(f"table key {key!r}: {error}") from None
     return total
 
 

@@ -37,7 +37,7 @@ def _check_delay(_ctx: object, _param: object, value: str | None) -> str | None:
 
 
 @click.command(short_help="Publish a message and wait for the broker's confirm.")
-@click.argument("target", metavar="(QUEUE | EXCHANGE KEY)", nargs=-1, required=True)
+@click.argument("target", metavar="(QUEUE | EXCHANGE KEY)", nargs=-1)
 @click.argument("payload", metavar="(JSON | -)")
 @click.option(
     "--broker",
@@ -90,26 +90,37 @@ def publish(
             exchange, key = "", queue
         case (exchange, key):
             pass
+        case ():
+            raise click.UsageError(
+                f"expected QUEUE JSON or EXCHANGE KEY JSON, got only {payload[:80]!r}"
+            )
         case _:
             raise click.UsageError(
                 "expected QUEUE JSON or EXCHANGE KEY JSON, got more: is the JSON in quotes?"
             )
     given = header_pairs(headers)
     lines = _lines() if payload == "-" else iter((payload,))
-    messages = (
-        compose(
-            key,
-            line.encode() if raw else _document(line, number),
-            exchange=exchange,
-            message_id=message_id,
-            message_type=message_type,
-            correlation_id=correlation_id,
-            headers=given or None,
-            delay=delay,
-            priority=priority,
-        )
-        for number, line in enumerate(lines, 1)
-    )
+
+    def message(number: int, line: str) -> Message:
+        document = line.encode() if raw else _document(line, number)
+        try:
+            return compose(
+                key,
+                document,
+                exchange=exchange,
+                message_id=message_id,
+                message_type=message_type,
+                correlation_id=correlation_id,
+                headers=given or None,
+                delay=delay,
+                priority=priority,
+            )
+        except ValueError as error:  # NaN, or a number beyond a float
+            raise CommandFailed(
+                f"message {number}: {error}", do="--raw sends the text unchanged.", code=Exit.USAGE
+            ) from error
+
+    messages = (message(number, line) for number, line in enumerate(lines, 1))
     if broker == EMBEDDED:
         from hopback.cli.embedded import find_embedded
 

@@ -27,11 +27,20 @@ if TYPE_CHECKING:
     from hopback.runtime.processes import Supervisor
 
 
+def _require_broker(_ctx: object, _param: object, value: str | None) -> str:
+    if value is None:
+        raise click.UsageError(
+            "Missing option '--broker' (or HOPBACK_BROKER). `--broker embedded` starts a broker in this"
+            " process."
+        )
+    return value
+
+
 @click.command(cls=EnvironmentCommand, short_help="Run an application's handlers.")
 @click.argument("target", metavar="MODULE:APP")
 @click.option(
     "--broker",
-    required=True,
+    callback=_require_broker,
     metavar="URL",
     help="amqp(s):// address, or `embedded` for a broker in this process.",
 )
@@ -165,7 +174,8 @@ def _leave_threads(code: int) -> None:
 
 def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
     """Print the settled deliveries and those that the broker delivers again."""
-    click.echo(f"Stopped. {handled} deliveries settled.")
+    noun = "delivery" if handled == 1 else "deliveries"
+    click.echo(f"Stopped. {handled} {noun} settled.")
     for one in left:
         parts = [
             f"{one[key]} {words}"

@@ -28,7 +28,7 @@ class Stopper:
     def __call__(self) -> None:
         self.asked += 1
         if self.asked == 1:
-            _LOG.info("stopping in order; a second signal stops at once")
+            _LOG.info("shutting down, a second signal exits at once")
         self._stop()
 
 

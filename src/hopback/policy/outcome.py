@@ -179,6 +179,8 @@ def consumer_status(decision: Decision) -> ConsumerStatus | None:
 
 MENU = "None, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
 """The valid return values of a handler, for the error message about any other."""
+_FIELDS = "a reason that is a text, and a wait like 30s, 5m or 1h30m"
+"""The valid fields of an outcome, for the error message about any other."""
 
 
 _REQUEUE_S = 2.0
@@ -250,7 +252,8 @@ def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
             continue
         is_kind = isinstance(one, type) and issubclass(one, BaseException)
         name = one.__name__ if is_kind else "KeyError"
-        expected = f'a list of rules, as in `rules=[Rule({name}, "park")]`'
+        kind = "a rule" if is_list else "a list of rules"
+        expected = f'{kind}, as in `rules=[Rule({name}, "park")]`'
         place = f"rules[{number}]" if is_list else "rules"
         raise InvalidDeclaration(
             (Problem(place, expected, name if is_kind else repr(one)),), where=where
@@ -301,7 +304,8 @@ def outcome_of(returned: object) -> Outcome:
     except Exception:
         text = "something that cannot be shown"
     shown = f"{text[:200]} ({type(returned).__name__})"
-    return Park(f"the handler returned {shown}, expected {MENU}")
+    expected = _FIELDS if isinstance(returned, OUTCOMES) else MENU
+    return Park(f"the handler returned {shown}, expected {expected}")
 
 
 def raised_outcome(error: BaseException) -> Outcome | None:

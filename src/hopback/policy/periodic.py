@@ -95,7 +95,7 @@ class Cron:
             found = [due for due in self._due_on(first + timedelta(days)) if due > moment_ms]
             if found:
                 return min(found)
-        raise ValueError(f"expected a time that comes, got {self.text!r}, which never does")
+        raise ValueError(f"expected a cron expression that matches a date, got {self.text!r}")
 
     def latest(self, moment_ms: int) -> int:
         """The last that is not later than the moment."""
@@ -104,7 +104,7 @@ class Cron:
             found = [due for due in self._due_on(last - timedelta(days)) if due <= moment_ms]
             if found:
                 return max(found)
-        raise ValueError(f"expected a time that has been, got {self.text!r}, which never was")
+        raise ValueError(f"expected a cron expression that matches a date, got {self.text!r}")
 
     def _local_date(self, moment_ms: int) -> date:
         return datetime.fromtimestamp(moment_ms / 1000, self.zone).date()
@@ -135,6 +135,14 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 )
 
 
+def parse_zone(name: str) -> ZoneInfo:
+    """Return the time zone of this name. ValueError describes an unknown one."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"expected a time zone like Europe/Oslo, got {name[:100]!r}") from error
+
+
 def parse_cron(text: str, timezone: str = "UTC") -> Cron:
     """Parse `minute hour day month weekday`: `*`, numbers, names, `a-b`, `a,b` and `/step`.
 
@@ -146,12 +154,7 @@ def parse_cron(text: str, timezone: str = "UTC") -> Cron:
             "expected five fields (minute, hour, day of the month, month, day of the week), as in "
             f"'0 3 * * mon-fri', got {text[:100]!r}"
         )
-    try:
-        zone = ZoneInfo(timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        raise ValueError(
-            f"expected a time zone like Europe/Oslo, got {timezone[:100]!r}"
-        ) from error
+    zone = parse_zone(timezone)
     minutes, hours, days, months, weekdays = (
         _values(field, *of) for field, of in zip(fields, _FIELDS, strict=True)
     )
@@ -164,7 +167,8 @@ def parse_cron(text: str, timezone: str = "UTC") -> Cron:
 
 def _values(field: str, name: str, least: int, most: int, words: tuple[str, ...]) -> frozenset[int]:
     def wrong() -> ValueError:
-        return ValueError(f"expected {name} from {least} to {most}, got {field[:100]!r}")
+        by_name = f" or from {words[0]} to {words[-1]}" if words else ""
+        return ValueError(f"expected {name} from {least} to {most}{by_name}, got {field[:100]!r}")
 
     def number(text: str) -> int:
         if text in words:

@@ -104,6 +104,9 @@ The type is not `Iterable`, because a `str` is one: `retry="30s"` would be three
 letter.
 """
 
+_ONE_PLAN = (
+    "one failure plan: one handler per queue, or `message_type=` for each and `retry=` for one"
+)
 _RETRY = ("30s", "5m", "30m")
 """Default waits of failed messages."""
 
@@ -223,7 +226,7 @@ class Router:
 
     def _refuse_second_plan(self, queue: str) -> None:
         if queue in self._queues:
-            found = Problem(f"queues.{queue}", "one failure plan", "a second one")
+            found = Problem(f"queues.{queue}", _ONE_PLAN, "a second one")
             raise InvalidDeclaration((found,), where=self._where)
 
     @overload
@@ -569,7 +572,7 @@ class App(Router):
     def _refuse_second_plan(self, queue: str) -> None:
         super()._refuse_second_plan(queue)
         if self._given is not None and self._given.plan(queue) is not None:
-            found = Problem(f"queues.{queue}", "one failure plan", "a second one")
+            found = Problem(f"queues.{queue}", _ONE_PLAN, "a second one")
             raise InvalidDeclaration((found,), where=self._where)
 
     def delays(

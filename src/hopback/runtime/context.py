@@ -361,6 +361,7 @@ class PublishOptions(TypedDict, total=False):
 
 
 _PRIORITIES = range(256)
+_TEXTS = ("message_id", "message_type", "correlation_id", "reply_to", "content_type")
 _OPTIONS = frozenset(PublishOptions.__annotations__)
 
 
@@ -414,7 +415,7 @@ def compose(
     if (priority := options.get("priority")) is not None:
         present["priority"] = priority
     if (expiration := options.get("expiration")) is not None:
-        present["expiration"] = str(parse_wait_ms(expiration))
+        present["expiration"] = str(_wait_ms("expiration", expiration))
     if (compress := options.get("compress")) is not None:
         from hopback.runtime.codecs import compress_body
 
@@ -426,10 +427,16 @@ def compose(
 
 
 def check_options(options: Mapping[str, Any], *more: str) -> None:
-    """Raise TypeError for an unknown publish option not in `more`, with the nearest option, and for a
-    header table or priority of another type.
+    """Raise TypeError for an unknown publish option not in `more`, with the nearest option, and for an
+    option of another type.
     """
+    if not options:
+        return
     if options.keys() <= _OPTIONS:
+        for name in _TEXTS:
+            text = options.get(name)
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"{name}: expected a text, got {text!r}")
         headers, priority = options.get("headers"), options.get("priority")
         if headers is not None and not isinstance(headers, Mapping):
             raise TypeError(f"headers: expected a mapping, got {type(headers).__name__}")
@@ -451,7 +458,14 @@ def _delay_of(options: PublishOptions) -> int | datetime | None:
         return at
     if at is not None:
         raise ValueError(f"expected `delay` or `at`, got both: {delay!r} and {at.isoformat()}")
-    return parse_wait_ms(delay)
+    return _wait_ms("delay", delay)
+
+
+def _wait_ms(option: str, value: Duration) -> int:
+    try:
+        return parse_wait_ms(value)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
 
 
 def _trace_headers(cause: Context | None) -> Headers:

@@ -189,12 +189,14 @@ def require_queue_name(decorator: str, queue: object) -> None:
     )
 
 
-def waits_ms(waits: Iterable[object], *, where: str) -> list[int]:
-    """Return the waits of `retry=` in milliseconds. A single text is refused with a correct
+def waits_ms(waits: Iterable[object] | int, *, where: str) -> list[int]:
+    """Return the waits of `retry=` in milliseconds. A single text or number is refused with a correct
     example.
     """
     if isinstance(waits, str | int):
-        expected = f"a list of waits, as in `retry=[{waits!r}]`"
+        example = f"[{waits!r}]" if isinstance(waits, str) else "['30s', '5m']"
+        runs = "" if isinstance(waits, str) else " (`attempts=` is the number of runs)"
+        expected = f"a list of waits, as in `retry={example}`{runs}"
         raise InvalidDeclaration((Problem("retry", expected, repr(waits)),), where=where)
     found: list[int] = []
     last: object = None

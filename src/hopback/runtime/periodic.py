@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from hopback.durations import Duration, parse_wait_ms
 from hopback.errors import BrokerError, InvalidDeclaration, Problem
 from hopback.message import Delivery, Message, Properties
-from hopback.policy.periodic import Every, Missed, Schedule, due_id, due_now, parse_cron
+from hopback.policy.periodic import Every, Missed, Schedule, due_id, due_now, parse_cron, parse_zone
 from hopback.runtime.context import compose
 from hopback.topology.delays import schedule_queue_name
 from hopback.waiting import first_of, loop_time
@@ -86,13 +86,16 @@ def read_schedule(
         got = "neither" if period is None else f"both: {period!r} and {cron!r}"
         found = Problem("period", 'a period like "5m", or a line like cron="0 3 * * *"', got)
         raise InvalidDeclaration((found,), where=where)
+    option = "period"
     try:
-        return (
-            Every(parse_wait_ms(period)) if period is not None else parse_cron(cron or "", timezone)
-        )
+        if period is not None:
+            return Every(parse_wait_ms(period))
+        option = "timezone"
+        parse_zone(timezone)
+        option = "cron"
+        return parse_cron(cron or "", timezone)
     except ValueError as error:
         expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
-        option = "period" if cron is None else "cron"
         raise InvalidDeclaration((Problem(option, expected, got),), where=where) from None
 
 

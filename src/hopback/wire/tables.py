@@ -98,6 +98,8 @@ def _encode_each(table: Headers, depth: int) -> bytes:
                 parts.append(encoder(value, depth))
         except (struct.error, OverflowError, ValueError) as problem:
             raise ProtocolError(f"table key {key!r}: {value!r} does not fit: {problem}") from None
+        except ProtocolError as problem:
+            raise ProtocolError(f"table key {key!r}: {problem}") from None
     return b"".join(parts)
 
 

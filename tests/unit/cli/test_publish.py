@@ -102,6 +102,12 @@ def test_unroutable_publish_names_exchange_and_key(
     [
         (["orders", "{id: 7}"], "expected JSON as message 1, got '{id: 7}'"),
         (["orders", "a", "b", "{}"], "is the JSON in quotes?"),
+        (["orders"], "expected QUEUE JSON or EXCHANGE KEY JSON, got only 'orders'"),
+        (
+            ["orders", "[NaN]"],
+            "message 1: expected a payload that JSON can express, got nan at $[0]",
+        ),
+        (["orders", "1e999"], "message 1: expected a payload that JSON can express, got inf at $"),
         (["orders", "{}", "--header", "a"], "expected NAME=TEXT, got 'a'"),
         (["orders", "{}", "--delay", "4"], "add a unit, as in 4s"),
     ],

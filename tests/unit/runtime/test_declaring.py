@@ -227,7 +227,11 @@ async def _rows(rows: list[int]) -> None: ...
     ("retry", "told"),
     [
         ("30s", "retry: expected a list of waits, as in `retry=['30s']`, got '30s'"),
-        (30, "retry: expected a list of waits, as in `retry=[30]`, got 30"),
+        (
+            30,
+            "retry: expected a list of waits, as in `retry=['30s', '5m']` (`attempts=` is the number"
+            " of runs), got 30",
+        ),
         (["30s", "5 minutes"], "retry[1]: expected a duration like 250ms"),
         (["30"], "(add a unit, as in 30s)"),
         ([True], "seconds or a timedelta, got True"),

@@ -11,14 +11,17 @@ from hopback import (
     BreakerPolicy,
     Depends,
     Publisher,
+    Retry,
     Rule,
     ServiceOptions,
     SyncPublisher,
     compose,
 )
 from hopback.broker import EmbeddedBroker
-from hopback.errors import InvalidDeclaration, PublishRefused
+from hopback.errors import InvalidDeclaration, ProtocolError, PublishRefused
+from hopback.fields import table_size
 from hopback.testing import AppTest, in_virtual_time
+from hopback.wire.tables import encode_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +99,26 @@ def _two_handlers(app: Any) -> None:
             "app 'shop'.every: cron: expected minute from 0 to 59, got '61'",
         ),
         (
+            lambda app: app.every(cron="0 3 * * monday"),
+            InvalidDeclaration,
+            "app 'shop'.every: cron: expected day of the week from 0 to 7 or from sun to sat, got 'monday'",
+        ),
+        (
+            lambda app: app.every(cron="0 3 * * *", timezone="Oslo"),
+            InvalidDeclaration,
+            "app 'shop'.every: timezone: expected a time zone like Europe/Oslo, got 'Oslo'",
+        ),
+        (
+            lambda app: [app.handler("orders", retry=["1s"])(one) for one in (_first, _second)],
+            InvalidDeclaration,
+            "app 'shop': queues.orders: expected one failure plan: one handler per queue, or",
+        ),
+        (
+            lambda app: app.handler("orders", retry=True),
+            InvalidDeclaration,
+            "queue 'orders': retry: expected a list of waits, as in `retry=['30s', '5m']` (`attempts=`",
+        ),
+        (
             lambda _app: Depends(_first, scope="request"),
             InvalidDeclaration,
             "Depends: scope: expected run, delivery, application, got 'request'",
@@ -103,7 +126,7 @@ def _two_handlers(app: Any) -> None:
         (
             lambda app: app.handler("orders", rules=[KeyError]),
             InvalidDeclaration,
-            "handler of queue 'orders': rules[0]: expected a list of rules, as in"
+            "handler of queue 'orders': rules[0]: expected a rule, as in"
             ' `rules=[Rule(KeyError, "park")]`, got KeyError',
         ),
         (
@@ -132,6 +155,16 @@ def _two_handlers(app: Any) -> None:
             InvalidDeclaration,
             "App: topology: expected a Topology, as `read_toml(Path(file).read_text())` returns,"
             " got 'shop.toml'",
+        ),
+        (
+            lambda _app: compose("orders", {}, message_id=7),  # type: ignore[arg-type]
+            TypeError,
+            "message_id: expected a text, got 7",
+        ),
+        (
+            lambda _app: compose("orders", {}, expiration="soon"),
+            ValueError,
+            "expiration: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
         ),
         (
             lambda _app: compose("", {}),
@@ -165,3 +198,34 @@ async def test_publish_that_closes_its_channel_names_the_remedy() -> None:
             await publisher.publish("orders", {}, exchange="nope")
         with pytest.raises(PublishRefused, match=r"message size .*max_message_size"):
             await publisher.publish("orders", "x" * 2000)
+
+
+@pytest.mark.parametrize(
+    ("headers", "place"),
+    [
+        ({"tenant": {1}}, "table key 'tenant'"),
+        ({"t": {"a": [{1}]}}, "table key 't': table key 'a'"),
+    ],
+)
+def test_header_of_a_type_without_encoding_is_refused_by_name(headers: Any, place: str) -> None:
+    properties = compose("orders", {}, headers=headers).properties
+    with pytest.raises(TypeError, match=f"{place}: expected an AMQP field value, got set"):
+        table_size(properties.headers)
+    with pytest.raises(ProtocolError, match=f"{place}: expected an AMQP field value"):
+        encode_entries(properties.headers)
+
+
+@in_virtual_time
+async def test_outcome_with_a_wrong_wait_is_parked_with_the_expected_fields() -> None:
+    app = App("shop")
+
+    @app.handler("orders", retry=["1s"])
+    async def handle(order: dict[str, Any]) -> None:
+        raise Retry("busy", after="soon")
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {})
+        await test.drain()
+        test.assert_parked(
+            "orders", reason="after='soon') (Retry), expected a reason that is a text"
+        )

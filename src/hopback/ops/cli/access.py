@@ -174,7 +174,7 @@ async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> Hopbac
     queues = count_of(len(known), "dead-letter queue")
     return CommandFailed(
         str(missing),
-        do=f"{close}`hopback dlq ls` lists {queues}; --dlq NAME adds another.",
+        do=f"{close}`hopback dlq ls` lists {queues}. --topology MODULE:APP and --dlq QUEUE add others.",
         code=Exit.NOT_FOUND,
     )
 

@@ -128,7 +128,7 @@ def _filled(
 def print_queues(queues: Sequence[QueueSummary]) -> None:
     """A row for each queue, the fullest first; below them how many there are, and how old that is."""
     if not queues:
-        click.echo("No dead-letter queues were found; --topology and --dlq name some.")
+        click.echo("No dead-letter queues found. --topology MODULE:APP and --dlq QUEUE add some.")
         return
     queues = sorted(queues, key=lambda one: (-(one.messages or 0), one.queue))
     rows = [
