@@ -88,13 +88,13 @@ _BY_STATUS: dict[int, type[OperationRefused]] = {
 _AWAY = frozenset({502, 503, 504})
 _KNOWN_STATUSES = frozenset(HTTPStatus)
 _REMEDIES = {
-    401: "Give a token or API key of this server (--token, HOPBACK_TOKEN).",
-    403: "Ask the administrators of the server for the role that is named.",
+    401: "Specify a token or API key of this server (--token, HOPBACK_TOKEN).",
+    403: "Ask the administrators of the server for the role.",
 }
 
 
 class RemoteDeadLetters:
-    """`DeadLetters` of a server; use it as an async context manager. The interface describes the methods.
+    """`DeadLetters` of a server. Use it as an async context manager. The interface describes the methods.
 
     `token` is a bearer token or an API key. `broker` names one of the brokers of the server, by default the
     first. ServerUnavailable if the server sends no data for `silence_s` seconds. BadRequest for a URL that is
@@ -127,7 +127,7 @@ class RemoteDeadLetters:
             headers=headers,
             timeout=silence_s,
             transport=transport,
-            # A proxy of the environment would read the token; with TLS it only forwards.
+            # A proxy of the environment could read the token. With TLS it only forwards.
             trust_env=url.startswith("https://"),
         )
 
@@ -248,7 +248,7 @@ class RemoteDeadLetters:
         if submission.export_to:
             raise BadRequest(
                 "exportTo (--export-to)",
-                "nothing for a server, which writes to its own files; its plan says where",
+                "no file with --server: the server chooses the file, and its plan contains the path",
             )
         key = submission.key
         headers = None if key is None else {"Idempotency-Key": key}
@@ -402,7 +402,7 @@ class RemoteDeadLetters:
                     return data
                 if kind == "progress" and on_progress is not None:
                     on_progress(from_json(LookProgress, data))
-        raise ServerUnavailable(f"the server at {self._url} ended its answer before it was whole")
+        raise ServerUnavailable(f"the server at {self._url} sent an incomplete answer")
 
     async def _events(
         self, row: ApiEndpoint, *path: str, **asked: Any

@@ -94,7 +94,7 @@ _CONSUMED = "consumed"
 
 
 class Operations:
-    """`DeadLetters` in this process; use it as an async context manager. The interface describes the methods.
+    """`DeadLetters` in this process. Use it as an async context manager. The interface describes the methods.
 
     Several brokers can share a journal. `beside` contains the `journal_name`s of the others. Their jobs and
     audit entries are neither listed nor controlled here. With `is_first`, entries that belong to none of the
@@ -218,7 +218,7 @@ class Operations:
         snapshot = await self.broker.snapshot()
         found = snapshot.one(queue)
         if lift and snapshot.cost(queue).price is Price.REFUSED:
-            await self.lift_limit(queue, reason="to look at it")
+            await self.lift_limit(queue, reason="to browse it")
             snapshot = await self.broker.snapshot()
         cost = snapshot.cost(queue)
         session = await self._sessions.open(
@@ -465,7 +465,7 @@ class Operations:
     def _check_broker(self, job: JobRecord) -> None:
         """Raise BadRequest for a job of another broker in the same store."""
         if job.spec.broker != self._name:
-            raise BadRequest("job", f"one of {self._name}; {job.id} belongs to {job.spec.broker}")
+            raise BadRequest("job", f"a job of {self._name}, got {job.id} of {job.spec.broker}")
 
     async def cancel(self, job_id: str) -> Job:
         job = await self._record(job_id)

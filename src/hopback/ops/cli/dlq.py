@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
-_TO_BROWSE = "to look at it"
+_TO_BROWSE = "to browse it"
 """Reason in the audit when a command without --reason lifts a delivery limit."""
 _SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
 

@@ -345,7 +345,7 @@ class ImportQuery(_Asked, frozen=True, omit_defaults=True):
 
 
 class JobKind(StrEnum):
-    """What a job does with its messages."""
+    """The action of a job on its messages."""
 
     REDRIVE = "re-drive"
     DISCARD = "discard"

@@ -39,7 +39,7 @@ class GrantAnswer(Struct, frozen=True, rename="camel"):
 
 
 class MeAnswer(Struct, frozen=True, rename="camel"):
-    """Who the caller is here."""
+    """The identity and grants of the caller."""
 
     id: str
     name: str

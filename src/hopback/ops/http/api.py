@@ -352,7 +352,7 @@ async def _body(endpoint: AnsweredEndpoint, request: Request) -> Any:
     try:
         said = decode(raw)
     except ValueError as error:
-        raise Refused(400, "bad-json", f"The body: expected JSON; {error}.") from error
+        raise Refused(400, "bad-json", f"The body: expected JSON, {error}.") from error
     try:
         return convert(kind, said)
     except BadRequest as error:
@@ -432,7 +432,7 @@ def _servers(brokers: Sequence[str]) -> dict[str, Any]:
             {"url": "/", "description": f"The first broker: {brokers[0]}."},
             {
                 "url": "/brokers/{broker}",
-                "description": "The broker of that name; `/admin/brokers` is only without one.",
+                "description": "The broker with this name. `/admin/brokers` exists only without a name.",
                 "variables": {"broker": name},
             },
         ]

@@ -82,7 +82,7 @@ _LOG = logging.getLogger("hopback.ops.http")
 _BAD_PATH = Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""The names under which a service that asks nobody who they are may be called."""
+"""The only hosts of requests to a service without authentication."""
 
 FIRST_READ_S = 0.2
 """Seconds that a page waits for the first reading of a broker: most brokers answer within this time, and the
@@ -246,11 +246,11 @@ def _openapi(brokers: tuple[str, ...]) -> Callable[[Request], Awaitable[Response
 
 
 def _not_found(services: Services, templates: Environment) -> Any:
-    """Answers what no path is there for: with a page where a browser asks for one."""
+    """Return the handler for unknown paths."""
 
     async def answer(request: Request, error: Exception) -> Response:
         path = sent_path(request.scope)
-        refused = Refused(404, "not-found", f"There is nothing at {path}.")
+        refused = Refused(404, "not-found", f"Path {path} does not exist.")
         return cast("Response", await _refusing(services, templates, refused)(request, error))
 
     return answer
@@ -258,18 +258,20 @@ def _not_found(services: Services, templates: Environment) -> Any:
 
 async def _wrong_method(request: Request, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
-    detail = f"{request.method} cannot be done here; expected {headers.get('Allow', 'another')}."
+    detail = (
+        f"Expected the method {headers.get('Allow', 'of another endpoint')}, got {request.method}."
+    )
     refused = Refused(405, "method-not-allowed", detail, headers=headers)
     return problem_response(refused, request.url.path, request.state.correlation)
 
 
 def _refusing(services: Services, templates: Environment, refused: Refused) -> Any:
-    """Answers with a refusal: a page where a browser asks for one, else a problem document."""
+    """Return a handler that answers browsers with a page and other clients with a problem document."""
 
     async def answer(request: Request, _error: Exception) -> Response:
         path = sent_path(request.scope)
         if "text/html" in request.headers.get("accept", "") and not path.startswith("/admin/"):
-            # The page itself may be what fails.
+            # If the page fails too, the answer is a problem document.
             with suppress(Exception):
                 return problem_page(services, templates, request, NOBODY, refused)
         return problem_response(refused, path, request.state.correlation)
@@ -278,7 +280,7 @@ def _refusing(services: Services, templates: Environment, refused: Refused) -> A
 
 
 class _Files(StaticFiles):
-    """Files that browsers keep, and ask about before they use them."""
+    """Static files that browsers cache and revalidate before each use."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
@@ -292,19 +294,19 @@ def page_routes(services: Services, templates: Environment) -> list[BaseRoute]:
 
 
 class BrokerPaths(BaseRoute):
-    """Leads a path below `/brokers/NAME` to the routes of that broker, found by name."""
+    """Dispatches paths below `/brokers/NAME` to the routes of that broker."""
 
     def __init__(self, routers: Mapping[str, Router]) -> None:
         self._routers = routers
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Whether it names a broker that is served here."""
+        """Return whether the path contains the name of a served broker."""
         _, first, name, *_ = *sent_path(scope).split("/", 3), "", ""
         known = scope["type"] == "http" and first == "brokers" and unquote(name) in self._routers
         return (Match.FULL if known else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the broker's own routes answer, whichever way its name was encoded."""
+        """Answer by the routes of the broker, independent of the encoding of its name."""
         _, _, sent, *rest = sent_path(scope).split("/", 3)
         name = unquote(sent)
         path = "/".join([broker_path(name), *rest])

@@ -1,4 +1,4 @@
-"""Exports to download and imports to upload, by HTTP and on the page; both go through as they come."""
+"""Export downloads and import uploads, in the API and on the page. Both are streamed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ if TYPE_CHECKING:
     from hopback.ops.operations import Operations
 
 ARCHIVES = ApiTable()
-"""The rows of this part, each above what answers it."""
 
 ARCHIVE_PAGES = Pages()
-"""The pages of this part."""
 
 IMPORT_PATH = re.compile(r"(/brokers/[^/]+)?(/admin/dlq)?/queues/[^/]+/import")
-"""Where a request may be as large as an import."""
+"""Paths with the larger size limit of imports."""
 
 
 async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
-    """The lines as a file. The first is waited for: what stands in the way is an answer, not half a file."""
+    """Return the lines as a file. Wait for the first line, so that a refusal is an answer with a status."""
     first = await anext(lines, b"")
 
     async def content() -> AsyncIterator[bytes]:
@@ -59,8 +57,8 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
 @ARCHIVES.answer(endpoints.EXPORT)
 async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     """Export messages of a queue as lines of JSON, with exact bytes and types. No message is removed."""
-    said, queue = call.body, call.path["queue"]
-    lines = call.operations.export(queue, said.selection, forced=said.forced)
+    request, queue = call.body, call.path["queue"]
+    lines = call.operations.export(queue, request.selection, forced=request.forced)
     return await _download(lines, queue)
 
 
@@ -75,10 +73,10 @@ async def _export_of_job(call: Call[Empty, None]) -> Response:
 
 async def _send_file(operations: Operations, job: Job) -> Response:
     folder, path = operations.settings.exports, Path(job.export_to or "/")
-    # A discard by the command may name any file: only those of our own folder are given out.
-    is_there = path.is_file()  # noqa: ASYNC240  one look at a local folder
+    # A discard by the command may write to any file. Only files in the folder of exports are served.
+    is_there = path.is_file()  # noqa: ASYNC240  one access to a local folder
     if folder is None or path.parent != folder or not is_there:
-        raise Refused(404, "not-found", f"There is no file of job {job.id!r} here any more.")
+        raise Refused(404, "not-found", f"This service does not have the file of job {job.id!r}.")
     details = {"file": path.name}
     await operations.note("messages.download", queue=job.queue, job=job.id, details=details)
     return FileResponse(path, media_type=NDJSON, filename=path.name)
@@ -94,7 +92,7 @@ async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
 async def _import(
     operations: Operations, queue: str, lines: AsyncIterator[bytes], reason: str
 ) -> Imported:
-    await operations.dead_letter_queue(queue)  # NoSuch: only into dead-letter queues
+    await operations.dead_letter_queue(queue)  # NoSuch for other queues
     return await operations.import_lines(lines, queue=queue, reason=reason or "import")
 
 
@@ -126,7 +124,7 @@ async def _import_page(visit: Visit) -> Response:
     request = visit.request
     form = FormUpload(request.headers.get("content-type", ""), request.stream())
     file = form.file()
-    first = await anext(file, b"")  # a form that is none is refused before anything is published
+    first = await anext(file, b"")  # refuse an invalid form before the first publish
 
     async def pieces() -> AsyncIterator[bytes]:
         yield first
@@ -138,17 +136,14 @@ async def _import_page(visit: Visit) -> Response:
     return visit.page("imported.html", queue=queue, found=found, way=way)
 
 
-#
-# A file that somebody sends: read as it comes, never held whole.
-#
-# A form of the page sends it as multipart/form-data (RFC 7578); of that, small fields and then one
-# file are read, in pieces of whatever size they come.
+# An uploaded file is read in pieces and never kept in memory as a whole. The page sends it as
+# multipart/form-data (RFC 7578) with small fields, followed by one file.
 
 # Bytes of a line: a message of 16 MiB, RabbitMQ's default limit, in base64 with its headers. A longer line is
 # refused, because parsing it would block the service for more than 100 ms.
 _LONGEST_LINE = 32 * 1024 * 1024
-_LONGEST_FIELD = 8192  # a reason, a name; and the heads of parts
-_MOST_FIELDS = 10  # the form has three
+_LONGEST_FIELD = 8192  # bytes of a field or of the head of a part: a reason or a name
+_MOST_FIELDS = 10  # fields of a form. The page sends three.
 _BOUNDARY = re.compile(
     r'multipart/form-data *;.*?boundary="?([\w\'()+,./:=?-]{1,70})"?', re.IGNORECASE
 )
@@ -181,7 +176,7 @@ def _bad(what: str) -> Refused:
 
 
 class FormUpload:
-    """The fields and the file of a form, in the order in which they are sent: the file is the last."""
+    """The fields and the file of a form. The file is the last part."""
 
     def __init__(self, content_type: str, pieces: AsyncIterator[bytes]) -> None:
         found = _BOUNDARY.match(content_type)
@@ -193,7 +188,7 @@ class FormUpload:
         self.fields: dict[str, str] = {}
 
     async def file(self) -> AsyncIterator[bytes]:
-        """The content of the file; before its first piece, `fields` has what was sent before it."""
+        """Yield the content of the file. `fields` is complete before the first piece."""
         await self._until(self._boundary, _LONGEST_FIELD)
         for _ in range(_MOST_FIELDS):
             while len(self._buffer) < 2:
@@ -219,7 +214,7 @@ class FormUpload:
             if end >= 0:
                 yield self._buffer[:end]
                 return
-            # A boundary may be cut.
+            # The buffer may end within a boundary.
             keep = len(self._boundary) - 1
             if len(self._buffer) > keep:
                 yield self._buffer[:-keep]
@@ -239,4 +234,4 @@ class FormUpload:
             if piece:
                 self._buffer += piece
                 return
-        raise _bad("it ends too early")
+        raise _bad("it is incomplete")

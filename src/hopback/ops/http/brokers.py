@@ -1,4 +1,4 @@
-"""The API over all brokers of the service: which there are, their dead-letter queues, their metrics."""
+"""The API across all brokers of the service: the brokers, their dead-letter queues and metrics."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from hopback.ops.contract.endpoints import Empty
 
 BROKERS = ApiTable()
-"""The rows of this part, each above what answers it."""
 
 
 class FindQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """Which queues: those with this in their name, or in the name of their broker."""
+    """A text that the name of the queue or of its broker contains."""
 
     find: Annotated[str, Meta(max_length=255)] = ""
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
 
 
 class BrokerAnswer(Struct, frozen=True, rename="camel"):
-    """A broker that the caller may see. `path` is what its paths begin with.
+    """A broker that the caller may see. `path` is the prefix of its paths.
 
-    `ready` is false while it does not answer, and `reason` says why; the numbers are then the last known.
+    `ready` is false while the broker does not answer. Then `reason` is the error, and the numbers are the
+    last known ones.
     """
 
     name: str
@@ -47,7 +47,7 @@ class BrokerAnswer(Struct, frozen=True, rename="camel"):
 
 
 class BrokerList(Struct, frozen=True, rename="camel"):
-    """The brokers, in the order of the settings: the first is the one of the paths without a name."""
+    """The brokers in the order of the settings. Paths without a broker name refer to the first one."""
 
     items: list[BrokerAnswer]
     total: int
@@ -61,7 +61,7 @@ class BrokerQueue(Struct, frozen=True, rename="camel"):
 
 
 class AllQueues(Struct, frozen=True, rename="camel"):
-    """The dead-letter queues of all brokers, the fullest first; `total` counts all that were found."""
+    """The dead-letter queues of all brokers, those with most messages first. `total` counts all matches."""
 
     items: list[BrokerQueue]
     total: int
@@ -69,7 +69,7 @@ class AllQueues(Struct, frozen=True, rename="camel"):
 
 
 async def _visible_brokers(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
-    """The brokers that the caller may see, each with their grants there and what was last read."""
+    """Return the brokers that the caller may see, each with the caller's grants and the last reading."""
     asking = [(each, each.asking(call.principal)) for each in call.services.shared.brokers]
     allowed = [(each, known) for each, known in asking if known.allows_somewhere(Role.VIEWER)]
     found = await read_all([each.recent.sweep for each, _ in allowed])
@@ -106,7 +106,7 @@ async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
     "GET", "/admin/brokers/queues", None, VISIBLE_QUEUES, query=FindQuery, answer=AllQueues
 )
 async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
-    """List the dead-letter queues of all brokers, read some seconds ago."""
+    """List the dead-letter queues of all brokers. The data is some seconds old."""
     seen, wanted = await _visible_brokers(call), call.query.find.lower()
     found = [
         BrokerQueue(services.name, one)

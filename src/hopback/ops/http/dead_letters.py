@@ -92,7 +92,7 @@ async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
         names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
         asked = structs.replace(asked, queues=tuple(names))
     found = call.operations.search(asked)
-    # What is wrong with the question is told with a status of its own, unless the broker is slow to tell.
+    # An invalid request gets an error status, unless the first answer of the broker is slow.
     first = asyncio.ensure_future(anext(found))
     if (await asyncio.wait({first}, timeout=AT_ONCE_S))[0]:
         first.result()
@@ -115,16 +115,16 @@ async def _search_stream(
     found: AsyncGenerator[SearchProgress, None],
     call: Call[Empty, SearchRequest],
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a search whose beginning is under way."""
+    """Yield the events of a search that has started with `first`."""
 
-    async def told() -> AsyncGenerator[SearchProgress, None]:
+    async def reports() -> AsyncGenerator[SearchProgress, None]:
         async with aclosing(found):
             yield await first
             async for progress in found:
                 yield progress
 
     try:
-        async with aclosing(search_events(told())) as events:
+        async with aclosing(search_events(reports())) as events:
             async for event in events:
                 yield event
     except HopbackError as refused:
@@ -202,7 +202,7 @@ async def _create_job(call: Call[Empty, JobRequest]) -> Job | ApiAnswer:
         if not 1 <= len(key) <= 200 or not key.isprintable():
             expected = "Idempotency-Key: expected 1 to 200 printable characters."
             raise Refused(400, "bad-key", expected)
-        key = f"{call.principal.id} {key}"  # one caller's is not another's
+        key = f"{call.principal.id} {key}"  # keys of different callers are independent
     if request.dry_run:
         plan = await call.operations.plan(request, on_progress=call.on_progress)
         return ApiAnswer(plan, status=200)

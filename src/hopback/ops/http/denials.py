@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.ops.http")
 
 _PERIOD_S = 60.0  # seconds of one count: an attack shows in the audit while it lasts
-_ROWS_OF_A_STRANGER = 1  # rows per period without authentication, which anyone can cause
+_ROWS_OF_A_STRANGER = 1  # rows per period for unauthenticated requests
 _ROWS_OF_A_CALLER = 20  # rows per period of an authenticated caller
 _MOST_PERIODS = 100  # callers and addresses counted apart: at most 200 rows a minute
 _ELSEWHERE = ""

@@ -1,7 +1,7 @@
-"""Server-sent events: a job as it goes on, what changed on the page, how far long work is.
+"""Server-sent events: the states of a job, changes on a page and the progress of long operations.
 
-Work that goes through a queue may take minutes. It runs in a task of its own, which ends when nobody waits
-for it any more, and says every few seconds that it is alive: no caller has to guess whether to wait on.
+An operation that reads a queue may take minutes. It runs in a separate task, which is cancelled when its
+caller disconnects. While it runs, it sends its progress and keep-alive comments.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ if TYPE_CHECKING:
 
 
 class StreamedResponse(StreamingResponse):
-    """A stream whose content is cancelled once when its reader is gone, and waited for.
+    """A streamed answer. When the reader disconnects, the content is cancelled once and awaited.
 
-    Starlette cancels what streams anew on every turn of the loop, its cleaning up as well: a database
-    call that is cancelled so loses its connection, with a traceback and a task that never ends.
+    Starlette cancels the streaming task again on every turn of the event loop, even during its cleanup. A
+    database call that is cancelled like this loses its connection and leaves a task that never ends.
     """
 
     _streaming: asyncio.Task[None] | None = None
 
     async def stream_response(self, send: Send) -> None:
-        """Send the content, by a task of its own, which is not cancelled together with this one."""
+        """Send the content in a separate task, which is not cancelled together with this one."""
         self._streaming = asyncio.create_task(super().stream_response(send), name="streaming")
         await asyncio.shield(self._streaming)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer; when it is over, so is the content."""
+        """Send the answer. Return when the content has ended."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -66,15 +66,15 @@ class StreamedResponse(StreamingResponse):
 
 
 AT_ONCE_S = 1.0
-"""What takes longer is told about while it goes on."""
-_QUIET_S = 15.0  # proxies cut connections that are silent for 30 s or more
-_BETWEEN_S = 0.1  # ten a second are as many as an eye can follow
-_TELL_EVERY_S = 0.5  # as often as an eye follows a number
-_BOARD_EVERY_S = 1.0  # the sweep has nothing newer
-_ROUNDED_S = 0.001  # a page writes the moment it shows in milliseconds
+"""Seconds. A longer operation reports its progress to callers that accept events."""
+_QUIET_S = 15.0  # seconds without an event before a keep-alive. Proxies close silent connections after 30 s.
+_BETWEEN_S = 0.1  # seconds between two events of a job. A reader cannot follow more.
+_PROGRESS_EVERY_S = 0.5  # seconds between two reports of progress. A reader cannot follow more.
+_BOARD_EVERY_S = 1.0  # seconds between two checks for changes. The sweep is not newer.
+_ROUNDED_S = 0.001  # seconds. A page writes the time of its data in milliseconds.
 
 _STILL_HERE = b": still here\n\n"  # a comment, which every client skips
-# What changed is not said: the page fetches itself anew, and so shows only what its reader may see.
+# The event does not contain the change: the page loads itself again with the rights of its visitor.
 _CHANGE = b"event: change\ndata: {}\n\n"
 _END = b"event: end\ndata: {}\n\n"
 
@@ -82,9 +82,9 @@ _END = b"event: end\ndata: {}\n\n"
 async def job_events(
     jobs: AsyncIterator[Job], place: Callable[[Job], object] = lambda job: job
 ) -> AsyncIterator[bytes]:
-    """Each change, at most ten a second, and `end` when the job runs no more.
+    """Yield each change of a job, at most ten per second, and `end` when the job has ended.
 
-    `place` puts the paths in a job where they belong.
+    `place` adds the path prefix of the broker to the paths in a job.
     """
     async with aclosing(newest(jobs)) as found:
         async for job in found:
@@ -99,9 +99,9 @@ async def job_events(
 async def search_events(
     found: AsyncGenerator[SearchProgress, None],
 ) -> AsyncGenerator[bytes, None]:
-    """How far a search is and what it found, as events of type `search`, and `end` after the last."""
-    async with aclosing(found), aclosing(_with_silence(found)) as told:
-        async for progress in told:
+    """Yield the progress and hits of a search as events of type `search`, then `end`."""
+    async with aclosing(found), aclosing(_with_silence(found)) as reports:
+        async for progress in reports:
             if progress is None:
                 yield _STILL_HERE
             else:
@@ -112,9 +112,9 @@ async def search_events(
 async def page_search_events(
     found: AsyncGenerator[SearchProgress, None], queue: str = ""
 ) -> AsyncGenerator[bytes, None]:
-    """The same for a page, which cannot read a refusal: it is told as a queue that was left out."""
+    """Yield the events of a search for a page. A refusal becomes a skipped queue, which the page can show."""
 
-    async def told() -> AsyncGenerator[SearchProgress, None]:
+    async def reports() -> AsyncGenerator[SearchProgress, None]:
         async with aclosing(found):
             try:
                 async for progress in found:
@@ -123,7 +123,7 @@ async def page_search_events(
                 skipped = (SkippedQueue(queue or "Everything", str(refused)),)
                 yield SearchProgress(skipped=skipped, is_over=True)
 
-    async with aclosing(search_events(told())) as events:
+    async with aclosing(search_events(reports())) as events:
         async for event in events:
             yield event
 
@@ -134,7 +134,7 @@ ValueT = TypeVar("ValueT")
 async def _with_silence(
     found: AsyncGenerator[ValueT, None],
 ) -> AsyncGenerator[ValueT | None, None]:
-    """Everything that comes, and None when nothing came for a while."""
+    """Yield all values, and None after every 15 s without one."""
     is_over = object()
     coming = asyncio.ensure_future(anext(found, is_over))
     try:
@@ -145,7 +145,7 @@ async def _with_silence(
             came = coming.result()
             if came is is_over:
                 return
-            yield came  # type: ignore[misc]  # what is over has returned
+            yield came  # type: ignore[misc]  # the sentinel has returned above
             coming = asyncio.ensure_future(anext(found, is_over))
     finally:
         coming.cancel()
@@ -153,20 +153,23 @@ async def _with_silence(
 
 
 class LongWork(Generic[ValueT]):
-    """Something that may take minutes, in a task of its own; `progress` is how far it is.
+    """An operation that may take minutes, in a separate task, with its `progress`.
 
-    `work` is called with what it tells that to, and gives back what it holds when it is cancelled.
+    `work` reports its progress to its argument. If it is cancelled, it requeues the messages that it holds.
     """
 
     def __init__(self, work: Callable[[OnProgress], Coroutine[Any, Any, ValueT]]) -> None:
         self.progress: LookProgress | None = None
-        self.task: asyncio.Task[ValueT] = asyncio.create_task(work(self._tell), name="long work")
+        self.task: asyncio.Task[ValueT] = asyncio.create_task(work(self._report), name="long work")
 
-    def _tell(self, progress: LookProgress) -> None:
+    def _report(self, progress: LookProgress) -> None:
         self.progress = progress
 
     async def ended(self, request: Request, seconds: float | None) -> bool:
-        """Whether it ended within so long; Refused, and cancelled, if the caller hangs up meanwhile."""
+        """Wait at most `seconds` and return whether the operation has ended.
+
+        If the caller disconnects, cancel the operation and raise Refused.
+        """
         hanging_up = asyncio.create_task(_hung_up(request), name="caller hangs up")
         try:
             await asyncio.wait(
@@ -179,36 +182,39 @@ class LongWork(Generic[ValueT]):
             hanging_up.cancel()
         if hanging_up.done() and not self.task.done():
             await self.end()
-            raise Refused(408, "hung-up", "The caller hung up; what was held was given back.")
+            raise Refused(408, "hung-up", "The caller disconnected. Held messages were requeued.")
         return self.task.done()
 
     async def end(self) -> None:
-        """Cancel it if it still runs; return when it has given back what it held."""
+        """Cancel the operation if it runs. Return when it has requeued its messages."""
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait({self.task})
         if not self.task.cancelled():
-            self.task.exception()  # nobody waits for it any more
+            self.task.exception()  # retrieve the exception, so that asyncio does not log it
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """How far it is, as events of type `progress`, until it is over."""
-        told: LookProgress | None = None
+        """Yield the progress as events of type `progress` until the operation has ended."""
+        last: LookProgress | None = None
         loop = asyncio.get_running_loop()
-        said_at = loop.time()
+        sent_at = loop.time()
         while not self.task.done():
-            if self.progress is not None and self.progress != told:
-                told, said_at = self.progress, loop.time()
-                yield b"event: progress\ndata: %s\n\n" % encode(told)
-            elif loop.time() - said_at >= _QUIET_S:
-                said_at = loop.time()
+            if self.progress is not None and self.progress != last:
+                last, sent_at = self.progress, loop.time()
+                yield b"event: progress\ndata: %s\n\n" % encode(last)
+            elif loop.time() - sent_at >= _QUIET_S:
+                sent_at = loop.time()
                 yield _STILL_HERE
-            await asyncio.wait({self.task}, timeout=_TELL_EVERY_S)
+            await asyncio.wait({self.task}, timeout=_PROGRESS_EVERY_S)
 
 
 async def page_work_events(
     work: LongWork[Any], attend: Callable[[], object]
 ) -> AsyncGenerator[bytes, None]:
-    """How far it is, and `end` when its answer can be fetched; `attend` is called while somebody reads."""
+    """Yield the progress of an operation, then `end` when its answer is ready.
+
+    `attend` is called at each event that a reader receives.
+    """
     async with aclosing(work.events()) as events:
         async for event in events:
             attend()
@@ -222,7 +228,7 @@ async def _hung_up(request: Request) -> None:
 
 
 async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
-    """Say when a job is further on, and when it has ended."""
+    """Yield an event at each change of a job and at its end."""
     async with aclosing(newest(jobs)) as found:
         async for job in found:
             yield _STILL_HERE if job is None else _CHANGE
@@ -230,9 +236,9 @@ async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
 
 
 async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncIterator[bytes]:
-    """Say when depths or jobs are others than at that moment, at most once a second.
+    """Yield an event when depths or jobs have changed since `shown_at`, at most once per second.
 
-    One broker is read as often for it; many are read beside, as often as they are anyway.
+    A single broker is read for this as often. Several brokers are only read by their regular sweeps.
     """
     quiet_s = 0.0
     while True:
@@ -251,7 +257,7 @@ async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncIte
 
 
 async def newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job | None, None]:
-    """The newest of what has come meanwhile; None when nothing came for a while."""
+    """Yield the newest state of a job, and None after every 15 s without one."""
     waiting: asyncio.Queue[Job | None] = asyncio.Queue()
     reader = asyncio.create_task(_read(jobs, waiting), name="job events")
     try:
@@ -286,7 +292,7 @@ async def _read(jobs: AsyncIterator[Job], waiting: asyncio.Queue[Job | None]) ->
 
 
 class EventStreams:
-    """Streams as answers, counted: so many of one caller, so many of all together."""
+    """Opens event streams and limits their number, for each caller and in total."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -298,23 +304,24 @@ class EventStreams:
         principal: Principal,
         on_end: Callable[[], Awaitable[object]] | None = None,
     ) -> StreamingResponse:
-        """The stream as an answer that nobody keeps or collects; Refused if there are too many.
+        """Return the stream as an answer without caching or buffering. Refused if too many are open.
 
-        `on_end` is called when it is over, even if nothing of it was ever sent.
+        `on_end` is called when the answer has ended, even if no part of it was sent.
         """
         own, limits = self._open[principal.id], self._limits
         if own >= limits.event_streams_per_caller or self._open.total() >= limits.event_streams:
             raise Refused(
                 429,
                 "too-many-streams",
-                f"{own} event streams of yours are open, {self._open.total()} in all; close one first.",
+                f"You have {own} open event streams, all callers together {self._open.total()}. Close one"
+                " first.",
             )
         self._open[principal.id] += 1
         return _EventResponse(events, self._open, principal.id, on_end)
 
 
 class _EventResponse(StreamedResponse):
-    """Gives its place back when it ends, even if nothing of it was ever sent."""
+    """Decreases the count of streams when it ends, even if no part of it was sent."""
 
     def __init__(
         self,

@@ -30,8 +30,8 @@ class HeavyRequests:
             raise Refused(
                 429,
                 "too-many-heavy-requests",
-                f"{own} heavy requests of yours are running, {total} in all: expected at most"
-                f" {limits.heavy_requests_per_caller} per caller and {limits.heavy_requests} in all."
+                f"You have {own} running heavy requests, all callers together {total}: expected at most"
+                f" {limits.heavy_requests_per_caller} per caller and {limits.heavy_requests} in total."
                 " Wait until one ends.",
                 headers={"Retry-After": "5"},
             )

@@ -110,10 +110,12 @@ async def _take_over(services: Services) -> None:
             try:
                 for job in await each.operations.take_over():
                     _LOG.warning(
-                        "job %s of %s goes on here: its process is gone", job.id, job.queue
+                        "job %s of %s continues here because its process has died",
+                        job.id,
+                        job.queue,
                     )
             except HopbackError as error:  # the next round asks again
-                _LOG.info("jobs of %s could not be looked after: %s", each.broker.address, error)
+                _LOG.info("cannot take over jobs of %s: %s", each.broker.address, error)
 
 
 async def _keep_retention(services: Services) -> None:

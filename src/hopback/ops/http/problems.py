@@ -31,13 +31,15 @@ MEDIA_TYPE = "application/problem+json"
 
 _LOG = logging.getLogger("hopback.ops.http")
 _LOGGED_PATH = 500
-"""Characters of a path in the log; the rest is left out."""
+"""Characters of a path in the log. A longer path is cut."""
 
 
 class Refused(errors.HopbackError):
-    """The service does not do what was asked; `status` and `code` say why to programs."""
+    """The service refuses a request. Programs read the reason from `status` and `code`."""
 
-    remedy: ClassVar[str] = "Read the detail: it says what was found and what was expected."
+    remedy: ClassVar[str] = (
+        "Read the detail, which contains the value found and the value expected."
+    )
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 
 
 def refusal_of(error: Exception, request: Request | None = None) -> Refused | None:
-    """The answer to an error that is known; None for an unexpected one. The request logs the error."""
+    """Return the answer to an error, None for an unexpected one. The error is logged with the request."""
     if request is not None:
         request.state.refused_for = error
     if isinstance(error, Refused):
@@ -87,7 +89,7 @@ def refusal_of(error: Exception, request: Request | None = None) -> Refused | No
         url = f"/admin/dlq/jobs/{error.job.id}"
         return Refused(409, "job-conflict", str(error), more={"job": url})
     if isinstance(error, errors.StoreUnavailable):
-        # The error may name files and hosts, and callers who are not signed in get this answer, too.
+        # The error may contain files and hosts, and unauthenticated callers also get this answer.
         is_damaged = isinstance(error, errors.StoreDamaged)
         return Refused(
             503,
@@ -106,7 +108,7 @@ def refusal_of(error: Exception, request: Request | None = None) -> Refused | No
 
 
 def trouble_title(error: BaseException | None, broker: str = "The broker") -> str:
-    """Name the part that fails while the queues cannot be read; `broker` is the broker's name in it."""
+    """Return a title for an error that prevents reading the queues. `broker` is the broker's name in it."""
     if isinstance(error, errors.StoreDamaged):
         return "The database is damaged"
     if isinstance(error, errors.StoreUnavailable):
@@ -117,16 +119,16 @@ def trouble_title(error: BaseException | None, broker: str = "The broker") -> st
 
 
 def unexpected() -> Refused:
-    """The answer to what nobody expected: nothing of the cause, which is in the log."""
+    """Return the answer to an unexpected error. It does not contain the cause, which is in the log."""
     return Refused(
         500,
         "internal",
-        "Something went wrong that nobody expected; the log has it under the correlation id.",
+        "An unexpected error occurred. The log contains it under the correlation id.",
     )
 
 
 def log_refusal(scope: Scope, status: int) -> None:
-    """Log an error answer with its correlation id, so that an id shown to a caller leads to the cause."""
+    """Log an error answer with its correlation id, by which an operator finds the cause."""
     state = scope["state"]
     cause = state.get("refused_for")
     code = f" {cause.code}" if isinstance(cause, Refused) else ""
@@ -143,7 +145,6 @@ def log_refusal(scope: Scope, status: int) -> None:
 
 
 def problem_body(refused: Refused, path: str, correlation: str) -> dict[str, Any]:
-    """The problem document."""
     return {
         "type": "about:blank",
         "title": HTTPStatus(refused.status).phrase,
@@ -157,7 +158,6 @@ def problem_body(refused: Refused, path: str, correlation: str) -> dict[str, Any
 
 
 def problem_response(refused: Refused, path: str, correlation: str) -> Response:
-    """The answer that holds it."""
     return Response(
         msgspec.json.encode(problem_body(refused, path, correlation)),
         refused.status,

@@ -1,4 +1,4 @@
-"""Serving the application with uvicorn, on this machine only where nobody is asked who they are."""
+"""Serve the application with uvicorn. Without authentication it listens on loopback addresses only."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-_GRACE_S = 5  # answers under way may end; event streams never would
+_GRACE_S = 5  # seconds for open requests at shutdown. Event streams would never end.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class PublicWithoutAuth(HopbackError):
-    """The service would be reachable from elsewhere, and nobody would be asked who they are."""
+    """The service would be reachable from other machines without authentication."""
 
     remedy: ClassVar[str] = (
-        "Configure tokens or keys (--config), or listen on 127.0.0.1 and let a proxy ask."
+        "Configure tokens or keys (--config), or listen on 127.0.0.1 behind a proxy that authenticates."
     )
 
 
 def refuse_public(host: str, *, asks_who: bool) -> None:
-    """Refuse an address that others can reach, unless they are asked who they are."""
+    """Refuse an address that other machines can reach, unless callers must authenticate."""
     is_local = host == "localhost" or is_loopback(host.strip("[]"))
     if not asks_who and not is_local:
         raise PublicWithoutAuth(
@@ -46,30 +46,29 @@ def refuse_public(host: str, *, asks_who: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How many seconds a connection may keep the service waiting."""
+    """Timeouts of a connection, in seconds."""
 
     head_s: float = 10.0
-    """For a whole head, from its first byte or from the connection on; the slowest line needs one."""
+    """For a complete head, from the connection or its first byte on. The slowest client needs one second."""
     idle_s: float = 5.0
     """Between an answer and the next request."""
     stalled_s: float = 60.0
-    """While nothing of an answer is taken."""
+    """While the client does not read the answer."""
 
 
 class _HttpConnection(H11Protocol):
-    """Hangs up on who sends half a head, or takes nothing of an answer; uvicorn itself would wait."""
+    """Closes connections with an incomplete head or an unread answer. uvicorn would wait forever."""
 
     timeouts: Timeouts
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head."""
         super().connection_made(transport)
         self._head = self.loop.call_later(self.timeouts.head_s, self._hang_up)
 
     def data_received(self, data: bytes) -> None:
-        """Wait no more once a head is whole; not anew for each byte, or a trickle would never be late."""
+        """Stop the timer when the head is complete. A single byte does not restart it."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             _cancel(self._head)
@@ -86,23 +85,22 @@ class _HttpConnection(H11Protocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """The caller takes nothing: begin to wait for that to change."""
+        """Start the timer: the client does not read."""
         super().pause_writing()
         self._stalled = self.loop.call_later(self.timeouts.stalled_s, self._reset)
 
     def _reset(self) -> None:
-        """Drop what is not sent, in the kernel too: it would wait there for the caller to read."""
+        """Discard unsent data, also in the kernel, which would keep it until the client reads."""
         taken = self.transport.get_extra_info("socket")
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def resume_writing(self) -> None:
-        """The caller takes something again."""
+        """Stop the timer: the client reads again."""
         super().resume_writing()
         _cancel(self._stalled)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
         super().connection_lost(exc)
         _cancel(self._head)
         _cancel(self._stalled)
@@ -114,7 +112,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """Says where it listens once it does."""
+    """Reports its address as soon as it listens."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[str, int], object]) -> None:
         super().__init__(config)
@@ -122,7 +120,7 @@ class _HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM end it in order; uvicorn itself would send them on afterwards."""
+        """Shut down on SIGINT and SIGTERM. uvicorn would raise the signal again afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -136,7 +134,7 @@ class _HttpServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: object = None) -> None:
-        """Listen, then tell."""
+        """Listen, then report the address."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -157,13 +155,13 @@ async def serve(
     proxied: bool = False,
     timeouts: Timeouts = _PATIENT,
 ) -> None:
-    """Serve until a signal comes. `on_ready` is told where; port 0 takes a free one."""
+    """Serve until a signal arrives. `on_ready` gets the host and the port. Port 0 selects a free one."""
     connection = type("_HttpConnection", (_HttpConnection,), {"timeouts": timeouts})
     config = uvicorn.Config(
         app,
         http=connection,
         ws="none",
-        timeout_keep_alive=timeouts.idle_s,  # type: ignore[arg-type]  # it is only added to a time
+        timeout_keep_alive=timeouts.idle_s,  # type: ignore[arg-type]  # uvicorn only adds it to a time
         host=host,
         port=port,
         log_config=None,

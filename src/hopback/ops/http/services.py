@@ -164,7 +164,7 @@ class Services:
             raise Refused(
                 429,
                 "too-many-sessions",
-                f"{own} browse sessions of yours are open; release one first.",
+                f"You have {own} open browse sessions. Release one first.",
                 more={
                     "sessions": [
                         f"{'' if each.is_first else each.prefix}/admin/dlq/sessions/{view.id}"
@@ -180,7 +180,7 @@ class Services:
             raise Refused(
                 429,
                 "too-much-held",
-                f"{sessions} browse sessions hold {held} bytes; wait until one ends.",
+                f"{sessions} browse sessions hold {held} bytes. Wait until one ends.",
             )
 
     async def hold(

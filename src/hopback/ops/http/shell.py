@@ -80,7 +80,7 @@ class Shell:
                 answer = problem_response(refused or unexpected(), scope["path"], correlation)
                 await answer(scope, receive, sending)
             elif not sending.ended:
-                raise  # a cut answer must not look like a whole one: the server closes the connection
+                raise  # the server closes the connection, so that the answer does not look complete
 
     def _check(self, headers: Headers, most: int) -> None:
         if self._hosts is not None and host_of(headers) not in self._hosts:
@@ -146,7 +146,7 @@ def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
                 message = await receive()
         except TimeoutError:
             raise Refused(
-                408, "too-slow", f"The body did not come within {seconds:g} s.",
+                408, "too-slow", f"The body did not arrive within {seconds:g} s.",
                 headers={"Connection": "close"},
             ) from None  # fmt: skip
         whole = not message.get("more_body", False)

@@ -1,4 +1,4 @@
-"""The topology in the API and on the page: what stands on the broker, its hazards, its routes, a plan."""
+"""The topology of the broker in the API and on the page, with its hazards, routes and planned changes."""
 
 from __future__ import annotations
 
@@ -40,12 +40,9 @@ _Name = Annotated[str, Meta(max_length=255)]
 
 
 TOPOLOGY = ApiTable()
-"""The rows of this part, each above what answers it."""
 
 
 class Format(StrEnum):
-    """The forms of a topology."""
-
     JSON = "json"
     MERMAID = "mermaid"
     DEFINITIONS = "definitions"
@@ -53,13 +50,13 @@ class Format(StrEnum):
 
 
 class TopologyQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """In which form."""
+    """The format of the answer."""
 
     format: Format = Format.JSON
 
 
 class TopologyAnswer(Struct, frozen=True, rename="camel"):
-    """The topology of the broker; `live` is false if only what is declared is known."""
+    """The topology of the broker. `live` is false if only declared objects are known."""
 
     broker: str
     broker_version: str
@@ -69,7 +66,7 @@ class TopologyAnswer(Struct, frozen=True, rename="camel"):
 
 
 class CheckAnswer(Struct, frozen=True, rename="camel"):
-    """The hazards of what stands on the broker, the gravest first."""
+    """The hazards in the topology of the broker, errors first."""
 
     broker_version: str
     read_at: Moment
@@ -78,7 +75,7 @@ class CheckAnswer(Struct, frozen=True, rename="camel"):
 
 
 class RouteQuery(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A publish to ask about."""
+    """The exchange and routing key of a publish."""
 
     exchange: _Name = ""
     routing_key: _Name = ""
@@ -93,13 +90,13 @@ class RouteAnswer(Struct, frozen=True, rename="camel"):
 
 
 class DesiredTopology(Struct, frozen=True, forbid_unknown_fields=True):
-    """A topology as `GET /admin/topology` gives it, or as a file has it."""
+    """A topology in the format of `GET /admin/topology` and of topology files."""
 
     topology: dict[str, Any]
 
 
 class StepAnswer(Struct, frozen=True, rename="camel"):
-    """Something that would be created."""
+    """An object that would be created."""
 
     kind: str
     name: str
@@ -107,7 +104,7 @@ class StepAnswer(Struct, frozen=True, rename="camel"):
 
 
 class DifferenceAnswer(Struct, frozen=True, rename="camel"):
-    """Where the broker has something else."""
+    """A field of an object whose value on the broker differs."""
 
     field: str
     desired: str
@@ -124,7 +121,7 @@ class ConflictAnswer(Struct, frozen=True, rename="camel"):
 
 
 class PlannedAnswer(Struct, frozen=True, rename="camel"):
-    """What `hopback topology apply` would do; nothing was changed."""
+    """The changes that `hopback topology apply` would make."""
 
     broker_version: str
     settled: bool
@@ -156,7 +153,7 @@ async def _show_topology(call: Call[TopologyQuery, None]) -> object:
             return Response(msgspec.json.encode(definitions), media_type=_DEFINITIONS)
         case Format.ASYNCAPI:
             return Response(msgspec.json.encode(write_asyncapi(topology)), media_type=_ASYNCAPI)
-    # Every queue for which nobody declared a plan is named.
+    # List every queue without a declared plan.
     planned = {plan.queue for plan in topology.plans}
     others = frozenset(queue.name for queue in topology.queues) - planned
     return TopologyAnswer(
@@ -204,7 +201,7 @@ async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
     answer=PlannedAnswer,
 )
 async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
-    """Compare a topology with the broker and list the changes needed. Nothing is changed."""
+    """Compare a topology with the broker and list the required changes. The broker is not changed."""
     desired = from_document(call.body.topology, where="topology")
     broker = call.services.broker
     async with broker.query() as connection:
@@ -235,11 +232,10 @@ def _text(value: object) -> str:
 
 
 TOPOLOGY_PAGES = Pages()
-"""The rows of this part."""
 
-_ROWS = 200  # queues, and exchanges, of the page; the search field finds the others
-_BINDINGS = 20  # of an exchange on the page; the definitions have all
-_PLACES = 50  # of a rule on the page of checks; the API has all
+_ROWS = 200  # queues and exchanges on the page. The search field finds the others.
+_BINDINGS = 20  # bindings of an exchange on the page. The definitions contain all.
+_PLACES = 50  # findings of a rule on the page of checks. The API returns all.
 
 
 async def _drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
@@ -251,7 +247,7 @@ async def _drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
 
 
 async def _listed_queues(visit: Visit, first_s: float | None) -> frozenset[str]:
-    """The dead-letter queues as the list has them, with what operators added and without what they ignore."""
+    """Return the listed dead-letter queues, with those that operators added and without ignored ones."""
     swept = await visit.services.recent.sweep.get_or_last(first_s)
     return frozenset(each.queue for each in swept.queues)
 
@@ -304,11 +300,11 @@ _INPUTS = (
     ("consumers", "Consumers", "4×10"),
     ("fail", "Runs that fail", "0%"),
 )
-"""Name, label and example of what a rehearsal is asked with; the values are written as for the command."""
+"""Name, label and example of each input of a rehearsal. The command has the same notation for the values."""
 _OUTAGE_START_S = 300.0
-"""An outage begins after five minutes: before it there is something to see."""
+"""Seconds before the outage, so that the charts also show normal operation."""
 _LONGEST_OUTAGE_S = 7 * 86_400.0
-"""A week; longer ones are no question for a page."""
+"""Seconds: one week. A longer rehearsal takes too long for a page."""
 
 
 async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
@@ -323,7 +319,7 @@ async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
     reads_broker=True,
 )
 async def _rehearse(visit: Visit) -> Response:
-    """What an outage would do to a queue, with its present rate filled in. Nothing is asked of the broker."""
+    """Show the simulated effect of an outage on a queue. The form contains the present rate."""
     queue = visit.field("queue")
     broker = visit.services.broker
     snapshot = await broker.recent_snapshot()
@@ -331,7 +327,7 @@ async def _rehearse(visit: Visit) -> Response:
         raise Refused(
             404,
             "not-found",
-            f"No plan is known for queue {queue!r}: only queues of a declared topology can be rehearsed.",
+            f"Queue {queue!r} has no known plan. Only queues of a declared topology can be rehearsed.",
         )
     reading = await broker.reading(queue)
     present = None if reading is None else reading.publish_rate
@@ -350,9 +346,9 @@ async def _rehearse(visit: Visit) -> Response:
         try:
             scenario = _scenario(snapshot, queue, said)
         except (ValueError, InvalidTopology) as error:
-            status, trouble = 400, str(error)  # what was said stays in the form, to be corrected
+            status, trouble = 400, str(error)  # the form keeps its values for correction
         else:
-            # Some runs of the model: milliseconds each, but not of those who wait for other pages.
+            # The runs of the model take milliseconds each. In a thread they do not delay other requests.
             answer = await asyncio.to_thread(_rehearsal_of, snapshot, scenario)
     return visit.page(
         "rehearse.html",
@@ -368,7 +364,7 @@ async def _rehearse(visit: Visit) -> Response:
 
 
 def _scenario(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> Scenario:
-    """What was asked; ValueError or InvalidTopology if something that was said cannot be read."""
+    """Return the scenario of the form. ValueError or InvalidTopology if a value is invalid."""
     from hopback.rehearse import quantities, station
     from hopback.rehearse.scenario import Load, Outage, RateStep, Scenario
 
@@ -396,14 +392,13 @@ def _scenario(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> Sce
 
 
 def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any]:
-    """Facts, findings and charts."""
     from hopback.rehearse import chart, engine, page
     from hopback.rehearse.findings import findings_of
 
     topology = snapshot.shown_topology
     forecast = engine.rehearse(topology, scenario)
     findings = findings_of(topology, forecast)
-    drawn = [Markup(chart.svg_chart(one)) for one in chart.charts_of(forecast, findings)]  # noqa: S704 - charts escape what they show
+    drawn = [Markup(chart.svg_chart(one)) for one in chart.charts_of(forecast, findings)]  # noqa: S704 - charts escape their texts
     return {"facts": page.facts_of(forecast), "findings": findings, "charts": drawn}
 
 
@@ -422,7 +417,7 @@ async def _checks(visit: Visit) -> Response:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
     words = [count_of(number, word) for word, number in counts.items()]
-    # By severity, then by rule; they come sorted.
+    # Findings are sorted by severity, then by rule.
     groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
         for severity, found in groupby(drawing.findings, lambda one: one.severity.value)

@@ -45,7 +45,7 @@ async def test_unknown_path_is_html_page_in_browser_and_problem_for_api() -> Non
         person = await service.client.get("/nowhere", headers={"accept": "text/html"})
         program = await service.client.get("/nowhere", headers={"accept": "application/json"})
     assert (person.status_code, program.status_code) == (404, 404)
-    assert "There is nothing at /nowhere" in person.text
+    assert "Path /nowhere does not exist" in person.text
     assert 'href="/">Dead letters</a>' in person.text
     assert program.json()["code"] == "not-found"
 
