@@ -41,9 +41,10 @@ _ROUND_OUT_ROOM = 4
 class QueueMessages:
     """The first `count` messages of a queue, about `prefetch` of them at a time.
 
-    It is a `Source` of jobs. `first` is the prefetch of the first consumer. `is_quorum` is None if the type
-    of the queue is unknown. With `keeps_consumer` the last consumer stays active until the channel closes, so
-    that other processes see that messages are held. This is for readers that ack no message.
+    A job can take its messages from here (`job_messages`). `first` is the prefetch of the first consumer.
+    `is_quorum` is None if the type of the queue is unknown. With `keeps_consumer` the last consumer stays
+    active until the channel closes, so that other processes see that messages are held. This is for readers
+    that ack no message.
     """
 
     def __init__(

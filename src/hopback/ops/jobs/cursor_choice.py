@@ -1,4 +1,4 @@
-"""Choose the cursor and the source of a run, by queue type, selection and checkpoint."""
+"""Choose the cursor of a run and its messages, by queue type, selection and checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hopback.ops.jobs.read_ahead import choose_prefetch
 if TYPE_CHECKING:
     from hopback.broker.port import Broker, Channel
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.browse.source import Source
+    from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.jobs.cursor import SelectionCursor
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.job_run import JobRun
@@ -133,10 +133,10 @@ async def _find_head(
     return head
 
 
-def source_of(
+def queue_messages(
     job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: SelectionCursor, store: str
-) -> Source:
-    """Return the source that takes as many messages from the queue as the cursor can need."""
+) -> JobMessages:
+    """Return as many messages of the queue as the cursor can need."""
     is_classic = snapshot.is_classic(job.queue)
     return QueueMessages(
         channel,

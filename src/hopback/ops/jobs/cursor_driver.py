@@ -1,6 +1,6 @@
 """Take the messages of a selection from a queue: the driver of the cursors.
 
-The driver reads deliveries from a `Source`, reports them to a cursor, and asks the cursor which of them
+The driver reads deliveries from `JobMessages`, reports them to a cursor, and asks the cursor which of them
 belong to the selection. It also asks the broker for other consumers of the queue and for the proof that
 acks were applied. Both answers are in the consumer count of a passive declare: a quorum queue counts a
 cancelled consumer until it has applied the acks of all its messages.
@@ -24,7 +24,7 @@ from hopback.ops.messages.digest import content_digest
 if TYPE_CHECKING:
     from hopback.broker.port import Broker
     from hopback.message import Delivery
-    from hopback.ops.browse.source import Source
+    from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.job_record import Checkpoint, JobRecord
 
@@ -45,15 +45,20 @@ another consumer."""
 
 
 class CursorDriver:
-    """Takes the messages of a selection from a source, as its cursor decides.
+    """Takes the messages of a selection, as its cursor decides.
 
     `is_type_known` is whether the type of the queue is known.
     """
 
     def __init__(
-        self, source: Source, cursor: SelectionCursor, *, rate: float | None, is_type_known: bool
+        self,
+        messages: JobMessages,
+        cursor: SelectionCursor,
+        *,
+        rate: float | None,
+        is_type_known: bool,
     ) -> None:
-        self.source = source
+        self.messages = messages
         self.cursor = cursor
         self._is_type_known = is_type_known
         self._rate = rate
@@ -66,7 +71,7 @@ class CursorDriver:
     @property
     def held(self) -> int:
         """Number of delivered messages that were not acked."""
-        return max(self.source.given - self.acked, 0)
+        return max(self.messages.given - self.acked, 0)
 
     @property
     def has_delivered(self) -> bool:
@@ -82,28 +87,28 @@ class CursorDriver:
         most += checkpoint.kept + len(checkpoint.window)
         held_bytes, step = 0, 1
         while cursor.state is CursorState.FINDING:
-            delivery = await self.source.next()
+            delivery = await self.messages.next()
             if delivery is not None:
                 self._receive(delivery)
                 self._waiting.append(delivery)
-                self.source.keep_for_now(delivery.tag)
+                self.messages.keep_for_now(delivery.tag)
                 held_bytes += estimate_memory(delivery)
                 is_full = len(self._waiting) >= most or held_bytes >= _MOST_FOUND_BYTES
                 if is_full and cursor.accepts(CursorEvent.TOO_MANY):
                     cursor.handle(CursorEvent.TOO_MANY)
-            elif self.source.is_empty:
+            elif self.messages.is_empty:
                 cursor.handle(CursorEvent.EMPTY)
             else:
-                self.source.more(min(step, most - len(self._waiting)))
+                self.messages.more(min(step, most - len(self._waiting)))
                 step *= 10
         if cursor.state is CursorState.TAKING:
-            self.source.limit(cursor.count)
+            self.messages.limit(cursor.count)
 
     def at_hand(self) -> Delivery | None:
         """Return the next message if it was delivered already."""
         if self._waiting:
             return self._waiting.popleft()
-        delivery = self.source.at_hand()
+        delivery = self.messages.at_hand()
         if delivery is not None:
             self._receive(delivery)
         return delivery
@@ -112,10 +117,10 @@ class CursorDriver:
         """Return the next message, or None at the end of the selection."""
         if self._waiting:
             return self._waiting.popleft()
-        delivery = await self.source.next()
+        delivery = await self.messages.next()
         if delivery is not None:
             self._receive(delivery)
-        elif self.source.is_empty:
+        elif self.messages.is_empty:
             self.cursor.handle(CursorEvent.EMPTY)
         return delivery
 
@@ -130,25 +135,25 @@ class CursorDriver:
         count = self.cursor.more()
         if count:
             self.cursor.handle(CursorEvent.SEEK, count)
-            self.source.more(count)
+            self.messages.more(count)
         self.is_exhausted = not count
         return bool(count)
 
     def keep(self, tag: int) -> None:
         """Leave a message in the queue."""
-        self.source.keep(tag)
+        self.messages.keep(tag)
         self.cursor.handle(CursorEvent.KEPT, tag)
 
     def ack(self, tag: int) -> None:
         """Ack a message whose publish was confirmed."""
-        self.source.ack(tag)
+        self.messages.ack(tag)
         self.acked += 1
         self.cursor.handle(CursorEvent.ACKED, tag)
 
     def receive_delivered(self) -> None:
         """Report every delivered message to the cursor, so that its checkpoint contains their marks."""
         if self.cursor.accepts(CursorEvent.KEPT):
-            while (delivery := self.source.at_hand()) is not None:
+            while (delivery := self.messages.at_hand()) is not None:
                 self._receive(delivery)
                 self._waiting.append(delivery)
         if self.cursor.accepts(CursorEvent.SAVING):
@@ -161,10 +166,10 @@ class CursorDriver:
         For consumers that hold kept messages this proves nothing: then the marks of the acks stay in the
         checkpoint.
         """
-        await self.source.finish()
+        await self.messages.finish()
         if self.cursor.needs_proof:
             await self.other_consumers()
-            if self.source.holders or not self._is_type_known:
+            if self.messages.holders or not self._is_type_known:
                 return
         if self.cursor.accepts(CursorEvent.APPLIED):
             self.cursor.handle(CursorEvent.APPLIED)
@@ -173,7 +178,7 @@ class CursorDriver:
         """Return the number of other consumers of the queue, as the broker counts them."""
         until = asyncio.get_running_loop().time() + _LONGEST_ASK_S
         while True:
-            others = await self.source.count_consumers() - self.source.holders
+            others = await self.messages.count_consumers() - self.messages.holders
             if others <= 0 or asyncio.get_running_loop().time() >= until:
                 return max(others, 0)
             await asyncio.sleep(_ASK_AGAIN_S)

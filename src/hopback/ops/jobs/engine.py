@@ -193,7 +193,7 @@ class Engine:
         await self._check_not_shared()
         self._driver.receive_delivered()
         if cursor.must_pause:
-            await self._driver.source.pause()
+            await self._driver.messages.pause()
             cursor.handle(CursorEvent.PAUSE)
         await self._progress.save()
 
@@ -316,7 +316,7 @@ class Engine:
         ready = (await self._returns.look(counts=False)).ready
         self._has_others = ready + driver.held - counts.skipped - counts.failed > 0
         if is_final and driver.held and not driver.cursor.is_in_place:
-            await driver.source.round_out()
+            await driver.messages.round_out()
 
     def _completed(self) -> tuple[JobState, str]:
         """Return the state of a job that has gone through its selection, and the reason."""

@@ -200,13 +200,13 @@ class ReturnWatch:
         holding = driver.held > 0 and self.requeued is None
         if holding:
             try:
-                await driver.source.check()
+                await driver.messages.check()
             except BrokerError as lost:
                 # A broker requeues messages that are held for too long. A watch may be longer than that.
                 if not counts or is_away(lost):
                     raise
                 self.requeued, holding = lost, False
-        taken = driver.source.taken if self.requeued is None else driver.acked
+        taken = driver.messages.taken if self.requeued is None else driver.acked
         found = await self._counter.count(taken, holding=holding)
         before = progress.shown_before
         arrived = before.arrived_meanwhile + found.count

@@ -25,14 +25,14 @@ from hopback.errors import (
     StoreUnavailable,
 )
 from hopback.ops.brokers.consumers import job_connection_name
-from hopback.ops.browse.source import SessionSource, Source
+from hopback.ops.browse.job_messages import HandedMessages, JobMessages
 from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Moment
 from hopback.ops.jobs.actions import Action, action_of
 from hopback.ops.jobs.arrivals import ArrivalCounter
 from hopback.ops.jobs.batch_reader import BatchReader
 from hopback.ops.jobs.completion_event import completion_event
 from hopback.ops.jobs.cursor import first_checkpoint
-from hopback.ops.jobs.cursor_choice import choose_cursor, source_of
+from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
 from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
@@ -264,13 +264,13 @@ class JobRunner:
             self._broker.broker, self._planner, run, snapshot, is_held=holding is not None
         )
         job, spec, queue = run.job, run.job.spec, snapshot.one(run.job.queue)
-        source: Source
+        messages: JobMessages
         if holding is None:
-            source = source_of(job, snapshot, channel, cursor, store)
+            messages = queue_messages(job, snapshot, channel, cursor, store)
         else:
-            source = SessionSource(channel, holding.deliveries, holding.held)
+            messages = HandedMessages(channel, holding.deliveries, holding.held)
         is_known = snapshot.effective(job.queue) is not None
-        driver = CursorDriver(source, cursor, rate=job.rate, is_type_known=is_known)
+        driver = CursorDriver(messages, cursor, rate=job.rate, is_type_known=is_known)
         progress = JobProgress(run, driver, self._clock)
         limit = None if spec.forced else snapshot.cost(job.queue).limit
         counter = ArrivalCounter(self._broker, job, snapshot)

@@ -1,4 +1,4 @@
-"""The source of a job's messages: the head of a queue, or the messages of a browse session."""
+"""The messages of a job: those at the head of a queue, or those that a browse session hands over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-class Source(Protocol):
+class JobMessages(Protocol):
     """Delivers the messages of a job one after the other and settles them."""
 
     @property
@@ -31,7 +31,7 @@ class Source(Protocol):
 
     @property
     def holders(self) -> int:
-        """Number of consumers of this source that the broker counts: active ones, and ended ones with
+        """Number of consumers of these messages that the broker counts: active ones, and ended ones with
         messages."""
 
     async def count_consumers(self) -> int:
@@ -71,7 +71,7 @@ class Source(Protocol):
         """Hold further messages so that all are requeued in order. Return False if they are too many."""
 
 
-class SessionSource:
+class HandedMessages:
     """The chosen messages of a browse session that held `held` messages in all.
 
     The session has taken its messages before the job began, so it delivers no others.
