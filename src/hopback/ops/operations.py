@@ -363,12 +363,12 @@ class Operations:
         snapshot = await self.broker.snapshot(count=request.queue)
         job_id = new_job_id()
         others = await self._planner.other_consumers(request.queue, snapshot)
-        spec, held = await self._planner.spec(
+        spec, chosen = await self._planner.spec(
             request, submission, self._who, snapshot, job_id, on_progress
         )
 
         async def begin() -> Job:
-            job = await self._runner.begin(job_id, spec, snapshot, held)
+            job = await self._runner.begin(job_id, spec, snapshot, chosen)
             if job.id == job_id:
                 beside = {"otherConsumers": others} if others else {}
                 await self._audit_job("job.start", job, request.reason, more=beside)

@@ -173,13 +173,8 @@ class ManagedBroker:
         if not count:
             return snapshot
         snapshot.one(count)
-        depth, _ = await self.depth(count)
-        if depth.ready is None:
-            raise UnsafeOperation(
-                f"the number of messages in {count!r} is unknown: grant the user `configure` on the queue,"
-                " which RabbitMQ 4.3 requires for a passive declare, or specify the management address"
-            )
-        return replace(snapshot, ready=depth.ready, consumers=depth.consumers or 0)
+        ready, consumers = await self.count_ready(count)
+        return replace(snapshot, ready=ready, consumers=consumers)
 
     async def recent_snapshot(self) -> BrokerSnapshot:
         """Return the last snapshot. Read the broker again if it is older than two seconds.
@@ -304,6 +299,16 @@ class ManagedBroker:
         counts = reading.counts
         complete = structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
         return complete, reading
+
+    async def count_ready(self, name: str) -> tuple[int, int]:
+        """Return the numbers of ready messages and of consumers. UnsafeOperation if they are unknown."""
+        depth, _ = await self.depth(name)
+        if depth.ready is None:
+            raise UnsafeOperation(
+                f"the number of messages in {name!r} is unknown: grant the user `configure` on the queue,"
+                " which RabbitMQ 4.3 requires for a passive declare, or specify the management address"
+            )
+        return depth.ready, depth.consumers or 0
 
     async def count_now(self, name: str) -> Depth | None:
         """Count a queue over AMQP. None if there is no queue of that name."""

@@ -10,7 +10,7 @@ from hopback.ops.browse.consumer_series import await_settlements
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.broker.port import Channel
+    from hopback.broker.port import Channel, Connection
     from hopback.message import Delivery
 
 
@@ -72,12 +72,15 @@ class JobMessages(Protocol):
 
 
 class HandedMessages:
-    """The chosen messages of a browse session that held `held` messages in all.
+    """The chosen messages of a browse session that held `held` messages in all, with its connection.
 
     The session has taken its messages before the job began, so it delivers no others.
     """
 
-    def __init__(self, channel: Channel, deliveries: Iterable[Delivery], held: int) -> None:
+    def __init__(
+        self, connection: Connection, channel: Channel, deliveries: Iterable[Delivery], held: int
+    ) -> None:
+        self.connection = connection
         self._channel = channel
         self._waiting = deque(deliveries)
         self.given = held

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hopback.errors import NoSuch, SessionOver
+from hopback.ops.browse.job_messages import HandedMessages
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import DeadLetter, Groups, Moment, Page, SessionView
@@ -23,7 +24,6 @@ from hopback.ops.messages.grouping import Grouping
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.broker.port import Channel, Connection
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
@@ -42,22 +42,9 @@ class ChosenMessages:
     dead_letters: tuple[DeadLetter, ...]
     not_looked_into: int = 0
 
-    def hand_over(self) -> Holding:
+    def hand_over(self) -> HandedMessages:
         """Give the messages to a job and end the session. Raise SessionOver if it has ended already."""
         return self.session.hand_over(self.dead_letters)
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """The connection of a session and the deliveries that a job may settle on it.
-
-    `held` is the number of all messages that the session held.
-    """
-
-    connection: Connection
-    channel: Channel
-    deliveries: tuple[Delivery, ...]
-    held: int
 
 
 class BrowseSession:
@@ -193,7 +180,7 @@ class BrowseSession:
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
-    def hand_over(self, dead_letters: Iterable[DeadLetter]) -> Holding:
+    def hand_over(self, dead_letters: Iterable[DeadLetter]) -> HandedMessages:
         """Give these messages and the channel that holds them to a job. The session ends.
 
         The broker requeues the messages that the job does not settle when the job closes the channel.
@@ -202,7 +189,7 @@ class BrowseSession:
         chosen = tuple(self.delivery(dead_letter.id) for dead_letter in dead_letters)
         self._end("handed over to a job")
         held = self.view.skipped + self.view.held
-        return Holding(self._reader.connection, self._reader.channel, chosen, held)
+        return HandedMessages(self._reader.connection, self._reader.channel, chosen, held)
 
     def _start_timer(self) -> asyncio.TimerHandle:
         delay = self.view.expires_at - self._clock.now()

@@ -17,13 +17,13 @@ from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.ops.jobs.read_ahead import choose_prefetch
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Broker, Channel
+    from hopback.broker.port import Channel
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.jobs.cursor import SelectionCursor
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.job_run import JobRun
-    from hopback.ops.jobs.plan import Planner
 
 _REQUEUE_S = 2.0
 """How long a restarted quorum queue may take to requeue the messages of a lost consumer, in seconds. Messages
@@ -42,12 +42,12 @@ _DOUBT = (
 
 
 async def choose_cursor(
-    broker: Broker, planner: Planner, run: JobRun, snapshot: BrokerSnapshot, *, is_held: bool
+    broker: ManagedBroker, run: JobRun, snapshot: BrokerSnapshot, *, is_handed_over: bool
 ) -> SelectionCursor:
     """Return the cursor of a run: the first run of a job, or one that finds the rest of the selection.
 
-    `is_held` is whether a browse session hands over the messages. The messages of a classic queue are
-    counted while the job is connected: as long as the connection is open, the broker was not killed
+    `is_handed_over` is whether a browse session has handed over the messages. The messages of a classic queue
+    are counted while the job is connected: as long as the connection is open, the broker was not killed
     again.
     """
     job, began, selection = run.job, run.job.checkpoint, run.job.spec.selection
@@ -59,15 +59,15 @@ async def choose_cursor(
             selection.digests,
             count=selection.count,
             is_resumed=is_resumed,
-            is_sought=not is_classic and not is_held,
+            is_sought=not is_classic and not is_handed_over,
             is_in_place=is_classic,
         )
     if is_classic:
-        head = await _find_head(broker, planner, run, snapshot) if is_resumed else 0
+        head = await _find_head(broker, run, snapshot) if is_resumed else 0
         return ClassicCursor(run.job.checkpoint, remembered, head=head)
     by_count = None
     if is_resumed:
-        ready = await _count_ready(planner, job)
+        ready = await _count_ready(broker, job)
         is_known = snapshot.effective(job.queue) is not None
         run.doubt = "" if is_known else _doubt(job, ready)
         if selection.behind is not None:
@@ -82,7 +82,7 @@ async def choose_cursor(
     )
 
 
-async def _count_ready(planner: Planner, job: JobRecord) -> int:
+async def _count_ready(broker: ManagedBroker, job: JobRecord) -> int:
     """Count the messages of a quorum queue when it has requeued those of an earlier run.
 
     After a restart RabbitMQ first reports an empty queue, then one with the lost consumer, and then the
@@ -92,10 +92,10 @@ async def _count_ready(planner: Planner, job: JobRecord) -> int:
     least = began.kept + began.rest + behind + began.last_stays
     until = asyncio.get_running_loop().time() + _REQUEUE_S
     while True:
-        found = await planner.snapshot_for(job.spec)
-        is_complete = found.ready >= least and not found.consumers
+        ready, consumers = await broker.count_ready(job.queue)
+        is_complete = ready >= least and not consumers
         if is_complete or asyncio.get_running_loop().time() >= until:
-            return found.ready
+            return ready
         await asyncio.sleep(_ASK_REQUEUED_S)
 
 
@@ -106,22 +106,21 @@ def _doubt(job: JobRecord, ready: int) -> str:
     return _DOUBT.format(queue=job.queue) if ready > expected else ""
 
 
-async def _find_head(
-    broker: Broker, planner: Planner, run: JobRun, snapshot: BrokerSnapshot
-) -> int | None:
+async def _find_head(broker: ManagedBroker, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
     """Return the number of messages before the rest of the job in a classic queue, None if it is unknown.
 
     The job takes these messages again.
     """
     job, began = run.job, run.job.checkpoint
     run.doubt = ""
-    limits = head_limits(job, (await planner.snapshot_for(job.spec)).ready)
+    ready, _ = await broker.count_ready(job.queue)
+    limits = head_limits(job, ready)
     if limits.most <= began.kept:
         head = find_head(began, limits)
     else:
         if began.has_twins:
             await run.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
-        head = await read_head(broker, job, limits, snapshot.cost(job.queue))
+        head = await read_head(broker.broker, job, limits, snapshot.cost(job.queue))
     if head is not None:
         run.sent_again += max(head - began.kept - len(began.window), 0)
         if (again := run.sent_again) > 0:

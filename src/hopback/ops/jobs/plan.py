@@ -251,10 +251,10 @@ class Planner:
         UnsafeOperation if messages could be lost or no target leads to a queue. CountMismatch if the number
         of selected messages is not the expected one.
         """
-        selection, held = await self._select(request, snapshot.ready)
-        _check_returns(request, selection, held, snapshot)
+        selection, chosen = await self._select(request, snapshot.ready)
+        _check_returns(request, selection, chosen, snapshot)
         count: int | None = selection.size
-        if held is None:
+        if chosen is None:
             selection, count = await self._choose_end(request, selection, snapshot, on_progress)
         expected = request.expected_count
         if expected is not None and count is not None and expected != count:
@@ -263,7 +263,7 @@ class Planner:
         counted = Selection(
             session=asked.session,
             filter=asked.filter,
-            limit=None if held else selection.count,
+            limit=None if chosen else selection.count,
             queue=request.queue,
             count=asked.count if count is None else count,
             estimate=asked.estimate if count is None else "",
@@ -271,7 +271,7 @@ class Planner:
         request = structs.replace(request, selection=counted)
         spec = self._spec_of(request, submission, by, selection, snapshot, job)
         await self.check_ways(spec, snapshot)
-        return spec, held
+        return spec, chosen
 
     async def _choose_end(
         self,
@@ -361,10 +361,10 @@ class Planner:
             count = ready if selection.limit is None else min(selection.limit, ready)
             return SelectionSnapshot(count, selection.filter, behind=ready - count), None
         session = self._sessions.one(selection.session, request.queue)
-        held = await session.choose(selection)
-        digests = tuple(dead_letter.digest for dead_letter in held.dead_letters)
+        chosen = await session.choose(selection)
+        digests = tuple(dead_letter.digest for dead_letter in chosen.dead_letters)
         count = session.view.skipped + session.view.held
-        return SelectionSnapshot(count, selection.filter, digests), held
+        return SelectionSnapshot(count, selection.filter, digests), chosen
 
     async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
         """Raise UnsafeOperation if none of the targets that are known in advance leads to a queue."""
@@ -439,12 +439,12 @@ class Planner:
         snapshot = await self._broker.snapshot(count=request.queue)
         source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
         look = snapshot.cost(request.queue)
-        selection, held = await self._select(request, snapshot.ready)
+        selection, chosen = await self._select(request, snapshot.ready)
         spec = self._spec_of(request, submission, NOBODY, selection, snapshot, "JOB")
         wanted = parse_filter(selection.filter)
         dry_run = DryRun(request, source, wanted, self._clock.now(), snapshot.known_routes())
         others = await self.other_consumers(request.queue, snapshot, active)
-        warnings = [*await self._run_dry(dry_run, spec, look, held, snapshot.ready, on_progress)]
+        warnings = [*await self._run_dry(dry_run, spec, look, chosen, snapshot.ready, on_progress)]
         warnings += _warnings(spec, cost)
         plans = [plan for topology in snapshot.declared for plan in topology.plans]
         if (
@@ -479,7 +479,7 @@ class Planner:
         flaws = [way.flaw for way in ways if way.flaw]
         barred = []
         try:
-            _check_returns(request, selection, held, snapshot)
+            _check_returns(request, selection, chosen, snapshot)
         except UnsafeOperation as refused:
             barred = [str(refused)]
         if active is not None:
@@ -538,18 +538,18 @@ class Planner:
         dry_run: DryRun,
         spec: JobSpec,
         cost: Cost,
-        held: ChosenMessages | None,
+        chosen: ChosenMessages | None,
         ready: int,
         on_progress: OnProgress | None,
     ) -> list[str]:
         """Show the messages to the dry run. Return warnings about messages that were not read."""
-        if held is not None:
+        if chosen is not None:
             turns = Turns()
-            for dead_letter in held.dead_letters:
-                delivery = held.session.delivery(dead_letter.id)
+            for dead_letter in chosen.dead_letters:
+                delivery = chosen.session.delivery(dead_letter.id)
                 dry_run.see(delivery)
                 await turns.after(measure_memory(delivery))
-            return _unread(held.not_looked_into)
+            return _unread(chosen.not_looked_into)
         if cost.price is Price.REFUSED and not spec.forced:
             return [f"no message was looked at: {cost.text}"]
         selected = spec.selection.count
@@ -641,7 +641,7 @@ def _number_of(count: int, one: str, many: str) -> str:
 def _check_returns(
     request: JobRequest,
     selection: SelectionSnapshot,
-    held: ChosenMessages | None,
+    chosen: ChosenMessages | None,
     snapshot: BrokerSnapshot,
 ) -> None:
     """Raise UnsafeOperation if messages that the job requeues could reach the queue's delivery limit.
@@ -653,7 +653,7 @@ def _check_returns(
     if snapshot.cost(request.queue).is_stream:  # `forced` does not apply
         check_cost(snapshot.cost(request.queue, killed=True), forced=False)
     by_filter = selection.filter and selection.digests is None
-    if by_filter or (isinstance(request, RedriveRequest) and held is None):
+    if by_filter or (isinstance(request, RedriveRequest) and chosen is None):
         check_cost(snapshot.cost(request.queue, killed=True), forced=request.forced)
 
 

@@ -128,8 +128,8 @@ class Recovery:
         """Name a connection that may hold messages of the job. Empty if there is none."""
         names = await self._broker.connection_names()
         if names is None:
-            count = (await self._planner.snapshot_for(job.spec)).consumers
-            return f"the consumer of {job.queue!r}" if count else ""
+            _, consumer_count = await self._broker.count_ready(job.queue)
+            return f"the consumer of {job.queue!r}" if consumer_count else ""
         ours = (
             job_connection_name(job.id, job.queue),
             browse_connection_name(job.queue),

@@ -25,7 +25,6 @@ from hopback.errors import (
     StoreUnavailable,
 )
 from hopback.ops.brokers.consumers import job_connection_name
-from hopback.ops.browse.job_messages import HandedMessages, JobMessages
 from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Moment
 from hopback.ops.jobs.actions import Action, action_of
 from hopback.ops.jobs.arrivals import ArrivalCounter
@@ -50,7 +49,8 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.browse.session import ChosenMessages, Holding
+    from hopback.ops.browse.job_messages import HandedMessages
+    from hopback.ops.browse.session import ChosenMessages
     from hopback.ops.contract.requests import Settings
     from hopback.ops.jobs.journal import Journal
     from hopback.ops.jobs.plan import Planner
@@ -104,11 +104,11 @@ class JobRunner:
         job_id: str,
         spec: JobSpec,
         snapshot: BrokerSnapshot,
-        held: ChosenMessages | None = None,
+        chosen: ChosenMessages | None = None,
     ) -> JobRecord:
         """Record a new job and start it. Return the existing job if it has the same key.
 
-        `held` is the part of the selection that a browse session holds and hands over.
+        `chosen` are the selected messages if a browse session holds them: it hands them over.
         """
         now = self._clock.now()
         job = JobRecord(
@@ -120,7 +120,7 @@ class JobRunner:
             updated=now,
             checkpoint=first_checkpoint(spec.selection.count),
         )
-        return await self._start(job, snapshot, held)
+        return await self._start(job, snapshot, chosen)
 
     async def begin_again(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
         """Resume a job that was interrupted or failed. JobConflict if that is no longer possible."""
@@ -151,27 +151,29 @@ class JobRunner:
                 yield job, await self.begin_again(job, await self._planner.snapshot_for(job.spec))
 
     async def _start(
-        self, job: JobRecord, snapshot: BrokerSnapshot, held: ChosenMessages | None
+        self, job: JobRecord, snapshot: BrokerSnapshot, chosen: ChosenMessages | None
     ) -> JobRecord:
         owner = token_hex(8)
         begun = await self._journal.begin(job, owner)
         if begun.id != job.id:
             return begun
-        holding = None
-        if held is not None:
+        handed = None
+        if chosen is not None:
             # A session that has just ended has requeued its messages: the job takes them from the queue.
             with suppress(SessionOver):
-                holding = held.hand_over()
+                handed = chosen.hand_over()
         run = JobRun(job, owner, self._journal)
         self._runs[job.id] = run
-        run.task = asyncio.create_task(self._run(run, snapshot, holding), name=f"job {job.id}")
+        run.task = asyncio.create_task(self._run(run, snapshot, handed), name=f"job {job.id}")
         return job
 
-    async def _run(self, run: JobRun, snapshot: BrokerSnapshot, holding: Holding | None) -> None:
+    async def _run(
+        self, run: JobRun, snapshot: BrokerSnapshot, handed: HandedMessages | None
+    ) -> None:
         beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
         try:
-            while (away := await self._run_engine(run, snapshot, holding)) is not None:
-                snapshot, holding = await self._recovery.wait_for_broker(run, away), None
+            while (away := await self._run_engine(run, snapshot, handed)) is not None:
+                snapshot, handed = await self._recovery.wait_for_broker(run, away), None
             await self._announce(run.job, snapshot)
             await self._write_audit(run.job)
         except asyncio.CancelledError:
@@ -226,16 +228,16 @@ class JobRunner:
                 run.tell(job)
 
     async def _run_engine(
-        self, run: JobRun, snapshot: BrokerSnapshot, holding: Holding | None
+        self, run: JobRun, snapshot: BrokerSnapshot, handed: HandedMessages | None
     ) -> BrokerError | None:
         """Run the engine on one connection. Return the error if the broker went away."""
-        connection = None if holding is None else holding.connection
+        connection = None if handed is None else handed.connection
         action = action_of(run.job, snapshot, self._broker.broker)
         try:
             if connection is None:
                 await self._recovery.wait_for_holders(run)
                 connection = await self._broker.broker.connect(_connection_name(run.job))
-            engine = await self._engine(run, snapshot, connection, holding, action)
+            engine = await self._engine(run, snapshot, connection, handed, action)
             return await engine.run()
         except BrokerError as failed:  # raised before the engine ran, which keeps its errors
             if is_away(failed):
@@ -254,21 +256,15 @@ class JobRunner:
         run: JobRun,
         snapshot: BrokerSnapshot,
         connection: Connection,
-        holding: Holding | None,
+        handed: HandedMessages | None,
         action: Action,
     ) -> Engine:
         """Build the engine and its parts."""
-        channel = await connection.open_channel() if holding is None else holding.channel
-        store = await self._journal.store_id()
-        cursor = await choose_cursor(
-            self._broker.broker, self._planner, run, snapshot, is_held=holding is not None
-        )
+        cursor = await choose_cursor(self._broker, run, snapshot, is_handed_over=handed is not None)
         job, spec, queue = run.job, run.job.spec, snapshot.one(run.job.queue)
-        messages: JobMessages
-        if holding is None:
-            messages = queue_messages(job, snapshot, channel, cursor, store)
-        else:
-            messages = HandedMessages(channel, holding.deliveries, holding.held)
+        messages = handed or queue_messages(
+            job, snapshot, await connection.open_channel(), cursor, await self._journal.store_id()
+        )
         is_known = snapshot.effective(job.queue) is not None
         driver = CursorDriver(messages, cursor, rate=job.rate, is_type_known=is_known)
         progress = JobProgress(run, driver, self._clock)
