@@ -173,7 +173,7 @@ async def test_survey_skips_queues_with_consumers_jobs_sessions_or_limit(tmp_pat
             assert "consumers" in why["busy.dlq"]
             assert job.id in why["billing.dlq"]
             assert why["mail.dlq"] == "a browse session holds its messages"
-            assert "come back 21 times" in why["ledger.dlq"]
+            assert "requeued 21 times" in why["ledger.dlq"]
             assert found.messages == 3
             await operations.cancel(job.id)
             await operations.wait(job.id)

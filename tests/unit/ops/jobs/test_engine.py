@@ -560,8 +560,8 @@ async def test_redrive_is_refused_until_delivery_limit_is_lifted() -> None:
         await shop.park(5)
         planned = await shop.operations.plan(redrive())
         assert not planned.may_start
-        assert "come back 21 times" in planned.flaws[0]
-        with pytest.raises(UnsafeOperation, match=r"come back 21 times.*Lift the limit"):
+        assert "requeued 21 times" in planned.flaws[0]
+        with pytest.raises(UnsafeOperation, match=r"requeued 21 times.*Lift the limit"):
             await shop.operations.start(redrive())
         assert (await shop.operations.plan(redrive(forced=True))).may_start
         await shop.operations.lift_limit(DLQ)
