@@ -73,7 +73,7 @@ def test_what_is_broken_fails_alone_too(tmp_path: Path) -> None:
     """Two runs, and the status of the second."""
     ran = _run(tmp_path, _FAILS_ALWAYS.format(number=2))
     assert ran.returncode == 1
-    assert "2 failed beside other tests; once more, alone" in ran.stdout
+    assert "2 failed in parallel with other tests and are run again alone" in ran.stdout
 
 
 def test_many_failures_are_no_chance(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""The long run: `python -m tests.faults [PART …] --brokers 3.10,4.0,4.3`, which is `make test-faults`.
-
-Each block of a part is kept in `.work/faults/` as it ends, and the page is written from all that is
-there. A run that was interrupted goes on where it was; `--anew` forgets what was kept.
+"""The long run: `python -m tests.faults [PART …] --brokers 3.10,4.0,4.3`, which is `make
+test-faults`. The result of each block is stored in `.work/faults/` when the block ends, and the
+page is written from all stored results. An interrupted run continues with the missing blocks.
+`--anew` deletes the stored results.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=2, help="blocks that work at a time")
     parser.add_argument("--scale", type=float, default=1.0, help="of the messages of a block")
     parser.add_argument("--most", type=int, default=100, help="blocks of a part on each broker")
-    parser.add_argument("--minutes", type=float, default=600.0, help="interrupted after so many")
-    parser.add_argument("--anew", action="store_true", help="forget what earlier runs have kept")
+    parser.add_argument("--minutes", type=float, default=600.0, help="maximum duration")
+    parser.add_argument("--anew", action="store_true", help="delete the results of earlier runs")
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--fuzz", type=int, default=20_000, help="inputs for each reader")
     parser.add_argument("--http", type=int, default=500, help="requests to each operation")
@@ -62,7 +62,10 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the blocks that are missing and write the page; 1 if a promise was broken, 2 if unfinished."""
+    """Run the missing blocks and write the page.
+
+    Return 1 if a promise was broken, 2 if blocks are missing.
+    """
     set_signals()
     logging.disable(logging.WARNING)  # connections are lost all the time
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # to end in order, as by Ctrl-C
@@ -83,7 +86,9 @@ def main() -> int:
         asyncio.run(_run(asked, results.done(), keep, options))
     except (KeyboardInterrupt, TimeoutError):
         unfinished = True
-        sys.stdout.write("interrupted; what has ended is kept, start again to go on\n")
+        sys.stdout.write(
+            "interrupted. Results of finished blocks are stored, start again to continue\n"
+        )
     _write(results, options)
     return 2 if unfinished else int(results.tally(_PARTS).failed)
 
@@ -116,7 +121,7 @@ async def _run(
 async def _alone(name: str, options: argparse.Namespace) -> Result:
     match name:
         case "simulation":
-            # In a thread: it brings event loops of its own.
+            # In a thread, because it starts event loops.
             return Result("", [await asyncio.to_thread(parts.simulation, 1_000, options.seeds)])
         case "overload":
             return Result("", checks=await overload(installation_of("3.10")))
@@ -134,7 +139,7 @@ def _asked(options: argparse.Namespace) -> tuple[str, str, str]:
 
 
 def _tell(result: Result) -> None:
-    """How it went, for whoever watches."""
+    """Print the progress."""
     told = [f"{result.block}: {result.error or 'ended'}"]
     for part in result.parts:
         told.append(

@@ -1,6 +1,6 @@
-"""The auditor: another client than the one under test reads what lies in the queues at the end.
+"""The auditor reads the queues at the end with another client than the one under test.
 
-It is pika, which knows nothing of Hopback: what it finds is there, and what it does not find is gone.
+It uses pika, which shares no code with Hopback.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["audit", "bodies_in"]
 
 _IDLE_S = 2.0
 _MOST_IDLE = 15
-"""So often may a queue hand out nothing for that long before it has nothing more, whatever it said."""
+"""Number of such waits without a delivery after which a queue counts as empty."""
 
 _MOST = 65_535
-"""What one consumer can hold unsettled."""
+"""Maximum number of unacked messages of one consumer."""
 
 
 def bodies_in(url: str, queues: Iterable[str]) -> dict[str, list[bytes]]:
-    """The body of every message that is ready in these queues; all of them are left there."""
+    """Return the body of every ready message in these queues and leave the messages there."""
     found: dict[str, list[bytes]] = {}
     connection = pika.BlockingConnection(pika.URLParameters(url))
     try:
@@ -42,11 +42,11 @@ def bodies_in(url: str, queues: Iterable[str]) -> dict[str, list[bytes]]:
 
 
 def _bodies(connection: pika.BlockingConnection, queue: str) -> list[bytes]:
-    """Everything is taken unsettled; the closed channel gives it back."""
+    """Take all messages without settling them. Closing the channel requeues them."""
     channel = connection.channel()
     found: list[bytes] = []
     try:
-        # Without a limit of its own a consumer of a quorum queue gets 2,000 and no more.
+        # Without a prefetch a consumer of a quorum queue gets at most 2,000 messages.
         channel.basic_qos(prefetch_count=_MOST)
         ready = channel.queue_declare(queue, passive=True).method.message_count
         if ready >= _MOST:
@@ -58,7 +58,7 @@ def _bodies(connection: pika.BlockingConnection, queue: str) -> list[bytes]:
                 found.append(body)
                 continue
             idle += 1
-            # What was said to be ready may be one short; what was said and does not come is waited for.
+            # The ready count may be one too low. Messages that were counted are awaited.
             if len(found) >= ready or idle == _MOST_IDLE:
                 break
     except ChannelClosedByBroker:  # there is no such queue
@@ -68,7 +68,7 @@ def _bodies(connection: pika.BlockingConnection, queue: str) -> list[bytes]:
 
 
 def audit(url: str, topology: Topology, pen: Pen) -> int:
-    """Write down every message that lies in a queue of the topology; how many there are."""
+    """Record every message in the queues of the topology and return their number."""
     found = bodies_in(url, [queue.name for queue in topology.queues])
     for queue, bodies in found.items():
         for body in bodies:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["ON_BROKERS", "Block", "blocks_of", "run_blocks"]
 
 _STANDING = 9
-"""Blocks at once, working or waiting: each has a broker of its own."""
+"""Maximum number of blocks at once, working or waiting. Each has a separate broker."""
 
 
 _LONGEST_S = 1200.0
@@ -78,7 +78,7 @@ ON_BROKERS: dict[str, tuple[int, Callable[[Site], Awaitable[Part | list[Part] | 
     "faithful": (1, parts.faithful),
     "soak": (1, _soaked),
 }
-"""The parts that are run on every broker: how many blocks of each, and what a block does."""
+"""The parts run on every broker, with the number of blocks and the function of a block."""
 
 
 def blocks_of(names: Iterable[str], brokers: Sequence[str]) -> list[Block]:
@@ -100,7 +100,9 @@ async def run_blocks(
     scale: float,
     seed: int,
 ) -> None:
-    """Run them, `at_once` at work and others waiting for their brokers; each is kept as it ends."""
+    """Run the blocks, `at_once` of them concurrently while others wait for their brokers, and store
+    each result.
+    """
     turns, standing = asyncio.Semaphore(at_once), asyncio.Semaphore(_STANDING)
 
     async def run(block: Block) -> None:
@@ -131,7 +133,7 @@ class _TimedTurns:
 
 
 async def _result(block: Block, site: Site) -> Result:
-    """What a block came to; one that fails does not end the others."""
+    """Return the result of a block. A failed block does not end the others."""
     try:
         async with asyncio.timeout(_LONGEST_S) as limit:
             turns = _TimedTurns(site.turns, limit)

@@ -1,4 +1,4 @@
-"""What is done to a campaign: each function breaks one thing, writes it down, and lets it heal."""
+"""Faults for a campaign: each function breaks one thing, records it and lets it recover."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ __all__ = [
 
 
 class Breakable(Protocol):
-    """Whatever writes down what is broken: one campaign, or all that share a broker."""
+    """A target that records faults: one campaign, or all that share a broker."""
 
     def fault(self, name: str, scope: str, who: str = "*") -> AbstractAsyncContextManager[None]:
         """Something is broken for the length of the block."""
 
 
 class Together:
-    """Campaigns on one broker: what befalls it befalls all of them."""
+    """Campaigns that share one broker. A fault of the broker affects all of them."""
 
     def __init__(self, campaigns: list[Campaign]) -> None:
         self._campaigns = campaigns
@@ -63,7 +63,7 @@ class Together:
 
 
 async def kill_consumer(campaign: Campaign, victim: Worker, *, replace: bool = True) -> None:
-    """`kill -9` of a consumer; another takes its place."""
+    """Kill a consumer with SIGKILL and start another one."""
     async with campaign.fault("consumer: kill -9", PROCESS, victim.name):
         victim.kill()
     if replace:
@@ -84,7 +84,7 @@ async def kill_broker(campaign: Breakable, node: RabbitNode) -> None:
 
 
 async def kill_node(campaign: Breakable, cluster: Cluster, number: int, *, name: str = "") -> None:
-    """`kill -9` of one node of three; it comes back while the others go on."""
+    """Kill one of three nodes with SIGKILL. It returns while the others continue."""
     async with campaign.fault(name or "cluster: node kill -9", BROKER):
         await asyncio.to_thread(cluster.nodes[number].kill)
         await asyncio.sleep(2)
@@ -95,7 +95,9 @@ async def kill_node(campaign: Breakable, cluster: Cluster, number: int, *, name:
 async def cut_off_node(
     campaign: Breakable, cluster: Cluster, number: int, seconds: float = 2.0
 ) -> None:
-    """One node of three is cut off from the others and from its clients, until so long after they noticed."""
+    """Partition one of three nodes from the others and its clients until some seconds after they
+    noticed.
+    """
     async with campaign.fault(f"cluster: node cut off ({cluster.means})", BROKER):
         await asyncio.to_thread(cluster.cut_off, number)
         await asyncio.sleep(seconds)
@@ -104,7 +106,7 @@ async def cut_off_node(
 
 
 async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> None:
-    """Every connection is reset, at once or after so many more bytes: in the middle of a frame."""
+    """Reset every connection, at once or after some more bytes, which may be within a frame."""
     async with campaign.fault("network: cut", CONNECTION):
         if after is None:
             proxy.cut()
@@ -120,7 +122,7 @@ async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> 
 
 
 async def stall(campaign: Campaign, proxy: Proxy, seconds: float) -> None:
-    """Nothing gets through for a while; nobody is told."""
+    """Stop all traffic for a while without closing a connection."""
     async with campaign.fault("network: stall", CONNECTION):
         proxy.stall()
         await asyncio.sleep(seconds)
@@ -128,7 +130,7 @@ async def stall(campaign: Campaign, proxy: Proxy, seconds: float) -> None:
 
 
 async def close_connections(campaign: Campaign) -> int:
-    """An operator closes every connection of the virtual host; how many there were."""
+    """Close every connection of the virtual host as an operator and return their number."""
     names = await asyncio.to_thread(_connections, campaign)
     if names:
         async with campaign.fault("operator: connections closed", CONNECTION):
@@ -137,7 +139,7 @@ async def close_connections(campaign: Campaign) -> int:
 
 
 def _connections(campaign: Campaign) -> list[str]:
-    """The connections as the HTTP API knows them; it takes a moment until it does."""
+    """The connections known to the HTTP API, which learns of them with a delay."""
     for _ in range(25):
         with suppress(OSError, http.client.HTTPException, ManagementFailed):
             found = campaign.management.call("GET", "/connections")
@@ -155,7 +157,7 @@ def _close(campaign: Campaign, names: list[str]) -> None:
 
 
 async def memory_alarm(campaign: Breakable, node: RabbitNode, seconds: float) -> None:
-    """The broker says that it is out of memory, and reads no publisher until it is over."""
+    """Raise the memory alarm of the broker, which blocks publishers until it ends."""
     async with campaign.fault("broker: memory alarm", CONNECTION):
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.0001")
         await asyncio.sleep(seconds)
@@ -163,7 +165,7 @@ async def memory_alarm(campaign: Breakable, node: RabbitNode, seconds: float) ->
 
 
 async def delete_queue(campaign: Campaign, queue: str, kind: str = "main") -> int:
-    """A queue is deleted under its consumer; how many messages went with it."""
+    """Delete a queue that has a consumer and return the number of deleted messages."""
     async with campaign.fault(f"operator: {kind} queue deleted", CONNECTION):
         connection = await RabbitMQ(campaign.url).connect("operator")
         channel = await connection.open_channel()
@@ -174,7 +176,7 @@ async def delete_queue(campaign: Campaign, queue: str, kind: str = "main") -> in
 
 
 async def rotate_password(campaign: Campaign) -> None:
-    """The password of its programs is changed, and what was opened with the old one is closed."""
+    """Change the password of the programs and close the connections that used the old one."""
     async with campaign.fault("operator: password changed", CONNECTION):
         await asyncio.to_thread(campaign.change_password)
         names = await asyncio.to_thread(_connections, campaign)

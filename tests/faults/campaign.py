@@ -41,7 +41,7 @@ _CALM_S = 400.0
 
 
 class Worker:
-    """A process of ours."""
+    """A worker process."""
 
     def __init__(self, name: str, module: str, folder: Path, *arguments: object) -> None:
         self.name = name
@@ -89,14 +89,14 @@ class Campaign:
     """Where consumers connect, if not at `url`: a proxy, or the nodes of a cluster."""
     slack: float = 2.0
     quiet: float = 1.2
-    """Seconds for which nothing may be seen until it is calm: more than two ticks of the broker."""
+    """Seconds without any change after which a campaign is calm: more than two ticks of the broker."""
     rotates: bool = False
-    """Whether its programs have a user of their own, whose password can be changed."""
+    """Whether its programs have a separate user, whose password can be changed."""
     workers: list[Worker] = field(default_factory=list)
     producers: list[Worker] = field(default_factory=list)
     lives: int = 0
     samples: list[Entry] = field(default_factory=list)
-    """What the consumers used, second by second, as far as verdicts have read."""
+    """Resources of the consumers by second, up to the last verdict."""
     _read: dict[str, int] = field(default_factory=dict)
     _counted: dict[str, tuple[int, Counter[str]]] = field(default_factory=dict)
     _sent: int = 0
@@ -128,7 +128,7 @@ class Campaign:
         return self.url.rpartition("/")[2] or "/"
 
     def change_password(self) -> None:
-        """Give the user of its programs another password; the broker knows it from now on."""
+        """Change the password of the user of the programs."""
         self.password = secrets.token_hex(8)
         user = {"password": self.password, "tags": ""}
         self.management.call("PUT", f"/users/{self.vhost}", user)
@@ -140,7 +140,7 @@ class Campaign:
     # --- processes ---------------------------------------------------------------------------------
 
     def keep_consumers(self, *, dies: str = "") -> None:
-        """Start a consumer for each that is missing; with `dies` it kills itself at that step."""
+        """Start a consumer for each missing one. With `dies` it kills itself at that step."""
         self.workers = [worker for worker in self.workers if worker.is_alive]
         while len(self.workers) < self.consumers:
             self.lives += 1
@@ -153,7 +153,7 @@ class Campaign:
         return Worker(name, "consumer", self.folder, *options, *(("--dies", dies) if dies else ()))
 
     def produce(self, messages: int, *, urls: tuple[str, ...] = (), **options: object) -> Worker:
-        """Start a producer; options are those of its command line."""
+        """Start a producer. The options are those of its command line."""
         given = [p for url in urls or (self._own_url,) for p in ("--url", url)]
         for name, value in options.items():
             given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
@@ -217,7 +217,10 @@ class Campaign:
     async def until(
         self, condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.05
     ) -> None:
-        """Return as soon as it holds; TimeoutError with the workers' last words if it does not."""
+        """Return as soon as the condition holds.
+
+        Otherwise raise TimeoutError with the last output of the workers.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -225,7 +228,7 @@ class Campaign:
             await asyncio.sleep(every)
 
     async def until_calm(self, seconds: float = _CALM_S) -> None:
-        """Return when producers have ended and nothing is left but dead letters."""
+        """Return when producers have ended and only dead letters are left."""
         deadline = time.monotonic() + seconds
         since = time.monotonic()
         while time.monotonic() < since + self.quiet:
@@ -234,7 +237,7 @@ class Campaign:
             if left != {} or self.producing:
                 since = time.monotonic()
             if time.monotonic() > deadline:
-                return  # what is left will be found, and the checkers will say so
+                return  # remaining messages are found, and the checkers report them
             await asyncio.sleep(self.quiet / 3)
 
     async def verdict(self) -> Verdict:
@@ -245,7 +248,10 @@ class Campaign:
         return await asyncio.to_thread(self._checked)
 
     async def interim_verdict(self) -> Verdict:
-        """The same for what was sent since the last time; consumers go on, dead letters are removed."""
+        """Return the verdict on the messages sent since the last call.
+
+        Consumers continue, dead letters are removed.
+        """
         await take_stock(self.url, self.topology, self.pen)
         connection = await RabbitMQ(self.url).connect("campaign")
         channel = await connection.open_channel()
@@ -261,7 +267,7 @@ class Campaign:
         return check_books(books)
 
     def last_words(self) -> str:
-        """The end of what the workers said."""
+        """The end of the output of the workers."""
         said = [
             f"{path.name}: {path.read_text(errors='replace')[-600:]}"
             for path in sorted(self.folder.glob("*.log"))

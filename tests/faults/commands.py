@@ -1,4 +1,4 @@
-"""Blocks of commands: what operators do, while others hold messages and things die."""
+"""Blocks of commands: operations during which other clients hold messages and processes are killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MIGRATE = ("topology", "migrate", "raffle", "--hardened", "--yes")
 _REPLACE = ("topology", "apply", "raffle", "--hardened", "--yes", "--replace")
 _KNOWN = ("--topology", "recommended")
 _REFUSED_S = 40.0
-"""Seconds that somebody holds messages: longer than a command looks at a queue before it deletes it."""
+"""Seconds for which messages are held: longer than a command checks a queue before it deletes it."""
 
 
 async def _held_by_a_page(stand: Stand) -> None:
@@ -43,7 +43,7 @@ async def _held_by_a_page(stand: Stand) -> None:
 
 
 async def _held_in_grace_time(stand: Stand) -> None:
-    """`migrate` while a consumer that was told to stop still works on what it has."""
+    """`migrate` while a stopping consumer still handles its messages."""
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_queue", 100)
     holder = Holder(stand.url, "raffle_queue", 15)
@@ -71,7 +71,7 @@ async def _held_back(stand: Stand) -> None:
         "--yes",
     )
     await stand.run(*shorter, seconds=_REFUSED_S)
-    # Only the queue is missing; whatever form the retry queue has by now may stay as it is.
+    # Only the queue is missing. The retry queue may keep its present form.
     await stand.until_done("topology", "apply", "raffle", "--hardened", "--yes", "--skip-conflicts")
 
 
@@ -100,7 +100,7 @@ async def _looked_at_too_often(stand: Stand) -> None:
     known = ("--dlq", "old.errors")
     await stand.run("dlq", "peek", "old.errors", "--lift-limit", "--limit", "100", *known)
     lifted = await asyncio.to_thread(stand.node.management.call, "GET", f"/policies/{stand.vhost}")
-    # RabbitMQ 3.10 has no limit that could be lifted; and without a lift looking would be what loses.
+    # RabbitMQ 3.10 has no limit to lift. Without a lift, browsing itself would lose messages.
     await stand.look("old.errors", 25 if lifted else 1)
     await stand.run("topology", "revert", "--queue", "old.errors", "--yes")
     await stand.look("old.errors", 1)
@@ -135,7 +135,7 @@ async def topologies(site: Site) -> Part:
 
 
 async def _redriven_by_a_server(stand: Stand) -> None:
-    """A job of `hopback serve`, which is killed under way; its successor lets the job go on."""
+    """A job of `hopback serve`, which is killed during the job. Its successor resumes the job."""
     await stand.until_done("topology", "apply", "recommended", "--yes")
     await stand.put("orders.dlq", 2000)
     served = await stand.serve(*_KNOWN)
@@ -156,7 +156,7 @@ async def _redriven_by_a_server(stand: Stand) -> None:
 
 
 async def _resume(served: Served) -> str:
-    """Let a job that has stopped go on; the state of the newest, if somebody answers."""
+    """Resume a stopped job and return the state of the newest one, if the server answers."""
     found = await served.call("GET", "/admin/dlq/jobs")
     for one in found["items"][:1] if found else []:
         if one["state"] in ("interrupted", "failed", "paused"):
@@ -178,7 +178,7 @@ async def _redriven_and_killed(stand: Stand) -> None:
 
 
 async def _discarded_and_killed(stand: Stand) -> None:
-    """`hopback dlq discard`, killed twice and begun again: whatever is gone stands in a file."""
+    """`hopback dlq discard`, killed twice and started again. Every removed message is in a file."""
     await stand.until_done("topology", "apply", "recommended", "--yes")
     await stand.put("orders.dlq", 1000)
     for at, rate in enumerate(("100", "200", "5000")):
@@ -204,12 +204,12 @@ async def jobs(site: Site) -> Part:
 async def _played(
     site: Site, name: str, several: tuple[Callable[[Stand], Awaitable[None]], ...], *, kills: int
 ) -> Part:
-    """All of them at once on one broker: first in peace, then once more while it is killed so often."""
+    """Run all cases on one broker: first without faults, then again while it is killed repeatedly."""
     began = time.monotonic()
-    # No turn is taken: commands look at queues for minutes, which is no work.
+    # It takes no turn: commands wait for queues for minutes and use no CPU.
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(site.node())
-        part = Part(name, f"{len(several)} cases, in peace and under kills", version_of(node))
+        part = Part(name, f"{len(several)} cases, without faults and with kills", version_of(node))
         calm = [await stack.enter_async_context(stand_on(node)) for _ in several]
         await asyncio.gather(*(play(stand) for play, stand in zip(several, calm, strict=True)))
         struck = [await stack.enter_async_context(stand_on(node)) for _ in several]
@@ -233,7 +233,7 @@ async def _played(
 
 async def _through(play: Callable[[Stand], Awaitable[None]], stand: Stand) -> None:
     """Play it to its end, though the broker is away when something is put in or looked at."""
-    for _ in range(30):  # a broker takes up to half a minute to come back on a busy machine
+    for _ in range(30):  # a broker takes up to half a minute to restart on a busy machine
         try:
             await play(stand)
         except Exception as error:
@@ -241,11 +241,11 @@ async def _through(play: Callable[[Stand], Awaitable[None]], stand: Stand) -> No
             await asyncio.sleep(3)
         else:
             return
-    stand.problems.append(f"did not come to its end: {last}")
+    stand.problems.append(f"did not finish: {last}")
 
 
 def _book(part: Part, case: str, stand: Stand, found: Counter[int], *, calm: bool) -> None:
-    """Compare what was put in with what is there."""
+    """Compare the published messages with the remaining ones."""
     lost = stand.confirmed - set(found) - stand.exported
     doubled = sum(count - 1 for count in found.values())
     strange = [number for number in found if number >= stand.sent]
@@ -257,12 +257,12 @@ def _book(part: Part, case: str, stand: Stand, found: Counter[int], *, calm: boo
     counts = {
         Promise.LOST.value: len(lost),
         Promise.STRAYED.value: len(strange),
-        # In peace nothing explains a second copy but the kill of a command.
+        # Without faults, only the kill of a command explains a duplicate.
         Promise.DUPLICATED.value: doubled if calm and not stand.faults else 0,
         "did not come through": len(stand.problems),
     }
     part.broken = dict(Counter(part.broken) + Counter(counts))
     if any(counts.values()):
         told = {name: count for name, count in counts.items() if count}
-        kind = "in peace" if calm else "under kills"
+        kind = "without faults" if calm else "with kills"
         part.notes.append(f"{case}, {kind}: {told} {' '.join(stand.problems)} {stand.evidence()}")

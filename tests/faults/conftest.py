@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def node() -> Iterator[RabbitNode]:
     """A private node for the tests of one module.
 
-    It tries held-back dead letters again soon. The long run has RabbitMQ's own 180 s, in which these
-    tests would stand still.
+    It retries held-back dead letters soon. The long run uses RabbitMQ's default of 180 s, which
+    would stall these tests.
     """
     with RabbitNode(timings=Timings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)) as started:
         yield started

@@ -31,7 +31,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Counted(RabbitMQ):
-    """A RabbitMQ that knows its connections, to count what they hold."""
+    """A RabbitMQ client that counts the resources of its connections."""
 
     def __init__(self, urls: list[str], folder: Path) -> None:
         super().__init__(urls, confirm_timeout=15, password=password_in(folder))
@@ -51,7 +51,7 @@ class _Counted(RabbitMQ):
 
 
 def _sample(pen: FilePen, broker: _Counted) -> None:
-    """Write down what this process uses."""
+    """Record the resources of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     files = len(os.listdir("/proc/self/fd"))
     tasks = len(asyncio.all_tasks())
@@ -87,7 +87,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run until told to stop."""
+    """Run until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", action="append", required=True)
     parser.add_argument("--folder", required=True)

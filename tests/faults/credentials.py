@@ -14,13 +14,13 @@ _NAME = "password"
 
 
 def keep_password(folder: Path, password: str) -> None:
-    """Let programs that connect from now on use it; whole at any moment."""
+    """Make new connections of the programs use this password. The file is replaced atomically."""
     fresh = folder / f"{_NAME}.new"
     fresh.write_text(password, encoding="utf-8")
     fresh.replace(folder / _NAME)
 
 
 def password_in(folder: Path) -> Callable[[], str] | None:
-    """What `RabbitMQ` asks for each connection; None if the address has the password itself."""
+    """The password callback for `RabbitMQ`, or None if the URL contains the password."""
     path = folder / _NAME
     return (lambda: path.read_text(encoding="utf-8")) if path.exists() else None

@@ -143,13 +143,13 @@ class Shop:
                 await asyncio.sleep(0.05)
 
     async def effects(self) -> list[int]:
-        """What the handlers have written, in order."""
+        """The effects written by the handlers, in order."""
         async with self._engine.connect() as connection:
             rows = await connection.execute(text("SELECT number FROM effects ORDER BY number"))
             return [int(row[0]) for row in rows]
 
     def parked(self) -> int:
-        """How many orders lie in the dead-letter queue; none may."""
+        """The number of orders in the dead-letter queue, which must be 0."""
         return len(bodies_in(self._url, ["orders.dlq"])["orders.dlq"])
 
 

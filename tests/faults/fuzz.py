@@ -1,7 +1,6 @@
-"""Bad input by the thousand: every reader refuses what it cannot use in its own words, and nothing else.
+"""Mutated input for every parser: it accepts the input or raises its documented error.
 
-Each reader is given mutations of input that it accepts. It may return, or raise the one error that it
-documents; anything else, and any answer that takes a second, is a finding.
+Any other error, and any answer that takes a second, is a finding.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _MAGIC = (
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Something that reads what others wrote: what it accepts, and how it refuses."""
+    """A parser of external input with accepted samples and its documented errors."""
 
     name: str
     samples: tuple[bytes, ...]
@@ -64,7 +63,10 @@ class _Order:
 
 
 def fuzz(reader: Reader, inputs: int, seed: int) -> tuple[int, int]:
-    """How many inputs were accepted and refused; AssertionError with the input that did otherwise."""
+    """Return the numbers of accepted and refused inputs.
+
+    Raise AssertionError with the input on any other result.
+    """
     chance = random.Random(f"{seed} {reader.name}")
     accepted = refused = 0
     for _ in range(inputs):
@@ -92,7 +94,7 @@ def fuzz_everything(inputs: int, seed: int) -> list[tuple[str, str, str]]:
             rows.append((f"bad input: {reader.name}", f"{inputs:,}", f"failed: {finding}"[:300]))
         else:
             much = f"{inputs:,} inputs: {refused:,} refused, {accepted:,} accepted"
-            rows.append((f"bad input: {reader.name}", much, "nothing else happened"))
+            rows.append((f"bad input: {reader.name}", much, "only documented errors"))
     return rows
 
 
@@ -206,4 +208,4 @@ READERS = (
         (ValueError,),
     ),
 )
-"""Everything that reads what others wrote; for HTTP see `tests.faults.http`."""
+"""All parsers of external input. `tests.faults.http` covers HTTP."""

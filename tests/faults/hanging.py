@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 __all__ = ["HANGS", "HangingResult", "hanging", "run_beside_hanging"]
 
 HANGS = ("coroutine", "thread")
-"""What never returns: a coroutine is cancelled when its delivery is taken back, a thread cannot be."""
+"""The kind of hanging handler. A redelivered coroutine is cancelled, a thread cannot be."""
 
 _CONCURRENCY, _PREFETCH, _ATTEMPTS = 20, 40, 2
 _PACE_S = 0.05
-_STATES_OF_A_START = 4  # two connections, each connecting and ready; each loss adds to them
+_STATES_OF_A_START = 4  # two connections, each connecting and ready, and each loss adds to them
 _SHORT_MS, _LONG_MS = 10_000, 40_000
 """Consumer timeouts. The long one is above the 20 s after which the channel is changed, the short one strikes
 before that and returns the whole window once."""
@@ -40,7 +40,7 @@ before that and returns the whole window once."""
 
 @dataclass(slots=True)
 class HangingResult:
-    """What became of the bystanders, and of the message that hangs."""
+    """The results for the other messages and for the message that hangs."""
 
     hang: str
     timeout_ms: int
@@ -74,9 +74,9 @@ class HangingResult:
         """As a line of the long run's page."""
         what = f"a {self.hang} that never returns, consumer timeout {self.timeout_ms // 1000} s, {broker}"
         much = (
-            f"{self.bystanders:,} bystanders: {self.parked} parked, {self.again} run again,"
+            f"{self.bystanders:,} other messages: {self.parked} parked, {self.again} run again,"
             f" {self.missing} missing, the slowest after {self.slowest_s:.1f} s;"
-            f" {self.attempts} calls of the hanging one, {self.quarantines} quarantines"
+            f" {self.attempts} calls of the hanging handler, {self.quarantines} quarantines"
         )
         return (what, much, "holds" if self.holds else "failed")
 

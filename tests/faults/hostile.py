@@ -1,4 +1,4 @@
-"""Messages of any bytes among ordinary ones, through every hop of a real broker and every `dlq` command."""
+"""Messages of random bytes among ordinary ones, through every hop of RabbitMQ and every `dlq` command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _Part = tuple[bytes, "Counter[bytes]"]
 
 @dataclass(slots=True)
 class HostileResult:
-    """Counts of one run; every list names the hops after which a message was missing or another one."""
+    """Counts of one run. Every list names the hops after which a message was missing or changed."""
 
     messages: int
     bystanders: int
@@ -60,7 +60,7 @@ class HostileResult:
         )
 
     def row(self, broker: str) -> tuple[str, str, str]:
-        what = f"messages of any bytes, {broker}"
+        what = f"messages of random bytes, {broker}"
         told = (
             f"{self.messages:,} among {self.bystanders:,} others: {self.parked:,} parked,"
             f" {self.held} held, {sum(self.changed.values())} changed, {len(self.failed)} commands"
@@ -77,7 +77,10 @@ def _story(run: int) -> Any:
 async def run_hostile(
     url: str, management: str | None, chance: random.Random, messages: int, bystanders: int
 ) -> HostileResult:
-    """Publish both kinds and let a service handle them; with `management`, go through the commands too."""
+    """Publish both kinds of messages and let a service handle them.
+
+    With `management`, run the commands too.
+    """
     result = HostileResult(messages, bystanders)
     app, runs, done = App("shop"), dict[bytes, list[tuple[str, _Part]]](), list[bytes]()
     app.delays("1h")
@@ -130,7 +133,7 @@ def _differences(expected: dict[bytes, _Part], found: dict[bytes, _Part]) -> int
 
 
 async def _publish(url: str, chance: random.Random, messages: int, bystanders: int) -> None:
-    """The frames of a client that does not care what it sends, and ordinary messages between them."""
+    """Publish frames with random bytes and ordinary messages between them."""
     async with _raw_client(url) as client:
         await client.call(1, "confirm.select")
         for number in range(max(messages, bystanders)):

@@ -1,7 +1,6 @@
-"""HTTP requests by the thousand: each is answered as the OpenAPI document says, and none with a 5xx.
-
-Schemathesis makes them from the document, of the right shape and of wrong ones. Left alone it would hardly
-ever hit on a queue that exists, so every other name is replaced by one of something that is there.
+"""HTTP requests by the thousand: each answer must match the OpenAPI document, and none may be a
+5xx. Schemathesis generates valid and invalid requests from the document. Random names would rarely
+match an existing queue, so every other name is replaced by an existing one.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ __all__ = ["Asked", "fuzz_http"]
 _ROUND = 10
 """Requests to an operation until it is the next one's turn."""
 _ROUNDS = 5
-"""Rounds until the service begins anew, and what was discarded is there again."""
+"""Rounds until the service restarts with its initial messages."""
 _SETTINGS = settings(
     deadline=None,
     database=None,
-    phases=[Phase.generate],  # nothing is tried again: what it was about may be gone
+    phases=[Phase.generate],  # no retry, because the object may be gone
     suppress_health_check=list(HealthCheck),
 )
 _SHOWN = 300
@@ -48,14 +47,14 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A share of the requests: of which shape, and from whom."""
+    """A share of the requests with one shape and one caller."""
 
     share: float
     mode: GenerationMode
     by_admin: bool
 
     def headers(self) -> dict[str, str] | None:
-        """What the caller says of themselves; a stranger says anything."""
+        """The credentials of the caller. An unauthenticated caller sends random ones."""
         return authorization() if self.by_admin else None
 
 
@@ -68,7 +67,7 @@ _WAYS = (
 
 @dataclass
 class Asked:
-    """What the service was asked, and what it answered."""
+    """The requests to the service and its answers."""
 
     operations: set[str] = field(default_factory=set)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -94,12 +93,12 @@ class Asked:
 
     def _verdict(self) -> str:
         if not self.findings:
-            return "nothing else happened"
+            return "only documented errors"
         return f"failed {len(self.findings):,} times: {self.findings[0]}"[:_SHOWN]
 
 
 def fuzz_http(examples: int, chosen: int, until: float) -> Asked:
-    """So many requests to every operation, or as many as there is time for."""
+    """Send this number of requests to every operation, or as many as the time allows."""
     asked, began = Asked(), time.monotonic()
     for first in range(0, examples, _ROUND * _ROUNDS):
         with asked_service() as service, requests.Session() as session:
@@ -125,7 +124,8 @@ class _Asker:
         """One round: every operation in turn."""
         for operation in _ordered():
             for way in _WAYS:
-                with suppress(Unsatisfiable):  # where nothing is asked for, nothing can be wrong
+                # an operation without parameters has no invalid request
+                with suppress(Unsatisfiable):
                     self._ask(operation, way, max(round(examples * way.share), 1), chosen)
 
     def _ask(self, operation: _Operation, way: _Way, examples: int, chosen: int) -> None:
@@ -133,7 +133,7 @@ class _Asker:
         @settings(_SETTINGS, max_examples=examples)
         @given(case=operation.as_strategy(generation_mode=way.mode, headers=way.headers()))
         def put(case: Case[Any]) -> None:
-            if way.mode is GenerationMode.POSITIVE:  # or what is wrong might be put right
+            if way.mode is GenerationMode.POSITIVE:  # otherwise an invalid value could be corrected
                 self.known.put_into(case)
             self.asked.operations.add(operation.label)
             try:
@@ -155,14 +155,14 @@ def _ordered() -> list[_Operation]:
 
 
 def _turn(operation: _Operation) -> int:
-    """What makes things comes before what needs them, and what ends them comes last."""
+    """Order operations: creation first, deletion last."""
     if operation.method == "delete" or operation.path.endswith("/cancel"):
         return 2
     return int("session" in operation.path)
 
 
 def _told(case: Case[Any], finding: BaseException) -> str:
-    """What was found and how to ask for it again, in one line that may stand in a table."""
+    """The finding and its request in one line for a table cell."""
     each: Iterable[BaseException] = getattr(finding, "exceptions", (finding,))
     words = "; ".join(sorted(str(one) for one in each))
     told = f"{case.operation.label}: {words} for {case.as_curl_command()}"

@@ -1,4 +1,4 @@
-"""What lies in the queues: counted while they run, and taken stock of when everything is over."""
+"""The contents of the queues: counted during the run and listed at the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["take_stock", "unfinished"]
 
 
 async def take_stock(url: str, topology: Topology, pen: Pen) -> int:
-    """Write down every message that lies in a queue of the topology, and leave all of them there."""
+    """Record every message in the queues of the topology and leave all of them there."""
     connection = await RabbitMQ(url).connect("inventory")
     try:
         counts = [await _count(connection, queue.name, pen) for queue in topology.queues]
@@ -35,7 +35,7 @@ async def take_stock(url: str, topology: Topology, pen: Pen) -> int:
 
 
 async def _count(connection: Connection, queue: str, pen: Pen) -> int:
-    """Take everything unsettled; closing the channel gives it back."""
+    """Take all messages without settling them. Closing the channel requeues them."""
     channel = await connection.open_channel()
     found: list[Delivery] = []
     try:
@@ -55,10 +55,9 @@ async def _count(connection: Connection, queue: str, pen: Pen) -> int:
 
 
 async def unfinished(url: str, management: Management, topology: Topology) -> dict[str, int] | None:
-    """How many messages each queue but the dead-letter queues holds in any way; None: no answer.
-
-    What is ready is asked for by AMQP, which is exact; what is unacked or held for dead-lettering
-    only the HTTP API knows, a moment late.
+    """Return the number of messages in each queue except dead-letter queues, or None without an
+    answer. Ready messages are counted by AMQP, which is exact. Unacked and held-back messages are
+    known only to the HTTP API, with a delay.
     """
     parked = {plan.parking.queue for plan in topology.plans}
     ours = sorted({queue.name for queue in topology.queues} - parked)

@@ -64,7 +64,7 @@ class KilledResult:
 
     @property
     def holds(self) -> bool:
-        """Whether both queues are at 0.8 of their rate, and nothing was parked."""
+        """Whether both queues are at 0.8 of their rate and no message was parked."""
         fast = all(self.after[queue] >= 0.8 * self.normal[queue] for queue in _MESSAGES)
         return fast and not self.parked
 

@@ -1,4 +1,4 @@
-"""What exists, for requests that get further than "not found"."""
+"""Existing objects, so that requests get further than "not found"."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MADE = {"openSession": "session", "createJob": "job", "retryFailures": "job"}
 
 
 class Known:
-    """What was seeded, and what answers told: sessions, messages, jobs, keys, a whole topology."""
+    """Seeded objects and objects from answers: sessions, messages, jobs, keys and a topology."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -64,7 +64,7 @@ class Known:
             case.body = self._body(_name(case), case.body)
 
     def learn(self, case: Case[Any], answer: Response) -> None:
-        """Remember what the answer names."""
+        """Remember the objects in the answer."""
         if answer.status_code // 100 != 2 or answer.headers.get("content-type") != [_JSON]:
             return
         operation, document = _name(case), answer.json()
@@ -82,7 +82,7 @@ class Known:
         return self._chance.random() < 0.5
 
     def _place(self, names: dict[str, Any]) -> dict[str, Any]:
-        """The path; a message is one of the session beside it."""
+        """Fill in the path. A message belongs to the session in the same path."""
         if "message" in names and self._dead_letters and self._maybe():
             return self._chance.choice(self._dead_letters)
         return self._put(names)
@@ -117,7 +117,7 @@ def _name(case: Case[Any]) -> str:
 
 
 def _told(operation: str, document: Any) -> Iterator[tuple[str, Any]]:
-    # An empty session is of little use, and what a job would do has no id.
+    # Empty sessions are not remembered, and a planned job has no id.
     if operation in _MADE and "id" in document and document.get("held", 1):
         yield _MADE[operation], document["id"]
     if operation == "makeKey":
@@ -129,7 +129,7 @@ def _told(operation: str, document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Everywhere that something else could stand."""
+    """All values that can be replaced."""
     pairs = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in pairs:
         yield document, key

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SECOND_ARRIVALS", "SCENARIOS", "LadderResult", "ladder"]
 
 _PATIENCE_S = 120.0
-"""How long a scenario waits for messages after the last one is due; missing messages count as lost."""
+"""How long a scenario waits for messages after the last one is due. Missing messages count as lost."""
 
 MOST_TWICE = 100 + 40
 """Messages that may arrive twice after one restart: the prefetch of the last hop and that of the handler.
@@ -77,7 +77,7 @@ class _Delaying:
         self.events[name] = self.events.get(name, 0) + 1
 
     async def publish(self, count: int, seconds: float, *, by_clock: bool = False) -> None:
-        """Publish until each message is confirmed once; its wait begins with the first try."""
+        """Publish until each message is confirmed once. Its wait starts with the first attempt."""
         turns = asyncio.Semaphore(50)
 
         async def one(number: int) -> None:
@@ -159,7 +159,7 @@ async def restart_in_order(
     """Stop and start the broker in order while the last hop publishes as fast as it can."""
 
     async def play(delaying: _Delaying) -> None:
-        await asyncio.sleep(5)  # a broker keeps what was declared a while ago
+        await asyncio.sleep(5)  # a broker stores a declaration with a delay
         for _ in range(restarts):
             arrived = len(delaying.came)
             await delaying.publish(messages // restarts, 6)
@@ -218,7 +218,10 @@ async def shorten_waits(node: RabbitNode, *, messages: int = 100) -> LadderResul
 
 
 async def delete_exchange(node: RabbitNode) -> LadderResult:
-    """Delete an exchange and then a binding. Another system publishes, so no publish of ours fails."""
+    """Delete an exchange and then a binding.
+
+    Another system publishes, so no publish of Hopback fails.
+    """
     waits: list[float] = []
 
     async def play(delaying: _Delaying) -> None:
@@ -241,7 +244,7 @@ def _delete_queue(node: RabbitNode, queue: str) -> None:
 
 
 def _deleted(node: RabbitNode, queue: str) -> bool:
-    """Delete it; False if it has not been restored yet."""
+    """Delete it. Return False if it has not been restored yet."""
     try:
         _delete_queue(node, queue)
     except ManagementFailed:
@@ -269,7 +272,9 @@ def _is_bound(node: RabbitNode) -> bool:
 
 
 async def delete_schedule(node: RabbitNode, *, deletions: int = 4) -> LadderResult:
-    """Three processes send a message every second; the queue of its schedule is deleted again and again."""
+    """Three processes send a message every second while the queue of the schedule is deleted
+    repeatedly.
+    """
     ids: list[str] = []
     services = [_ticking(node, ids) for _ in range(3)]
     running = [asyncio.create_task(service.run()) for service in services]
@@ -321,7 +326,7 @@ messages in hand, and of a message that is due every second two for each deletio
 
 
 async def ladder(site: Site) -> Result:
-    """Every scenario on a node of its own."""
+    """Run every scenario on a separate node."""
     timings = replace(site.timings, dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
     checks = []
     for name, play in SCENARIOS.items():

@@ -1,7 +1,8 @@
 """Delayed and periodic messages and requests while processes and brokers are killed.
 
-`python -m tests.faults.later 3.10 4.0 4.3` runs it on these, `virtual` plays 100,000 delayed messages in
-virtual time; the page `docs/explanation/lateness.md` is written from what is kept in `.work/faults/`.
+`python -m tests.faults.later 3.10 4.0 4.3` runs it on these versions, `virtual` runs 100,000
+delayed messages in virtual time. The page `docs/explanation/lateness.md` is written from the
+results in `.work/faults/`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def quantiles(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class LaterResult:
-    """What one run on a broker has found."""
+    """The results of one run on a broker."""
 
     broker: str
     hold_back_s: float
@@ -112,13 +113,13 @@ class _Run:
         await asyncio.to_thread(self._node.start)
 
     def end(self) -> None:
-        """Kill what runs."""
+        """Kill the running processes."""
         for process in self._processes:
             process.kill()
             process.wait()
 
     def notes(self) -> Iterator[tuple[str, str, float]]:
-        """What the handlers have written: of what kind, its id, when."""
+        """The records of the handlers: kind, id and time."""
         for path in self._folder.glob("*.notes"):
             for line in path.read_text().splitlines():
                 kind, name, moment = line.split(" ")
@@ -127,7 +128,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Questions:
-    """Requests, one after another, and what became of them."""
+    """Requests, one after another, and their results."""
 
     asked: int = 0
     answered: int = 0
@@ -136,7 +137,7 @@ class _Questions:
     late: int = 0
 
     async def ask(self, url: str, over: asyncio.Event) -> None:
-        """Ask until it is over; a reply that is not the right one is counted."""
+        """Send requests until the end and count wrong replies."""
         client = RequestClient(RabbitMQ(url), backoff=Backoff(first=0.2, most=1.0))
         while not over.is_set():
             number = self.asked
@@ -256,7 +257,10 @@ async def _publish(
     longest_s: float,
     chance: random.Random,
 ) -> None:
-    """Publish, again and again until it is confirmed: what an earlier try has stored may come as well."""
+    """Publish repeatedly until confirmed.
+
+    A message stored by an earlier attempt may arrive as well.
+    """
     turns = asyncio.Semaphore(50)
 
     async def one(number: int, delay: float) -> None:
@@ -281,7 +285,7 @@ async def _publish(
 
 
 async def _until(fulfilled: Any, seconds: float) -> None:
-    """Wait for it, for so long at most: what is missing then is counted."""
+    """Wait for the condition up to this time. Missing messages are counted afterwards."""
     ends = time.monotonic() + seconds
     while not fulfilled() and time.monotonic() < ends:  # noqa: ASYNC110 - files are looked at
         await asyncio.sleep(0.5)
@@ -289,7 +293,7 @@ async def _until(fulfilled: Any, seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VirtualResult:
-    """What a run in virtual time has found."""
+    """The results of a run in virtual time."""
 
     messages: int
     broker_restarts: int
@@ -410,7 +414,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def main() -> int:
-    """Run it where asked, keep what was found, write the page; 1 if a promise was broken."""
+    """Run on the given brokers, store the results and write the page.
+
+    Return 1 if a promise was broken.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.faults.later", description=__doc__)
     parser.add_argument("where", nargs="+", choices=["3.10", "4.0", "4.3", "virtual"])
     parser.add_argument("--messages", type=int, default=3000)

@@ -1,6 +1,5 @@
-"""A process that sends on what is due, periodic messages and answers: `python -m tests.faults.later_process`.
-
-What its handlers get is written down, line by line, before it is acknowledged.
+"""A process that forwards due messages, sends periodic messages and replies: `python -m
+tests.faults.later_process`. Its handlers record each message in one line before the ack.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PERIOD_S = 2
 
 
 def later_app(note: int) -> App:
-    """The application; `note` is where its handlers write."""
+    """The application. Its handlers write to `note`."""
     app = App("later")
     app.delays("1h")
 

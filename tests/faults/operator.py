@@ -64,7 +64,7 @@ def _request(queue: str, *, discard: bool) -> JobRequest:
 
 
 def _book(folder: Path, queue: str, pen: FilePen) -> None:
-    """What discards removed is what they wrote down before, also those that were killed."""
+    """Compare removed messages with the archives, including those of killed discards."""
     exports = [path.read_text(encoding="utf-8") for path in folder.glob(f"o*-{queue}*")]
     for line in "".join(exports).splitlines():
         message = json.loads(line)

@@ -1,4 +1,4 @@
-"""Programs of a campaign end with it: one that is killed outright cannot tell them to."""
+"""Programs of a campaign end with it, even if it is killed with SIGKILL."""
 
 from __future__ import annotations
 

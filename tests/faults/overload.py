@@ -1,4 +1,4 @@
-"""Overload: producers that outrun their consumers, and what a consumer holds meanwhile."""
+"""Overload: producers that are faster than their consumers, and the resources of a consumer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["browse", "outrun", "overload"]
 
 _ANSWERS = {200, 201, 429, 503}
-"""What the service may say to somebody who asks too much."""
+"""The allowed answers to a caller that exceeds its limits."""
 
 
 async def outrun(
@@ -74,7 +74,7 @@ async def browse(requests: int, *, at_once: int = 200) -> Counter[int]:
             some = range(first, min(first + at_once, requests))
             found.update(await asyncio.gather(*map(ask, some)))
             service.clock.advance(1)
-        # It is still there, and has lost nothing.
+        # It still exists and has lost no message.
         state = await service.operations.queue(DLQ)
         assert state is not None
     return found

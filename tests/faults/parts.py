@@ -37,9 +37,8 @@ def simulation(first: int, seeds: int) -> Part:
 
 
 async def cluster(site: Site) -> list[Part]:
-    """A cluster of three: nodes, leaders and links, one after another, under three forms at once.
-
-    The faithful form is there too, in a part of its own: it may lose messages.
+    """A cluster of three: faults of nodes, leaders and links, one after another, under three forms
+    at once. The faithful form has a separate part because it may lose messages.
     """
     began = time.monotonic()
     async with AsyncExitStack() as stack:
@@ -74,7 +73,7 @@ async def cluster(site: Site) -> list[Part]:
         await judged(part, group[:-1])
         lossy = Part("cluster of three: ratatoskr-faithful", "", part.broker, may_lose=True)
         await judged(lossy, group[-1:])
-    part.load = f"three forms, 15 % failing; cut off by {nodes.means}"
+    part.load = f"three forms, 15 % failing, partitioned by {nodes.means}"
     lossy.load = "the same cluster"
     part.seconds = lossy.seconds = time.monotonic() - began
     return [part, lossy]
@@ -98,7 +97,10 @@ async def _cluster_blow(site: Site, number: int, nodes: Cluster, group: list[Cam
 
 
 async def faithful(site: Site) -> list[Part]:
-    """What the faithful form loses when its broker is killed in a storm, to show that losses are seen."""
+    """Losses of the faithful form when its broker is killed in a storm.
+
+    They show that the checkers detect losses.
+    """
     async with site.turns, site.node() as node:
         part = Part("storm: ratatoskr-faithful", "", version_of(node), lossy=True)
         began = time.monotonic()

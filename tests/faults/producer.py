@@ -26,7 +26,7 @@ __all__ = ["main"]
 
 
 class _Producer:
-    """Publishes a range of orders; what was not confirmed is published again."""
+    """Publishes a range of orders. Unconfirmed ones are published again."""
 
     def __init__(self, pen: FilePen, topology: Topology, options: argparse.Namespace) -> None:
         self._pen = pen
@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1000)
     parser.add_argument("--failing", type=float, default=0.05)
     parser.add_argument("--fate", default="")
-    parser.add_argument("--rate", type=float, default=0.0, help="messages a second; 0: all it can")
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="messages per second, 0 without a limit"
+    )
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--pause", type=int, default=0, help="ms that each handler takes")
     parser.add_argument("--window", type=int, default=300)

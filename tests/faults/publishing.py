@@ -50,14 +50,14 @@ OFFENCES: dict[str, Callable[[int], _Publish]] = {
 """The publishes that close a channel."""
 
 WITHDRAWALS = ("exchange deleted", "right revoked")
-"""What changes under publishes that were confirmed before."""
+"""Changes during publishes that were confirmed before."""
 
 FORGED = "forged reply address"
 
 
 @dataclass(frozen=True, slots=True)
 class Bystanders:
-    """What became of the messages that had done nothing wrong, and of the others."""
+    """The results for the valid messages and for the others."""
 
     offence: str
     bystanders: int
@@ -79,17 +79,17 @@ class Bystanders:
 
     def row(self, broker: str) -> tuple[str, str, str]:
         """As a line of the long run's page."""
-        what = f"publishing beside: {self.offence}, {broker}"
+        what = f"invalid publishes: {self.offence}, {broker}"
         much = (
-            f"{self.bystanders:,} bystanders, {self.offenders} offenders: {self.parked} parked,"
+            f"{self.bystanders:,} other messages, {self.offenders} invalid: {self.parked} parked,"
             f" {self.again} run again, {self.doubled} outputs twice, {self.missing} missing"
         )
         harmless = self.harmed == 0 or (
             self.offence in WITHDRAWALS and not self.parked and not self.missing and not self.again
         )
         if not self.offenders_parked:
-            return (what, much, "failed: no offence was refused, so nothing was shown")
-        return (what, much, "holds" if harmless else "failed: bystanders were harmed")
+            return (what, much, "failed: no invalid publish was refused")
+        return (what, much, "holds" if harmless else "failed: other messages were affected")
 
 
 async def _prepare(connection: Connection) -> None:
@@ -111,10 +111,10 @@ async def run_beside(
     share: float = 0.05,
     withdraw: Callable[[], Awaitable[None]] | None = None,
 ) -> Bystanders:
-    """Handle `messages`, of which `share` commit an offence; count what became of the others.
-
-    `operator` may do everything, `broker` is the one that the application publishes to. With `withdraw`
-    the offenders publish to an exchange that is usable until it was called, halfway through.
+    """Handle `messages`, of which `share` make an invalid publish, and count the results of the
+    others. `operator` has all permissions, `broker` is the one that the application publishes to.
+    With `withdraw` the invalid publishes go to an exchange that is usable until `withdraw` is
+    called halfway.
     """
     step = round(1 / share)
     offenders = set(range(step // 2, messages, step))
@@ -250,7 +250,10 @@ async def _reply_address(connection: Connection) -> str:
 
 
 def _forged(address: str) -> list[str]:
-    """Addresses that RabbitMQ 3.10 answers by closing the connection; the last two look real."""
+    """Addresses to which RabbitMQ 3.10 reacts by closing the connection.
+
+    The last two look valid.
+    """
     pid, _, key = address.removeprefix(f"{REPLY_TO}.").partition(".")
     raw = base64.b64decode(pid)
     far = base64.b64encode(raw[:-12] + b"\xff\xff\xff\xff" + raw[-8:]).decode()
@@ -295,7 +298,9 @@ def _number(delivery: Delivery) -> int:
 
 
 def user_with_rights(management: Management, url: str, vhost: str, name: str) -> str:
-    """Create a user that may write everywhere but to some exchanges and topic keys; its address."""
+    """Create a user that may write everywhere except to some exchanges and topic keys, and return
+    its URL.
+    """
     management.call("PUT", f"/users/{name}", {"password": "secret", "tags": ""})
     rights = {"configure": ".*", "write": f"^(?!{_FORBIDDEN}$).*", "read": ".*"}
     management.call("PUT", f"/permissions/{vhost}/{name}", rights)

@@ -1,4 +1,4 @@
-"""What blocks have counted, kept as they end: a run that is interrupted goes on where it was."""
+"""Results of blocks, stored as they end, so that an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Result", "Results"]
 
 @dataclass
 class Result:
-    """What one block came to; `error` if it did not come to its end."""
+    """The result of one block. `error` is set if it did not finish."""
 
     block: str
     parts: list[Part] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Result:
 
 
 class Results:
-    """A file of results, one line each; of several for one block the last counts."""
+    """A file of results, one per line. The last one for a block counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class Results:
             os.fsync(lines.fileno())
 
     def read(self) -> dict[str, Result]:
-        """The last result of each block; a line that was cut short is none."""
+        """Return the last result of each block. An incomplete line is ignored."""
         found: dict[str, Result] = {}
         lines = self._path.read_bytes().splitlines() if self._path.exists() else []
         for line in lines:
@@ -72,5 +72,5 @@ class Results:
                 tally.add(part)
             tally.checks += result.checks
             if result.error:
-                tally.checks.append((result.block, result.error, "failed: did not come to its end"))
+                tally.checks.append((result.block, result.error, "failed: did not finish"))
         return tally

@@ -19,7 +19,7 @@ __all__ = ["SABOTEURS", "sabotage"]
 
 
 class _Passing:
-    """Passes everything on to what it wraps."""
+    """Forwards all calls to the wrapped object."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -54,7 +54,7 @@ def _done() -> asyncio.Future[None]:
 
 class _SwallowsRetries(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """Says that a retry was stored, and stores nothing."""
+        """Report that a retry was stored without storing it."""
         if _is_retry(message):
             return _done()
         return self._real.publish(message, mandatory=mandatory)
@@ -62,7 +62,7 @@ class _SwallowsRetries(_Passing):
 
 class _ConfirmsTooSoon(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """Says that a message was stored three seconds before it is: a cut in between loses it."""
+        """Report a message as stored three seconds too early. A cut in between loses it."""
         loop = asyncio.get_running_loop()
         loop.call_later(3, lambda: self._store(message))
         return _done()
@@ -141,7 +141,7 @@ class _DropsAHeader(_Passing):
 
 class _ParksInnocents(_Passing):
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Rejects what it should ack: a hardened queue parks that."""
+        """Reject instead of ack. A hardened queue parks the message."""
         self._real.nack(tag, requeue=False)
 
 
@@ -174,7 +174,7 @@ class _DropsWhatItSaw(_Passing):
     _seen: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, set[object]]] = WeakKeyDictionary()
 
     async def consume(self, queue: str, on_delivery: Any, **options: Any) -> Any:
-        """Acks a retry that somebody was seen to take, though nobody saw it end."""
+        """Ack a retry that was delivered but not finished."""
         seen = self._seen.setdefault(asyncio.get_running_loop(), set())
 
         def looked(delivery: Delivery) -> None:
@@ -209,4 +209,4 @@ SABOTEURS: dict[type[Any], Promise] = {
     _TurnsOver: Promise.ORDER,
     _DropsWhatItSaw: Promise.LOST,
 }
-"""What each breaks."""
+"""The promise that each saboteur breaks."""

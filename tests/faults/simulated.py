@@ -48,7 +48,10 @@ class RecordedFaults(Faults):
 
 
 class Socket:
-    """One process's way to the broker: it ends with the process, and nothing connects again."""
+    """The connection of one process to the broker.
+
+    It ends with the process and does not reconnect.
+    """
 
     def __init__(self, broker: EmbeddedBroker, disguise: Callable[[Any], Any]) -> None:
         self._broker = broker
@@ -83,12 +86,12 @@ class Socket:
 
 
 def _options(topology: Topology) -> ServiceOptions:
-    """The faithful forms have hazards: they are accepted, to see what comes of them."""
+    """The faithful forms have hazards, which are accepted here."""
     return ServiceOptions(watch=60, grace=20, accept={one.rule for one in check(topology)})
 
 
 class Process:
-    """A process that runs the application; killing it leaves nothing of its state."""
+    """A process that runs the application. Killing it discards its state."""
 
     def __init__(
         self,
@@ -129,7 +132,7 @@ class Process:
         return not self.socket.dead
 
     def kill(self) -> None:
-        """End it as `kill -9` does: mid-step, without a word to anybody."""
+        """End it like `kill -9`, in the middle of a step."""
         if not self.socket.dead:
             self.pen.write(Kind.FAULT, queue=PROCESS, note="kill -9")
             self.pen.alive = False

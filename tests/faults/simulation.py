@@ -1,7 +1,7 @@
 """Deterministic simulation: one seed is one run of the whole runtime in virtual time.
 
-The seed decides the broker's version, the design, the messages, the number of processes, what goes wrong
-and when. The same seed gives the same history, entry by entry.
+The seed determines the broker version, the design, the messages, the number of processes and the
+faults. The same seed gives the same history, entry by entry.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Played", "Setting", "play", "setting_of"]
 _VERSIONS = (BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3))
 _FATES = (
     *[Fate.DONE] * 6,
-    # A poison kills a process, which is more than a task of ours can suffer.
+    # A poison message kills a process, which a task cannot simulate.
     *[fate for fate in Fate if fate not in (Fate.DONE, Fate.POISON)],
 )
 _DOCUMENTED = ("file-pipeline", "event-bus", "freeflow", "raffle", "ratatoskr")
@@ -61,7 +61,7 @@ _INJECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a seed decides before anything happens."""
+    """The parameters that a seed determines before the run."""
 
     seed: int
     version: BrokerVersion
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A finished run: what happened, and what the checkers say."""
+    """A finished run with its history and the result of the checkers."""
 
     setting: Setting
     entries: tuple[Entry, ...]
@@ -90,7 +90,7 @@ class Played:
 
 
 def setting_of(seed: int, *, faithful: bool = False) -> Setting:
-    """The setting of a seed; `faithful` takes only documented designs, in that form."""
+    """The setting of a seed. `faithful` selects only documented designs in that form."""
     chance = random.Random(seed)
     own = () if faithful else ("two-queues", "two-queues", "recommended")
     design = chance.choice((*own, *_DOCUMENTED))
@@ -122,9 +122,10 @@ def play(
     disguise: Callable[[Any], Any] = lambda connection: connection,
     faithful: bool = False,
 ) -> Played:
-    """Play a seed; `disguise` may put a saboteur between the runtime and the broker.
+    """Run a seed.
 
-    With `faithful` the documented designs run as their documents say, and the broker never dies.
+    `disguise` may put a saboteur between the runtime and the broker. With `faithful` the documented
+    designs run as documented, and the broker never dies.
     """
     # The supervisors' back-off takes its chance from the module.
     state = random.getstate()
@@ -290,7 +291,7 @@ class _World:
     # --- re-driving ------------------------------------------------------------------------------
 
     async def _redrive(self) -> None:
-        """Everything that was parked goes back; the first operators may be killed in the middle."""
+        """Re-drive all parked messages. The first operators may be killed during it."""
         self.faults.latency = self.chance.choice((0.0, 0.01))
         for _ in range(self.chance.randint(0, 2)):
             socket = Socket(self.broker, self.disguise)
@@ -344,7 +345,7 @@ class _World:
 
 
 def _main() -> int:
-    """Play the seeds given on the command line, and tell digest and findings of each."""
+    """Run the seeds of the command line and print the digest and findings of each."""
     failed = 0
     for seed in map(int, sys.argv[1:]):
         played = play(seed)

@@ -22,7 +22,7 @@ __all__ = ["BROKERS", "PRODUCTION", "Site", "installation_of", "version_of"]
 PRODUCTION = Timings(
     consumer_timeout_ms=1_800_000, dead_letter_retry_ms=180_000, tick_ms=5_000, statistics_ms=5_000
 )
-"""What RabbitMQ does when nobody tells it anything else."""
+"""RabbitMQ's default settings."""
 
 _QUIET_S = 12.0
 """Numbers of quorum queues are up to one tick old, which is 5 s."""
@@ -32,22 +32,22 @@ BROKERS = ("3.10", *SUITES.values())
 
 
 def installation_of(broker: str) -> Installation:
-    """Where that series is installed; it is started only when somebody needs it."""
+    """The installation of that series. It is started on first use."""
     suites = {series: suite for suite, series in SUITES.items()}
     return installations()[suites[broker]] if broker in suites else HOST
 
 
 def version_of(node: RabbitNode) -> str:
-    """What a node says that it is."""
+    """The version reported by a node."""
     return f"RabbitMQ {node.management.call('GET', '/overview')['rabbitmq_version']}"
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a block is given.
+    """The environment of a block.
 
-    `turns` are for those who work: a block waits for one, and gives it back when all that is left is to
-    wait for the broker, so that another block works meanwhile.
+    `turns` limit working blocks: a block takes a turn and returns it when it only waits for the
+    broker, so that another block works meanwhile.
     """
 
     broker: str
@@ -58,7 +58,7 @@ class Site:
     chance: random.Random = field(default_factory=random.Random)
     timings: Timings = PRODUCTION
     quiet: float = _QUIET_S
-    """Seconds in which nothing moves before it counts as calm: more than two ticks of the broker."""
+    """Seconds without any change after which a block is calm: more than two ticks of the broker."""
 
     @property
     def installation(self) -> Installation:
@@ -66,12 +66,12 @@ class Site:
         return installation_of(self.broker)
 
     def messages(self, count: int) -> int:
-        """So many, at the scale of this run."""
+        """Number of messages at the scale of this run."""
         return max(20, round(count * self.scale))
 
     @asynccontextmanager
     async def node(self, conf: str = "") -> AsyncIterator[RabbitNode]:
-        """A node of its own, with production's settings and further lines of `rabbitmq.conf`."""
+        """A private node with production settings and further lines of `rabbitmq.conf`."""
         node = RabbitNode(installation=self.installation, timings=self.timings, conf=conf)
         await asyncio.to_thread(node.start)
         try:

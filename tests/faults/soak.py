@@ -1,4 +1,4 @@
-"""The soak: one consumer for very many messages, and what it uses while it works."""
+"""The soak: one consumer handles many messages while its resources are measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BESIDES = 25
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a process used at one moment."""
+    """Resources of a process at one moment."""
 
     at: float
     rss: int
@@ -47,10 +47,11 @@ def uses(samples: list[Entry]) -> list[Use]:
 
 
 def growth(found: list[Use], *, workers: int = 0) -> list[str]:
-    """What has grown from the second quarter of the time to the last; nothing may.
+    """Resources that grew from the second quarter of the time to the last.
 
-    The first quarter is left out: caches and pools fill then. Memory may differ by a tenth and 4 MB,
-    the rest by what one reconnection has open for a moment. So many `workers` may be hired at any time.
+    None may grow. The first quarter is omitted because caches and pools fill then. Memory may
+    differ by a tenth and 4 MB, the others by the resources of one reconnection. Up to `workers`
+    workers may start at any time.
     """
     quarter = max(1, len(found) // 4)
     early, late = found[quarter : 2 * quarter], found[-quarter:]

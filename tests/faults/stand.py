@@ -1,7 +1,5 @@
-"""A virtual host with messages, on which the command is used as operators use it.
-
-Messages are put in and counted by pika; each has a number as its body. Whatever the command does, every
-number must be somewhere at the end.
+"""A virtual host with messages for the commands of operators. pika publishes and counts the
+messages, whose bodies are numbers. Every number must exist at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _HELD_BACK_S = 420.0
 
 @dataclass
 class Stand:
-    """One virtual host, the numbers that were confirmed in it, and what went wrong."""
+    """One virtual host, the numbers confirmed in it, and the problems found."""
 
     node: RabbitNode
     url: str
@@ -54,7 +52,7 @@ class Stand:
     sent: int = 0
     confirmed: set[int] = field(default_factory=set)
     exported: set[int] = field(default_factory=set)
-    """What a discard wrote down before it removed it."""
+    """The archives of discards."""
     problems: list[str] = field(default_factory=list)
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -69,7 +67,7 @@ class Stand:
     # --- messages ----------------------------------------------------------------------------------
 
     async def put(self, queue: str, count: int) -> None:
-        """Publish so many to a queue, each confirmed."""
+        """Publish this number of messages to a queue and wait for the confirms."""
         await asyncio.to_thread(self._put, queue, count)
 
     def _put(self, queue: str, count: int) -> None:
@@ -85,13 +83,13 @@ class Stand:
         connection.close()
 
     async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """A queue of somebody else's."""
+        """Declare a queue of another application."""
         await asyncio.to_thread(
             self._on_channel, "queue_declare", queue, arguments=arguments, durable=True
         )
 
     async def delete(self, queue: str) -> None:
-        """Somebody deletes a queue."""
+        """Delete a queue."""
         await asyncio.to_thread(self._on_channel, "queue_delete", queue)
 
     def _on_channel(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -101,7 +99,7 @@ class Stand:
         return answer
 
     async def until_none_is_ready(self, queue: str) -> None:
-        """Return when nothing of a queue could be taken any more."""
+        """Return when no message of a queue is ready."""
         while await asyncio.to_thread(self._ready, queue):  # noqa: ASYNC110 - the broker tells nobody
             await asyncio.sleep(0.5)
 
@@ -110,7 +108,7 @@ class Stand:
         return int(found.method.message_count)
 
     async def look(self, queue: str, times: int) -> None:
-        """Somebody takes messages and gives them back by going away."""
+        """Take messages and return them by closing the connection."""
         for _ in range(times):
             holder = Holder(self.url, queue, 500)
             await asyncio.to_thread(holder.take)
@@ -119,7 +117,7 @@ class Stand:
     # --- the command -------------------------------------------------------------------------------
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start `hopback …`; what it says goes to a file."""
+        """Start `hopback …` with its output in a file."""
         environment = {
             **os.environ,
             "HOPBACK_BROKER": self.url,
@@ -143,7 +141,7 @@ class Stand:
     async def ended(
         self, child: subprocess.Popen[bytes], seconds: float = _PATIENCE_S
     ) -> int | None:
-        """Its exit code; None if it has not ended by then."""
+        """Return its exit code, or None if it has not ended by then."""
         try:
             return await asyncio.to_thread(child.wait, seconds)
         except subprocess.TimeoutExpired:
@@ -154,7 +152,7 @@ class Stand:
         return await self.ended(self.start(*arguments), seconds)
 
     async def until_done(self, *arguments: str) -> None:
-        """As an operator would: run it again until it comes through; a problem if it never does."""
+        """Run a command repeatedly until it succeeds. Record a problem if it never does."""
         deadline = time.monotonic() + _PATIENCE_S
         code = await self.run(*arguments)
         while code != 0 and time.monotonic() < deadline:
@@ -167,7 +165,7 @@ class Stand:
             )
 
     def kill(self, child: subprocess.Popen[bytes], name: str) -> None:
-        """`kill -9` of a command; one that had ended by itself is none."""
+        """Kill a command with SIGKILL. A command that had ended does not count."""
         if child.poll() is None:
             self.faults[f"{name}: kill -9"] += 1
             child.kill()
@@ -185,12 +183,12 @@ class Stand:
     # --- the end -----------------------------------------------------------------------------------
 
     def queues(self) -> list[dict[str, Any]]:
-        """Every queue of the virtual host, as the HTTP API tells."""
+        """Every queue of the virtual host according to the HTTP API."""
         found: list[dict[str, Any]] = self.node.management.call("GET", f"/queues/{self.vhost}")
         return found
 
     async def audit(self) -> Counter[int]:
-        """End everything, wait until nothing is held back, and count every number that is there."""
+        """End all processes, wait until no message is held back, and count every number."""
         for child in self.children:
             child.kill()
             child.wait()
@@ -211,14 +209,16 @@ class Stand:
         return Counter(int(body) for found in bodies.values() for body in found)
 
     def evidence(self) -> str:
-        """What there is at the end, and what the commands said last, for whoever looks for the cause."""
+        """The final state and the last output of the commands, for diagnosis."""
         queues = {one["name"]: (one.get("type"), one.get("messages")) for one in self.state}
         said = (self.folder / "said").read_text(errors="replace")
-        return f"queues: {queues}; said: {' / '.join(said.splitlines())[-1500:]}".replace("|", "!")
+        return f"queues: {queues}, output: {' / '.join(said.splitlines())[-1500:]}".replace(
+            "|", "!"
+        )
 
 
 class Holder:
-    """Somebody who holds messages without a consumer, as a page does and a consumer in its grace time."""
+    """A client that holds messages without a consumer, like a page or a stopping consumer."""
 
     def __init__(self, url: str, queue: str, count: int) -> None:
         self._url, self._queue, self._count = url, queue, count
@@ -226,9 +226,9 @@ class Holder:
         self._over = threading.Event()
 
     def take(self) -> None:
-        """Take up to so many; they stay in hand until `let_go`."""
+        """Take up to this number of messages and hold them until `let_go`."""
         parameters = pika.URLParameters(self._url)
-        parameters.heartbeat = 0  # nobody answers while it holds
+        parameters.heartbeat = 0  # the server does not answer while it holds
         self._connection = pika.BlockingConnection(parameters)
         channel = self._connection.channel()
         for _ in range(self._count):
@@ -236,7 +236,7 @@ class Holder:
                 break
 
     def let_go(self) -> None:
-        """Go away; the broker gives back what was held."""
+        """Close the connection. The broker requeues the held messages."""
         if self._connection is not None:
             with contextlib.suppress(AMQPError, OSError):
                 self._connection.close()
@@ -250,7 +250,7 @@ class Served:
     port: int
 
     async def call(self, method: str, path: str, body: object = None) -> Any:
-        """One request; None if nobody answers."""
+        """Send one request. Return None without an answer."""
         with contextlib.suppress(*_NO_ANSWER, ValueError):
             return await asyncio.to_thread(self._call, method, path, body)
         return None
@@ -269,7 +269,7 @@ class Served:
         return json.loads(text) if text else None
 
     async def until_up(self) -> None:
-        """Return when it answers; what it does not within a minute will be missed by whoever asks."""
+        """Return when it answers, or after a minute."""
         for _ in range(300):
             if await self.call("GET", "/admin/me") is not None or self.child.poll() is not None:
                 return
@@ -278,7 +278,7 @@ class Served:
 
 @asynccontextmanager
 async def stand_on(node: RabbitNode) -> AsyncIterator[Stand]:
-    """A stand of its own on a node; its processes end with it."""
+    """Yield a new stand on a node. Its processes end with it."""
     folder = Path(tempfile.mkdtemp(prefix="hopback-stand-"))
     stand = Stand(node, node.vhost_url(f"s-{uuid.uuid4().hex[:8]}"), folder)
     try:

@@ -1,8 +1,8 @@
-"""The storm: a broker is killed while a consumer sends thousands of failed messages on their way.
+"""The storm: a broker is killed while a consumer forwards thousands of failed messages.
 
-All messages are confirmed before it begins, and each fails once. Where the broker moves a failed message
-at most once it loses some of them when it dies; where a message is published and confirmed before it is
-acked, it loses none.
+All messages are confirmed before, and each fails once. If the broker dead-letters at most once, it
+loses some of them when it dies. If a message is published and confirmed before it is acked, none is
+lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def storm(node: RabbitNode, design: str, messages: int, chance: random.Ran
 async def storms(
     node: RabbitNode, design: str, *, kills: int, messages: int = 4000, until_lost: bool = False
 ) -> AsyncIterator[Verdict]:
-    """Storm after storm; with `until_lost` no more than are needed to see a loss."""
+    """Run storms. With `until_lost`, stop at the first loss."""
     chance = random.Random(design)
     for _ in range(kills):
         verdict = await storm(node, design, messages, chance)

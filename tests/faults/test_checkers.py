@@ -47,7 +47,7 @@ class _Story:
         who: str = "c1",
         redrives: int = 0,
     ) -> None:
-        """A handler was called, and said so; None: it never ended."""
+        """Record a run with its outcome. None means that it never ended."""
         self.note(Kind.BEGUN, str(number), queue, attempt, who=who, note=f"-;{redrives}")
         if said is not None:
             self.note(said, str(number), queue, attempt, who=who)
@@ -84,8 +84,8 @@ def _retried() -> _Story:
     return story
 
 
-def test_a_history_in_which_all_went_well_has_no_findings() -> None:
-    """Done, retried, parked, snoozed, re-driven and discarded messages, all accounted for."""
+def test_complete_history_has_no_findings() -> None:
+    """It has done, retried, parked, snoozed, re-driven and discarded messages."""
     story = _retried()
     story.sent(2)
     story.run(2)
@@ -107,8 +107,8 @@ def test_a_history_in_which_all_went_well_has_no_findings() -> None:
     verdict.require()
 
 
-def test_only_what_was_in_a_deleted_queue_goes_with_it() -> None:
-    """A deleted retry queue takes what had failed before, and explains no other loss."""
+def test_deleted_queue_explains_only_messages_in_it() -> None:
+    """A deleted retry queue contains messages that had failed before."""
     story = _Story()
     for number in (1, 2, 3):
         story.sent(number, Fate.FAIL_ONCE)
@@ -129,8 +129,8 @@ def test_only_what_was_in_a_deleted_queue_goes_with_it() -> None:
     assert check_books(keep_books(story.entries, TOPOLOGY)).findings == ()
 
 
-def test_more_runs_than_its_copies_have_are_beyond_the_promise() -> None:
-    """One crash leaves one copy more: a plan of three takes six runs, and a seventh is too many."""
+def test_more_runs_than_copies_allow_break_promise() -> None:
+    """One crash leaves one more copy: a plan of three allows six runs, and a seventh is too many."""
     story = _Story()
     story.sent(1, Fate.DOOMED)
     story.run(1, None)
@@ -145,8 +145,7 @@ def test_more_runs_than_its_copies_have_are_beyond_the_promise() -> None:
     assert _broken(story.entries) == {Promise.BEYOND}
 
 
-def test_poison_is_parked_and_its_neighbours_are_not() -> None:
-    """What kills its process may be parked though no handler failed it; what stood beside it may not."""
+def test_poison_message_may_be_parked_and_neighbours_may_not() -> None:
     story = _Story()
     for number, fate in ((1, Fate.POISON), (2, Fate.DONE)):
         story.sent(number, fate)
@@ -158,8 +157,8 @@ def test_poison_is_parked_and_its_neighbours_are_not() -> None:
     assert [(one.promise, one.message) for one in verdict.findings] == [(Promise.STRAYED, "2")]
 
 
-def test_a_message_that_is_nowhere_is_lost() -> None:
-    """Confirmed and never seen again; one that was not confirmed may be missing."""
+def test_confirmed_message_that_is_missing_is_lost() -> None:
+    """An unconfirmed message may be missing."""
     story = _Story()
     story.sent(1)
     story.note(Kind.SENT, "2", "done", note="left;-")
@@ -169,16 +168,14 @@ def test_a_message_that_is_nowhere_is_lost() -> None:
         verdict.require()
 
 
-def test_a_message_is_lost_in_one_of_its_queues() -> None:
-    """The audit has handled it; the service it was meant for has not."""
+def test_message_missing_in_one_of_its_queues_is_lost() -> None:
     story = _Story()
     story.sent(1, to="left,audit")
     story.run(1, queue="audit")
     assert _broken(story.entries) == {Promise.LOST}
 
 
-def test_a_parked_message_that_is_gone_is_lost() -> None:
-    """It was published to the dead-letter queue and is not there."""
+def test_parked_message_that_is_missing_is_lost() -> None:
     story = _Story()
     story.sent(1, Fate.HOPELESS)
     story.run(1, Kind.HOPELESS)
@@ -186,16 +183,14 @@ def test_a_parked_message_that_is_gone_is_lost() -> None:
 
 
 @pytest.mark.parametrize("queue", ["left", "left.retry.1s"])
-def test_a_message_that_is_left_on_its_way_is_stuck(queue: str) -> None:
-    """After the calm nothing may be in a main queue or a retry queue."""
+def test_message_left_in_main_or_retry_queue_is_stuck(queue: str) -> None:
     story = _Story()
     story.sent(1)
     story.note(Kind.FOUND, "1", queue)
     assert _broken(story.entries) == {Promise.STUCK}
 
 
-def test_a_message_in_another_queue_has_strayed() -> None:
-    """Handled by one who was not meant, or found where it does not belong."""
+def test_message_in_wrong_queue_has_strayed() -> None:
     story = _Story()
     story.sent(1)
     story.run(1)
@@ -208,23 +203,21 @@ def test_a_message_in_another_queue_has_strayed() -> None:
     assert Promise.STRAYED in _broken(story.entries)
 
 
-def test_a_message_that_nobody_sent_has_strayed() -> None:
-    """Out of nothing comes nothing."""
+def test_message_that_was_never_sent_has_strayed() -> None:
     story = _Story()
     story.run(1)
     assert _broken(story.entries) == {Promise.STRAYED}
 
 
-def test_an_innocent_in_the_dead_letters_has_strayed() -> None:
-    """No handler has failed it."""
+def test_dead_letter_without_failure_has_strayed() -> None:
     story = _Story()
     story.sent(1)
     story.note(Kind.FOUND, "1", "left.dlq")
     assert _broken(story.entries) == {Promise.STRAYED}
 
 
-def test_a_second_run_without_a_fault_is_a_duplicate() -> None:
-    """Also a second copy in the dead letters."""
+def test_second_run_without_fault_is_duplicate() -> None:
+    """So is a second copy in the dead-letter queue."""
     story = _Story()
     story.sent(1)
     story.run(1)
@@ -250,10 +243,10 @@ def test_a_second_run_without_a_fault_is_a_duplicate() -> None:
         (BROKER, "*", 90.0, False),
     ],
 )
-def test_a_duplicate_is_explained_only_by_a_fault_in_its_window(
+def test_duplicate_is_explained_only_by_fault_in_its_window(
     scope: str, who: str, after: float, explained: bool
 ) -> None:
-    """The fault must have met the delivery while it was unsettled, in the process that had it."""
+    """The fault must have hit the process while the delivery was unsettled."""
     story = _Story()
     story.sent(1)
     story.run(1)
@@ -266,8 +259,8 @@ def test_a_duplicate_is_explained_only_by_a_fault_in_its_window(
     assert verdict.duplicates == 1
 
 
-def test_a_second_run_after_a_re_drive_needs_an_interrupted_one() -> None:
-    """A re-drive gives one life more; another copy is explained only by an operator who was killed."""
+def test_second_run_after_redrive_requires_killed_operator() -> None:
+    """A re-drive allows one more life."""
     for killed, expected in ((False, {Promise.DUPLICATED}), (True, set())):
         story = _Story()
         story.sent(1, Fate.HOPELESS)
@@ -280,8 +273,8 @@ def test_a_second_run_after_a_re_drive_needs_an_interrupted_one() -> None:
         assert _broken(story.entries) == expected
 
 
-def test_a_fault_lasts_until_it_is_healed() -> None:
-    """A cut of a minute explains what was delivered in its middle."""
+def test_fault_lasts_until_it_is_healed() -> None:
+    """A cut of a minute explains duplicates of deliveries within it."""
     story = _Story()
     story.sent(1)
     story.note(Kind.FAULT, queue=CONNECTION, note="slow")
@@ -293,8 +286,8 @@ def test_a_fault_lasts_until_it_is_healed() -> None:
     assert _broken(story.entries) == set()
 
 
-def test_more_attempts_than_the_plan_allows_are_beyond_it() -> None:
-    """Three are allowed; a number that no failure accounts for is beyond it, too."""
+def test_more_attempts_than_plan_allows_break_promise() -> None:
+    """So does an attempt number that no failure explains."""
     story = _Story()
     story.sent(1, Fate.DOOMED)
     for attempt in range(1, 5):
@@ -308,8 +301,8 @@ def test_more_attempts_than_the_plan_allows_are_beyond_it() -> None:
     assert _broken(story.entries) == {Promise.BEYOND}
 
 
-def test_an_attempt_that_is_not_counted_is_beyond_the_plan() -> None:
-    """The doomed message runs once more than it may, each time as attempt 1."""
+def test_uncounted_attempt_breaks_promise() -> None:
+    """The doomed message runs once more than allowed, each time as attempt 1."""
     story = _Story()
     story.sent(1, Fate.DOOMED)
     for attempt in (1, 1, 2, 3):
@@ -319,8 +312,7 @@ def test_an_attempt_that_is_not_counted_is_beyond_the_plan() -> None:
     assert _broken(story.entries) == {Promise.BEYOND}
 
 
-def test_a_retry_before_its_delay_is_early() -> None:
-    """A second is to pass, and half of one did."""
+def test_retry_before_its_delay_is_early() -> None:
     story = _Story()
     story.sent(1, Fate.FAIL_ONCE)
     story.run(1, Kind.FAILED)
@@ -330,7 +322,7 @@ def test_a_retry_before_its_delay_is_early() -> None:
 
 
 def test_messages_of_one_key_that_overtake_are_out_of_order() -> None:
-    """The later one first, or both at once; in another process there is no order to keep."""
+    """The later one runs first, or both at once. There is no order across processes."""
     for who, expected in (("c1", {Promise.ORDER}), ("c2", set())):
         story = _Story()
         story.sent(1, key="k")
@@ -347,8 +339,7 @@ def test_messages_of_one_key_that_overtake_are_out_of_order() -> None:
     assert _broken(story.entries) == {Promise.ORDER}
 
 
-def test_a_message_that_changed_on_its_way_is_altered() -> None:
-    """The application compares what came with what it says of itself."""
+def test_message_changed_on_its_way_is_altered() -> None:
     story = _Story()
     story.sent(1)
     story.run(1)
@@ -359,20 +350,20 @@ def test_a_message_that_changed_on_its_way_is_altered() -> None:
 @pytest.mark.parametrize(
     ("saboteur", "promise"), SABOTEURS.items(), ids=lambda one: getattr(one, "__name__", "")
 )
-def test_a_sabotaged_runtime_is_found_out(saboteur: type[Any], promise: Promise) -> None:
-    """The whole runtime with one thing wrong on its way to the broker: a few seeds are enough."""
+def test_sabotaged_runtime_is_detected(saboteur: type[Any], promise: Promise) -> None:
+    """Each saboteur breaks one thing between the runtime and the broker. A few seeds are enough."""
     found = (play(seed, disguise=sabotage(saboteur)).verdict for seed in range(40))
     assert any(verdict.count(promise) for verdict in found)
 
 
-def test_every_promise_is_broken_by_something() -> None:
-    """No checker that nothing has ever tested: what no saboteur breaks, a planted history does."""
+def test_every_promise_is_broken_by_a_saboteur_or_planted_history() -> None:
+    """Otherwise a checker would be untested."""
     planted = {Promise.STUCK}
     assert set(Promise) == set(SABOTEURS.values()) | planted
 
 
-def test_entries_survive_their_file(tmp_path: Path) -> None:
-    """What was written is read back; a line that was cut short is none."""
+def test_entries_round_trip_through_file(tmp_path: Path) -> None:
+    """An incomplete line is ignored."""
     pen = FilePen(tmp_path / "c1.ledger", "c1", lambda: 12.5)
     pen.write(Kind.BEGUN, "7", "left", 2, "again")
     pen.write(Kind.FAULT, queue=BROKER, note="kill -9")
@@ -384,8 +375,7 @@ def test_entries_survive_their_file(tmp_path: Path) -> None:
     ]
 
 
-def test_orders_are_read_as_they_were_written() -> None:
-    """Whatever their size; and one that was tampered with is noticed."""
+def test_orders_round_trip_and_detect_changes() -> None:
     order = Order(17, ("left", "audit"), Fate.FAIL_TWICE, "k", 30)
     for size in (0, 1000):
         message = order.message("ledger", "left.order", size)
@@ -393,8 +383,8 @@ def test_orders_are_read_as_they_were_written() -> None:
         assert len(message.body) >= size
 
 
-def test_the_share_of_failures_is_what_was_asked_for() -> None:
-    """Five in a hundred, of every kind but the one that kills."""
+def test_share_of_failures_is_as_requested() -> None:
+    """Five percent, of every kind except poison."""
     found = fates(0.05)
     assert sum(fate is not Fate.DONE for fate in found) == 50
     assert set(found) == set(Fate) - {Fate.POISON}

@@ -25,7 +25,7 @@ ORDERS = 150
 async def _play(
     amqp_url: str, database: str, engine: AsyncEngine, blow: Callable[[], Awaitable[object]]
 ) -> list[str]:
-    """All orders, with the blow in the middle; what the handlers failed of."""
+    """Run all orders with the fault in the middle and return the failures of the handlers."""
     shop = Shop(amqp_url, database, engine)
     await shop.play(ORDERS, {ORDERS // 3: blow})
     assert await shop.effects() == list(range(ORDERS))
@@ -33,10 +33,11 @@ async def _play(
     return shop.failures
 
 
-async def test_a_database_that_is_full_holds_effects_back_and_loses_none(
-    amqp_url: str, tmp_path: Path
-) -> None:
-    """SQLite with no page left: handlers fail and are retried; with room again each acts once."""
+async def test_full_database_delays_effects_and_loses_none(amqp_url: str, tmp_path: Path) -> None:
+    """SQLite has no page left, so handlers fail and are retried.
+
+    With space again each acts once.
+    """
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     engine = await prepared(url)
     most = {"pages": 1_000_000}
@@ -60,10 +61,10 @@ async def test_a_database_that_is_full_holds_effects_back_and_loses_none(
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_a_database_server_that_restarts_loses_no_effect_and_doubles_none(
+async def test_restarted_database_server_loses_and_doubles_no_effect(
     amqp_url: str, mode: str
 ) -> None:
-    """PostgreSQL stopped in order, and as by a crash, while handlers write."""
+    """PostgreSQL is stopped in order and crashed while handlers write."""
     server = PostgresNode()
     try:
         server.start()

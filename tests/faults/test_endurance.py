@@ -1,4 +1,6 @@
-"""Soak and overload, short form: nothing grows, and nobody holds more than was agreed."""
+"""Soak and overload in short form: no resource grows, and no process holds more messages than
+configured.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _used(**grows: float) -> list[Use]:
-    """A minute of use in which something may grow by so much a second."""
+    """A minute of samples in which a resource may grow by this amount per second."""
     return [
         Use(
             float(at),
@@ -28,8 +30,8 @@ def _used(**grows: float) -> list[Use]:
     ]
 
 
-def test_what_stays_as_it_is_has_not_grown() -> None:
-    """A start-up that takes its time is no growth."""
+def test_constant_resources_have_not_grown() -> None:
+    """A slow start is not growth."""
     assert growth(_used()) == []
     assert growth([Use(0.0, 10_000_000, 1, 1, 0), *_used()]) == []
 
@@ -37,30 +39,28 @@ def test_what_stays_as_it_is_has_not_grown() -> None:
 @pytest.mark.parametrize(
     ("what", "rate"), [("rss", 500_000.0), ("fds", 0.2), ("tasks", 0.2), ("channels", 0.1)]
 )
-def test_what_leaks_is_seen_to_grow(what: str, rate: float) -> None:
-    """A leak of each kind is named."""
+def test_leak_of_each_resource_is_reported(what: str, rate: float) -> None:
     (found,) = growth(_used(**{what: rate}))
     assert found.startswith({"rss": "memory"}.get(what, what))
 
 
-def test_workers_that_are_hired_late_are_no_leak() -> None:
-    """Up to as many as were agreed; more are one."""
+def test_workers_started_late_are_not_a_leak() -> None:
+    """More than the configured number are a leak."""
     assert growth(_used(tasks=0.5), workers=50) == []
     assert growth(_used(tasks=2.0), workers=50)
 
 
-def test_samples_are_read_in_the_order_of_their_time() -> None:
-    """Whatever the order they were found in."""
+def test_samples_are_sorted_by_time() -> None:
     note = "rss={},fds=2,tasks=3,channels=4"
     found = uses([Entry(at, Kind.SAMPLE, "c1", note=note.format(int(at))) for at in (2.0, 1.0)])
     assert [one.rss for one in found] == [1, 2]
 
 
 @pytest.mark.broker
-async def test_a_producer_that_outruns_its_consumer_fills_the_queue_and_not_the_consumer(
+async def test_fast_producer_fills_queue_and_not_consumer(
     node: RabbitNode,
 ) -> None:
-    """Handlers of 5 ms, messages as fast as they come: at most as many in hand as agreed."""
+    """Handlers take 5 ms. The number of unacked messages stays within the limit."""
     verdict, used, most = await outrun(node, 4000, pause_ms=5)
     verdict.require()
     assert verdict.confirmed == 4000
@@ -68,8 +68,7 @@ async def test_a_producer_that_outruns_its_consumer_fills_the_queue_and_not_the_
     assert {one.channels for one in used[2:-1]} <= {1, 2, 3}
 
 
-async def test_a_flood_of_browse_requests_is_answered_or_put_off() -> None:
-    """More than anybody may ask: 429 for the rest, never an error, and the service goes on."""
+async def test_flood_of_browse_requests_gets_429_and_no_error() -> None:
     found = await browse(600)
     assert sum(found.values()) == 600
     assert set(found) <= {200, 201, 429, 503}

@@ -28,8 +28,9 @@ DOCUMENTED = [name for name, design in DESIGNS.items() if design.documented]
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @in_virtual_time
-async def test_a_message_that_kills_its_consumer_is_parked_at_last(version: BrokerVersion) -> None:
-    """Every delivery costs a process; the delivery limit of the recommended design ends that."""
+async def test_message_that_kills_its_consumer_is_parked_by_delivery_limit(
+    version: BrokerVersion,
+) -> None:
     app = App("shop")
     app.queue("orders", retry=["1s"])
     broker = EmbeddedBroker(version=version)
@@ -51,15 +52,15 @@ async def test_a_message_that_kills_its_consumer_is_parked_at_last(version: Brok
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_faithful_forms_survive_cuts_and_kills_of_consumers(seed: int) -> None:
-    """Without a broker that dies, no promise but those of the document is broken: nothing is lost."""
+def test_faithful_forms_lose_no_message_without_broker_kills(seed: int) -> None:
+    """Connections are cut and consumers killed."""
     played = play(seed, faithful=True)
     lost = [found for found in played.verdict.findings if found.promise in ("lost", "stuck")]
     assert [str(found) for found in lost] == []
 
 
 async def _expired(topology: Topology, version: BrokerVersion) -> int:
-    """A message with an expiration that nobody takes in time: how many copies are left at the end."""
+    """Number of copies at the end of a message that expires before it is consumed."""
     broker = EmbeddedBroker(version=version)
     connection = await broker.connect()
     await declare(connection, topology)
@@ -73,10 +74,10 @@ async def _expired(topology: Topology, version: BrokerVersion) -> int:
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-def test_an_expiration_loses_a_message_in_faithful_ratatoskr_and_not_in_hardened(
+def test_expiration_loses_message_in_faithful_ratatoskr_only(
     version: BrokerVersion,
 ) -> None:
-    """What expires in the main queue goes into the retry loop, and is dropped there as a cycle."""
+    """In the faithful form it enters the retry loop and is dropped there as a cycle."""
     faithful = DESIGNS["ratatoskr"].build()
     hardened = DESIGNS["ratatoskr"].build(hardened=True)
     assert run_virtual(_expired(faithful, version)) == 0
@@ -84,8 +85,8 @@ def test_an_expiration_loses_a_message_in_faithful_ratatoskr_and_not_in_hardened
 
 
 @in_virtual_time
-async def test_a_message_that_waits_is_overtaken() -> None:
-    """Order across a retry is not promised, and not kept."""
+async def test_waiting_message_is_overtaken() -> None:
+    """Order across a retry is not guaranteed."""
     done: list[int] = []
     app = App("shop")
 
@@ -103,8 +104,7 @@ async def test_a_message_that_waits_is_overtaken() -> None:
 
 
 @in_virtual_time
-async def test_a_message_that_no_queue_wants_is_returned_to_its_publisher() -> None:
-    """It is not lost without a word: whoever published it is told."""
+async def test_unroutable_message_is_returned_to_publisher() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["30s"])
@@ -116,8 +116,7 @@ async def test_a_message_that_no_queue_wants_is_returned_to_its_publisher() -> N
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_no_queue_of_a_hardened_form_removes_dead_letters(name: str) -> None:
-    """Dead-letter queues have no time to live, no length, and no dead-letter exchange."""
+def test_hardened_dead_letter_queues_have_no_limit_or_ttl(name: str) -> None:
     topology = DESIGNS[name].build(hardened=True)
     for plan in topology.plans:
         parked = topology.queue(plan.parking.queue)
@@ -126,8 +125,7 @@ def test_no_queue_of_a_hardened_form_removes_dead_letters(name: str) -> None:
         assert not removing & set(parked.arguments)
 
 
-def test_an_ordinary_end_makes_no_duplicate() -> None:
-    """Runs in which nothing was broken handle every message once."""
+def test_runs_without_faults_make_no_duplicate() -> None:
     calm = [seed for seed in range(400) if setting_of(seed).blows == 0]
     assert len(calm) > 10
     verdicts = [verdict for seed in calm if not (verdict := play(seed).verdict).faults]
@@ -136,8 +134,7 @@ def test_an_ordinary_end_makes_no_duplicate() -> None:
 
 
 @in_virtual_time
-async def test_what_lies_in_a_deleted_queue_goes_with_it() -> None:
-    """Deleting a queue is an operator's right; the broker tells how many messages went."""
+async def test_messages_of_deleted_queue_are_deleted_and_counted() -> None:
     app = App("shop")
     app.queue("orders", retry=["1s"])
     broker = EmbeddedBroker()
@@ -151,8 +148,11 @@ async def test_what_lies_in_a_deleted_queue_goes_with_it() -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
-def test_hardened_forms_are_made_of_the_queues_of_recommended(name: str) -> None:
-    """The same three kinds of queue, with the same safeguards; only their names are the document's."""
+def test_hardened_forms_use_the_queues_of_recommended(name: str) -> None:
+    """The same three kinds of queue have the same arguments.
+
+    Only their names are those of the document.
+    """
     kinds = {_kind(queue) for queue in DESIGNS["recommended"].build().queues}
     topology = DESIGNS[name].build(hardened=True)
     planned = {plan.queue for plan in topology.plans}
@@ -162,7 +162,7 @@ def test_hardened_forms_are_made_of_the_queues_of_recommended(name: str) -> None
 
 
 def _kind(queue: Queue) -> tuple[object, ...]:
-    """What makes a queue safe: its type and arguments, without names and times."""
+    """Type and arguments of a queue without names and times."""
     keys = sorted(key for key in queue.arguments if key != "x-dead-letter-routing-key")
     steady = ("x-dead-letter-strategy", "x-overflow", "x-delivery-limit")
     return (queue.type, tuple(keys), tuple(queue.arguments.get(key) for key in steady))

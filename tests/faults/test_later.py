@@ -1,4 +1,7 @@
-"""Delayed and periodic messages and requests through faults, in short; `later.py` has the long form."""
+"""Delayed and periodic messages and requests under faults in short form.
+
+`later.py` has the long form.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("version", ["3.10", "4.0", "4.3"])
 def test_delays_of_three_days_survive_restarts_in_virtual_time(version: str) -> None:
-    """None lost, none early, none more than the rounding and a reconnection late."""
+    """No message is lost or early. Lateness stays within the rounding and a reconnection."""
     found = virtually(300, faults=30, version=version)
     assert (found.lost, found.early) == (0, 0)
     assert found.late[-1] < 60
@@ -39,16 +42,17 @@ async def _survive(installation: Installation, folder: Path) -> None:
 
 @pytest.mark.broker
 @pytest.mark.waits(23)
-async def test_nothing_is_lost_or_early_when_processes_and_broker_are_killed(
+async def test_killed_processes_and_broker_lose_no_delayed_or_periodic_message(
     tmp_path: Path,
 ) -> None:
-    """Delayed messages all come, periodic ones have no gap, and no question gets another's answer."""
+    """None is early, and no request gets the reply of another."""
     await _survive(HOST, tmp_path)
 
 
 @pytest.mark.broker
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_nothing_is_lost_or_early_on_newer_brokers(suite: str, tmp_path: Path) -> None:
-    """The same there."""
+async def test_killed_processes_and_broker_lose_no_delayed_message_on_newer_versions(
+    suite: str, tmp_path: Path
+) -> None:
     await _survive(installations()[suite], tmp_path)

@@ -1,4 +1,4 @@
-"""The permissions that the page lists: with exactly these everything works, with one less it says so."""
+"""The documented permissions are sufficient, and each missing one is reported."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _Users:
 
 @pytest.fixture
 def users(rabbitmq: SharedNode, vhost: str) -> Iterator[_Users]:
-    """Makes users; they are gone after the test."""
+    """Creates users that are deleted after the test."""
     made = _Users(rabbitmq, vhost)
     yield made
     for name in made.names:
@@ -90,7 +90,7 @@ def _app() -> App:
 
 
 async def _prepared(amqp_url: str, dead_letters: int = 0) -> None:
-    """The topology stands, as others have made it, with some dead letters."""
+    """The topology exists with some dead letters."""
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, _app().topology)
     channel = await connection.open_channel()
@@ -119,7 +119,7 @@ async def _as_producer(url: str, amqp_url: str) -> None:
 
 @asynccontextmanager
 async def _consuming(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any]]]]:
-    """The application at work, and what it says."""
+    """The running application and its log."""
     said: list[tuple[str, Mapping[str, Any]]] = []
     service = Service(
         _app(),
@@ -139,7 +139,7 @@ async def _consuming(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any
 
 
 async def _as_consumer(url: str, amqp_url: str) -> None:
-    """A message is retried and parked; what is refused is said, and raised here."""
+    """Let a message be retried and parked. Raise refusals."""
     await _prepared(amqp_url)
     await _as_guest(amqp_url)
     async with _consuming(url) as said:
@@ -182,23 +182,21 @@ ACTS: dict[str, Callable[[str, str], Awaitable[None]]] = {
 }
 
 
-def test_the_page_lists_every_part() -> None:
-    """One row for each that is tested, and more than one right to take away."""
+def test_page_lists_permissions_of_every_part() -> None:
     assert set(LISTED) == set(ACTS)
     assert len(ONE_LESS) == 9
 
 
 @pytest.mark.parametrize("user", LISTED)
-async def test_the_listed_permissions_are_enough(users: _Users, amqp_url: str, user: str) -> None:
-    """A user with exactly the permissions of its row does its work."""
+async def test_listed_permissions_are_sufficient(users: _Users, amqp_url: str, user: str) -> None:
     await ACTS[user](users.url(LISTED[user]), amqp_url)
 
 
 @pytest.mark.parametrize(("user", "right"), ONE_LESS)
-async def test_with_one_permission_less_it_is_refused_and_said(
+async def test_missing_permission_is_refused_without_loss(
     users: _Users, amqp_url: str, user: str, right: str
 ) -> None:
-    """The error names what was refused; nothing is lost."""
+    """The error names the refused permission."""
     fewer = users.url({**LISTED[user], right: "^$"})
     with pytest.raises(BrokerError, match=r"ACCESS_REFUSED|access to .* refused"):
         await ACTS[user](fewer, amqp_url)

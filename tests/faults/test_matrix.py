@@ -40,8 +40,8 @@ def _campaign(node: RabbitNode, **options: Any) -> Campaign:
     return Campaign(url, node.management, **options)
 
 
-async def test_a_consumer_killed_at_every_step_of_a_move(node: RabbitNode) -> None:
-    """Between handler and ack, retry and ack, park and ack; in a batch; in a topology."""
+async def test_consumer_killed_at_every_step_loses_no_message(node: RabbitNode) -> None:
+    """Between handler and ack, retry and ack, park and ack, in a batch, in a topology."""
     async with _campaign(node, consumers=1, batch=("audit",)) as campaign:
         campaign.produce(400, failing=0.3)
         for point in (*MOVES, Point.DECLARING):
@@ -57,8 +57,8 @@ async def test_a_consumer_killed_at_every_step_of_a_move(node: RabbitNode) -> No
     assert verdict.duplicates >= 2
 
 
-async def test_a_re_drive_killed_between_publish_and_ack(node: RabbitNode) -> None:
-    """Killed in the middle, begun again, and at last through: nothing is lost, copies are few."""
+async def test_redrive_killed_between_publish_and_ack_loses_no_message(node: RabbitNode) -> None:
+    """It is killed, started again and completed. Duplicates are few."""
     async with _campaign(node, consumers=1) as campaign:
         campaign.produce(600, fate="hopeless")
         await campaign.until_calm()
@@ -75,8 +75,7 @@ async def test_a_re_drive_killed_between_publish_and_ack(node: RabbitNode) -> No
     assert 1 <= verdict.duplicates <= 3 * 500
 
 
-async def test_a_discard_leaves_nothing_unrecorded(node: RabbitNode) -> None:
-    """What is gone was written to the export before; a kill in the middle loses no record."""
+async def test_discard_killed_midway_records_every_removed_message(node: RabbitNode) -> None:
     async with _campaign(node, consumers=1) as campaign:
         campaign.produce(200, fate="hopeless")
         await campaign.until_calm()
@@ -89,8 +88,8 @@ async def test_a_discard_leaves_nothing_unrecorded(node: RabbitNode) -> None:
     assert sum(verdict.faults.values()) == 1
 
 
-async def test_a_broker_restarted_and_killed(node: RabbitNode) -> None:
-    """Producers and consumers are at work, come back by themselves and go on."""
+async def test_broker_restarted_and_killed_loses_no_message(node: RabbitNode) -> None:
+    """Producers and consumers reconnect and continue."""
     async with _campaign(node) as campaign:
         campaign.keep_consumers()
         campaign.produce(3000, rate=250, failing=0.1, lanes=True)
@@ -105,8 +104,8 @@ async def test_a_broker_restarted_and_killed(node: RabbitNode) -> None:
     assert verdict.faults == {"broker:_kill_-9": 1, "broker:_restart": 1}
 
 
-async def test_a_network_that_cuts_stalls_and_cuts_frames(node: RabbitNode) -> None:
-    """All lines of the consumers go through a proxy that breaks them, also in the middle of frames."""
+async def test_network_cuts_and_stalls_lose_no_message(node: RabbitNode) -> None:
+    """All consumer connections go through a proxy that cuts them, also within frames."""
     campaign = _campaign(node)
     async with Proxy(campaign.url) as proxy:
         campaign.consumer_urls = (proxy.url,)
@@ -124,8 +123,10 @@ async def test_a_network_that_cuts_stalls_and_cuts_frames(node: RabbitNode) -> N
     assert verdict.faults == {"network:_cut": 5, "network:_stall": 1}
 
 
-async def test_an_operator_who_closes_alarms_and_deletes(node: RabbitNode) -> None:
-    """Connections closed, a memory alarm, and a queue deleted under its consumers."""
+async def test_operator_closing_connections_and_deleting_queue_loses_no_message(
+    node: RabbitNode,
+) -> None:
+    """A memory alarm is raised too."""
     async with _campaign(node) as campaign:
         campaign.keep_consumers()
         campaign.produce(1500, rate=400, failing=0.1)
@@ -133,7 +134,7 @@ async def test_an_operator_who_closes_alarms_and_deletes(node: RabbitNode) -> No
         assert await blows.close_connections(campaign)
         await blows.memory_alarm(campaign, node, 1.0)
         await campaign.until_calm()
-        # What lies in a queue goes with it: it is empty now, and comes back with its consumers.
+        # A deleted queue loses its messages. It is empty now and is recreated by its consumers.
         assert await blows.delete_queue(campaign, "left") == 0
         await campaign.until(lambda: _exists(campaign, "left"))
         campaign.produce(300, failing=0.1)

@@ -36,7 +36,7 @@ def _exists(path: Path, test: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Table rows cell by cell, list items and paragraphs; headings and heads of tables say nothing."""
+    """Table rows cell by cell, list items and paragraphs, without headings."""
     found: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=- )", text):
         lines = block.strip().splitlines()
@@ -61,13 +61,12 @@ def _problems(text: str) -> list[str]:
     return wanting + unknown + unused
 
 
-def test_every_sentence_of_the_guarantees_names_a_test_that_exists() -> None:
-    """No promise without its test."""
+def test_every_sentence_of_guarantees_names_an_existing_test() -> None:
     assert _problems(_GUARANTEES.read_text(encoding="utf-8")) == []
 
 
-def test_a_sentence_without_a_test_would_be_noticed() -> None:
-    """As would a mark that leads nowhere, and a line that nobody needs."""
+def test_sentence_without_test_is_reported() -> None:
+    """So are a mark without a target and an unused line."""
     good = "# G\n\nIt holds [a].\n\n## The tests\n\n- [a] `tests/x.py::test_a`\n"
     assert _problems(good) == []
     assert _problems(good.replace(" [a].", ".")) == ["It holds.", "a"]
@@ -77,15 +76,14 @@ def test_a_sentence_without_a_test_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", _PROMISING)
-def test_every_named_test_exists(name: str) -> None:
-    """Whatever a page calls by its path is there."""
+def test_every_test_named_on_pages_exists(name: str) -> None:
     named = _NAMED.findall((ROOT / "docs" / "explanation" / name).read_text(encoding="utf-8"))
     assert len(named) > 10
     assert [f"{path}::{test}" for path, test in named if not _exists(ROOT / path, test)] == []
 
 
 def _long_run(folder: Path, *arguments: str) -> str:
-    """The long run as a process, in its smallest form; the page that it writes."""
+    """Run the smallest long run as a process and return the page it writes."""
     command = [sys.executable, "-m", "tests.faults", *arguments, "--seeds", "3", "--fuzz", "20"]
     command += ["--http", "1", "--kept", str(folder / "kept"), "--page", str(folder / "p.md")]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -93,8 +91,10 @@ def _long_run(folder: Path, *arguments: str) -> str:
     return (folder / "p.md").read_text(encoding="utf-8")
 
 
-def test_the_long_run_keeps_its_counts_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    """What has ended is not done again, whatever stands in the last line, and the page has all of it."""
+def test_long_run_stores_results_and_continues(tmp_path: Path) -> None:
+    """Finished blocks are not repeated, even after an incomplete last line, and the page contains
+    all of them.
+    """
     first = _long_run(tmp_path, "simulation", "fuzz")
     assert "| simulation | 3 seeds | embedded |" in first
     kept = tmp_path / "kept" / "results.ndjson"
@@ -108,8 +108,8 @@ def test_the_long_run_keeps_its_counts_and_goes_on_where_it_was(tmp_path: Path) 
     assert kept.read_text(encoding="utf-8").count('"block": "simulation embedded 0"') == 1
 
 
-def test_blocks_of_one_part_are_one_row_and_a_failed_block_is_told(tmp_path: Path) -> None:
-    """Of several results for one block the last counts; blocks are added up for each broker."""
+def test_blocks_of_part_are_one_row_and_failed_block_is_reported(tmp_path: Path) -> None:
+    """The last result of a block counts. Blocks are summed by broker."""
     results = Results(tmp_path / "results.ndjson")
     for number, broker in ((0, "4.0"), (1, "4.0"), (0, "4.3")):
         part = Part("fault matrix", "", f"RabbitMQ {broker}")
@@ -119,14 +119,14 @@ def test_blocks_of_one_part_are_one_row_and_a_failed_block_is_told(tmp_path: Pat
     told = page("", results.tally(["matrix", "storm"]), "x")
     assert "| RabbitMQ 4.0 | 20 | 4 | 4 | 0 | 0 | 0 | 2 | 4 |" in told
     assert "| broker: kill -9 | 4 | 2 |" in told
-    assert "failed: did not come to its end" in told
+    assert "failed: did not finish" in told
     assert results.done() == {"matrix 4.0 0", "matrix 4.0 1", "matrix 4.3 0"}
     results.append(Result("storm 4.0 0"))
     assert not results.tally(["matrix", "storm"]).failed
 
 
-def test_the_report_says_what_was_counted_and_what_broke() -> None:
-    """Its own words stay; the tables are written anew, and a broken promise is not hidden."""
+def test_report_rewrites_tables_and_shows_broken_promises() -> None:
+    """The text of the page is kept."""
     found = Finding(Promise.LOST, "7", "left", "confirmed, and nowhere")
     fine = Part("fault matrix", "2 rounds", "RabbitMQ 3.10.8")
     fine.add(Verdict(10, 10, 12, {"broker:_kill_-9": 2}, 1, 3, ()))
@@ -137,7 +137,7 @@ def test_the_report_says_what_was_counted_and_what_broke() -> None:
     assert "**10 confirmed messages, 2 faults, 0 lost**" in written
     assert "| broker: kill -9 | 2 |" in written
     assert "1 (expected)" in written
-    assert "No other promise was broken" in written
+    assert "No message was stuck" in written
     assert page(written, Tally([fine, lossy]), "make test-faults") == written
     broken = Part("fault matrix", "", "RabbitMQ 3.10.8")
     broken.add(Verdict(5, 5, 5, {}, 0, 0, (found,)))

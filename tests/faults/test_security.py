@@ -59,8 +59,8 @@ _HOSTILE = '\x1b[2J\x1b]0;owned\x07\r\n{"event":"forged"}\u2028\u202eevil\x00../
     ],
     ids=" ".join,
 )
-def test_no_command_shows_the_password(command: tuple[str, ...], tmp_path: Path) -> None:
-    """The broker is away, everything is logged, and the password is nowhere in what is said."""
+def test_no_command_prints_password(command: tuple[str, ...], tmp_path: Path) -> None:
+    """The broker is unreachable and everything is logged."""
     (tmp_path / "shop.py").write_text("import hopback\napp = hopback.App('shop')\n")
     environment = {
         **os.environ,
@@ -75,7 +75,10 @@ def test_no_command_shows_the_password(command: tuple[str, ...], tmp_path: Path)
 
 
 def _said_by(command: list[str], folder: Path, environment: dict[str, str]) -> bytes:
-    """What it says until it ends; one that waits for its broker is ended a moment after it spoke."""
+    """Its output until it ends.
+
+    A command that waits for its broker is ended soon after its first output.
+    """
     with (folder / "out").open("wb") as out:
         process = subprocess.Popen(
             command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
@@ -92,8 +95,8 @@ def _said_by(command: list[str], folder: Path, environment: dict[str, str]) -> b
     return (folder / "out").read_bytes()
 
 
-async def test_no_object_or_error_shows_the_password() -> None:
-    """Not the broker, its address, its failure, the database, nor what wraps them."""
+async def test_no_object_or_error_shows_password() -> None:
+    """Checked are the broker, its URL, its errors, the database and their wrappers."""
     broker = RabbitMQ(_NOWHERE)
     with pytest.raises(ConnectionFailed) as caught:
         await broker.connect()
@@ -111,8 +114,8 @@ async def test_no_object_or_error_shows_the_password() -> None:
     assert [text for text in shown if CANARY in text] == []
 
 
-def test_the_broker_is_verified_unless_told_otherwise() -> None:
-    """An `amqps` address verifies the certificate and its name; the plain one has no TLS at all."""
+def test_amqps_verifies_certificate_by_default() -> None:
+    """A plain URL has no TLS."""
     tls = parse_url("amqps://h/").tls
     assert tls is not None
     assert tls.verify
@@ -124,7 +127,7 @@ def test_the_broker_is_verified_unless_told_otherwise() -> None:
 
 @in_virtual_time
 async def test_no_message_can_forge_a_log_line() -> None:
-    """Hostile ids, types and reasons through the whole runtime: one line each, nothing unescaped."""
+    """Hostile ids, types and reasons pass through the whole runtime."""
     lines, screen = io.StringIO(), io.StringIO()
     clock = ManualClock()
     app = App("shop")
@@ -151,8 +154,8 @@ async def test_no_message_can_forge_a_log_line() -> None:
 
 
 @in_virtual_time
-async def test_no_name_leads_an_export_out_of_its_folder(tmp_path: Path) -> None:
-    """Queues and messages with paths for names: a discard writes one file, named by us, in its place."""
+async def test_hostile_names_cannot_move_export_out_of_its_folder(tmp_path: Path) -> None:
+    """A discard writes one file with a generated name."""
     folder = tmp_path / "in" / "exports"
     folder.mkdir(parents=True)
     queue = "../../outside/evil.dlq"
@@ -187,8 +190,8 @@ async def _fill(broker: EmbeddedBroker, queue: str) -> None:
 
 
 @in_virtual_time
-async def test_no_line_of_an_import_reaches_a_file() -> None:
-    """Names in lines are names of queues: one that does not exist is refused, and nothing is written."""
+async def test_import_line_cannot_write_file() -> None:
+    """Names in lines are names of queues. A missing queue is refused."""
     broker = EmbeddedBroker()
     await _fill(broker, "shop.dlq")
     async with Operations(ManagedBroker(broker)) as operations:
@@ -223,14 +226,17 @@ async def test_no_line_of_an_import_reaches_a_file() -> None:
         "",
     ],
 )
-def test_a_push_target_is_a_plain_address(url: str) -> None:
-    """Only http and https, without credentials, blanks or line breaks."""
+def test_push_target_must_be_plain_http_url(url: str) -> None:
+    """Credentials, blanks and line breaks are refused."""
     with pytest.raises(InvalidTopology, match="without credentials"):
         PushTarget(url)
 
 
-async def test_no_message_chooses_where_it_is_pushed() -> None:
-    """Addresses in every field of a message: the one request goes to the configured path and host."""
+async def test_message_cannot_choose_push_target() -> None:
+    """Every field of the message contains an address.
+
+    The request goes to the configured host and path.
+    """
     requests: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -265,8 +271,7 @@ async def test_no_message_chooses_where_it_is_pushed() -> None:
 # --- the code --------------------------------------------------------------------------------------
 
 
-def test_every_exception_from_the_security_rules_gives_its_reason() -> None:
-    """`ruff` applies its security rules to the library; where one is waived, the line says why."""
+def test_every_waived_security_rule_has_a_reason() -> None:
     waived = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in sorted((ROOT / "src").rglob("*.py"))
@@ -276,8 +281,7 @@ def test_every_exception_from_the_security_rules_gives_its_reason() -> None:
     assert waived == []
 
 
-def test_nothing_is_unpickled_or_evaluated() -> None:
-    """Messages, files and definitions are data: nothing of ours makes code of them."""
+def test_source_never_unpickles_or_evaluates() -> None:
     risky = re.compile(
         r"^\s*(import|from)\s+(pickle|marshal|shelve|yaml)\b|(?<![\w.])(eval|exec)\(|shell=True"
     )
@@ -297,8 +301,8 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     assert risky.search("x = eval(text)")
 
 
-def test_a_bomb_is_not_unpacked() -> None:
-    """A body is never decompressed to be handled: what is not JSON is refused as it is."""
+def test_compression_bomb_is_not_decompressed() -> None:
+    """A body that is not JSON is refused unchanged."""
     bomb = gzip.compress(b"0" * 10_000_000)
     with pytest.raises(Undecodable):
         decoder_for(dict)(bomb)

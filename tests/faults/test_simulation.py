@@ -11,13 +11,13 @@ import pytest
 from tests.faults.simulation import play, setting_of
 
 SEEDS = 200
-"""How many seeds the short form plays; `make test-faults` plays thousands."""
+"""Number of seeds in the short form. `make test-faults` runs thousands."""
 _EACH = 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, _EACH))
 def test_no_seed_breaks_a_promise(first: int) -> None:
-    """Cuts, lost confirms, nacks, returns, slow lines, alarms, restarts and killed processes."""
+    """Cuts, lost confirms, nacks, returns, slow connections, alarms, restarts and killed processes."""
     for seed in range(first, first + _EACH):
         try:
             play(seed).verdict.require()
@@ -26,8 +26,7 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
             raise
 
 
-def test_the_seeds_meet_every_kind_of_fault_and_design() -> None:
-    """What is never drawn would prove nothing."""
+def test_seeds_cover_every_fault_and_design() -> None:
     settings = [setting_of(seed) for seed in range(SEEDS)]
     assert {str(one.version) for one in settings} == {"3.10", "4.0", "4.3"}
     assert len({one.design for one in settings}) == 7
@@ -40,8 +39,8 @@ def test_the_seeds_meet_every_kind_of_fault_and_design() -> None:
     assert {"cut-before-settle", "cut-after-settle"} <= struck
 
 
-def test_a_seed_repeats_itself() -> None:
-    """The same history, entry by entry, in this process and in another one."""
+def test_seed_repeats_its_history() -> None:
+    """The entries are equal in this process and in another one."""
     seeds = range(12)
     here = [play(seed).digest for seed in seeds]
     assert [play(seed).digest for seed in seeds] == here
@@ -51,6 +50,5 @@ def test_a_seed_repeats_itself() -> None:
     assert [line.split()[1] for line in told.stdout.splitlines()] == here
 
 
-def test_different_seeds_differ() -> None:
-    """Or all would prove the same."""
+def test_different_seeds_have_different_histories() -> None:
     assert len({play(seed).digest for seed in range(12)}) == 12

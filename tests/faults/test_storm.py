@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.broker, pytest.mark.waits(90), pytest.mark.xdist_group("fault-storm")]
 
 
-async def test_faithful_ratatoskr_loses_messages_and_the_checker_says_so(node: RabbitNode) -> None:
-    """Quorum queues, at-most-once dead-lettering: within eight kills some are gone, and only that."""
+async def test_storm_loses_messages_in_faithful_ratatoskr(node: RabbitNode) -> None:
+    """At-most-once dead-lettering of quorum queues loses messages within eight kills.
+
+    No other promise is broken.
+    """
     lost = 0
     async for verdict in storms(node, "ratatoskr-faithful", kills=8, until_lost=True):
         lost += verdict.count(Promise.LOST)
@@ -25,8 +28,10 @@ async def test_faithful_ratatoskr_loses_messages_and_the_checker_says_so(node: R
 
 
 @pytest.mark.parametrize("design", ["ratatoskr-hardened", "recommended"])
-async def test_hardened_and_recommended_lose_nothing(node: RabbitNode, design: str) -> None:
-    """The same storm; `make test-faults` lets it rage more often."""
+async def test_storm_loses_no_message_in_hardened_and_recommended(
+    node: RabbitNode, design: str
+) -> None:
+    """`make test-faults` runs more storms."""
     async for verdict in storms(node, design, kills=1):
         verdict.require()
         assert verdict.confirmed == 4000

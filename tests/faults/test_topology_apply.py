@@ -1,4 +1,4 @@
-"""`hopback topology apply` killed in the middle: what stands is sound, and applying again completes it."""
+"""`hopback topology apply` killed midway leaves a valid topology, and the next apply completes it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ async def _is_taken(channel: Channel, message: Message) -> bool:
 
 
 async def _killed_at(process: Process, connection: Connection, queue: str) -> bool:
-    """Kill -9 as soon as the queue is there; whether the process was still at work."""
+    """Kill with SIGKILL as soon as the queue exists.
+
+    Return whether the process was still running.
+    """
     async with asyncio.timeout(_PATIENCE):
         while not await _exists(connection, queue):
             pass  # every look waits for the broker's answer
@@ -67,10 +70,10 @@ async def _killed_at(process: Process, connection: Connection, queue: str) -> bo
     return running
 
 
-async def test_a_killed_apply_leaves_nothing_wrong_and_is_completed_by_the_next(
+async def test_killed_apply_is_completed_by_next_apply(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Killed at four places, applied again: everything is there once, and the messages stay."""
+    """It is killed at four places. All objects exist once, and the messages stay."""
     desired = DESIGNS["freeflow"].build({}, hardened=True)
     names = [queue.name for queue in desired.queues]
     connection = await RabbitMQ(amqp_url).connect("test")

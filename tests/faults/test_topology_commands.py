@@ -1,6 +1,6 @@
-"""Topology commands lose nothing while somebody holds messages or the broker is killed under them.
+"""Topology commands lose no message while other clients hold messages or the broker is killed.
 
-The broker has RabbitMQ's own ticks of 5 s, by which its numbers are old.
+The broker has RabbitMQ's default ticks of 5 s, so its numbers are stale.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def node(request: pytest.FixtureRequest) -> Iterator[RabbitNode]:
 
 
 def lost(stand: Stand, found: Counter[int]) -> list[int]:
-    """What was confirmed and is nowhere."""
+    """Confirmed messages that are missing."""
     return sorted(stand.confirmed - set(found))
 
 
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
-async def test_a_page_that_holds_messages_keeps_its_queue(node: RabbitNode) -> None:
-    """`migrate` refuses and names the session; when that is over every message is there, once."""
+async def test_migrate_refuses_while_page_holds_messages(node: RabbitNode) -> None:
+    """It names the session. When the session is over, every message exists once."""
     async with stand_on(node) as stand:
         assert await kills.held_by_a_page(stand) == 4
         assert "100 messages of 'raffle_dlq' are held unacked" in kills.said(stand)
@@ -59,8 +59,8 @@ async def test_a_page_that_holds_messages_keeps_its_queue(node: RabbitNode) -> N
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
-async def test_what_the_broker_holds_back_keeps_its_queue(node: RabbitNode) -> None:
-    """Nothing is ready in the retry queue, its main queue is missing: `migrate` refuses."""
+async def test_migrate_refuses_while_broker_holds_messages_back(node: RabbitNode) -> None:
+    """No message is ready in the retry queue, and its main queue is missing."""
     async with stand_on(node) as stand:
         hardened = ("raffle", "--hardened", "--yes")
         await stand.until_done("topology", "apply", *hardened)
@@ -71,7 +71,7 @@ async def test_what_the_broker_holds_back_keeps_its_queue(node: RabbitNode) -> N
         assert await stand.run(*shorter) == 4
         assert "60 messages of 'raffle_retry_10s'" in kills.said(stand)
         await stand.until_done("topology", "apply", *hardened, "--skip-conflicts")
-        # Else it tries again 180 s after the last time; a broker that starts tries at once.
+        # Otherwise the next attempt is 180 s after the last. A starting broker tries at once.
         await asyncio.to_thread(node.restart)
         found = await stand.audit()
         assert lost(stand, found) == []
@@ -79,8 +79,8 @@ async def test_what_the_broker_holds_back_keeps_its_queue(node: RabbitNode) -> N
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
-async def test_a_broker_killed_during_a_migration(node: RabbitNode) -> None:
-    """Killed three times, the command is started again and nothing is lost."""
+async def test_broker_killed_during_migration_loses_no_message(node: RabbitNode) -> None:
+    """It is killed three times, and the command is started again."""
     async with stand_on(node) as stand:
         await kills.killed_migrating(stand)
         found = await stand.audit()
@@ -89,8 +89,11 @@ async def test_a_broker_killed_during_a_migration(node: RabbitNode) -> None:
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
-async def test_a_broker_killed_during_a_replacement(node: RabbitNode) -> None:
-    """Killed twice, before the delete and when the new queue is there: started again it is finished."""
+async def test_broker_killed_during_replacement_loses_no_message(node: RabbitNode) -> None:
+    """It is killed before the delete and after the new queue exists.
+
+    The next command completes the replacement.
+    """
     async with stand_on(node) as stand:
         await kills.killed_replacing(stand)
         found = await stand.audit()
@@ -100,8 +103,8 @@ async def test_a_broker_killed_during_a_replacement(node: RabbitNode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("node", _NEWER, indirect=True)
-async def test_a_broker_killed_while_a_limit_is_lifted_and_reverted(node: RabbitNode) -> None:
-    """Nothing is lost, the limit is not restored over messages, and it is when they have moved."""
+async def test_broker_killed_while_limit_is_lifted_loses_no_message(node: RabbitNode) -> None:
+    """The limit is restored only after the messages have moved."""
     async with stand_on(node) as stand:
         refused, restored = await kills.killed_reverting(stand)
         found = await stand.audit()

@@ -23,7 +23,7 @@ _SHORT = Timings(dead_letter_retry_ms=2_000, tick_ms=500, statistics_ms=500)
 
 
 async def _failed(block: Awaitable[Part | list[Part] | Result]) -> list[str]:
-    """What was broken in a block, in words."""
+    """The broken promises of a block in words."""
     found = await block
     parts = (
         [found] if isinstance(found, Part) else found.parts if isinstance(found, Result) else found
@@ -36,7 +36,7 @@ async def _failed(block: Awaitable[Part | list[Part] | Result]) -> list[str]:
 @pytest.mark.parametrize("broker", BROKERS)
 @pytest.mark.parametrize("part", [*ON_BROKERS])
 async def test_every_block_holds_on_every_version(part: str, broker: str) -> None:
-    """Kills, cuts, alarms, deletions, commands, clusters: the same promises everywhere."""
+    """Kills, cuts, alarms, deletions, commands and clusters."""
     site = Site(broker, 0, asyncio.Semaphore(1), 0.05, random.Random(1), _SHORT, quiet=2.0)
     _, block = ON_BROKERS[part]
     assert await _failed(block(site)) == []

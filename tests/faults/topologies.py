@@ -58,7 +58,7 @@ HARDENED = (
     "event-bus-hardened",
     "freeflow-hardened",
 )
-"""The forms that may lose nothing, whatever dies."""
+"""The forms that must not lose a message under any fault."""
 
 _Address = tuple[tuple[str, ...], str, str]
 _TURNS: Mapping[str, tuple[_Address, ...]] = MappingProxyType(

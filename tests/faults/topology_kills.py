@@ -1,4 +1,6 @@
-"""Topology commands while somebody holds messages, and while the broker is killed at a named moment."""
+"""Topology commands while other clients hold messages, and while the broker is killed at a given
+moment.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,20 @@ REPLACE = (
     *("--replace", "raffle_dlq"),
 )
 _ON_DISK_S = 2.0
-"""A quorum queue that was declared so shortly before a kill -9 may come back without a leader, on 3.10."""
+"""On 3.10, a quorum queue declared within this time before a kill -9 may return without a leader."""
 
 _SAYS_S = 120.0
-"""How long a command may take to say what is waited for."""
+"""How long a command may take to print the expected output."""
 
 
 def said(stand: Stand) -> str:
-    """Everything that the commands of this stand have said so far."""
+    """The output of all commands of this stand so far."""
     path = stand.folder / "said"
     return path.read_text(errors="replace") if path.exists() else ""
 
 
 async def _killed_when(stand: Stand, text: str, *command: str, after_s: float = _ON_DISK_S) -> None:
-    """Start a command, kill the broker so long after the command has said this, and bring it back."""
+    """Start a command, kill the broker some time after this output, and restart it."""
     before = len(said(stand))
     child = stand.start(*command)
     deadline = time.monotonic() + _SAYS_S
@@ -60,7 +62,10 @@ async def _killed_when(stand: Stand, text: str, *command: str, after_s: float = 
 
 
 async def held_by_a_page(stand: Stand) -> int | None:
-    """`migrate` within a tick of a page taking messages; its exit code while the page is open."""
+    """`migrate` within a tick after a page took messages.
+
+    Return its exit code while the page is open.
+    """
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_dlq", 300)
     served = await stand.serve("--topology", "raffle")
@@ -90,7 +95,7 @@ async def killed_replacing(stand: Stand) -> None:
     await stand.put("raffle_queue", 300)
     text = "raffle_dlq: new messages go to raffle_dlq.migrating"
     await _killed_when(stand, text, *REPLACE, after_s=5.0)
-    await stand.put("raffle_dlq.migrating", 20)  # somebody's dead letters, meanwhile
+    await stand.put("raffle_dlq.migrating", 20)  # dead letters of another application, meanwhile
     await _killed_when(stand, "the old queue is gone", *REPLACE)
     await stand.until_done(*MIGRATE)
 

@@ -50,7 +50,7 @@ _FAILING = 0.15
 async def campaigns_on(
     site: Site, node: RabbitNode, designs: Sequence[str], *, proxied: int = -1, consumers: int = 1
 ) -> AsyncIterator[tuple[list[Campaign], Proxy]]:
-    """A campaign for each design, each on a virtual host of its own; one behind a proxy."""
+    """A campaign for each design on a separate virtual host, one of them behind a proxy."""
     group = [
         Campaign(
             node.vhost_url(f"b-{uuid.uuid4().hex[:8]}"),
@@ -73,7 +73,7 @@ async def campaigns_on(
 
 
 async def judged(part: Part, group: Sequence[Campaign]) -> Part:
-    """What the checkers say of all campaigns; what befell their broker is one fault, not several."""
+    """The verdict on all campaigns. A fault of their broker counts once."""
     of_broker: dict[str, int] = {}
     for campaign in group:
         verdict = await campaign.verdict()
@@ -86,7 +86,7 @@ async def judged(part: Part, group: Sequence[Campaign]) -> Part:
 
 
 async def matrix(site: Site) -> Part:
-    """Three designs; every kind of fault, in an order that the block's number decides."""
+    """Three designs with every kind of fault, in an order given by the number of the block."""
     began = time.monotonic()
     designs = HARDENED[site.number % 2 :: 2]
     proxied = site.number // 2 % len(designs)
@@ -114,7 +114,7 @@ async def matrix(site: Site) -> Part:
 async def _strike(
     site: Site, node: RabbitNode, group: list[Campaign], proxied: int, proxy: Proxy
 ) -> None:
-    """Every fault of a block, one right after the other; consumers that died are replaced."""
+    """Inject every fault of a block, one after the other. Dead consumers are replaced."""
     chance, all_of_them, lined = site.chance, blows.Together(group), group[proxied]
     direct = [campaign for campaign in group if campaign is not lined]
     points = chance.sample(_POINTS, len(_POINTS))
@@ -141,12 +141,12 @@ async def _strike(
 
 
 async def _begin_operating(site: Site, campaign: Campaign) -> None:
-    """An operator at work in the middle of it all, who will be killed; nobody waits for him."""
+    """Start an operator that will be killed, without waiting for it."""
     campaign.operate(dies=_dies(site), discard=_discards(site))
 
 
 def _discards(site: Site) -> bool:
-    """Whether the operator of this block discards; otherwise dead letters are re-driven."""
+    """Whether the operator of this block discards. Otherwise it re-drives."""
     return site.number % 4 >= 2
 
 
@@ -156,7 +156,7 @@ def _dies(site: Site) -> str:
 
 
 async def _die_at(campaign: Campaign, dies: str) -> None:
-    """A consumer is replaced by one that kills itself at a step of a move; it is not waited for long."""
+    """Replace a consumer by one that kills itself at a step of a move, and wait briefly."""
     await blows.kill_consumer(campaign, campaign.workers[0], replace=False)
     campaign.keep_consumers(dies=dies)
     doomed = campaign.workers[-1]
@@ -202,7 +202,7 @@ async def storm(site: Site) -> Part:
 
 
 async def _rage(site: Site, node: RabbitNode, group: Sequence[Campaign], each: int) -> None:
-    """All are confirmed before the consumers come; the broker dies while they fail."""
+    """Confirm all messages before the consumers start, and kill the broker while they fail."""
     for campaign in group:
         for worker in campaign.workers:
             await asyncio.to_thread(worker.stop)
@@ -219,11 +219,11 @@ async def _rage(site: Site, node: RabbitNode, group: Sequence[Campaign], each: i
 
 
 _STARTED_S = 15.0
-"""Until the dead-lettering of every queue runs, after a node has come back: three ticks."""
+"""Seconds until the dead-lettering of every queue runs after a node has restarted: three ticks."""
 
 
 async def deletions(site: Site) -> Part:
-    """Each kind of queue is deleted under its consumers; everything but what was in it goes on."""
+    """Delete each kind of queue under its consumers. All other messages continue."""
     began = time.monotonic()
     designs = ("raffle-hardened", "ratatoskr-hardened")
     async with AsyncExitStack() as stack:
@@ -238,9 +238,9 @@ async def deletions(site: Site) -> Part:
                 await campaign.until(lambda campaign=campaign: campaign.count(Kind.PARKED) > 5)  # type: ignore[misc]
             # Before, not after: a consumer that connects anew would declare them anyway.
             await blows.kill_broker(blows.Together(group), node)
-            # RabbitMQ 4.0.5 does not survive the deletion of a retry queue whose dead-lettering is just
-            # starting: its worker finds no queue and takes the supervisor of all of them along, and every
-            # such queue of the node answers 541 until the next restart. Nothing of ours can repair that.
+            # RabbitMQ 4.0.5 does not survive the deletion of a retry queue whose dead-lettering is
+            # starting: its worker finds no queue and ends the supervisor of all of them, and every
+            # such queue of the node answers 541 until the next restart. Hopback cannot repair that.
             await asyncio.sleep(_STARTED_S)
             for kind in ("retry", "dead-letter", "main", "dead-letter", "retry"):
                 for campaign in group:

@@ -1,7 +1,7 @@
-"""A tripwire around a broker: the process kills itself, as `kill -9` would, at a chosen step.
+"""A tripwire around a broker connection: the process kills itself like `kill -9` at a chosen step.
 
-It stands between the application and the library, in the test's own process; the library knows nothing
-of it. The steps of a move are those of the fault matrix: sent, confirmed, about to settle, settled.
+It is between the application and the library in the test process. The library does not know it. The
+steps of a move are those of the fault matrix: sent, confirmed, before the settlement, settled.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Point(StrEnum):
     """Where a process dies."""
 
     HANDLER = "handler"
-    """The handler has ended; nothing was sent."""
+    """The handler has ended. The retry is not sent."""
     RETRY_SENT = "retry-sent"
-    """The retry was written to the socket; its confirm has not come."""
+    """The retry was written to the socket. Its confirm is pending."""
     RETRY_CONFIRMED = "retry-confirmed"
-    """The retry is stored; the delivery is not acked."""
+    """The retry is stored. The delivery is not acked."""
     PARK_SENT = "park-sent"
     PARK_CONFIRMED = "park-confirmed"
     SETTLING = "settling"
@@ -43,7 +43,7 @@ class Point(StrEnum):
     DECLARING = "declaring"
     """In the middle of a topology."""
     MOVED = "moved"
-    """A re-driven message is stored in its queue; the dead letter is not acked."""
+    """A re-driven message is stored in its queue. The dead letter is not acked."""
 
 
 class Tripwire:
@@ -64,7 +64,7 @@ class Tripwire:
         return self._broker.address
 
     async def connect(self, name: str = "hopback") -> Any:
-        """A connection with a tripwire; without a point, a plain one."""
+        """Connect with a tripwire, or without one if no point is given."""
         connection = await self._broker.connect(name)
         return connection if self._point is None else _Connection(connection, self)
 
@@ -113,9 +113,9 @@ class _Channel(_Passing):
 
     def _watched(self, fate: Any, where: str) -> Any:
         sent, confirmed = _points_of(where, self._wire.scope)
-        # What was handed over is written at the end of this turn of the loop.
+        # Pending frames are written at the end of this turn of the loop.
         asyncio.get_running_loop().call_later(0.002, self._wire.step, sent)
-        # Registered before anybody waits for it: the ack has not been asked for yet.
+        # Registered before any waiter, so the ack has not been requested yet.
         fate.add_done_callback(lambda _fate: self._wire.step(confirmed))
         return fate
 
@@ -130,7 +130,7 @@ class _Channel(_Passing):
 
 
 def _points_of(where: str, scope: str) -> tuple[Point, Point]:
-    """What kind of move a publish is part of: the designs name their queues after what they are for."""
+    """The kind of move that a publish is part of, by the name of its queue."""
     if scope != OPERATOR and "retry" in where:
         return Point.RETRY_SENT, Point.RETRY_CONFIRMED
     if scope != OPERATOR and ("dlq" in where or "dlx" in where):

@@ -1,9 +1,9 @@
-"""Run pytest; a few tests that failed beside others are run once more, alone, and named at the end.
+"""Run pytest, run a few failed tests again alone, and list them at the end.
 
-`python -m tests.harness.alone PYTEST-OPTIONS…`, which is part of `make test`. Tests with brokers,
-databases and browsers share two cores, and one that waits for a server may wait longer than its
-patience when three others start theirs. Alone it has the machine. What fails alone is broken; what
-passes only alone is printed, because it needs more patience, or hides a race.
+`python -m tests.harness.alone PYTEST-OPTIONS…` is part of `make test`. Tests with brokers,
+databases and browsers share two cores. A test that waits for a server may exceed its timeout while
+three others start theirs. A test that fails alone is broken. A test that passes only alone is
+printed, because it needs a longer timeout or hides a race.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 _FAILED = Path(".pytest_cache/v/cache/lastfailed")
 _TESTS_FAILED = 1
-"""pytest's exit status where tests failed; others are interruptions, errors of usage, no tests."""
+"""pytest's exit status for failed tests. Others are interruptions, usage errors or no tests."""
 _FEW = 5
 """More than these are not chance."""
 
@@ -29,7 +29,9 @@ def main(options: list[str]) -> int:
     failed = sorted(set(map(plain_name, named)))
     if status != _TESTS_FAILED or not 0 < len(failed) <= _FEW:
         return status
-    sys.stdout.write(f"hopback: {len(failed)} failed beside other tests; once more, alone\n")
+    sys.stdout.write(
+        f"hopback: {len(failed)} failed in parallel with other tests and are run again alone\n"
+    )
     sys.stdout.flush()
     status = _pytest(["-p", "no:xdist", *failed])
     if status == 0:

@@ -12,9 +12,9 @@ __all__ = ["unpack"]
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Everything into the folder, and nothing beside it where tarfile can see to that.
+    """Extract all members into the folder, and only there if tarfile supports filters.
 
-    Python 3.11.2, which is Debian 12's, has no filters yet; what is unpacked here is pinned or our own.
+    Python 3.11.2 of Debian 12 has no filters. All extracted archives are pinned or our own.
     """
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter="data")

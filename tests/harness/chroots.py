@@ -22,9 +22,10 @@ def build_once(
     include: Sequence[str] = (),
     complete: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """The suite's smallest root with the packages to include; made if it is missing, in minutes.
+    """Return the suite's minimal root with the packages.
 
-    It bears its name only when it is complete: what an interrupted run left is made anew.
+    Build it if it is missing, which takes minutes. It gets its final name only when it is complete,
+    so the remains of an interrupted run are not used.
     """
     if not finished.exists():
         partial = finished.with_suffix(".partial")

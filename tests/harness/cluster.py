@@ -1,9 +1,9 @@
-"""Three private RabbitMQ nodes as one cluster, to be killed and cut off from each other.
+"""Three private RabbitMQ nodes as one cluster that can be killed and partitioned.
 
-As root each node has a network namespace of its own, joined by a bridge: a node is cut off by taking its
-link down. Without that right the nodes share the loopback interface, and a node is cut off by stopping
-its process (SIGSTOP), the nearest thing; `means` says which it is. Only addresses of these namespaces,
-or loopback, are ever used.
+As root each node has a separate network namespace on a bridge, and a node is partitioned by taking
+its link down. Without root the nodes share the loopback interface, and a node is partitioned by
+stopping its process (SIGSTOP). `means` names the method. Only addresses of these namespaces or
+loopback are used.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ net_ticktime = 10
 """
 _GUARD = 'cat >/dev/null; for n in 1 2 3; do ip netns del "$0$n"; done; ip link del "$0"'
 _WHOLE_S = 300.0
-"""Ten seconds on a quiet machine; beside five other workers on two cores 90 were not enough."""
+"""Ten seconds on an idle machine. With five other workers on two cores 90 s were not enough."""
 _BACK_S = 60.0
-"""A node that is still away after so long is started again; ten seconds are usual."""
+"""A node that is missing for this long is restarted. Ten seconds are usual."""
 _NOTICED_S = 60.0
-"""A silent node is given up after 7.5 to 12.5 s (`net_ticktime`), later if nobody computes."""
+"""A silent node is given up after 7.5 to 12.5 s (`net_ticktime`), later on an overloaded machine."""
 _NO_ANSWER = (OSError, http.client.HTTPException, ManagementFailed)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a node says of its cluster; a node that does not answer has none."""
+    """The view of a node of its cluster. A node that does not answer has none."""
 
     running: frozenset[str]
     partitions: frozenset[str] = frozenset()
@@ -58,15 +58,14 @@ class View:
 
 
 def to_start_again(views: Mapping[str, View | None], *, patient: bool) -> str | None:
-    """The node that will not join the others unless it is started again, if there is one.
+    """Return the node that has to be restarted to join the others, if there is one.
 
-    Where a link comes back before a node has noticed that it was gone, the node does not pause: it meets
-    the others again after both had gone on alone, and they stay apart for good. Then the one that fewest
-    of them see is started again, as RabbitMQ's guide to partitions has it. Once patience is at its end
-    that is done with whatever keeps them from being one.
+    If a link returns before a node has noticed its loss, the node does not pause. Both sides have
+    continued alone and stay apart. Then the node that the fewest others see is restarted, as
+    RabbitMQ's partition guide recommends. After the timeout, any node that is missing is restarted.
     """
     answered = {name: view for name, view in views.items() if view is not None}
-    # One side alone may tell of a node that has paused, and comes back by itself.
+    # One side alone may report a node that has paused and returns by itself.
     divided = [
         name
         for name, view in answered.items()
@@ -81,7 +80,7 @@ def to_start_again(views: Mapping[str, View | None], *, patient: bool) -> str | 
 
 @dataclass(slots=True)
 class Cluster:
-    """Three nodes; `start` returns when they are one cluster, `remove` leaves nothing behind."""
+    """Three nodes. `start` returns when they form a cluster, `remove` deletes everything."""
 
     installation: Installation = HOST
     timings: Timings = field(default_factory=Timings)
@@ -121,12 +120,12 @@ class Cluster:
         return self
 
     def urls(self, vhost: str) -> tuple[str, ...]:
-        """The addresses of a virtual host on every node; it is created if it is missing."""
+        """The URLs of a virtual host on every node. It is created if it is missing."""
         self.nodes[0].management.create_vhost(vhost)
         return tuple(node.url + vhost for node in self.nodes)
 
     def until_whole(self) -> None:
-        """Return when every node sees three running ones; those that stay away are started again."""
+        """Return when every node sees three running nodes. Nodes that stay away are restarted."""
         deadline = time.monotonic() + _WHOLE_S
         patience = time.monotonic() + _BACK_S
         while not _is_whole(views := {node.name: _view(node) for node in self.nodes}):
@@ -149,10 +148,10 @@ class Cluster:
         raise NodeFailed("no node answers")
 
     def cut_off(self, number: int) -> None:
-        """Let nothing pass between this node and the others, nor its clients.
+        """Block all traffic between this node and the others and its clients.
 
-        Returns when they have given each other up: a link that comes back before one side has noticed
-        leaves a cluster that is divided for good.
+        Return when they have given each other up. A link that returns before one side has noticed
+        leaves a divided cluster.
         """
         cut = self.nodes[number]
         others = [node for node in self.nodes if node is not cut]
@@ -161,7 +160,7 @@ class Cluster:
             losses += [(cut, node, len(cut.log)) for node in others]
             _ip("link", "set", f"{self._name}{number + 1}", "down")
         else:
-            os.kill(cut.pid, signal.SIGSTOP)  # it notices nothing
+            os.kill(cut.pid, signal.SIGSTOP)  # it does not notice
             self._stopped.add(number)
         deadline = time.monotonic() + _NOTICED_S
         while not all(_has_given_up(*loss) for loss in losses):
@@ -196,7 +195,7 @@ class Cluster:
         self._epmd = self._guard = None
 
     def _in_namespaces(self) -> list[RabbitNode]:
-        """Namespaces `…1` to `…3` on a bridge; the guard removes them when we end, however we do."""
+        """Namespaces `…1` to `…3` on a bridge. The guard removes them when this process ends."""
         self._guard = subprocess.Popen(
             ["sh", "-c", _GUARD, self._name],
             stdin=subprocess.PIPE,
@@ -284,7 +283,7 @@ def _can_separate() -> bool:
 
 
 def _has_given_up(node: RabbitNode, gone: RabbitNode, since: int) -> bool:
-    """Whether it says, in what it logged since, that the other one is down."""
+    """Whether its log since then reports the other node as down."""
     return re.search(rf"node '?{re.escape(gone.name)}'? down", node.log[since:]) is not None
 
 

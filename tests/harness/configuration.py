@@ -35,10 +35,10 @@ _ADVANCED = """\
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the node waits; shorter than a production node where nothing is hidden by that.
+    """Timeouts of the node, shorter than in production unless that would hide a problem.
 
-    At-least-once dead-lettering tries again what it could not deliver as late as it does in
-    production, so that no test depends on it unawares.
+    At-least-once dead-lettering retries as late as in production, so that no test depends on a
+    shorter time.
     """
 
     consumer_timeout_ms: int = 120_000
@@ -64,10 +64,10 @@ def write_files(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, s
 
 
 def _link_applications(node: RabbitNode) -> None:
-    """A folder of plugins with what this node needs, and nothing else.
+    """A plugin folder with only the applications that this node needs.
 
-    Erlang looks for each of a thousand modules in the folders of all seventy applications, one after
-    the other: with those that it needs, a node starts with a quarter less work.
+    Erlang searches each of a thousand modules in the folders of all seventy applications. With
+    fewer folders a node starts with a quarter less work.
     """
     (installed,) = node.installation.root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/plugins")
     folders = {one.name.rpartition("-")[0]: one for one in installed.iterdir() if one.is_dir()}
@@ -91,7 +91,7 @@ def _write_cookie(path: Path, secret: str) -> None:
 
 
 def _environment(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, str]:
-    """Everything the scripts look at; nothing is taken over from our own environment."""
+    """All variables that the scripts read. None is inherited from this process."""
     inside = node.inside
     return {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",

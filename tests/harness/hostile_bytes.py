@@ -73,7 +73,7 @@ def _value(chance: random.Random, depth: int) -> bytes:
 
 
 def raw_properties(chance: random.Random) -> bytes:
-    """Flags and values of a content header; without expiration and user id, which a broker checks."""
+    """Flags and values of a content header without expiration and user id, which a broker checks."""
     flags, parts = 0, []
     for bit in range(15, 1, -1):
         if bit in (8, 4) or chance.random() < 0.4:

@@ -8,12 +8,12 @@ from pathlib import Path
 __all__ = ["HOST", "Installation", "NotInstalled"]
 
 _SCRIPTS = Path("usr/lib/rabbitmq/bin")
-# The mounts live in a mount namespace of their own: they vanish with the process that needed them.
+# The mounts are in a separate mount namespace, so they vanish with the process.
 _INSIDE = 'mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && exec chroot "$0" "$@"'
 
 
 class NotInstalled(RuntimeError):
-    """RabbitMQ, which the broker tests need, is not installed; the text says what to install."""
+    """RabbitMQ is not installed. The message names the packages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
-"""Which worker of a test run takes which tests: half of them wait while the others compute.
+"""Distribute tests to workers: half of the workers take tests that wait.
 
-Some tests spend their time waiting for what a broker does by the clock, and hardly compute. Were they
-all begun at once, two cores would stand idle, and at the end everybody would want to compute. So half
-of the workers take tests marked `waits`, the longest first, as long as there are any, and the other
-half take the rest.
-
-The worker that collects the tests knows their marks, and the process that distributes them only their
-names: the mark is handed on in the name of the group, which pytest-xdist appends to the name of a test.
+Some tests wait for timers of a broker and use little CPU. If they all started at once, two cores
+would be idle first and overloaded at the end. Therefore half of the workers take tests marked
+`waits`, longest first, while there are any, and the others take the remaining tests. The worker
+that collects the tests knows their marks, but the distributing process knows only their names. The
+mark is therefore part of the group name, which pytest-xdist appends to the name of a test.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ def hand_on_waits(items: Iterable[pytest.Item]) -> None:
 
 
 def _seconds(group: str) -> int:
-    """For how long the tests of a group wait; 0 if they compute."""
+    """How long the tests of a group wait in seconds, 0 if they compute."""
     found = _WAITS.search(group)
     return int(found[1]) if found else 0
 
@@ -51,7 +49,7 @@ def that_wait(groups: Iterable[str]) -> list[str]:
 
 
 def chosen(groups: Iterable[str], waits: list[str], *, is_to_wait: bool) -> str:
-    """The group that a worker takes next: of its own kind, as long as there is one."""
+    """The next group of a worker: one of its kind while there is any."""
     if waits and is_to_wait:
         return waits[0]
     others = (group for group in groups if group not in waits)
@@ -59,7 +57,7 @@ def chosen(groups: Iterable[str], waits: list[str], *, is_to_wait: bool) -> str:
 
 
 class Lanes(LoadGroupScheduling):  # type: ignore[misc]
-    """Half of the workers, those who came first, wait; the others compute."""
+    """The first half of the workers takes waiting tests, the others compute."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         waits = [group for group in self._that_wait if group in self.workqueue]

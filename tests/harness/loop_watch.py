@@ -76,7 +76,7 @@ def watch_loops() -> Iterator[list[str]]:
 
 
 def watch_requests(app: ASGIApp) -> ASGIApp:
-    """Return the application; each of its steps between two pauses is measured."""
+    """Return the application with every step between two suspensions measured."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         name = f"{scope.get('method')} {scope.get('path')}"
@@ -101,5 +101,5 @@ class _Watched:
             try:
                 value = yield awaited
                 send = self._work.send
-            except BaseException as error:  # a cancellation, or the error of what was awaited
+            except BaseException as error:  # a cancellation, or the error of the awaited object
                 send, value = self._work.throw, error

@@ -13,7 +13,7 @@ __all__ = ["Management", "ManagementFailed"]
 
 
 class ManagementFailed(RuntimeError):
-    """The HTTP API answered with an error; `status` is its code."""
+    """The HTTP API returned an error with code `status`."""
 
     def __init__(self, method: str, path: str, status: int, answer: str) -> None:
         self.status = status
@@ -26,10 +26,13 @@ class Management:
 
     url: str
     patience: float = 20.0
-    """Seconds; a node that is cut off from its cluster may never answer."""
+    """Seconds. A node that is partitioned from its cluster may never answer."""
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Make one call below `/api` and return the decoded answer; ManagementFailed if refused."""
+        """Make one call below `/api` and return the decoded answer.
+
+        Raise ManagementFailed on an error.
+        """
         address = urlsplit(self.url)
         line = http.client.HTTPConnection(
             address.hostname or "", address.port, timeout=self.patience
@@ -56,10 +59,9 @@ class Management:
         return True
 
     def create_vhost(self, name: str) -> None:
-        """Create a virtual host for guest, if it is missing.
+        """Create a virtual host for guest if it is missing.
 
-        On a cluster that was just formed this may take longer than an answer is waited for; asked again
-        it is there, or is made.
+        On a new cluster this may exceed the timeout of the request. A second request succeeds.
         """
         for more in (True, True, False):
             try:

@@ -1,4 +1,4 @@
-"""A provider of OpenID Connect by another maker, as a process of its own."""
+"""An OpenID Connect provider from another project in a separate process."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 __all__ = ["SECRET", "OidcProvider", "oidc_provider", "oidc_settings"]
 
-SECRET = "the secret of a client, which nobody else knows"
+SECRET = "the secret of a client for the tests"
 
 
 @dataclass(frozen=True, slots=True)
 class OidcProvider:
-    """A running provider. Its people have the role of their name, until told otherwise."""
+    """A running provider. Its users have the role of their name by default."""
 
     issuer: str
     process: subprocess.Popen[str]
 
     def lock(self, name: str) -> None:
-        """Let somebody in no more."""
+        """Lock a user out."""
         self._tell(f"/lock?sub={name}")
 
     def give(self, name: str, *roles: str) -> None:
-        """Somebody has other roles."""
+        """Give a user other roles."""
         self._tell(f"/roles?sub={name}&roles={','.join(roles)}")
 
     def _tell(self, path: str) -> None:
@@ -41,7 +41,10 @@ class OidcProvider:
 
 @contextmanager
 def oidc_provider(page: str, *, secret: str = SECRET, seconds: int = 60) -> Iterator[OidcProvider]:
-    """The provider, for the client `hopback` at that address; its tokens last so many seconds."""
+    """The provider for the client `hopback` at that address.
+
+    Its tokens expire after the given number of seconds.
+    """
     program = str(PROGRAMS / "oidc_provider.mjs")
     process = subprocess.Popen(
         ["node", program, str(oidc_modules()), "hopback", secret, page, str(seconds)],
@@ -60,6 +63,6 @@ def oidc_provider(page: str, *, secret: str = SECRET, seconds: int = 60) -> Iter
 
 
 def oidc_settings(issuer: str, page: str, /, **more: Any) -> dict[str, Any]:
-    """The settings of a service whose people sign in there."""
+    """The settings of a service whose users sign in there."""
     said = {"issuer": issuer, "client_id": "hopback", "page": page}
     return {"auth": {"oidc": {**said, "client_secret_env": "OIDC_SECRET", **more}}}

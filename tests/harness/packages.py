@@ -1,8 +1,8 @@
-"""What the tests need from the system: Debian packages, by purpose. The only list there is.
+"""The only list of the Debian packages that the tests need, by purpose.
 
-Run as `python -m tests.harness.packages PURPOSE …`, which make does before the tests that need it;
-no test installs anything. Whether a package is there is asked of dpkg, never of PATH: a compiler
-that somebody has for another reason says nothing about the headers of a library.
+`python -m tests.harness.packages PURPOSE …` installs them. make runs it before the tests that need
+them, and no test installs a package. Installed packages are queried from dpkg, not from PATH: an
+installed compiler does not imply the headers of a library.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ PURPOSES = {
     "browser": ("chromium",),
     "c-client": ("gcc", "libc6-dev", "librabbitmq-dev"),
     "node-client": ("nodejs", "npm"),
-    # What pages tell their readers to type, and what tests ask: certificates, children of a process.
+    # Tools used by pages and tests: certificates, child processes.
     "commands": ("curl", "git", "openssl", "procps"),
     "cluster": ("iproute2",),
     "chroots": ("debootstrap",),
-    # A network of its own for each broker: `unshare` and `ip`.
+    # A separate network for each broker: `unshare` and `ip`.
     "peers": ("iproute2", "util-linux"),
 }
-"""Purpose → the packages it takes; the parts of a client's purpose are of no use one by one."""
+"""Purpose → its packages. The packages of a client's purpose are needed together."""
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
-# Somebody else's apt may be at work: wait for it rather than fail.
+# Another apt may be running. Wait for it instead of failing.
 _LOCK_S = 600
 
 
 def packages_for(purposes: Sequence[str]) -> list[str]:
-    """The packages of these purposes; ValueError names what is no purpose."""
+    """The packages of these purposes. ValueError names an unknown purpose."""
     unknown = sorted(set(purposes) - PURPOSES.keys())
     if unknown:
         raise ValueError(f"expected purposes among {', '.join(PURPOSES)}; got {', '.join(unknown)}")
@@ -49,9 +49,9 @@ def packages_for(purposes: Sequence[str]) -> list[str]:
 
 
 def missing(packages: Sequence[str]) -> list[str]:
-    """Those of the packages that are neither installed nor provided by one that is.
+    """The packages that are neither installed nor provided by an installed one.
 
-    Another maker's nodejs brings npm along and says so: Debian's would not go in beside it.
+    The nodejs of another vendor provides npm. Debian's npm cannot be installed next to it.
     """
     query = [
         "dpkg-query",
@@ -69,11 +69,11 @@ def missing(packages: Sequence[str]) -> list[str]:
 
 
 def install(purposes: Sequence[str]) -> None:
-    """Install what is missing; RuntimeError says what to do where that is not possible."""
+    """Install missing packages. RuntimeError contains the remedy if that is not possible."""
     packages = packages_for(purposes)
     if shutil.which("dpkg-query") is None:
         sys.stderr.write(
-            "hopback: this system has no dpkg to ask; the tests take for granted what Debian has in"
+            "hopback: this system has no dpkg. The tests assume the contents of"
             f" {' '.join(packages)}\n"
         )
         return
@@ -92,7 +92,7 @@ def install(purposes: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install what the purposes named on the command line take; 1 where that cannot be."""
+    """Install the packages of the given purposes. Return 1 if that is not possible."""
     try:
         install(arguments)
     except (RuntimeError, ValueError, OSError) as error:
@@ -113,7 +113,7 @@ def _apt(*arguments: str) -> None:
 
 @contextmanager
 def _services_stay_down() -> Iterator[None]:
-    """Keep a freshly installed server from starting: tests start nodes of their own."""
+    """Prevent a newly installed server from starting. Tests start private nodes."""
     if _POLICY.exists():
         yield
         return

@@ -14,7 +14,7 @@ from pathlib import Path
 __all__ = ["PostgresFailed", "PostgresNode"]
 
 _MISSING = (
-    "the tests need PostgreSQL and found none; as root run "
+    "the tests need PostgreSQL and found none. As root run "
     "`python -m tests.harness.packages postgresql`, or install it your system's way"
 )
 _ACCOUNTS = ("postgres", "nobody")
@@ -28,11 +28,11 @@ rm -rf "$0"
 
 
 class PostgresFailed(RuntimeError):
-    """The server could not be started; the text says why."""
+    """The server could not be started. The message contains the reason."""
 
 
 class PostgresNode:
-    """One server on a free loopback port; it trusts whoever can reach that port."""
+    """One server on a free loopback port. It trusts every client of that port."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="hopback-postgres-"))
@@ -46,7 +46,7 @@ class PostgresNode:
         return f"postgresql://hopback@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> PostgresNode:
-        """Make the data folder if need be, and start; returns when it answers."""
+        """Create the data folder if necessary, start the server and wait until it answers."""
         if not self._data.exists():
             self._folder.chmod(0o755)
             self._data.mkdir()
@@ -65,7 +65,7 @@ class PostgresNode:
             )
         options = (
             f"-p {self.port} -k {self._data} -c listen_addresses=127.0.0.1 -c fsync=off"
-            " -c max_connections=300"  # every test of every worker may have a pool of its own
+            " -c max_connections=300"  # every test of every worker may have a pool
         )
         self._run(
             "pg_ctl", "-D", self._data, "-l", self._data / "log", "-w", "-o", options, "start"
@@ -73,7 +73,7 @@ class PostgresNode:
         return self
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it; `immediate` is as good as a crash."""
+        """Stop it. `immediate` equals a crash."""
         self._run("pg_ctl", "-D", self._data, "-m", mode, "-w", "stop")
 
     def restart(self, mode: str = "fast") -> None:
@@ -96,7 +96,7 @@ class PostgresNode:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: object) -> None:
-        """Run one of the server's programs; as root it runs as the server's own account."""
+        """Run a program of the server. As root it runs as the account of the server."""
         command = [str(self._programs / program), *map(str, arguments)]
         if os.geteuid() == 0:
             command = ["setpriv", f"--reuid={_account()}", "--clear-groups", *command]

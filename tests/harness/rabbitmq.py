@@ -1,7 +1,8 @@
-"""One private RabbitMQ node: own cookie, epmd, ports and folders; nothing of it outlives the run.
+"""One private RabbitMQ node with its own cookie, epmd, ports and folders, all removed at the end.
 
-Everything lies below one temporary folder. A guard process waits on a pipe whose other end we
-hold: when we end, however we end, the guard kills the node and removes the folder.
+All files are below one temporary folder. A guard process waits on a pipe whose other end this
+process holds. When this process ends, even by SIGKILL, the guard kills the node and removes the
+folder.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ rm -rf "$0"
 
 
 class NodeFailed(RuntimeError):
-    """A private node did not do what was asked; the text holds the end of its log."""
+    """A private node failed. The message contains the end of its log."""
 
 
 @dataclass(slots=True)
 class RabbitNode:
-    """A RabbitMQ of our own, on the loopback interface.
+    """A private RabbitMQ on the loopback interface.
 
     `start` returns when it answers AMQP and HTTP. `stop` ends it in order and keeps its data,
-    `kill` ends it as a power cut would, `restart` brings it back; `remove` leaves nothing behind.
+    `kill` ends it like a power failure, `restart` starts it again, and `remove` deletes everything.
     """
 
     installation: Installation = HOST
@@ -55,18 +56,18 @@ class RabbitNode:
     conf: str = ""
     """Further lines for `rabbitmq.conf`."""
     lifeline: int | None = None
-    """A descriptor whose end of file means that nobody needs the node; by default, our own end."""
+    """A descriptor whose end of file ends the node. By default, the end of this process."""
     address: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
-    """What every program of the node is run by: `ip netns exec …` puts it into a network of its own."""
+    """The command prefix of every program of the node: `ip netns exec …` gives it a separate network."""
     cookie: str = ""
-    """Nodes of one cluster share it; by default it is the node's own."""
+    """Nodes of one cluster share it. By default a node has a separate one."""
     epmd_port: int = 0
-    """That of an epmd which somebody else runs; by default the node has one of its own."""
+    """The port of an existing epmd. By default the node starts one."""
     shared_epmd_port: int = 0
-    """The port of its own epmd, where the nodes of a cluster have to know it."""
+    """The port of its epmd, if the nodes of a cluster have to know it."""
     amqp_port: int = 0
-    """By default a free one; so the other."""
+    """By default a free one, as for the other port."""
     management_port: int = 0
     name: str = ""
     inside: Path = Path("/nonexistent")
@@ -134,7 +135,7 @@ class RabbitNode:
         return self
 
     def stop(self) -> None:
-        """End it in order; its data stays. Up to 30 seconds."""
+        """Stop it in order and keep its data. This takes up to 30 seconds."""
         if not self._processes:
             return
         os.kill(self.pid, signal.SIGTERM)
@@ -143,19 +144,19 @@ class RabbitNode:
         self._end_processes()
 
     def kill(self) -> None:
-        """End it as `kill -9` does; its data stays as it is on disk at that moment."""
+        """End it with SIGKILL. Its data stays as it is on disk at that moment."""
         pid = self.pid
         os.kill(pid, signal.SIGKILL)
         self._end_processes()
         _await_end(pid)
 
     def restart(self) -> None:
-        """Start it again; stops it in order first if it still runs."""
+        """Start it again. Stop it in order first if it is running."""
         self.stop()
         self.start()
 
     def ctl(self, *arguments: str) -> str:
-        """Run `rabbitmqctl` on it and return what it printed; NodeFailed if it failed."""
+        """Run `rabbitmqctl` and return its output. Raise NodeFailed if it fails."""
         command = self.installation.command(
             self.installation.script("rabbitmqctl"), "--quiet", *arguments
         )
@@ -228,7 +229,7 @@ class RabbitNode:
             os.close(reading)
 
     def _spawn(self, program: str, *arguments: str) -> None:
-        """Run a program of the node in a process group of its own, known to the guard."""
+        """Run a program of the node in a separate process group that the guard knows."""
         with (self.folder / "output").open("ab") as output:
             process = subprocess.Popen(
                 [*self.prefix, *self.installation.command(program, *arguments)],
@@ -262,7 +263,7 @@ class RabbitNode:
         return ((self.folder / "output").read_text(errors="replace") + self.log)[-4000:]
 
     def _end_processes(self) -> None:
-        """Kill what is left of the node: server, its helpers and epmd."""
+        """Kill the remaining processes of the node: server, helpers and epmd."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -274,7 +275,10 @@ class RabbitNode:
 
 
 def _await_end(pid: int) -> None:
-    """Return when the process is gone: it is no child of ours, and a large one takes a moment to die."""
+    """Return when the process has ended.
+
+    It is not a child, and a large one takes a moment to exit.
+    """
     deadline = time.monotonic() + _STOP_SECONDS
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
@@ -284,7 +288,7 @@ def _await_end(pid: int) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody uses at this moment, all different."""
+    """Different ports that are free at this moment."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

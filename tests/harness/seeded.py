@@ -1,7 +1,7 @@
-"""A small shop on the embedded broker, with failures and dead letters, for the tests of the page.
+"""A small shop on the embedded broker with failures and dead letters for the page tests.
 
-Orders fail by three different errors, a payment provider times out, one queue is empty. What was
-repaired succeeds when it is re-driven; what was not dies again.
+Orders fail with three errors, a payment provider times out, one queue is empty. Repaired failures
+succeed after a re-drive, the others die again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ORDERS, PAYMENTS, MAILS = "orders.created", "payments.capture", "mails.send"
 
 @dataclass
 class Shop:
-    """The application, and what of it is repaired."""
+    """The application and its repaired failures."""
 
     app: App = field(default_factory=lambda: App("shop"))
     repaired: set[str] = field(default_factory=set)
@@ -95,7 +95,7 @@ async def publish(broker: EmbeddedBroker, *messages: Message) -> None:
 async def seeded(
     exports: Path | None = None, *, version: BrokerVersion | None = None, **admin: Any
 ) -> AsyncIterator[SeededService]:
-    """The shop at work, with its dead letters in place; `admin` is for `create_app`."""
+    """Run the shop with its dead letters. `admin` is passed to `create_app`."""
     broker = EmbeddedBroker(version=version or BrokerVersion(4, 3))
     shop = Shop()
     service = Service(shop.app, broker)

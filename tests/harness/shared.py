@@ -1,8 +1,7 @@
-"""One RabbitMQ and one PostgreSQL for the whole test run, whichever of its processes asks first.
-
-The main process of the run opens a named pipe and keeps it open; the guards of the shared servers
-wait for its end of file. So they live as long as the run, also when pytest-xdist's workers
-come and go, and are gone when the run is, also after kill -9.
+"""One RabbitMQ and one PostgreSQL for the whole test run, started by the first process that needs
+them. The main process of the run keeps a named pipe open, and the guards of the shared servers wait
+for its end of file. The servers therefore run until the end of the run, even if pytest-xdist's
+workers restart, and end with it, even after SIGKILL.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _held: list[int] = []
 
 @dataclass(frozen=True, slots=True)
 class SharedNode:
-    """The node of the run: to be used, not to be stopped. Take a virtual host of your own."""
+    """The node of the run. Do not stop it, and use a separate virtual host."""
 
     url: str
     management_url: str
@@ -60,7 +59,7 @@ class SharedNode:
 
 @dataclass(frozen=True, slots=True)
 class SharedPostgres:
-    """The PostgreSQL of the run: to be used, not to be stopped. Take a database of your own."""
+    """The PostgreSQL of the run. Do not stop it, and use a separate database."""
 
     server: str
 
@@ -88,23 +87,23 @@ def end_run() -> None:
 
 
 def shared_node() -> SharedNode:
-    """The run's node; started by the first who asks."""
+    """The node of the run, started by the first caller."""
     return SharedNode(**_known("rabbitmq", _start_rabbitmq))
 
 
 def shared_postgres() -> SharedPostgres:
-    """The run's PostgreSQL; started by the first who asks."""
+    """The PostgreSQL of the run, started by the first caller."""
     return SharedPostgres(**_known("postgresql", _start_postgres))
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """A folder of the run, filled by the first who asks; it goes when the run ends."""
+    """A folder of the run, filled by the first caller and deleted when the run ends."""
     run = Path(os.environ[_VARIABLE])
     folder, done = run / name, run / f"{name}.done"
     with (run / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of somebody who failed
+            shutil.rmtree(folder, ignore_errors=True)  # of a failed process
             folder.mkdir()
             make(folder)
             done.touch()
@@ -112,7 +111,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def _known(name: str, start: Callable[[int], dict[str, str]]) -> dict[str, str]:
-    """Where a server is, as whoever started it has written down."""
+    """The address of a server, as written by the process that started it."""
 
     def write_down(folder: Path) -> None:
         lifeline = os.open(folder.parent / "lifeline", os.O_RDONLY)

@@ -10,10 +10,10 @@ _RELIED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 
 
 def set_signals() -> None:
-    """Let the signals that tests send take effect here and in every process started from here.
+    """Restore the default effect of the signals that tests send, here and in all child processes.
 
-    A shell that puts a run into the background lets it ignore SIGINT, and what a process ignores or
-    blocks, all processes that it starts ignore or block. No test sends SIGHUP: nohup keeps its effect.
+    A shell that runs a job in the background lets it ignore SIGINT, and child processes inherit
+    ignored and blocked signals. No test sends SIGHUP, so nohup keeps its effect.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _RELIED_ON)
     for number in _RELIED_ON:

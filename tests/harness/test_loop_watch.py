@@ -12,7 +12,7 @@ async def _compute(*_: object) -> None:
     sum(range(20_000_000))
 
 
-def test_a_request_that_computes_for_too_long_is_found() -> None:
+def test_request_that_blocks_loop_is_reported() -> None:
     async def ask() -> None:
         await watch_requests(_compute)({"method": "GET", "path": "/slow"}, None, None)  # type: ignore[arg-type]
 
@@ -21,7 +21,7 @@ def test_a_request_that_computes_for_too_long_is_found() -> None:
     assert [text.partition(" in ")[2] for text in found] == ["GET /slow"]
 
 
-def test_a_cancelled_request_ends_and_is_not_reported() -> None:
+def test_cancelled_request_is_not_reported() -> None:
     async def wait(*_: object) -> None:
         await asyncio.Event().wait()
 

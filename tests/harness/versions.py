@@ -1,8 +1,7 @@
-"""RabbitMQ 4.0 and 4.3 beside the installed one: Debian's other suites, each in a chroot.
-
-Run as `python -m tests.harness.versions`, as root; it needs debootstrap and the mirror that apt
-already uses. What exists is not built again. The chroots lie outside the tree, by default in
-`.work/brokers/`; HOPBACK_BROKERS names another folder.
+"""RabbitMQ 4.0 and 4.3 in addition to the installed one, from other Debian suites, each in a
+chroot. `python -m tests.harness.versions` builds them as root with debootstrap and the mirror that
+apt uses. Existing ones are not rebuilt. The chroots are outside the tree, by default in
+`.work/brokers/`. HOPBACK_BROKERS names another folder.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ __all__ = ["SUITES", "build", "installations", "main"]
 SUITES = {"trixie": "4.0", "forky": "4.3"}
 """Debian suite → the RabbitMQ series that it had when this was written."""
 
-# A mirror may stand still for longer than testing's signatures last; the signature itself holds.
+# A mirror may be older than the validity of testing's signatures. The signature itself is still
+# verified.
 _APT = ("apt-get", "--quiet", "--yes", "-o", "Acquire::Check-Valid-Until=false")
 
 
@@ -37,12 +37,12 @@ def installations() -> dict[str, Installation]:
 
 
 def build(suite: str) -> Installation:
-    """The suite's chroot with RabbitMQ in it; made if it is missing, which takes minutes."""
+    """Return the suite's chroot with RabbitMQ. Build it if it is missing, which takes minutes."""
     return Installation(suite, build_once(suite, folder() / suite, complete=_add_rabbitmq))
 
 
 def main() -> int:
-    """Build every chroot that is missing; 1 with the reason where one cannot be built."""
+    """Build every missing chroot. Return 1 with the reason if one cannot be built."""
     for suite in SUITES:
         try:
             build(suite)
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def _add_rabbitmq(root: Path) -> None:
-    """Install the server; a policy keeps the package from starting it."""
+    """Install the server. A policy prevents the package from starting it."""
     chroot = Installation("unfinished", root)
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")

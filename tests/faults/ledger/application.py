@@ -1,4 +1,4 @@
-"""The test application: a handler on each queue that does what its orders say and writes it down."""
+"""The test application: a handler on each queue follows its orders and records each step."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ def ledger_app(
     batch: tuple[str, ...] = (),
     at_run: Callable[[Kind, Order, str], None] = lambda _kind, _order, _queue: None,
 ) -> App:
-    """The application on a topology; `batch` names the queues that are handled in batches.
+    """The application on a topology.
 
-    `at_run` is called before and after each run is written down: the place to die at.
+    `batch` names the queues that are handled in batches. `at_run` is called before and after each
+    run is recorded and may kill the process.
     """
     app = App("ledger", topology=topology)
     for plan in topology.plans:
@@ -101,7 +102,10 @@ def _redrives(context: Context) -> int:
 
 
 def _verdict(order: Order, attempt: int, context: Context) -> tuple[Kind, Outcome | None]:
-    """What the order says of this run; only its first queue fails, and a re-driven one works."""
+    """The outcome that the order requests.
+
+    Only its first queue fails, and a re-driven order succeeds.
+    """
     again = _redrives(context) > 0
     if context.queue != order.to[0] or order.fate is Fate.DONE:
         return Kind.DONE, None
@@ -118,7 +122,7 @@ def _verdict(order: Order, attempt: int, context: Context) -> tuple[Kind, Outcom
 
 
 def _add_batch(app: App, queue: str, pen: Pen, at_run: Callable[[Kind, Order, str], None]) -> None:
-    """Rows are prepared one by one and written together; each has its own outcome."""
+    """Prepare rows one by one and write them together. Each has a separate outcome."""
 
     async def prepare(context: Context) -> tuple[Order, Kind, Outcome | None, int] | Done:
         if not Order.is_one(context.delivery.body):
@@ -153,7 +157,7 @@ class Told:
         self._pen = pen
 
     def wants(self, name: str) -> bool:
-        """Nothing about what went well: the quick way stays the one that is tested."""
+        """Ignore successful deliveries, so that the fast path is tested."""
         return name in _KINDS
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:

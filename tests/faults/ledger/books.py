@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 PROCESS, CONNECTION, BROKER, OPERATOR = "process", "connection", "broker", "operator"
-"""The scopes of a fault: whose deliveries may come twice because of it."""
+"""The scopes of a fault: the deliveries that may be duplicated by it."""
 
 _FOREVER = float("inf")
 _SAID = {Kind.DONE, Kind.FAILED, Kind.HOPELESS, Kind.SNOOZED}
@@ -58,7 +58,7 @@ class Run:
 
 @dataclass(slots=True)
 class Account:
-    """What became of one message in one queue."""
+    """The history of one message in one queue."""
 
     message: str
     queue: str
@@ -80,7 +80,7 @@ class Account:
 
     @property
     def redriven(self) -> int:
-        """How often it was re-driven, as its own header says."""
+        """Number of re-drives according to the header."""
         return max((run.redrives for run in self.runs), default=0)
 
 
@@ -126,20 +126,20 @@ class Books:
     """How long an ack may take to be on the broker's disk."""
 
     def account(self, message: str, queue: str) -> Account:
-        """The account of a message in a queue; opened if there is none."""
+        """Return the account of a message in a queue. Create it if it is missing."""
         found = self.accounts.get((message, queue))
         if found is None:
             found = self.accounts[message, queue] = Account(message, queue)
         return found
 
     def family(self, queue: str) -> dict[str, str]:
-        """The queues in which a message of this queue may rest or wait, with what each is."""
+        """The queues in which a message of this queue may be, with their roles."""
         plan = self.plans[queue]
         waiting = {name: "retry" for name, _ in retry_queues(plan)}
         return {queue: "main", plan.parking.queue: "parked", **waiting}
 
     def went_along(self, account: Account) -> bool:
-        """Whether the message may have been in a queue of its own when an operator deleted that."""
+        """Whether the message may have been in a queue that an operator deleted."""
         family = self.family(account.queue)
         return any(
             _was_in(account, family[queue], at + self.slack)
@@ -148,7 +148,7 @@ class Books:
         )
 
     def explained(self, account: Account) -> bool:
-        """Whether a fault accounts for copies of this message; so does a producer that sent twice."""
+        """Whether a fault or a repeated publish explains copies of this message."""
         return account.sent > 1 or any(f.touches(account, self.slack) for f in self.faults)
 
     def copies(self, account: Account) -> int:
@@ -206,9 +206,9 @@ def keep_books(entries: Iterable[Entry], topology: Topology, *, slack: float = 1
 
 
 def _was_in(account: Account, kind: str, at: float) -> bool:
-    """Whether the message can have lain in its queue of that kind by then.
+    """Whether the message can have been in its queue of that role by then.
 
-    In the main queue whatever was sent; in the others only what a handler had failed of.
+    Every sent message may be in the main queue, only failed ones in the others.
     """
     if kind == "main":
         return account.first_sent <= at
@@ -240,7 +240,7 @@ def _heal(books: Books, entry: Entry) -> None:
 
 
 def _place(books: Books, entry: Entry, destinations: dict[str, list[str]]) -> None:
-    """A message that was found belongs to the account whose queues it lies in, if there is one."""
+    """Assign a found message to the account whose queues contain it, if there is one."""
     mine = (q for q in destinations.get(entry.message, ()) if entry.queue in books.family(q))
     queue = next(mine, None)
     account = books.account(entry.message, entry.queue if queue is None else queue)
@@ -265,7 +265,7 @@ def _book(account: Account, entry: Entry) -> None:
 
 
 def _latest(account: Account, entry: Entry, wanted: Callable[[Run], bool]) -> Iterator[Run]:
-    """The last run of that process and attempt that still lacks what the entry says."""
+    """The last run of that process and attempt without this entry."""
     for run in reversed(account.runs):
         if run.who == entry.who and run.attempt == entry.attempt and wanted(run):
             yield run

@@ -24,12 +24,12 @@ _EARLY_S = 0.005
 
 
 class Promise(StrEnum):
-    """What is promised of every message that the broker confirmed to its producer."""
+    """A guarantee for every message that the broker confirmed to its producer."""
 
     LOST = "lost"
-    """It was handled, or lies in its dead-letter queue, or was discarded on purpose."""
+    """It was handled, is in its dead-letter queue, or was discarded on purpose."""
     STUCK = "stuck"
-    """When everything has calmed down nothing is left in a queue or on its way."""
+    """At the end no message is left in a main or retry queue."""
     STRAYED = "strayed"
     """It reached no queue but those it was sent to, and was parked only if its handler failed."""
     DUPLICATED = "duplicated"
@@ -37,11 +37,11 @@ class Promise(StrEnum):
     BEYOND = "beyond its plan"
     """It was handled no more often than its plan allows, and every attempt was counted."""
     EARLY = "early"
-    """It came back not before its delay was over."""
+    """It did not return before its delay was over."""
     ORDER = "out of order"
     """Messages of one key came one after another, in the order in which they were sent."""
     ALTERED = "altered"
-    """Its body, properties and headers are what was sent."""
+    """Its body, properties and headers are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the checkers say of the books; `duplicates` are those that faults explain."""
+    """The result of the checkers. `duplicates` are those explained by faults."""
 
     messages: int
     confirmed: int
@@ -156,7 +156,7 @@ def _misplaced(account: Account, books: Books) -> Iterator[Finding]:
 
 
 def _expected_runs(account: Account, books: Books) -> int:
-    """How many runs one copy of the message takes when nothing interferes."""
+    """Number of runs of one copy of the message without faults."""
     match account.fate:
         case Fate.DOOMED:
             first = books.plans[account.queue].attempts
@@ -233,7 +233,10 @@ def _early(account: Account, books: Books) -> Iterator[Finding]:
 
 
 def _out_of_order(books: Books) -> Iterator[Finding]:
-    """First runs of one key in one process; what a fault may have turned over is left out."""
+    """First runs of one key in one process that are out of order.
+
+    Messages that a fault may have reordered are omitted.
+    """
     lanes: dict[tuple[str, str, str], list[tuple[Run, Account]]] = {}
     for account in books.accounts.values():
         if account.key == "-" or account.sent != 1:

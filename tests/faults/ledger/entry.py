@@ -1,8 +1,8 @@
-"""Entries: what producers, consumers, operators and fault makers write down, one line each.
+"""Entries written by producers, consumers, operators and fault injectors, one line each.
 
-An entry is written before the act that makes it matter: a run before its ack, so that whatever dies
-afterwards, the books know of it. A line goes to the file in one system call; a killed process leaves
-whole lines.
+An entry is written before its act, for example a run before its ack, so the books are complete even
+if the process dies. A line is written by one system call, so a killed process leaves complete
+lines.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["Entry", "FilePen", "Kind", "ListPen", "Pen", "read_entries"]
 
 
 class Kind(StrEnum):
-    """What happened."""
+    """The kind of an entry."""
 
     SENT = "sent"
-    """A producer is about to publish; `note` lists the queues that are to get it."""
+    """A producer is about to publish. `note` lists the destination queues."""
     CONFIRMED = "confirmed"
     BEGUN = "begun"
-    """A handler was called; `note` is `again` if the broker may have handed it out before, and
+    """A handler was called. `note` is `again` if the broker may have delivered it before, and
     `;n` if the message was re-driven n times."""
     DONE = "done"
     FAILED = "failed"
@@ -37,19 +37,19 @@ class Kind(StrEnum):
     ALTERED = "altered"
     """A message came with another body or other properties than it was sent with."""
     RETRIED = "retried"
-    """The runtime said so: a failed delivery was published on and settled."""
+    """Reported by the runtime: a failed delivery was republished and settled."""
     PARKED = "parked"
     ABANDONED = "abandoned"
     DISCARDED = "discarded"
     FOUND = "found"
-    """At the end the message lies in `queue`."""
+    """At the end the message is in `queue`."""
     FAULT = "fault"
     """Something was broken: `queue` is the scope, `who` the victim (`*`: all), `note` its name."""
     HEALED = "healed"
     GONE = "gone"
-    """An operator has deleted `queue`, with what was in it."""
+    """An operator has deleted `queue` with its messages."""
     SAMPLE = "sample"
-    """What a process used at that moment, in `note`."""
+    """The resources of a process at that moment, in `note`."""
 
 
 class Entry(NamedTuple):
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
     note: str = "-"
 
     def line(self) -> bytes:
-        """As it stands in a file."""
+        """The line in the file."""
         return (
             f"{self.at:.6f} {self.kind} {self.who} {self.message} {self.queue} {self.attempt}"
             f" {self.note.replace(' ', '_')}\n"
@@ -87,7 +87,7 @@ class Pen(Protocol):
 
 
 class ListPen:
-    """Writes into a list; a process that was killed writes nothing more."""
+    """Writes into a list. A killed process writes nothing more."""
 
     def __init__(self, entries: list[Entry], who: str, now: Callable[[], float]) -> None:
         self._entries = entries
@@ -104,7 +104,7 @@ class ListPen:
 
 
 class FilePen:
-    """Appends to a file; what was written outlives the process, however it ends."""
+    """Appends to a file that outlives the process."""
 
     def __init__(self, path: Path, who: str, now: Callable[[], float]) -> None:
         self.who = who
@@ -121,9 +121,10 @@ class FilePen:
 
 
 def read_entries(folder: Path, since: dict[str, int] | None = None) -> Iterator[Entry]:
-    """Every entry of every file in a folder; a last line that was cut short is no entry.
+    """Return every entry of every file in a folder.
 
-    With `since` only what was added to each file since it was last read with it.
+    An incomplete last line is ignored. With `since`, return only entries added since the last call
+    with it.
     """
     for path in sorted(folder.glob("*.ledger")):
         with path.open("rb") as lines:

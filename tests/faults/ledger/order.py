@@ -1,4 +1,4 @@
-"""Orders: messages that say themselves what is to become of them."""
+"""Orders: messages that specify how their handler treats them."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ __all__ = ["Fate", "Order", "fates"]
 
 
 class Fate(StrEnum):
-    """What a handler does with an order."""
+    """The treatment of an order by its handler."""
 
     DONE = "done"
     FAIL_ONCE = "fail-once"
     FAIL_TWICE = "fail-twice"
     DOOMED = "doomed"
-    """It fails until it is parked; after a re-drive it works."""
+    """It fails until it is parked. After a re-drive it succeeds."""
     HOPELESS = "hopeless"
-    """It is parked at once; after a re-drive it works."""
+    """It is parked at once. After a re-drive it succeeds."""
     SNOOZE = "snooze"
     POISON = "poison"
     """It kills the process that handles it, every time."""
 
     @property
     def failures(self) -> int:
-        """How many runs fail before one works; those of the doomed have no end."""
+        """Number of runs that fail before one succeeds. Doomed orders always fail."""
         return {"fail-once": 1, "fail-twice": 2}.get(self.value, 0)
 
     @property
     def is_parked(self) -> bool:
-        """Whether it ends in the dead-letter queue if nobody re-drives it."""
+        """Whether it ends in the dead-letter queue if it is not re-driven."""
         return self in (Fate.DOOMED, Fate.HOPELESS, Fate.POISON)
 
 
@@ -79,7 +79,7 @@ class Order:
 
     @staticmethod
     def is_one(body: bytes) -> bool:
-        """Whether it is an order at all: a re-drive may announce itself by an event of its own."""
+        """Whether it is an order. A re-drive may publish an event of a different form."""
         return body[:1].isdigit()
 
     def is_unaltered(self, delivery: Delivery) -> bool:
