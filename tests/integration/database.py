@@ -1,4 +1,4 @@
-"""A migrated database for each test: SQLite in a file, or a database of its own on PostgreSQL."""
+"""A migrated database for each test: a SQLite file, or a separate PostgreSQL database."""
 
 from __future__ import annotations
 

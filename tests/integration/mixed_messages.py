@@ -106,12 +106,12 @@ def _odd_deaths(chance: random.Random) -> Any:
 
 
 def fingerprint_before(message: Message) -> str:
-    """What must be the same when the message has arrived."""
+    """The parts of a message that must be unchanged on arrival."""
     return _fingerprint(message.body, message.properties)
 
 
 def fingerprint_after(delivery: Delivery) -> str:
-    """The same of a message that has arrived; what a re-drive adds does not count."""
+    """The same parts of an arrived message without the headers that a re-drive adds."""
     return _fingerprint(delivery.body, delivery.properties)
 
 

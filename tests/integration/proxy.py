@@ -63,7 +63,7 @@ class Proxy:
         self._budget = count
 
     def stall(self) -> None:
-        """Let nothing through until `resume`; the connections stay."""
+        """Stop all traffic until `resume`. The connections stay open."""
         self._flowing.clear()
 
     def resume(self) -> None:

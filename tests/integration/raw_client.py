@@ -39,13 +39,13 @@ class RawClient:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # At once: what the other side does not take would keep the socket open beyond the test.
+        # At once: pending data would otherwise keep the socket open beyond the test.
         self.writer.transport.abort()
         with suppress(OSError):
             await self.writer.wait_closed()
 
     async def connect(self) -> None:
-        """Open the socket; nothing is said yet."""
+        """Open the socket without sending anything."""
         self.reader, self.writer = await asyncio.open_connection(
             self._place.hostname, self._place.port
         )
@@ -53,7 +53,7 @@ class RawClient:
     async def log_in(
         self, user: str = "guest", password: str = "guest", **options: Any
     ) -> ClientHandshake:
-        """The handshake; ConnectionFailed if refused."""
+        """Run the handshake. Raise ConnectionFailed if it is refused."""
         tuning = Tuning(**options.pop("tuning", {"heartbeat": 0}))
         credentials = Credentials(user, lambda: password)
         handshake = ClientHandshake(self.core, credentials, tuning=tuning, **options)
@@ -62,7 +62,7 @@ class RawClient:
         return handshake
 
     async def event(self) -> Event:
-        """What the broker says next; EOFError when it has hung up."""
+        """Return the next event of the broker. Raise EOFError when it has closed the connection."""
         self.flush()
         while not self._events:
             async with asyncio.timeout(_PATIENCE):
@@ -73,7 +73,7 @@ class RawClient:
         return self._events.pop(0)
 
     async def nothing(self, seconds: float = 0.05) -> bool:
-        """Whether the broker says nothing for a moment."""
+        """Whether the broker sends nothing for a moment."""
         try:
             async with asyncio.timeout(seconds):
                 await self.event()
@@ -82,7 +82,7 @@ class RawClient:
         return False
 
     def send(self, channel: int, name: str, **arguments: Any) -> None:
-        """Say something."""
+        """Send frames."""
         self.core.send(channel, name, **arguments)
 
     def publish(self, key: str, body: bytes = b"m", exchange: str = "", **more: Any) -> None:
@@ -94,7 +94,7 @@ class RawClient:
         self.core.content(1, frame, properties, body)
 
     def flush(self) -> None:
-        """Let everything leave that was said."""
+        """Write all pending frames."""
         self.writer.write(self.core.take())
 
     async def method(self, name: str) -> dict[str, Any]:
@@ -105,12 +105,12 @@ class RawClient:
         return event.arguments
 
     async def call(self, channel: int, name: str, **arguments: Any) -> dict[str, Any]:
-        """Ask, and return what is answered."""
+        """Send a request and return its answer."""
         self.send(channel, name, **arguments)
         return await self.method(METHODS[name].replies[0])
 
     async def rest(self, show: Callable[[Event], object], least: int = 0) -> list[object]:
-        """So many events, however long they take, and whatever follows without a pause."""
+        """Read this number of events, and all that follow without a pause."""
         heard: list[object] = []
         with suppress(TimeoutError, EOFError, OSError):
             while True:

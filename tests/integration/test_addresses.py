@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "hopback broker", "RabbitMQ"])
-def test_service_publisher_and_client_created_without_a_loop_run(
+def test_service_publisher_and_client_can_be_created_without_loop(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
     broker: Broker | str = EmbeddedBroker()
@@ -64,7 +64,7 @@ def test_service_publisher_and_client_created_without_a_loop_run(
     assert sorted(invoiced) == [2, 3]
 
 
-def test_broker_of_another_type_is_refused_with_the_address_form() -> None:
+def test_broker_of_wrong_type_is_refused_with_address_form() -> None:
     wrong: Any = 5672
     for create in (
         lambda: Service(App("shop"), wrong),

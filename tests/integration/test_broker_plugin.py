@@ -39,8 +39,9 @@ def channel(hopback_broker: BrokerThread) -> Iterator[Any]:
     connection.close()
 
 
-def test_half_an_hour_passes_at_once(hopback_broker: BrokerThread, channel: Any) -> None:
-    """A message waits until the clock is turned, and comes back with its death."""
+def test_advance_of_half_an_hour_returns_message_from_retry_queue(
+    hopback_broker: BrokerThread, channel: Any
+) -> None:
     channel.basic_publish("", "orders.retry", b"an order")
     assert channel.basic_get("orders", auto_ack=True)[0] is None
     assert hopback_broker.advance(1799).deadlines == 0
@@ -52,23 +53,21 @@ def test_half_an_hour_passes_at_once(hopback_broker: BrokerThread, channel: Any)
 
 
 @pytest.mark.hopback_broker(clock="auto", version="3.10")
-def test_the_clock_jumps_when_nothing_else_can_happen(channel: Any) -> None:
-    """With `auto` the half hour is over as soon as everybody is quiet."""
+def test_auto_clock_jumps_when_all_clients_are_idle(channel: Any) -> None:
     channel.basic_publish("", "orders.retry", b"an order")
     for _, _, body in channel.consume("orders", inactivity_timeout=20):
         assert body == b"an order"
         break
 
 
-def test_each_test_has_a_broker_of_its_own(hopback_broker: BrokerThread) -> None:
-    """Nothing is left of the tests before."""
+def test_each_test_has_a_separate_broker(hopback_broker: BrokerThread) -> None:
     assert hopback_broker.snapshot().queues == ()
 
 
-def test_an_application_retries_and_parks_within_one_advance(
+def test_application_retries_and_parks_within_one_advance(
     hopback_broker: BrokerThread, hopback_app: StartsApp, channel: Any
 ) -> None:
-    """Three tiers, an hour in all: each attempt happens at its own time."""
+    """Three tiers take an hour. Each attempt runs at its time."""
     app = App("shop")
     seen: list[float] = []
     parked = threading.Event()
@@ -94,7 +93,7 @@ def test_an_application_retries_and_parks_within_one_advance(
 
 
 class Warehouse:
-    """What a handler needs; the real one is not there."""
+    """A dependency of a handler that is not available in tests."""
 
     def ship(self, order: int) -> None:
         """Ships."""
@@ -102,7 +101,7 @@ class Warehouse:
 
 
 class FakeWarehouse(Warehouse):
-    """Remembers what was shipped."""
+    """Records shipments."""
 
     shipped: ClassVar[list[int]] = []
 
@@ -111,10 +110,9 @@ class FakeWarehouse(Warehouse):
         self.shipped.append(order)
 
 
-def test_providers_are_replaced_for_one_running_application(
+def test_overrides_apply_to_one_running_application(
     hopback_broker: BrokerThread, hopback_app: StartsApp
 ) -> None:
-    """Only what is started with the overrides has them."""
     app = App("shop")
 
     @app.handler("orders", retry=None)
@@ -134,8 +132,8 @@ def test_providers_are_replaced_for_one_running_application(
     running.wait_for("delivery.parked", queue="orders", reason="no warehouse for 8")
 
 
-def test_an_unknown_option_of_the_marker_is_an_error(tmp_path: Path) -> None:
-    """It says which options there are; the plugin needs no configuration to be there."""
+def test_unknown_marker_option_is_an_error_with_known_ones(tmp_path: Path) -> None:
+    """The plugin needs no configuration."""
     (tmp_path / "test_it.py").write_text(
         "import pytest\n@pytest.mark.hopback_broker(clok='auto')\n"
         "def test_it(hopback_broker): 'A test.'\n"
@@ -147,10 +145,10 @@ def test_an_unknown_option_of_the_marker_is_an_error(tmp_path: Path) -> None:
     assert "1 error" in ran.stdout
 
 
-def test_the_plugin_and_the_kit_have_the_same_words(
+def test_plugin_and_test_kit_have_the_same_assertions(
     hopback_broker: BrokerThread, hopback_app: StartsApp
 ) -> None:
-    """`happened` takes fields, assertions say what happened instead, and events can be waited for."""
+    """Assertions list the events, and events can be awaited."""
     app = App("shop")
 
     @app.handler("orders", retry=None)

@@ -1,4 +1,4 @@
-"""The broker on a socket: what a client hears, in which order and in which words."""
+"""The broker on a socket: answers to a client, their order and their texts."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def client(server: BrokerServer) -> AsyncIterator[RawClient]:
         yield client
 
 
-async def test_it_tells_clients_what_they_look_at() -> None:
-    """Product and version as RabbitMQ tells them, and who it really is."""
+async def test_server_properties_contain_product_and_version() -> None:
+    """They equal those of RabbitMQ and identify Hopback."""
     async with served(version=BrokerVersion(4, 3)) as server:
         client = RawClient(server.url)
         await client.connect()
@@ -69,10 +69,9 @@ async def test_it_tells_clients_what_they_look_at() -> None:
         ({"virtual_host": "other"}, "530 NOT_ALLOWED - vhost other not found"),
     ],
 )
-async def test_who_may_not_come_in_is_told_why(
+async def test_refused_login_has_text_of_rabbitmq(
     server: BrokerServer, login: dict[str, Any], words: str
 ) -> None:
-    """In RabbitMQ's words."""
     client = RawClient(server.url)
     await client.connect()
     with pytest.raises(ConnectionFailed, match=words):
@@ -80,8 +79,7 @@ async def test_who_may_not_come_in_is_told_why(
     client.writer.close()
 
 
-async def test_users_from_the_settings_take_the_place_of_guest() -> None:
-    """Only they may come in."""
+async def test_configured_users_replace_guest() -> None:
     async with served(users={"ann": "s3cret"}) as server:
         place = server.url.removeprefix("amqp://")
         await (await RabbitMQ(f"amqp://ann:s3cret@{place}").connect()).close()
@@ -90,10 +88,10 @@ async def test_users_from_the_settings_take_the_place_of_guest() -> None:
         assert "s3cret" not in repr(server.settings)
 
 
-async def test_a_return_comes_before_its_confirm_and_confirms_are_gathered(
+async def test_return_precedes_confirm_and_confirms_are_combined(
     client: RawClient,
 ) -> None:
-    """Publishes of one write are confirmed by one ack; one that no queue wants is not waited with."""
+    """Publishes of one write are confirmed by one ack. An unroutable one does not wait."""
     await client.call(1, "confirm.select")
     client.publish("q")
     client.publish("nowhere", mandatory=True)
@@ -108,8 +106,8 @@ async def test_a_return_comes_before_its_confirm_and_confirms_are_gathered(
         assert (confirmed.name, confirmed.tag, confirmed.multiple) == ("basic.ack", tag, True)
 
 
-async def test_a_refused_publish_is_nacked_by_itself(client: RawClient) -> None:
-    """Those before it are confirmed first, those after it after."""
+async def test_refused_publish_is_nacked_alone(client: RawClient) -> None:
+    """Earlier publishes are confirmed before it, later ones after it."""
     full = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await client.call(1, "queue.declare", queue="full", arguments=full)
     await client.call(1, "confirm.select")
@@ -123,8 +121,7 @@ async def test_a_refused_publish_is_nacked_by_itself(client: RawClient) -> None:
     ]
 
 
-async def test_the_answer_to_consume_comes_before_the_first_delivery(client: RawClient) -> None:
-    """Also where messages wait already."""
+async def test_consume_ok_precedes_first_delivery(client: RawClient) -> None:
     client.publish("q", b"one")
     tag = (await client.call(1, "basic.consume", queue="q"))["consumer_tag"]
     delivered = await client.event()
@@ -133,17 +130,17 @@ async def test_the_answer_to_consume_comes_before_the_first_delivery(client: Raw
     assert (delivered.consumer.decode(), delivered.body, delivered.tag) == (tag, b"one", 1)
 
 
-async def test_a_consumer_is_told_when_its_queue_is_deleted(client: RawClient) -> None:
-    """After the answer to the deletion, as in RabbitMQ; the channel stays open."""
+async def test_deleted_queue_cancels_its_consumer(client: RawClient) -> None:
+    """The cancel follows the answer to the deletion, and the channel stays open."""
     await client.call(1, "basic.consume", queue="q", consumer_tag="me")
     assert (await client.call(1, "queue.delete", queue="q"))["message_count"] == 0
     assert (await client.method("basic.cancel"))["consumer_tag"] == "me"
 
 
-async def test_a_channel_error_names_the_method_and_leaves_the_connection(
+async def test_channel_error_names_method_and_keeps_connection(
     client: RawClient,
 ) -> None:
-    """Its number can be used again."""
+    """The channel number can be used again."""
     client.send(1, "queue.bind", queue="q", exchange="missing", routing_key="k")
     closed = await client.method("channel.close")
     assert closed["reply_text"] == "NOT_FOUND - no exchange 'missing' in vhost '/'"
@@ -152,8 +149,7 @@ async def test_a_channel_error_names_the_method_and_leaves_the_connection(
     await client.call(1, "queue.declare", queue="q", durable=True)
 
 
-async def test_a_connection_error_ends_it_after_the_goodbye(client: RawClient) -> None:
-    """The reason is told, and the farewell awaited."""
+async def test_connection_error_closes_after_close_ok(client: RawClient) -> None:
     client.send(1, "basic.qos", prefetch_size=1)
     closed = await client.method("connection.close")
     assert (closed["reply_code"], closed["class_id"], closed["method_id"]) == (540, 60, 10)
@@ -169,23 +165,22 @@ async def test_a_connection_error_ends_it_after_the_goodbye(client: RawClient) -
         ("channel.flow", {"active": False}, "active=false"),
     ],
 )
-async def test_what_rabbitmq_does_not_do_is_refused(
+async def test_unsupported_methods_are_refused_with_540(
     client: RawClient, name: str, arguments: dict[str, Any], words: str
 ) -> None:
-    """With 540 for the connection."""
     client.send(1, name, **arguments)
     closed = await client.method("connection.close")
     assert (closed["reply_code"], closed["reply_text"]) == (540, f"NOT_IMPLEMENTED - {words}")
 
 
-async def test_an_immediate_publish_is_refused(client: RawClient) -> None:
-    """As RabbitMQ has done since 3.0."""
+async def test_immediate_publish_is_refused(client: RawClient) -> None:
+    """RabbitMQ has refused it since 3.0."""
     client.publish("q", immediate=True)
     assert (await client.method("connection.close"))["reply_code"] == 540
 
 
-async def test_an_empty_name_means_the_queue_declared_last(client: RawClient) -> None:
-    """For binding, consuming, getting, purging and deleting."""
+async def test_empty_queue_name_means_last_declared_queue(client: RawClient) -> None:
+    """It works for bind, consume, get, purge and delete."""
     made = (await client.call(1, "queue.declare", exclusive=True))["queue"]
     assert made.startswith("amq.gen-")
     await client.call(1, "queue.bind", exchange="amq.topic", routing_key="a.*")
@@ -201,8 +196,8 @@ async def test_an_empty_name_means_the_queue_declared_last(client: RawClient) ->
     assert closed["reply_text"] == "NOT_FOUND - no previously declared queue"
 
 
-async def test_nowait_is_not_answered(client: RawClient) -> None:
-    """What comes next is answered, and what failed is told."""
+async def test_nowait_requests_are_not_answered(client: RawClient) -> None:
+    """Errors are still reported."""
     client.send(1, "queue.declare", queue="quiet", nowait=True)
     client.send(1, "exchange.declare", exchange="e", type="fanout", nowait=True)
     client.send(1, "queue.bind", queue="quiet", exchange="e", nowait=True)
@@ -213,8 +208,7 @@ async def test_nowait_is_not_answered(client: RawClient) -> None:
     assert (await client.method("channel.close"))["reply_code"] == 406
 
 
-async def test_get_counts_what_is_left(client: RawClient) -> None:
-    """And says empty when there is nothing, however often."""
+async def test_get_reports_remaining_messages_and_empty(client: RawClient) -> None:
     for body in (b"one", b"two"):
         client.publish("q", body)
     client.send(1, "basic.get", queue="q")
@@ -233,8 +227,8 @@ async def test_get_counts_what_is_left(client: RawClient) -> None:
             await client.method("basic.get-empty")
 
 
-async def test_a_transaction_happens_at_its_commit(client: RawClient) -> None:
-    """Publishes and acks alike; a rollback forgets them."""
+async def test_transaction_takes_effect_at_commit(client: RawClient) -> None:
+    """It covers publishes and acks. A rollback discards them."""
     await client.call(1, "tx.select")
     client.publish("q", b"lost")
     await client.call(1, "tx.rollback")
@@ -246,8 +240,9 @@ async def test_a_transaction_happens_at_its_commit(client: RawClient) -> None:
     assert (await client.method("channel.close"))["reply_code"] == 406
 
 
-async def test_a_direct_reply_passes_no_queue(server: BrokerServer, client: RawClient) -> None:
-    """The request carries a name that only its channel has; the reply comes to its consumer."""
+async def test_direct_reply_reaches_its_consumer_without_queue(
+    server: BrokerServer, client: RawClient
+) -> None:
     name = "amq.rabbitmq.reply-to"
     await client.call(1, "basic.consume", queue=name, no_ack=True, consumer_tag="replies")
     asked = encode_properties(Properties(reply_to=name))
@@ -270,10 +265,11 @@ async def test_a_direct_reply_passes_no_queue(server: BrokerServer, client: RawC
     assert (await client.method("channel.close"))["reply_code"] == 406
 
 
-async def test_an_alarm_stops_publishers_and_nobody_else(
-    server: BrokerServer, client: RawClient
-) -> None:
-    """Whoever publishes is told and not read any more; others go on; then all is done in order."""
+async def test_alarm_blocks_only_publishers(server: BrokerServer, client: RawClient) -> None:
+    """They are notified and not read.
+
+    When the alarm ends, their publishes are processed in order.
+    """
     server.block()
     async with RawClient(server.url) as other:
         client.publish("q", b"waits")
@@ -288,8 +284,7 @@ async def test_an_alarm_stops_publishers_and_nobody_else(
         assert found["message_count"] == 1
 
 
-async def test_memory_that_runs_short_raises_the_alarm_by_itself() -> None:
-    """Publishers wait until consumers have made room."""
+async def test_memory_limit_raises_alarm_until_consumers_free_memory() -> None:
     limits = ServerLimits(memory_bytes=2_000_000)
     async with served(limits=limits) as server:
         publisher, consumer = await _two(server)
@@ -323,8 +318,10 @@ async def _two(server: BrokerServer) -> tuple[Any, Any]:
     return await first.open_channel(), await second.open_channel()
 
 
-async def test_a_death_may_push_headers_over_a_frame(server: BrokerServer) -> None:
-    """Such a message is delivered all the same, as by RabbitMQ."""
+async def test_message_whose_headers_outgrow_frame_by_x_death_is_delivered(
+    server: BrokerServer,
+) -> None:
+    """RabbitMQ delivers it too."""
     connection = await RabbitMQ(server.url).connect()
     channel = await connection.open_channel()
     back: Headers = {"x-message-ttl": 1000, "x-dead-letter-exchange": ""}
@@ -342,8 +339,10 @@ async def test_a_death_may_push_headers_over_a_frame(server: BrokerServer) -> No
     await connection.close()
 
 
-async def test_stopping_tells_clients(server: BrokerServer, client: RawClient) -> None:
-    """With RabbitMQ's code and words, and leaves no task behind."""
+async def test_stop_closes_connections_with_text_of_rabbitmq(
+    server: BrokerServer, client: RawClient
+) -> None:
+    """No task is left."""
     stopping = asyncio.create_task(server.stop())
     closed = await client.method("connection.close")
     assert closed["reply_code"] == 320
@@ -352,8 +351,7 @@ async def test_stopping_tells_clients(server: BrokerServer, client: RawClient) -
     assert server.broker.clients == []
 
 
-async def test_limits_on_connections_channels_and_declarations() -> None:
-    """What is beyond them is refused, and others go on."""
+async def test_connections_channels_and_declarations_are_limited() -> None:
     limits = ServerLimits(connections=2, channels=3, declared=10)
     async with served(limits=limits) as server:
         async with RawClient(server.url) as one, RawClient(server.url):
@@ -378,8 +376,8 @@ async def test_limits_on_connections_channels_and_declarations() -> None:
         await connection.close()
 
 
-async def test_a_message_beyond_the_limit_closes_its_channel() -> None:
-    """406, as RabbitMQ says it; far beyond, the connection."""
+async def test_message_beyond_size_limit_closes_channel_with_406() -> None:
+    """Far beyond the limit it closes the connection."""
     async with served(limits=ServerLimits(message_bytes=1000)) as server:
         async with RawClient(server.url) as client:
             client.publish("q", b"x" * 1001)
@@ -390,8 +388,8 @@ async def test_a_message_beyond_the_limit_closes_its_channel() -> None:
             assert (await client.method("connection.close"))["reply_code"] == 506
 
 
-async def test_a_peer_that_sends_no_heartbeat_is_dropped(server: BrokerServer) -> None:
-    """Ours come in time; silence for two intervals is taken for death."""
+async def test_client_without_heartbeats_is_dropped(server: BrokerServer) -> None:
+    """The server sends its heartbeats in time."""
     client = RawClient(server.url)
     await client.connect()
     await client.log_in(tuning={"heartbeat": 1})
@@ -403,8 +401,8 @@ async def test_a_peer_that_sends_no_heartbeat_is_dropped(server: BrokerServer) -
     assert heard.startswith(b"\x08\x00\x00\x00\x00\x00\x00\xce" * 2)
 
 
-async def test_a_heartbeat_is_not_expected_of_a_blocked_publisher(server: BrokerServer) -> None:
-    """Nobody reads what it sends, so nobody can miss anything."""
+async def test_blocked_publisher_needs_no_heartbeat(server: BrokerServer) -> None:
+    """The server does not read its data."""
     client = RawClient(server.url)
     await client.connect()
     await client.log_in(tuning={"heartbeat": 1})
@@ -421,8 +419,7 @@ async def test_a_heartbeat_is_not_expected_of_a_blocked_publisher(server: Broker
     client.writer.close()
 
 
-async def test_copies_count_as_memory() -> None:
-    """One small message for very many queues is not small."""
+async def test_copies_of_message_count_as_memory() -> None:
     async with served(limits=ServerLimits(memory_bytes=500_000)) as server:
         async with RawClient(server.url) as client:
             for number in range(200):
@@ -435,8 +432,7 @@ async def test_copies_count_as_memory() -> None:
         assert 600 <= stored <= 1200
 
 
-async def test_a_channel_has_a_limit_of_consumers() -> None:
-    """In RabbitMQ's words."""
+async def test_consumers_per_channel_are_limited() -> None:
     async with served(limits=ServerLimits(consumers=2)) as server, RawClient(server.url) as client:
         await client.call(1, "queue.declare", queue="q")
         for _ in range(2):

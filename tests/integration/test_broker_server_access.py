@@ -35,8 +35,7 @@ def _as(url: str, user: str, vhost: str) -> str:
     return f"{url.replace('amqp://', f'amqp://{user}:{password}@')}/{vhost}"
 
 
-async def test_virtual_hosts_share_nothing_and_rights_hold() -> None:
-    """A queue of the same name in two of them, and a user that may only publish and read."""
+async def test_virtual_hosts_are_separate_and_permissions_hold() -> None:
     async with BrokerServer(_SETTINGS) as server:
         for vhost in ("%2F", "shop"):
             connection = await RabbitMQ(_as(server.url, "guest", vhost)).connect()
@@ -64,8 +63,7 @@ async def test_virtual_hosts_share_nothing_and_rights_hold() -> None:
         ]
 
 
-async def test_definitions_go_from_one_broker_to_another() -> None:
-    """Users with their passwords, virtual hosts and permissions among them."""
+async def test_definitions_are_exported_and_imported_with_users() -> None:
     async with BrokerServer(_SETTINGS) as server:
         connection = await RabbitMQ(_as(server.url, "guest", "shop")).connect()
         await (await connection.open_channel()).declare_queue(Queue("orders"))
@@ -81,8 +79,8 @@ async def test_definitions_go_from_one_broker_to_another() -> None:
             server.load({"queues": [{"name": "q", "vhost": "missing", "durable": True}]})
 
 
-async def test_whoever_was_given_at_the_start_keeps_its_password() -> None:
-    """Definitions from production must not lock the developer out."""
+async def test_imported_definitions_keep_password_of_initial_user() -> None:
+    """Definitions of production must not lock the developer out."""
     async with BrokerServer(ServerSettings(port=0, http_port=None)) as server:
         server.load(
             {
@@ -98,8 +96,7 @@ async def test_whoever_was_given_at_the_start_keeps_its_password() -> None:
         await connection.close()
 
 
-def test_options_of_the_command(tmp_path: Path) -> None:
-    """The same from the command line."""
+def test_broker_command_accepts_users_and_virtual_hosts(tmp_path: Path) -> None:
     options = ["--user", "guest:guest", "--user", "ann:p", "--vhost", "shop"]
     rights = ["--permission", "ann", "shop", "^$", "", "^orders$", "--tags", "ann", "monitoring"]
     command = [sys.executable, "-m", "hopback", "broker", "--port", "0", "--http", "0"]

@@ -46,7 +46,7 @@ async def server() -> AsyncIterator[BrokerServer]:
 
 @pytest.fixture
 async def good(server: BrokerServer) -> AsyncIterator[Channel]:
-    """A client that behaves, with a queue of its own."""
+    """A well-behaved client with a separate queue."""
     connection = await RabbitMQ(server.url).connect("good")
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("good"))
@@ -68,7 +68,7 @@ def _method(channel: int, name: str, **arguments: Any) -> bytes:
 
 
 def _conversation() -> bytes:
-    """What an ordinary client says after its handshake, frame by frame."""
+    """The frames of an ordinary client after its handshake."""
     headers: Headers = {"a": 1, "b": [1, {"c": None}], "CC": ["q"]}
     raw = encode_properties(Properties(headers=headers, expiration="5", delivery_mode=2))
     body = b"x" * 100
@@ -114,10 +114,9 @@ def _spoiled(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_spoiled_frames_cost_their_sender_and_nobody_else(
+async def test_corrupt_frames_affect_only_their_connection(
     server: BrokerServer, good: Channel, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever is sent, the broker neither stumbles nor keeps anything of it."""
     chance = random.Random(seed)
     for _ in range(25):
         client = RawClient(server.url)
@@ -135,10 +134,9 @@ async def test_spoiled_frames_cost_their_sender_and_nobody_else(
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_spoiled_handshakes_are_borne(
+async def test_corrupt_handshakes_raise_no_error(
     server: BrokerServer, good: Channel, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also before anybody has logged in."""
     chance = random.Random(seed)
     start = _method(
         0, "connection.start-ok", mechanism="PLAIN", response=b"\0guest\0guest", locale="en_US"
@@ -162,17 +160,16 @@ def _place(server: BrokerServer) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
-async def test_headers_that_cannot_be_read_end_the_connection(
+async def test_unreadable_headers_close_connection_with_541(
     server: BrokerServer, good: Channel, entries: bytes
 ) -> None:
-    """As on RabbitMQ: with 541 and nothing more said, and others go on."""
+    """RabbitMQ does the same. Others continue."""
     async with RawClient(server.url) as client:
         assert await refusal_of(client, entries) == ("connection.close", 541, "INTERNAL_ERROR")
     await _works(good)
 
 
-async def test_another_protocol_is_answered_with_ours(server: BrokerServer) -> None:
-    """As AMQP wants it: with the header of the version that is spoken here."""
+async def test_other_protocol_is_answered_with_amqp_header(server: BrokerServer) -> None:
     for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00", b"\x16\x03\x01\x02\x00"):
         reader, writer = await asyncio.open_connection(*_place(server))
         writer.write(greeting)
@@ -181,8 +178,7 @@ async def test_another_protocol_is_answered_with_ours(server: BrokerServer) -> N
         writer.close()
 
 
-async def test_who_says_nothing_is_dropped(server: BrokerServer, good: Channel) -> None:
-    """Half-open connections do not stay, nor do they hold anybody up."""
+async def test_silent_connection_is_dropped(server: BrokerServer, good: Channel) -> None:
     lines = [await asyncio.open_connection(*_place(server)) for _ in range(50)]
     lines[0][1].write(PROTOCOL_HEADER)
     await _works(good)
@@ -194,10 +190,10 @@ async def test_who_says_nothing_is_dropped(server: BrokerServer, good: Channel) 
     assert len(server.broker.clients) == 1
 
 
-async def test_a_slow_reader_holds_up_nobody_and_takes_little_memory(
+async def test_slow_reader_delays_no_other_client_and_uses_little_memory(
     server: BrokerServer, good: Channel
 ) -> None:
-    """Deliveries to it stop when its socket is full, and go on when it reads."""
+    """Its deliveries stop while its socket is full."""
     connection = await RabbitMQ(server.url).connect()
     filler = await connection.open_channel()
     await filler.declare_queue(Queue("much"))
@@ -223,10 +219,9 @@ async def test_a_slow_reader_holds_up_nobody_and_takes_little_memory(
     await connection.close()
 
 
-async def test_a_flood_of_requests_that_nobody_reads_is_stopped(
+async def test_client_that_reads_no_answers_is_not_read_further(
     server: BrokerServer, good: Channel
 ) -> None:
-    """What is answered waits within bounds; then the client is not read any more."""
     async with RawClient(server.url) as flood:
         await flood.call(1, "queue.declare", queue="x" * 200)
         flood.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -246,8 +241,7 @@ def _waiting(client: Any) -> int:
     return int(client._socket.get_write_buffer_size())
 
 
-async def test_messages_that_are_never_finished_do_not_fill_the_memory() -> None:
-    """Who begins many large ones is dropped before others have to wait."""
+async def test_unfinished_large_messages_do_not_fill_memory() -> None:
     async with _served(memory_bytes=8 * _MIB, message_bytes=4 * _MIB) as server:
         connection = await RabbitMQ(server.url).connect()
         good = await connection.open_channel()
@@ -268,10 +262,7 @@ async def test_messages_that_are_never_finished_do_not_fill_the_memory() -> None
         await connection.close()
 
 
-async def test_a_consumer_with_a_broken_line_costs_its_publisher_nothing(
-    server: BrokerServer, good: Channel
-) -> None:
-    """What it held goes back to the queue."""
+async def test_lost_consumer_requeues_its_messages(server: BrokerServer, good: Channel) -> None:
     for _ in range(20):
         client = RawClient(server.url)
         await client.connect()

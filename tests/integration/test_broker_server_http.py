@@ -80,10 +80,9 @@ async def _declare(server: BrokerServer, topology: Topology) -> None:
     await connection.close()
 
 
-async def test_what_was_declared_over_amqp_is_read_back(
+async def test_management_api_returns_declared_topology(
     server: BrokerServer, management: Management
 ) -> None:
-    """The live topology equals what was declared, and nothing besides."""
     await _declare(server, _TOPOLOGY)
     live = await management.live_topology("/")
     found = diff(_TOPOLOGY, live)
@@ -94,10 +93,8 @@ async def test_what_was_declared_over_amqp_is_read_back(
     assert [flag.name for flag in await management.feature_flags()] == ["quorum_queue"]
 
 
-async def test_counts_are_exact_and_do_not_lag(
-    server: BrokerServer, management: Management
-) -> None:
-    """Ready, unacked and held back, at once."""
+async def test_counts_are_exact_at_once(server: BrokerServer, management: Management) -> None:
+    """This holds for ready, unacked and held-back messages."""
     connection = await RabbitMQ(server.url).connect()
     channel = await connection.open_channel()
     jam = {"x-dead-letter-exchange": "none", "x-dead-letter-strategy": "at-least-once"}
@@ -118,7 +115,7 @@ async def test_counts_are_exact_and_do_not_lag(
 async def test_policies_are_set_read_and_deleted(
     server: BrokerServer, management: Management
 ) -> None:
-    """They hold at once, and operators' are merged on top."""
+    """They take effect at once, and operator policies are merged on top."""
     await _declare(server, _TOPOLOGY)
     policy = Policy("odd name/1", "^plain$", {"max-length": 7}, 3, "queues")
     await management.put_policy("/", policy)
@@ -134,8 +131,7 @@ async def test_policies_are_set_read_and_deleted(
 
 
 @pytest.mark.parametrize("definition", [{"max-lenght": 1}, {"delivery-limit": -1}])
-async def test_a_bad_policy_is_refused(definition: dict[str, int]) -> None:
-    """400 with the reason, and nothing was set."""
+async def test_invalid_policy_is_400_and_not_set(definition: dict[str, int]) -> None:
     async with (
         _served(version=BrokerVersion(3, 10)) as server,
         Management(ManagementAddress.derive(None, server.http_url)) as management,
@@ -149,8 +145,9 @@ async def test_a_bad_policy_is_refused(definition: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
-async def test_definitions_in_and_out(management: Management, name: str) -> None:
-    """Our export imports without loss, and the broker's export reads back as the same topology."""
+async def test_definitions_round_trip_between_library_and_broker(
+    management: Management, name: str
+) -> None:
     desired = DESIGNS[name].build({}, hardened=True)
     document, _ = write_definitions(desired, vhost="/")
     await management.import_definitions(document, "/")
@@ -161,17 +158,16 @@ async def test_definitions_in_and_out(management: Management, name: str) -> None
         assert (found.create, found.conflict, found.extra) == ((), (), ())
 
 
-async def test_an_alarm_is_told(server: BrokerServer, management: Management) -> None:
-    """As RabbitMQ tells it: with 503."""
+async def test_alarm_makes_health_check_503(server: BrokerServer, management: Management) -> None:
     assert await management.alarms() == ()
     server.block()
     assert [alarm.resource for alarm in await management.alarms()] == ["memory"]
 
 
-async def test_queues_and_exchanges_are_made_and_removed(
+async def test_queues_and_exchanges_are_created_and_deleted_over_http(
     management: Management, http: httpx.AsyncClient
 ) -> None:
-    """201 for what is new, 204 for what was there, 400 for what differs, 404 for what is not."""
+    """201 for a new object, 204 for an existing one, 400 for a conflict, 404 for a missing one."""
     place = "/api/queues/%2F/a%2Fb"
     quorum = {"arguments": {"x-queue-type": "quorum"}}
     answers = [(await http.put(place, json=quorum)).status_code for _ in range(2)]
@@ -190,8 +186,7 @@ async def test_queues_and_exchanges_are_made_and_removed(
         await management.queues("other")
 
 
-async def test_a_listing_comes_in_pages(server: BrokerServer, http: httpx.AsyncClient) -> None:
-    """As large as asked for, and not beyond the last."""
+async def test_listing_is_paginated(server: BrokerServer, http: httpx.AsyncClient) -> None:
     await _declare(server, Topology("many", queues=tuple(Queue(f"q{n}") for n in range(5))))
     page = (await http.get("/api/queues/%2F?page=2&page_size=2")).json()
     assert [each["name"] for each in page["items"]] == ["q2", "q3"]
@@ -207,10 +202,10 @@ async def test_a_listing_comes_in_pages(server: BrokerServer, http: httpx.AsyncC
 
 
 @pytest.mark.broker
-async def test_names_are_filtered_as_rabbitmq_filters_them(
+async def test_names_are_filtered_like_rabbitmq(
     rabbitmq: SharedNode, http: httpx.AsyncClient
 ) -> None:
-    """In any case of letters, as text or as a pattern, and only where a page is asked for."""
+    """Case is ignored, as text or pattern, and only with pagination."""
     names = ("abc", "ABd", "a.c", "def")
     queries = (
         "page=1&name=AB",
@@ -241,10 +236,10 @@ async def test_names_are_filtered_as_rabbitmq_filters_them(
 
 
 @pytest.mark.broker
-async def test_health_is_told_as_rabbitmq_tells_it(
+async def test_health_checks_equal_rabbitmq(
     rabbitmq: SharedNode, http: httpx.AsyncClient, server: BrokerServer
 ) -> None:
-    """What tools ask before they do anything; 503 while memory is short."""
+    """They return 503 during a memory alarm."""
     checks = (
         "healthchecks/node",
         "healthchecks/node/",
@@ -276,8 +271,7 @@ async def test_health_is_told_as_rabbitmq_tells_it(
         assert "in effect" in failed.json()["reason"]
 
 
-async def test_users_are_removed_at_once(http: httpx.AsyncClient) -> None:
-    """Several of them, in one request."""
+async def test_users_are_deleted_in_bulk(http: httpx.AsyncClient) -> None:
     for name in ("one", "two", "three"):
         await http.put(f"/api/users/{name}", json={"password": "x", "tags": ""})
     gone = await http.post("/api/users/bulk-delete", json={"users": ["one", "two"]})
@@ -289,8 +283,7 @@ async def test_users_are_removed_at_once(http: httpx.AsyncClient) -> None:
         assert refused.status_code == 400
 
 
-async def test_half_an_hour_passes_over_http(server: BrokerServer, http: httpx.AsyncClient) -> None:
-    """Tests in any language turn the clock; what waits is ready then."""
+async def test_clock_is_advanced_over_http(server: BrokerServer, http: httpx.AsyncClient) -> None:
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
     waits = Queue("waits", arguments={"x-message-ttl": 1_800_000, **back})
     await _declare(server, Topology("clock", queues=(Queue("q"), waits)))
@@ -308,15 +301,13 @@ async def test_half_an_hour_passes_over_http(server: BrokerServer, http: httpx.A
 @pytest.mark.parametrize(
     "body", [b"{", b"[]", b"{}", b'{"seconds": -1}', b'{"seconds": "9"}', b'{"seconds": NaN}']
 )
-async def test_a_wrong_advance_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
-    """With what was expected."""
+async def test_invalid_advance_is_refused(http: httpx.AsyncClient, body: bytes) -> None:
     answer = await http.post("/clock/advance", content=body)
     assert answer.status_code == 400
     assert "expected" in answer.json()["reason"]
 
 
-async def test_nobody_turns_the_clock_of_the_machine() -> None:
-    """The refusal says how to have another."""
+async def test_advance_of_real_clock_is_refused_with_remedy() -> None:
     async with (
         _served(clock=ClockKind.SYSTEM) as server,
         httpx.AsyncClient(base_url=server.http_url or "", auth=("guest", "guest")) as http,
@@ -337,10 +328,9 @@ async def test_nobody_turns_the_clock_of_the_machine() -> None:
         ({"Host": "rebound.example"}, 403),
     ],
 )
-async def test_strangers_and_other_sites_are_refused(
+async def test_requests_without_password_or_from_other_sites_are_refused(
     server: BrokerServer, headers: dict[str, str], status: int
 ) -> None:
-    """Without a password nothing is told; a page of another site cannot ask at all."""
     async with httpx.AsyncClient(base_url=server.http_url or "", trust_env=False) as http:
         answer = await http.get("/api/overview", headers=headers)
     assert answer.status_code == status
@@ -358,8 +348,9 @@ async def test_strangers_and_other_sites_are_refused(
         {"exchanges": [{"name": "\ud800", "type": "direct"}]},
     ],
 )
-async def test_wrong_definitions_are_refused(http: httpx.AsyncClient, document: object) -> None:
-    """400 with the place, and the broker goes on."""
+async def test_invalid_definitions_are_400_with_place(
+    http: httpx.AsyncClient, document: object
+) -> None:
     answer = await http.post("/api/definitions", content=json.dumps(document))
     assert answer.status_code == 400
     assert answer.json()["reason"]
@@ -367,8 +358,7 @@ async def test_wrong_definitions_are_refused(http: httpx.AsyncClient, document: 
 
 
 @pytest.mark.parametrize("depth", [101, 500, 900, 5000])
-async def test_json_that_is_nested_too_deep_is_refused(http: httpx.AsyncClient, depth: int) -> None:
-    """400 with an answer, however deep it is; the broker goes on."""
+async def test_json_nested_too_deep_is_400(http: httpx.AsyncClient, depth: int) -> None:
     nested = "[" * depth + "]" * depth
     answer = await http.put("/api/queues/%2F/deep", content=f'{{"arguments":{{"x":{nested}}}}}')
     assert (answer.status_code, answer.json()["error"]) == (400, "bad_request")
@@ -376,8 +366,8 @@ async def test_json_that_is_nested_too_deep_is_refused(http: httpx.AsyncClient, 
 
 
 @pytest.mark.parametrize("digits", [20, 400, 5000])
-async def test_a_huge_number_is_refused(http: httpx.AsyncClient, digits: int) -> None:
-    """400 wherever a number is asked for: the clock, an argument, definitions."""
+async def test_huge_number_is_400(http: httpx.AsyncClient, digits: int) -> None:
+    """Clock, arguments and definitions are tested."""
     huge = "9" * digits
     asked = [
         ("POST", "/clock/advance", f'{{"seconds":{huge}}}'),
@@ -393,8 +383,7 @@ async def test_a_huge_number_is_refused(http: httpx.AsyncClient, digits: int) ->
         assert (answer.status_code, path) == (400, path)
 
 
-async def test_a_queue_name_is_as_long_as_amqp_can_say(http: httpx.AsyncClient) -> None:
-    """255 bytes, not letters; one more is refused in RabbitMQ's own words."""
+async def test_queue_name_is_limited_to_255_bytes(http: httpx.AsyncClient) -> None:
     for name in ("a" * 255, "%C3%A9" * 127):
         assert (await http.put(f"/api/queues/%2F/{name}", json={})).status_code == 201
     for name in ("a" * 256, "%C3%A9" * 128):

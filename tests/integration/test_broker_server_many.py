@@ -21,8 +21,7 @@ pytestmark = pytest.mark.socket
 _MANY = 2000
 
 
-async def test_two_thousand_connections_at_once() -> None:
-    """Each with a channel; all are served, and none is left behind."""
+async def test_two_thousand_connections_are_served() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Both ends of each connection are files of this process.
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 3 * _MANY)), hard))
@@ -45,8 +44,7 @@ def _name(event: Event) -> Any:
     return (event.name, event.arguments) if isinstance(event, MethodReceived) else event
 
 
-async def test_an_alarm_blocks_whoever_publishes() -> None:
-    """It is told so, its publish waits, others go on; then all of it is done."""
+async def test_alarm_over_http_blocks_publishers() -> None:
     async with (
         BrokerServer(ServerSettings(port=0, http_port=0)) as server,
         httpx.AsyncClient(base_url=str(server.http_url), auth=("guest", "guest")) as http,

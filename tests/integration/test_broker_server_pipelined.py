@@ -1,4 +1,7 @@
-"""What stands in one write is answered in its order, and in RabbitMQ's words: both, side by side."""
+"""Pipelined requests are answered in order and with the texts of RabbitMQ.
+
+Both brokers are compared.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +94,9 @@ def _shown(raw: bytes) -> list[tuple[object, ...]]:
 async def _answers(
     url: str, write: bytes, least: int = 0
 ) -> tuple[dict[object, list[object]], int]:
-    """What a broker answers to one write, on each channel, until it is silent; and in how many bytes.
+    """The answers of a broker to one write, by channel, and their size.
 
-    The connection must still be open: it is the client that hangs up.
+    The connection must still be open.
     """
     async with RawClient(url) as client:
         client.writer.write(write)
@@ -111,10 +114,10 @@ async def _answers(
 
 
 @pytest.mark.parametrize("name", _WRITES)
-async def test_one_write_is_answered_as_rabbitmq_answers_it(
+async def test_pipelined_requests_are_answered_like_rabbitmq(
     rabbitmq: SharedNode, name: str
 ) -> None:
-    """Whatever precedes a close is answered before it, and nobody hangs up on a client that reads."""
+    """All requests before a close are answered."""
     settings = ServerSettings(
         port=0, http_port=None, clock=ClockKind.SYSTEM, version=BrokerVersion(3, 10)
     )

@@ -1,4 +1,4 @@
-"""The management API of `hopback broker` as tools use it: what works on RabbitMQ works here."""
+"""The management API of `hopback broker` with external tools behaves like RabbitMQ."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _exit_codes(url: str, file: Path) -> dict[str, int]:
 async def test_rabbitmqadmin_works_as_on_rabbitmq(
     rabbitmq: SharedNode, server: BrokerServer, tmp_path: Path
 ) -> None:
-    """All 41 commands that the tool of RabbitMQ 3.10 has."""
+    """All 41 commands of the tool of RabbitMQ 3.10 are run."""
     assert server.http_url is not None
     assert len(_COMMANDS) == 41
     ours = await asyncio.to_thread(_exit_codes, server.http_url, tmp_path / "ours")
@@ -127,7 +127,7 @@ _ASKED = (
 
 
 async def _compared(http: httpx.AsyncClient) -> dict[str, Any]:
-    """Make the same objects and ask the same questions; the answers."""
+    """Create the same objects, send the same requests and return the answers."""
     told: dict[str, Any] = {}
 
     async def ask(method: str, path: str, body: object = None) -> None:
@@ -176,7 +176,7 @@ async def _compared(http: httpx.AsyncClient) -> dict[str, Any]:
 
 @pytest.mark.broker
 @pytest.mark.socket
-async def test_columns_order_limits_parameters_and_properties_are_those_of_rabbitmq(
+async def test_columns_order_limits_parameters_and_properties_equal_rabbitmq(
     rabbitmq: SharedNode,
 ) -> None:
     version = BrokerVersion(3, 10)
@@ -192,10 +192,9 @@ async def test_columns_order_limits_parameters_and_properties_are_those_of_rabbi
 
 
 @pytest.mark.socket
-async def test_a_connection_is_told_with_its_channels_and_closed(
+async def test_connection_is_listed_with_channels_and_closed_by_name(
     server: BrokerServer, http: httpx.AsyncClient
 ) -> None:
-    """By the name that it has in the list; its client hears why."""
     connection = await RabbitMQ(server.url).connect("worker")
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("orders"))
@@ -221,8 +220,7 @@ async def test_a_connection_is_told_with_its_channels_and_closed(
 
 
 @pytest.mark.socket
-async def test_holders_are_named_by_our_own_client(server: BrokerServer) -> None:
-    """Who holds a message of a queue is said of this broker too."""
+async def test_holders_of_messages_are_named(server: BrokerServer) -> None:
     connection = await RabbitMQ(server.url).connect("worker")
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("orders"))
@@ -246,8 +244,8 @@ async def _get(http: httpx.AsyncClient, **more: Any) -> Any:
 
 
 @pytest.mark.socket
-async def test_messages_are_published_and_got(http: httpx.AsyncClient) -> None:
-    """With properties, as text or base64, put back in their order or taken away."""
+async def test_messages_are_published_and_read_over_http(http: httpx.AsyncClient) -> None:
+    """With properties, as text or base64, requeued in order or removed."""
     await http.put(f"/queues/{_PATH}/q", json={"durable": "true"})
     assert await _publish(http, properties={"headers": {"a": [1]}, "message_id": "1"}) == {
         "routed": True
@@ -282,10 +280,9 @@ async def test_messages_are_published_and_got(http: httpx.AsyncClient) -> None:
         {"properties": 1},
     ],
 )
-async def test_what_cannot_be_published_is_refused(
+async def test_invalid_http_publish_is_refused(
     http: httpx.AsyncClient, wrong: dict[str, Any]
 ) -> None:
-    """With what was expected."""
     refused = await _publish(http, **wrong)
     assert refused["error"] == "bad_request"
     assert "expected" in refused["reason"]
@@ -295,18 +292,16 @@ async def test_what_cannot_be_published_is_refused(
 @pytest.mark.parametrize(
     "wrong", [{"count": -1}, {"count": "x"}, {"ackmode": "no"}, {"encoding": "x"}, {"truncate": -1}]
 )
-async def test_what_cannot_be_got_is_refused(
-    http: httpx.AsyncClient, wrong: dict[str, Any]
-) -> None:
-    """With what was expected; a queue that is missing is not found."""
+async def test_invalid_http_get_is_refused(http: httpx.AsyncClient, wrong: dict[str, Any]) -> None:
+    """A missing queue is not found."""
     assert (await _get(http))["error"] == "Object Not Found"
     await http.put(f"/queues/{_PATH}/q", json={})
     assert "expected" in (await _get(http, **wrong))["reason"]
 
 
 @pytest.mark.socket
-async def test_bindings_are_made_told_and_removed(http: httpx.AsyncClient) -> None:
-    """Those with arguments have keys of their own."""
+async def test_bindings_are_created_listed_and_deleted(http: httpx.AsyncClient) -> None:
+    """Bindings with arguments have separate keys."""
     await http.put(f"/queues/{_PATH}/q", json={})
     for arguments in ({}, {"x-match": "all", "a": 1}):
         made = await http.post(
@@ -328,8 +323,7 @@ async def test_bindings_are_made_told_and_removed(http: httpx.AsyncClient) -> No
 
 
 @pytest.mark.socket
-async def test_single_things_are_told_by_their_name(http: httpx.AsyncClient) -> None:
-    """And what is not there is not found."""
+async def test_single_objects_are_found_by_name(http: httpx.AsyncClient) -> None:
     for path in (
         "vhosts/%2F", "nodes/hopback@localhost", "users/guest", "permissions/%2F/guest",
         "exchanges/%2F/amq.topic", "exchanges/%2F/amq.default", "aliveness-test/%2F", "cluster-name",
@@ -366,10 +360,9 @@ _READS = (
 
 
 @pytest.mark.broker
-async def test_what_the_newer_rabbitmqadmin_reads_is_there_as_on_rabbitmq(
+async def test_endpoints_of_newer_rabbitmqadmin_equal_rabbitmq(
     rabbitmq: SharedNode,
 ) -> None:
-    """The same status, and the same kind of value, of the same version."""
     version = BrokerVersion(3, 10)
     settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM, version=version)
     async with (

@@ -79,14 +79,14 @@ async def _delete(url: str) -> None:
     await connection.close()
 
 
-def test_an_application_names_its_topology_to_plan_and_apply(
+def test_application_is_accepted_by_plan_and_apply(
     target: str,
     where: ManagementAddress,
     amqp_url: str,
     vhost: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`run` refuses with all that differs and creates nothing; `plan` and `apply` take the same name."""
+    """`run` refuses with all differences and creates nothing."""
     asyncio.run(_found_on_the_broker(amqp_url))
     assert run(["run", target]) == 6
     refused = capsys.readouterr().err

@@ -79,7 +79,7 @@ async def _come_when_due(url: str, delays_ms: tuple[int, ...], snoozes: int) -> 
     await running
     assert max(early) == 0.0
     assert left_over == []
-    # Each time by the same queues: no broker takes it for a cycle, and none comes back early.
+    # The queues are the same each time. No broker detects a cycle, and none returns early.
     waits = [after - before for runs in snoozed.values() for before, after in pairwise(runs)]
     assert len(waits) == snoozes * _EACH
     assert min(waits) >= 3.0
@@ -87,25 +87,28 @@ async def _come_when_due(url: str, delays_ms: tuple[int, ...], snoozes: int) -> 
 
 @pytest.mark.broker
 @pytest.mark.waits(6)
-async def test_delayed_messages_come_when_they_are_due(amqp_url: str) -> None:
-    """None is early, none is missing, and nothing of the way is left on them."""
+async def test_delayed_messages_arrive_when_due(amqp_url: str) -> None:
+    """None is early or missing, and no delay header is left."""
     await _come_when_due(amqp_url, _DELAYS_MS, snoozes=2)
 
 
 @pytest.mark.broker
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_delayed_messages_come_when_they_are_due_on_newer_brokers(
+async def test_delayed_messages_arrive_when_due_on_newer_brokers(
     start_rabbitmq: Callable[..., RabbitNode], suite: str
 ) -> None:
-    """The same, with at-least-once dead-lettering as those versions have it."""
+    """Those versions dead-letter at least once."""
     url = start_rabbitmq(installation=installations()[suite]).url
     await _come_when_due(url, (*_DELAYS_MS, _THREE_LEVELS_MS), snoozes=3)
 
 
 @pytest.mark.broker
 async def test_deleted_level_makes_no_delayed_message_early(amqp_url: str) -> None:
-    """The broker skips the missing level; the last hop notices, restores it and lets the message wait."""
+    """The broker skips the missing level.
+
+    The last hop notices it, restores it and lets the message wait.
+    """
     app = App("later")
     app.delays("1m")
     early: list[float] = []

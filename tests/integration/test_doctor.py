@@ -50,10 +50,9 @@ async def look(connection: Connection, management: Management, vhost: str) -> Ex
     return await examine("here", vhost, connection.version, management)
 
 
-async def test_the_live_topology_is_judged_like_the_declared_one(
+async def test_live_topology_has_same_findings_as_declared_one(
     connection: Connection, management: Management, vhost: str
 ) -> None:
-    """With its plans, what stands on the broker has the findings of its own file."""
     desired = DESIGNS["ratatoskr"].build({}, hardened=False)
     planned = await live_plan(desired, connection, management, vhost)
     await apply(planned, connection, management, vhost=vhost)
@@ -65,10 +64,10 @@ async def test_the_live_topology_is_judged_like_the_declared_one(
     assert found.overview is not None
 
 
-async def test_dead_letters_that_are_held_back_are_seen(
+async def test_doctor_names_held_back_dead_letters(
     connection: Connection, management: Management, vhost: str
 ) -> None:
-    """At-least-once dead-lettering into nowhere shows in no queue; the doctor names it."""
+    """At-least-once dead-lettering to a missing queue shows in no queue."""
     nowhere = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "missing",
@@ -94,8 +93,7 @@ async def test_dead_letters_that_are_held_back_are_seen(
     assert "1 queues dead-letter at least once (jammed)" in advice
 
 
-async def test_an_alarm_is_told(start_rabbitmq: Callable[..., RabbitNode]) -> None:
-    """A node that takes no publishes because of its memory is not healthy, and says which."""
+async def test_doctor_reports_alarm(start_rabbitmq: Callable[..., RabbitNode]) -> None:
     node = start_rabbitmq()
     connection = await RabbitMQ(node.url).connect("test")
     async with Management(ManagementAddress.derive(None, node.management_url)) as management:
@@ -111,15 +109,15 @@ async def test_an_alarm_is_told(start_rabbitmq: Callable[..., RabbitNode]) -> No
     assert not found.healthy
 
 
-async def test_without_the_management_api(connection: Connection) -> None:
-    """Version and notices remain, and it is said that nothing else was looked at."""
+async def test_doctor_without_management_api_reports_version_only(connection: Connection) -> None:
     found = await examine("here", "/", connection.version, None)
     assert any("not asked" in notice.text for notice in found.notices)
     assert found.queues is None
 
 
-async def test_the_command(amqp_url: str, rabbitmq: SharedNode) -> None:
-    """JSON on stdout, 0 for a healthy broker."""
+async def test_doctor_command_prints_json_and_exits_with_0(
+    amqp_url: str, rabbitmq: SharedNode
+) -> None:
     arguments = ["--broker", amqp_url, "--management", rabbitmq.management_url, "-o", "json"]
     result = await asyncio.to_thread(
         lambda: CliRunner().invoke(doctor_command, arguments, standalone_mode=False)
@@ -130,10 +128,9 @@ async def test_the_command(amqp_url: str, rabbitmq: SharedNode) -> None:
     assert "guest:guest" not in result.output
 
 
-async def test_findings_in_a_pipe_are_lines_that_can_be_read(
+async def test_doctor_findings_without_terminal_are_wrapped(
     amqp_url: str, rabbitmq: SharedNode, connection: Connection
 ) -> None:
-    """Off a terminal no column is as wide as the longest sentence."""
     channel = await connection.open_channel()
     arguments: dict[str, FieldValue] = {"x-dead-letter-exchange": "nowhere", "x-max-length": 5}
     await channel.declare_queue(Queue("doctor.unread", QueueType.CLASSIC, arguments=arguments))

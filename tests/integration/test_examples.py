@@ -1,4 +1,4 @@
-"""The examples work as their pages say: their own tests pass, on PostgreSQL too, and they stay small."""
+"""The examples work as documented: their tests pass, also on PostgreSQL, and they stay small."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 _ORDERS = Path(__file__).parents[2] / "examples" / "orders"
 
 
-def test_the_orders_pass_their_own_tests_on_postgresql(postgres: SharedPostgres) -> None:
-    """As a user runs them, in the folder of the example."""
+def test_orders_example_passes_its_tests_on_postgresql(postgres: SharedPostgres) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
         cwd=_ORDERS,
@@ -37,8 +36,8 @@ def test_the_orders_pass_their_own_tests_on_postgresql(postgres: SharedPostgres)
     assert "5 passed" in ran.stdout
 
 
-def test_the_commands_of_the_orders_work(postgres: SharedPostgres, tmp_path: Path) -> None:
-    """As its page has them; ports, the database and the broker's clock are this test's."""
+def test_commands_of_orders_example_work(postgres: SharedPostgres, tmp_path: Path) -> None:
+    """Ports, database and clock are those of the test."""
     amqp, http, web, nobody = _free_ports(4)
     (block,) = (one for one in blocks((_ORDERS / "README.md").read_text()) if one.language == "sh")
     script = block.text
@@ -53,7 +52,7 @@ def test_the_commands_of_the_orders_work(postgres: SharedPostgres, tmp_path: Pat
     ):
         assert written in script, written
         script = script.replace(written, meant)
-    # A reader waits for what was started, and for the retries; here the clock is turned.
+    # A reader waits for startup and retries. Here the clock is advanced.
     curl = "curl -sS --fail --retry 60 --retry-delay 1 --retry-all-errors"
     began, end = script.index("curl "), script.index("hopback dlq ls")
     clock = (
@@ -99,8 +98,7 @@ def _free_ports(number: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def test_the_orders_are_as_short_as_they_say() -> None:
-    """What a service needs fits in 200 lines."""
+def test_orders_example_has_at_most_200_lines() -> None:
     lines = sum(len(one.read_text().splitlines()) for one in _ORDERS.glob("orders/*.py"))
     assert f"in {lines} lines" in (_ORDERS / "README.md").read_text()
     assert lines < 200

@@ -1,4 +1,4 @@
-"""The private nodes themselves: they answer, survive their own death, and leave nothing behind."""
+"""The private nodes answer, survive a kill and leave no files or processes."""
 
 from __future__ import annotations
 
@@ -40,15 +40,12 @@ time.sleep(600)
 """
 
 
-def test_the_shared_node_answers_and_gives_each_test_its_own_vhost(
-    rabbitmq: SharedNode, vhost: str
-) -> None:
-    """The run's node serves its HTTP API and knows the virtual host made for this test."""
+def test_shared_node_gives_each_test_its_own_vhost(rabbitmq: SharedNode, vhost: str) -> None:
     assert vhost in {each["name"] for each in rabbitmq.management.call("GET", "/vhosts")}
 
 
-def test_a_node_dies_with_the_process_that_started_it() -> None:
-    """When the test run itself is killed with -9, no server and no folder stay behind."""
+def test_node_ends_when_test_run_is_killed() -> None:
+    """No server and no folder are left."""
     with subprocess.Popen(
         [sys.executable, "-c", _START_AND_HANG], stdout=subprocess.PIPE, text=True
     ) as run:
@@ -58,8 +55,7 @@ def test_a_node_dies_with_the_process_that_started_it() -> None:
     _wait_until(lambda: not _runs(int(pid)) and not Path(folder).exists())
 
 
-def test_the_shared_database_server_dies_with_the_run() -> None:
-    """When the run's main process is killed with -9, nobody answers any more."""
+def test_shared_database_server_ends_when_test_run_is_killed() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _BEGIN_AND_HANG], stdout=subprocess.PIPE, text=True
     ) as run:
@@ -78,22 +74,21 @@ def _answers(url: str) -> bool:
     return True
 
 
-def test_a_missing_server_is_a_failure_that_says_what_to_install(tmp_path: Path) -> None:
-    """Without RabbitMQ the broker tests fail, naming the package; they never skip."""
+def test_missing_rabbitmq_fails_tests_with_package_name(tmp_path: Path) -> None:
+    """They never skip."""
     with pytest.raises(NotInstalled, match="install it with"):
         Installation("nowhere", tmp_path).script("rabbitmq-server")
 
 
-def test_what_is_installed_is_not_installed_again() -> None:
-    """Installing packages that are there is nothing to do; a missing one is told as missing."""
+def test_installed_packages_are_not_installed_again() -> None:
     install(["rabbitmq"])
     assert missing(["rabbitmq-server", "no-such-package-as-this"]) == ["no-such-package-as-this"]
 
 
-def test_packages_are_asked_of_dpkg_and_not_of_the_path(
+def test_packages_are_queried_from_dpkg_and_not_from_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gcc on PATH says nothing about headers; a package that another one provides is there."""
+    """A package that another one provides is present."""
     _pretend_dpkg(
         tmp_path,
         "installed|gcc, c-compiler",
@@ -107,10 +102,9 @@ def test_packages_are_asked_of_dpkg_and_not_of_the_path(
     assert missing(every) == ["librabbitmq-dev", "chromium", "postgresql"]
 
 
-def test_a_machine_with_the_library_and_without_a_compiler_lacks_the_compiler(
+def test_missing_compiler_is_reported_if_library_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each package counts by itself, whichever the others are."""
     _pretend_dpkg(tmp_path, "installed|librabbitmq-dev, ", "installed|libc6-dev, ")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert missing(PURPOSES["c-client"]) == ["gcc"]
@@ -125,22 +119,20 @@ def _pretend_dpkg(folder: Path, *packages: str) -> None:
     program.chmod(0o755)
 
 
-def test_a_purpose_that_is_none_is_refused_by_name() -> None:
-    """A target that asks for what nobody declared fails, and is told what there is."""
+def test_unknown_purpose_is_refused_with_known_ones() -> None:
     with pytest.raises(ValueError, match=r"among rabbitmq, .*; got rabbitmq-server"):
         install(["rabbitmq-server"])
 
 
-def test_processes_of_a_test_can_be_interrupted() -> None:
-    """SIGINT ends what a test starts, as Ctrl-C would."""
+def test_sigint_ends_processes_of_tests() -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert ran.returncode == -signal.SIGINT
 
 
-def test_they_can_in_a_run_that_was_started_to_ignore_it() -> None:
-    """Background runners let what they start ignore SIGINT: the run sets the signals it relies on."""
-    this = f"{Path(__file__)}::{test_processes_of_a_test_can_be_interrupted.__name__}"
+def test_sigint_works_in_run_that_was_started_to_ignore_it() -> None:
+    """Background runners start processes that ignore SIGINT. The run restores it."""
+    this = f"{Path(__file__)}::{test_sigint_ends_processes_of_tests.__name__}"
     ignoring = [
         "sh",
         "-c",

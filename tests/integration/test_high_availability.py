@@ -45,7 +45,7 @@ def store() -> Iterator[PostgresNode]:
 
 
 class _Service:
-    """`hopback serve` as a process of its own."""
+    """`hopback serve` in a separate process."""
 
     def __init__(self, folder: Path, name: str, broker: str, store: str) -> None:
         config = folder / "hopback.toml"
@@ -92,7 +92,10 @@ def _begin(client: httpx.Client) -> str:
 
 
 def _until(client: httpx.Client, job: str, done: int, *states: str) -> dict[str, Any]:
-    """The job once it has done so much, or is in one of these states; the store may be away meanwhile."""
+    """Return the job when it has this progress or one of these states.
+
+    The store may be away meanwhile.
+    """
     until, found = time.monotonic() + _PATIENCE_S, {}
     while time.monotonic() < until:
         answer = client.get(f"/admin/dlq/jobs/{job}")
@@ -133,10 +136,10 @@ async def _arrived(url: str) -> Counter[int]:
     return counted
 
 
-def test_a_job_goes_on_at_the_other_service(
+def test_job_is_taken_over_when_its_service_is_killed(
     store: PostgresNode, amqp_url: str, tmp_path: Path
 ) -> None:
-    """Its service is killed in the middle: the other takes it over by itself, and nothing is lost."""
+    """No message is lost."""
     asyncio.run(_fill(amqp_url))
     with (
         _two(tmp_path, amqp_url, store.url()) as (first, second),
@@ -154,14 +157,14 @@ def test_a_job_goes_on_at_the_other_service(
     assert "job.take-over" in {entry["action"] for entry in audit}
     arrived = asyncio.run(_arrived(amqp_url))
     assert set(arrived) == set(range(_COUNT))
-    # What was on its way when it was killed may be there twice, and nothing else.
+    # Only messages in flight at the kill may be duplicated.
     assert arrived.total() - _COUNT <= 3 * _IN_FLIGHT
 
 
-def test_a_store_that_is_killed_and_comes_back_loses_no_job(
+def test_killed_and_restarted_store_loses_no_job(
     store: PostgresNode, amqp_url: str, tmp_path: Path
 ) -> None:
-    """Meanwhile both services say so and stay up; afterwards the job comes to its end at one of them."""
+    """Both services report it and stay up. Then one of them completes the job."""
     asyncio.run(_fill(amqp_url))
     with (
         _two(tmp_path, amqp_url, store.url()) as (first, second),

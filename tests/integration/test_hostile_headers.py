@@ -1,4 +1,4 @@
-"""Headers that a producer made to steer us, on a real RabbitMQ: nothing reaches a foreign queue."""
+"""Hostile headers on RabbitMQ route no message to another queue."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ _LOOPING = {
 
 
 async def _published(url: str, cases: Iterable[Properties], queue: str) -> None:
-    """Publish as an attacker does who may write to the exchange `front` alone, each a body of its own."""
+    """Publish as an attacker with write permission only for the exchange `front`, each message with
+    a different body.
+    """
     connection = await RabbitMQ(url).connect("attacker")
     channel = await connection.open_channel()
     await channel.declare_exchange(Exchange("front"))
@@ -72,8 +74,10 @@ async def _depths(url: str, *queues: str) -> dict[str, int]:
     return found
 
 
-async def test_a_message_reaches_nobody_else_and_runs_as_often_as_planned(amqp_url: str) -> None:
-    """Every way to hide a `CC` or the count of attempts: three runs each, and `vault` stays empty."""
+async def test_hostile_headers_neither_route_elsewhere_nor_change_attempts(amqp_url: str) -> None:
+    """Every way to hide a `CC` or the attempt count is tried: three runs each, and `vault` stays
+    empty.
+    """
     cases = {**_SMUGGLED, **_LOOPING}
     runs: dict[str, list[int]] = {}
     parked: list[str] = []
@@ -102,18 +106,15 @@ async def test_a_message_reaches_nobody_else_and_runs_as_often_as_planned(amqp_u
 
 
 @pytest.mark.parametrize("entries", UNREADABLE.values(), ids=UNREADABLE)
-async def test_rabbitmq_takes_no_headers_that_cannot_be_read(
-    rabbitmq: SharedNode, entries: bytes
-) -> None:
-    """It ends the connection: what cannot be read never comes from a RabbitMQ."""
+async def test_rabbitmq_refuses_unreadable_headers(rabbitmq: SharedNode, entries: bytes) -> None:
+    """It closes the connection, so unreadable headers never come from RabbitMQ."""
     async with RawClient(rabbitmq.url) as client:
         assert await refusal_of(client, entries) == ("connection.close", 541, "INTERNAL_ERROR")
 
 
-def test_a_re_drive_reaches_nobody_else(
+def test_redrive_of_hostile_headers_reaches_no_other_queue(
     amqp_url: str, rabbitmq: SharedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same headers in a dead-letter queue: they go back to their queue and nowhere else."""
     monkeypatch.setenv("HOPBACK_BROKER", amqp_url)
     monkeypatch.setenv("HOPBACK_MANAGEMENT", rabbitmq.management_url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -133,9 +134,9 @@ def test_a_re_drive_reaches_nobody_else(
     assert found == {"vault": 0, "orders": len(_SMUGGLED), "orders.dlq": 0}
 
 
-async def test_messages_of_any_bytes_are_parked_unchanged_and_hold_up_no_other(
+async def test_random_messages_are_parked_unchanged_and_delay_no_other(
     amqp_url: str,
 ) -> None:
-    """Retry, snooze, delay and park on a real broker; `tests/faults/hostile.py` has more."""
+    """Retry, snooze, delay and park on RabbitMQ. `tests/faults/hostile.py` has more."""
     found = await run_hostile(amqp_url, None, random.Random(1), messages=60, bystanders=60)
     assert found.holds, found

@@ -60,7 +60,7 @@ async def channel(amqp_url: str) -> AsyncIterator[RabbitChannel]:
 
 @pytest.fixture
 def pika_channel(amqp_url: str, channel: RabbitChannel) -> Iterator[Any]:
-    """pika's side; it needs no loop."""
+    """The pika channel, which needs no event loop."""
     connection = pika.BlockingConnection(pika.URLParameters(amqp_url))
     yield connection.channel()
     connection.close()
@@ -97,10 +97,10 @@ _EVERY_TYPE: dict[str, Any] = {
 }
 
 
-async def test_every_header_type_comes_back_from_the_broker_as_it_was(
+async def test_every_header_type_round_trips_through_rabbitmq(
     channel: RabbitChannel,
 ) -> None:
-    """Through RabbitMQ and back to us: equal in value and type, bodies bit for bit."""
+    """Values, types and bodies are equal."""
     properties = Properties(
         headers=_EVERY_TYPE, delivery_mode=2, timestamp=_MOMENT, cluster_id="east", **_OTHERS
     )
@@ -112,8 +112,8 @@ async def test_every_header_type_comes_back_from_the_broker_as_it_was(
     assert found.properties == properties
 
 
-async def test_an_unsigned_64_bit_header_survives_the_broker(channel: RabbitChannel) -> None:
-    """Also beyond what a signed one can hold."""
+async def test_unsigned_64_bit_header_round_trips_through_rabbitmq(channel: RabbitChannel) -> None:
+    """It exceeds a signed 64-bit integer."""
     headers = {"L": UInt64(2**63 + 5)}
     await channel.publish(Message("", "q", b"", Properties(headers=headers)))
     found = await channel.get("q")
@@ -149,7 +149,7 @@ _WE_READ: dict[str, Any] = {
 }
 
 
-async def test_we_read_what_pika_sends(channel: RabbitChannel, pika_channel: Any) -> None:
+async def test_hopback_reads_messages_of_pika(channel: RabbitChannel, pika_channel: Any) -> None:
     """Every property and every header type that pika can send."""
     properties = pika.BasicProperties(
         headers=_PIKA_SENDS, delivery_mode=2, timestamp=_MOMENT, cluster_id="east", **_OTHERS
@@ -165,8 +165,8 @@ async def test_we_read_what_pika_sends(channel: RabbitChannel, pika_channel: Any
     )
 
 
-async def test_pika_reads_what_we_send(channel: RabbitChannel, pika_channel: Any) -> None:
-    """Every property, and every header type that pika can read."""
+async def test_pika_reads_messages_of_hopback(channel: RabbitChannel, pika_channel: Any) -> None:
+    """Every property and every header type that pika can read."""
     properties = Properties(headers=_WE_READ, delivery_mode=2, timestamp=_MOMENT, **_OTHERS)
     await channel.publish(Message("", "q", _BODY, properties))
     _, found, body = pika_channel.basic_get("q", auto_ack=True)
@@ -180,10 +180,9 @@ async def test_pika_reads_what_we_send(channel: RabbitChannel, pika_channel: Any
     assert (found.delivery_mode, found.timestamp) == (2, _MOMENT)
 
 
-async def test_what_pika_sends_returns_to_pika_unchanged(
+async def test_messages_of_pika_are_republished_unchanged(
     channel: RabbitChannel, pika_channel: Any
 ) -> None:
-    """Taken by us and published again from decoded properties, a message is still the same."""
     properties = pika.BasicProperties(headers=_PIKA_SENDS, timestamp=_MOMENT, **_OTHERS)
     pika_channel.queue_declare("copy")
     pika_channel.basic_publish("", "q", _BODY, properties)
@@ -214,8 +213,8 @@ _AIO_SENDS: dict[str, Any] = {
 }
 
 
-async def test_we_read_what_aio_pika_sends(channel: RabbitChannel, amqp_url: str) -> None:
-    """Its properties and headers, with whatever integer widths it chooses."""
+async def test_hopback_reads_messages_of_aio_pika(channel: RabbitChannel, amqp_url: str) -> None:
+    """The integer widths are chosen by aio-pika."""
     connection = await aio_pika.connect(amqp_url)
     theirs = await connection.channel()
     message = aio_pika.Message(
@@ -238,8 +237,7 @@ async def test_we_read_what_aio_pika_sends(channel: RabbitChannel, amqp_url: str
     assert {name: getattr(found.properties, name) for name in _OTHERS} == _OTHERS
 
 
-async def test_aio_pika_reads_what_we_send(channel: RabbitChannel, amqp_url: str) -> None:
-    """Every property, and headers by value."""
+async def test_aio_pika_reads_messages_of_hopback(channel: RabbitChannel, amqp_url: str) -> None:
     headers = {**_AIO_SENDS, "timestamp": Timestamp(_MOMENT)}
     properties = Properties(headers=headers, delivery_mode=2, timestamp=_MOMENT, **_OTHERS)
     await channel.publish(Message("", "q", _BODY, properties))

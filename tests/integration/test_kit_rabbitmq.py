@@ -25,8 +25,7 @@ def _shop() -> App:
     return app
 
 
-async def test_the_same_test_runs_on_rabbitmq(amqp_url: str) -> None:
-    """Published, drained, counted and asserted as on the embedded broker."""
+async def test_same_test_runs_on_rabbitmq_and_embedded_broker(amqp_url: str) -> None:
     async with AppTest(_shop(), broker=RabbitMQ(amqp_url)) as test:
         for order in (1, 7, 13):
             await test.publish("kit.orders", order)
@@ -45,9 +44,7 @@ async def test_the_same_test_runs_on_rabbitmq(amqp_url: str) -> None:
     assert test.report.clean
 
 
-def test_virtual_time_is_refused_with_what_to_use(amqp_url: str) -> None:
-    """A real broker has a clock of its own."""
-
+def test_virtual_time_is_refused_on_rabbitmq_with_remedy(amqp_url: str) -> None:
     async def main() -> None:
         async with AppTest(_shop(), broker=RabbitMQ(amqp_url)):
             raise AssertionError("expected a refusal")

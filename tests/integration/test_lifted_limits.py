@@ -36,7 +36,7 @@ OPERATORS = Policy("ops", "dlq$", {"max-length": 1000}, 3, "queues")
 
 
 async def look(connection: Connection, queue: str, times: int) -> int:
-    """Take a message and let the channel go, so many times; how often there was one."""
+    """Take a message and close the channel repeatedly. Return how often there was one."""
     seen = 0
     for _ in range(times):
         channel = await connection.open_channel()
@@ -46,10 +46,10 @@ async def look(connection: Connection, queue: str, times: int) -> int:
 
 
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_a_dead_letter_queue_can_be_looked_at_for_ever(
+async def test_dead_letter_queue_with_lifted_limit_can_be_browsed_40_times(
     start_rabbitmq: Callable[..., RabbitNode], suite: str
 ) -> None:
-    """Forty looks harm nothing while the limit is lifted, and it is not restored over their head."""
+    """The limit is not restored while messages exceed it."""
     node = start_rabbitmq(installation=installations()[suite])
     connection = await RabbitMQ(node.url).connect("test")
     async with Management(ManagementAddress.derive(None, node.management_url)) as management:
@@ -73,10 +73,10 @@ async def test_a_dead_letter_queue_can_be_looked_at_for_ever(
     await connection.close()
 
 
-async def test_looking_under_a_limit_counts_nothing_where_a_nack_is_not_counted(
+async def test_browsing_counts_no_delivery_where_nack_is_not_counted(
     start_rabbitmq: Callable[..., RabbitNode],
 ) -> None:
-    """Surveys, searches and sessions, oftener than the limit: all there, in order, and none counted."""
+    """Surveys, searches and sessions exceed the limit. All messages stay in order."""
     node = start_rabbitmq(installation=installations()["forky"])
     broker, count = RabbitMQ(node.url), 1500
     connection = await broker.connect("test")
@@ -99,7 +99,8 @@ async def test_looking_under_a_limit_counts_nothing_where_a_nack_is_not_counted(
             )
             await operations.release(session.id)
         assert await _looked_at(operations, count) == [b"%d" % number for number in range(count)]
-        for _ in range(6):  # Who leaves early puts what was read behind what came back before.
+        # A reader that leaves early puts its messages behind those returned before.
+        for _ in range(6):
             async with aclosing(operations.search(SearchRequest("1"))) as progress:
                 await anext(progress)
         seen = await _looked_at(operations, count)

@@ -59,18 +59,17 @@ async def declare(url: str, topology: Topology) -> None:
     await connection.close()
 
 
-async def test_overview_and_alarms(management: Management) -> None:
-    """The version is that of the node, and a fresh node has no alarms."""
+async def test_overview_has_version_and_no_alarms(management: Management) -> None:
     overview = await management.overview()
     assert overview.version.major >= 3
     assert await management.alarms() == ()
     assert any(flag.name == "quorum_queue" for flag in await management.feature_flags())
 
 
-async def test_what_was_declared_is_read_back(
+async def test_live_topology_equals_declared_topology(
     management: Management, amqp_url: str, vhost: str
 ) -> None:
-    """The live topology equals what AMQP declared: types, arguments, bindings, nothing besides."""
+    """Types, arguments and bindings are compared."""
     await declare(amqp_url, TOPOLOGY)
     live = await management.live_topology(vhost)
     found = diff(TOPOLOGY, live)
@@ -82,7 +81,7 @@ async def test_what_was_declared_is_read_back(
 async def test_policies_are_set_read_and_deleted(
     management: Management, amqp_url: str, vhost: str
 ) -> None:
-    """A policy reads back as it was put; deleting it twice is no error."""
+    """Deleting twice is not an error."""
     await declare(amqp_url, TOPOLOGY)
     policy = Policy(
         "odd name/1", "^plain$", {"max-length": 7, "overflow": "reject-publish"}, 3, "queues"
@@ -101,10 +100,9 @@ async def test_policies_are_set_read_and_deleted(
     assert await management.policies(vhost) == ()
 
 
-async def test_a_bad_policy_is_refused_in_the_brokers_words(
+async def test_invalid_policy_is_refused_with_reason_of_broker(
     management: Management, vhost: str
 ) -> None:
-    """400 with the reason, and nothing was set."""
     with pytest.raises(ManagementError, match=r'"many".* is not a valid maximum length') as caught:
         await management.put_policy(vhost, Policy("p", "^x", {"max-length": "many"}))
     assert caught.value.status == 400
@@ -112,8 +110,9 @@ async def test_a_bad_policy_is_refused_in_the_brokers_words(
 
 
 @pytest.mark.parametrize("name", ["event-bus", "ratatoskr"])
-async def test_definitions_in_and_out(management: Management, vhost: str, name: str) -> None:
-    """Our export imports without loss, and the broker's export reads back as the same topology."""
+async def test_definitions_round_trip_through_rabbitmq(
+    management: Management, vhost: str, name: str
+) -> None:
     desired = DESIGNS[name].build({}, hardened=True)
     document, _ = write_definitions(desired, vhost=vhost)
     await management.import_definitions(document, vhost)
@@ -123,8 +122,9 @@ async def test_definitions_in_and_out(management: Management, vhost: str, name: 
     assert (found.create, found.conflict) == ((), ())
 
 
-async def test_errors(management: Management, rabbitmq: SharedNode, vhost: str) -> None:
-    """What does not exist and who may not are told apart."""
+async def test_management_errors_distinguish_missing_and_refused(
+    management: Management, rabbitmq: SharedNode, vhost: str
+) -> None:
     with pytest.raises(ManagementNotFound):
         await management.queue(vhost, "missing")
     with pytest.raises(ManagementNotFound):

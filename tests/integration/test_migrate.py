@@ -52,7 +52,7 @@ async def prepare(url: str, topology: Topology) -> None:
 
 
 async def take_all(url: str, topology: Topology) -> dict[str, list[int]]:
-    """The numbers in each queue, in order; declaring again shows that the form is the new one."""
+    """The numbers in each queue, in order. A second declare checks the new form."""
     connection = await RabbitMQ(url).connect()
     await declare(connection, topology)
     channel = await connection.open_channel()
@@ -72,10 +72,10 @@ def command(rabbitmq: SharedNode, url: str, *more: str) -> Sequence[str]:
 
 
 @pytest.mark.waits(17)
-async def test_the_event_bus_becomes_hardened_with_its_messages(
+async def test_event_bus_is_migrated_to_hardened_form_with_messages(
     rabbitmq: SharedNode, amqp_url: str
 ) -> None:
-    """Every message is there, in order, in queues of the new form."""
+    """They keep their order."""
     faithful, hardened = DESIGNS["event-bus"].build(), DESIGNS["event-bus"].build(hardened=True)
     await prepare(amqp_url, faithful)
     connection = await RabbitMQ(amqp_url).connect()
@@ -90,10 +90,10 @@ async def test_the_event_bus_becomes_hardened_with_its_messages(
     assert all(numbers == list(range(COUNT)) for numbers in found.values())
 
 
-async def test_what_the_broker_holds_back_keeps_its_queue(
+async def test_migrate_refuses_queue_with_held_back_messages(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """Nothing is ready in the retry queue, and its messages have nowhere to go: they stay."""
+    """No message is ready in the retry queue, and its messages cannot be routed."""
     design = DESIGNS["raffle"]
     connection = await RabbitMQ(amqp_url).connect()
     await declare(connection, design.build({"retry_ttl_ms": "100"}, hardened=True))
@@ -123,10 +123,10 @@ app = App("shop", topology=DESIGNS["ratatoskr"].build(hardened=True))
 
 
 @pytest.mark.waits(44)
-def test_what_an_application_declares_replaces_a_faithful_design_with_its_messages(
+def test_application_replaces_faithful_design_with_its_messages(
     rabbitmq: SharedNode, amqp_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command, as operators run it, with the time that it takes."""
+    """The command is run as by an operator."""
     (tmp_path / "migrated_shop.py").write_text(_SHOP)
     monkeypatch.chdir(tmp_path)
     name = "migrated_shop:app"
@@ -149,8 +149,8 @@ def test_what_an_application_declares_replaces_a_faithful_design_with_its_messag
     assert json.loads(again.stdout)["plan"]["replacements"] == []
 
 
-def test_without_a_management_api_nothing_is_changed(amqp_url: str) -> None:
-    """Bindings that nobody can see would be lost: refused."""
+def test_migrate_without_management_api_is_refused(amqp_url: str) -> None:
+    """Unknown bindings would be lost."""
     refused = CliRunner().invoke(migrate_command, ["raffle", "--broker", amqp_url, "--amqp-only"])
     assert isinstance(refused.exception, CommandFailed)
     assert "management" in str(refused.exception)

@@ -38,7 +38,7 @@ class _Order(_Base):
 
 
 async def _handle(session: AsyncSession, number: int, *, fails: bool = False) -> bool:
-    """What a handler does with a session that it was given."""
+    """A handler that uses the given session."""
     tx = Transaction(await session.connection())
     if not await tx.first_time("orders", f"m-{number}"):
         return False
@@ -49,10 +49,10 @@ async def _handle(session: AsyncSession, number: int, *, fails: bool = False) ->
     return True
 
 
-async def test_the_work_of_a_session_its_mark_and_its_message_commit_together(
+async def test_session_work_inbox_mark_and_message_commit_together(
     engine: AsyncEngine,
 ) -> None:
-    """Once, and nothing of it if the session rolls back."""
+    """A rollback removes all of them."""
     async with engine.begin() as connection:
         await connection.run_sync(_Base.metadata.create_all)
     with pytest.raises(RuntimeError):
@@ -81,8 +81,9 @@ def _connect(url: str) -> tuple[Any, str]:
     return psycopg.connect(url), "%s"
 
 
-async def test_a_cursor_of_any_driver_takes_part(engine: AsyncEngine, database_url: str) -> None:
-    """The mark and the message are there after the commit, and not after a rollback."""
+async def test_cursor_of_any_driver_takes_part_in_transaction(
+    engine: AsyncEngine, database_url: str
+) -> None:
     connection, placeholder = _connect(database_url)
     delivery = Received("q", "", "q", b"", Properties(message_id="m-1"))
     with closing(connection):
@@ -107,7 +108,7 @@ async def test_a_cursor_of_any_driver_takes_part(engine: AsyncEngine, database_u
 
 
 class _Shelf:
-    """An outbox that is no database: what the protocol asks for, and no more."""
+    """An outbox without a database that implements only the protocol."""
 
     def __init__(self, *messages: Message) -> None:
         self.lease = 30.0
@@ -134,7 +135,7 @@ class _Shelf:
             del self.left[id_]
 
 
-async def test_a_relay_empties_a_store_of_ones_own() -> None:
+async def test_relay_publishes_from_custom_store() -> None:
     """Five methods are enough."""
     shelf = _Shelf(*(compose("q", number) for number in range(5)))
     sent: list[bytes] = []

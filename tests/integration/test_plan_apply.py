@@ -51,7 +51,7 @@ async def connection(amqp_url: str) -> AsyncIterator[Connection]:
 async def test_every_design_is_applied_and_then_settled(
     connection: Connection, management: Management, vhost: str, name: str, hardened: bool
 ) -> None:
-    """The plan from an empty broker creates everything; the plan after it finds nothing to do."""
+    """The second plan is empty."""
     desired = DESIGNS[name].build({}, hardened=hardened)
     planned = await live_plan(desired, connection, management, vhost)
     assert not planned.settled
@@ -61,10 +61,9 @@ async def test_every_design_is_applied_and_then_settled(
     assert after.diff.extra == ()
 
 
-async def test_both_ways_of_looking_agree(
+async def test_plan_by_amqp_names_same_conflicts_as_management_api(
     connection: Connection, management: Management, vhost: str
 ) -> None:
-    """AMQP alone names the same conflicts as the management API."""
     await apply(
         await live_plan(
             DESIGNS["ratatoskr"].build({}, hardened=False), connection, management, vhost
@@ -95,7 +94,7 @@ SMALL = Topology(
 
 
 async def make_other(connection: Connection) -> None:
-    """A queue `a` without the argument, bound by a key of its own too."""
+    """A queue `a` without the argument, bound by another key too."""
     channel = await connection.open_channel()
     await channel.declare_exchange(Exchange("x"))
     await channel.declare_queue(Queue("a"))
@@ -104,10 +103,9 @@ async def make_other(connection: Connection) -> None:
     await channel.close()
 
 
-async def test_messages_at_risk_are_named_and_kept(
+async def test_queue_with_messages_is_not_replaced(
     connection: Connection, management: Management, vhost: str
 ) -> None:
-    """A queue with a message is not replaced, even when told to, and nothing has changed."""
     await make_other(connection)
     channel = await connection.open_channel()
     await channel.publish(Message("x", "k", b"precious"))
@@ -121,10 +119,9 @@ async def test_messages_at_risk_are_named_and_kept(
     assert delivery.body == b"precious"
 
 
-async def test_a_message_that_comes_late_is_kept(
+async def test_message_published_after_plan_is_kept(
     connection: Connection, management: Management, vhost: str
 ) -> None:
-    """What was published after the plan was made is in the new queue."""
     await make_other(connection)
     planned = await live_plan(SMALL, connection, management, vhost)
     channel = await connection.open_channel()
@@ -136,10 +133,10 @@ async def test_a_message_that_comes_late_is_kept(
     assert found.body == b"late"
 
 
-async def test_an_empty_queue_is_replaced_with_all_its_bindings(
+async def test_replaced_queue_keeps_all_bindings(
     connection: Connection, management: Management, vhost: str
 ) -> None:
-    """Bindings that the topology does not know survive the replacement."""
+    """This includes bindings unknown to the topology."""
     await make_other(connection)
     planned = await live_plan(SMALL, connection, management, vhost)
     await apply(planned, connection, management, vhost=vhost, replace=["a"], watch_s=WATCH_S)
@@ -151,9 +148,9 @@ async def test_an_empty_queue_is_replaced_with_all_its_bindings(
 async def test_lifted_limits_are_recorded_and_reversible(
     management: Management, connection: Connection, vhost: str
 ) -> None:
-    """A lifting policy stands above the one in force, and deleting it puts that one back."""
+    """The lifting policy has a higher priority. Deleting it restores the former policy."""
     below = Policy("ops", "^dlq$", {"max-length": 7}, 5, "queues")
-    # 3.10 has no default limit and refuses -1, so the limit stands for itself here.
+    # 3.10 has no default limit and refuses -1, so an explicit limit is used here.
     lifted = lift_policy(DLQ_LIMIT_PREFIX, Queue("dlq"), [below])
     lifted = Policy(lifted.name, lifted.pattern, {"max-length": 7}, lifted.priority, "queues")
     await management.put_policy(vhost, below)
@@ -167,7 +164,7 @@ async def test_lifted_limits_are_recorded_and_reversible(
 async def run(
     command: Command, name: str, url: str, rabbitmq: SharedNode, *more: str
 ) -> tuple[int, str]:
-    """The command as a user calls it; it has a loop of its own, so it runs in a thread."""
+    """Run the command in a thread, because it starts an event loop."""
     arguments: Sequence[str] = (
         name,
         "--broker",
@@ -184,8 +181,7 @@ async def run(
     return int(result.return_value), result.stdout
 
 
-async def test_the_commands(amqp_url: str, rabbitmq: SharedNode) -> None:
-    """plan says what is missing, apply creates it, and then both have nothing to do."""
+async def test_plan_and_apply_commands_settle_topology(amqp_url: str, rabbitmq: SharedNode) -> None:
     code, text = await run(
         plan_command, "event-bus", amqp_url, rabbitmq, "-o", "json", "--detailed-exit-code"
     )
@@ -201,8 +197,7 @@ async def test_the_commands(amqp_url: str, rabbitmq: SharedNode) -> None:
     assert (code, json.loads(text)["settled"]) == (0, True)
 
 
-async def test_a_dry_run_changes_nothing(amqp_url: str, rabbitmq: SharedNode) -> None:
-    """The plan after a dry run is the plan before it."""
+async def test_dry_run_of_apply_changes_nothing(amqp_url: str, rabbitmq: SharedNode) -> None:
     _, before = await run(plan_command, "raffle", amqp_url, rabbitmq, "-o", "json")
     await run(apply_command, "raffle", amqp_url, rabbitmq, "--dry-run")
     _, after = await run(plan_command, "raffle", amqp_url, rabbitmq, "-o", "json")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.broker
 
 INNOCENTS = 400
 _BY_LIMIT = "the broker's limit"
-# A dozen processes die and start, each when it gets a core; nothing is judged by how long that takes.
+# A dozen processes die and restart. No assertion depends on the time.
 _PATIENCE_S = 400.0
 
 _APP = """
@@ -63,17 +63,17 @@ _APP = """
 
 
 @pytest.mark.waits(14)
-async def test_poison_takes_nobody_along(amqp_url: str, tmp_path: Path) -> None:
-    """A prefetch of 40, a limit of 8, a message that kills: it is parked, and no other."""
+async def test_poison_message_is_parked_alone(amqp_url: str, tmp_path: Path) -> None:
+    """The prefetch is 40 and the limit 8."""
     await _poisoned(amqp_url, tmp_path, {-1: "deaths"})
 
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_poison_takes_nobody_along_on_newer_brokers(
+async def test_poison_message_is_parked_alone_on_newer_brokers(
     suite: str, start_rabbitmq: Callable[..., RabbitNode], tmp_path: Path
 ) -> None:
-    """The same on RabbitMQ 4.0 and 4.3, with a second message that exits."""
+    """RabbitMQ 4.0 and 4.3, with a second message that exits."""
     node = start_rabbitmq(installation=installations()[suite])
     await _poisoned(node.url, tmp_path, {-1: "deaths", -2: "exits"})
 
@@ -101,7 +101,7 @@ async def _poisoned(url: str, folder: Path, poisons: dict[int, str]) -> None:
     parked = {}
     while (one := await channel.get("orders.dlq")) is not None:
         failure = read_history(one.properties.headers, "orders").failure
-        # What one kills brings the other back too, if both are in hand: the broker counts that.
+        # If both are unacked, the death of one redelivers the other, which the broker counts.
         by_limit = one.properties.headers.get("x-first-death-reason") == "delivery_limit"
         parked[int(one.body)] = failure.message if failure else by_limit * _BY_LIMIT
     await connection.close()
@@ -111,8 +111,8 @@ async def _poisoned(url: str, folder: Path, poisons: dict[int, str]) -> None:
         why = parked[number]
         alone = "times while this message alone was being handled" in why
         assert alone or why == _BY_LIMIT
-        # Three times alone; before that up to three windows, unless the other one's deaths had already
-        # made it suspected; and once for a sibling that did not know.
+        # Three times alone, before that up to three windows unless deaths of the other had made it
+        # suspected, and once for a sibling process without this knowledge.
         assert 3 * alone <= len((folder / name).read_text().split()) <= 8
 
 

@@ -24,8 +24,8 @@ time.sleep(60)
 """
 
 
-async def test_a_child_that_was_still_starting_ends_well() -> None:
-    """It has no ear for SIGTERM yet, so the signal ends it; it had nothing in hand."""
+async def test_child_ended_by_sigterm_during_start_exits_cleanly() -> None:
+    """It does not handle SIGTERM yet and holds no message."""
     asked = asyncio.Event()
 
     def command(_number: int, _descriptor: int) -> Sequence[str]:
@@ -40,8 +40,8 @@ async def test_a_child_that_was_still_starting_ends_well() -> None:
     assert supervisor.code == 0
 
 
-async def test_a_child_that_was_ready_and_dies_of_the_signal_does_not(tmp_path: Path) -> None:
-    """Whoever took messages has to end in order; nobody knows what it left."""
+async def test_ready_child_killed_by_signal_is_a_failure(tmp_path: Path) -> None:
+    """It may have left messages."""
     sign = tmp_path / "ready"
 
     def command(_number: int, descriptor: int) -> Sequence[str]:
@@ -69,10 +69,13 @@ time.sleep(60)
 """
 
 
-async def test_a_child_that_was_ready_once_is_started_again_when_it_dies_before_it_says_so(
+async def test_child_that_dies_before_it_reports_readiness_again_is_restarted(
     tmp_path: Path,
 ) -> None:
-    """A message may end it between its first delivery and that word: the others must not end with it."""
+    """A message may kill it between its first delivery and the report.
+
+    The other children must not end.
+    """
     lives = tmp_path / "lives"
 
     def command(_number: int, descriptor: int) -> Sequence[str]:
@@ -87,8 +90,8 @@ async def test_a_child_that_was_ready_once_is_started_again_when_it_dies_before_
     await asyncio.wait_for(running, 30)
 
 
-async def test_a_child_that_was_never_ready_ends_all_with_its_code(tmp_path: Path) -> None:
-    """Something is wrong that a restart does not repair."""
+async def test_child_that_was_never_ready_ends_all_with_its_code(tmp_path: Path) -> None:
+    """A restart would not help."""
     lives = tmp_path / "lives"
 
     def command(_number: int, descriptor: int) -> Sequence[str]:

@@ -1,4 +1,7 @@
-"""Messages whose publish the broker refuses harm no other message; `tests/faults/publishing.py` has more."""
+"""Messages whose publish the broker refuses affect no other message.
+
+`tests/faults/publishing.py` has more.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ async def test_refused_publishes_harm_no_other_message(rabbitmq: SharedNode, vho
     assert (found.harmed, found.offenders_parked) == (0, found.offenders)
 
 
-async def test_an_exchange_deleted_in_use_parks_and_repeats_no_other_message() -> None:
+async def test_exchange_deleted_in_use_parks_and_repeats_no_other_message() -> None:
     """Interrupted publishes are sent again, so some outputs may arrive twice."""
     broker = EmbeddedBroker()
 
@@ -79,7 +82,7 @@ async def test_an_exchange_deleted_in_use_parks_and_repeats_no_other_message() -
 
 
 @pytest.mark.broker
-async def test_a_forged_reply_address_harms_no_other_reply_or_publish(amqp_url: str) -> None:
+async def test_forged_reply_address_affects_no_other_reply_or_publish(amqp_url: str) -> None:
     """RabbitMQ 3.10 closes the connection on which a reply to such an address is published."""
     found = await run_beside_forged(RabbitMQ(amqp_url), requests=100, share=0.1)
     assert (found.harmed, found.offenders_parked > 0) == (0, True)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.harness.shared import SharedNode
 
 
-async def test_a_connection_tells_the_version_and_closes_in_order(amqp_url: str) -> None:
-    """After close nothing is left, and closing again is no error."""
+async def test_connection_reports_version_and_closes_in_order(amqp_url: str) -> None:
+    """Closing twice is not an error."""
     connection = await RabbitMQ(amqp_url).connect()
     assert connection.version >= BrokerVersion(3, 10)
     channel = await connection.open_channel()
@@ -40,8 +40,7 @@ async def test_a_connection_tells_the_version_and_closes_in_order(amqp_url: str)
         await channel.qos(1)
 
 
-async def test_a_wrong_password_is_told_without_showing_it(rabbitmq: SharedNode) -> None:
-    """RabbitMQ's own words, the user, and no password."""
+async def test_wrong_password_is_reported_without_showing_it(rabbitmq: SharedNode) -> None:
     url = rabbitmq.url.replace("guest:guest", "guest:hunter2")
     assert url != rabbitmq.url
     with pytest.raises(ConnectionFailed, match="403 ACCESS_REFUSED") as caught:
@@ -49,17 +48,17 @@ async def test_a_wrong_password_is_told_without_showing_it(rabbitmq: SharedNode)
     assert "hunter2" not in str(caught.value) + repr(RabbitMQ(url))
 
 
-async def test_an_unknown_virtual_host_is_told(rabbitmq: SharedNode) -> None:
-    """530, with the name of the virtual host; nothing tries again what cannot come true."""
+async def test_unknown_virtual_host_raises_login_refused(rabbitmq: SharedNode) -> None:
+    """It is not retried."""
     with pytest.raises(LoginRefused, match="vhost nowhere not found"):
         await RabbitMQ(rabbitmq.url + "nowhere").connect()
 
 
 @pytest.mark.parametrize("wrong", ["password", "virtual host"])
-async def test_a_publisher_with_a_wrong_address_fails_on_entry(
+async def test_publisher_with_wrong_address_fails_on_entry(
     rabbitmq: SharedNode, wrong: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the first try, and once: the program is told, and no log repeats it."""
+    """It raises at the first attempt and does not log."""
     url = rabbitmq.url + "nowhere"
     if wrong == "password":
         url = rabbitmq.url.replace("guest:guest", "guest:hunter2")
@@ -69,31 +68,27 @@ async def test_a_publisher_with_a_wrong_address_fails_on_entry(
     assert caplog.records == []
 
 
-async def test_the_first_host_that_answers_is_taken(amqp_url: str) -> None:
-    """A dead host before a living one costs nothing but the attempt."""
+async def test_first_host_that_answers_is_used(amqp_url: str) -> None:
     connection = await RabbitMQ(
         ["amqp://guest:guest@127.0.0.1:1/" + amqp_url.rpartition("/")[2], amqp_url]
     ).connect()
     await connection.close()
 
 
-async def test_every_attempt_is_named_when_none_succeeds() -> None:
-    """Both hosts and both reasons are in the error."""
+async def test_error_names_every_failed_host() -> None:
     with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1: .*; 127\.0\.0\.1:2: "):
         await RabbitMQ("amqp://127.0.0.1:1,127.0.0.1:2/").connect()
 
 
-async def test_a_broker_that_says_nothing_is_given_up(amqp_url: str) -> None:
-    """connection_timeout covers the handshake, not only the socket."""
+async def test_silent_broker_exceeds_connection_timeout(amqp_url: str) -> None:
+    """The timeout covers the handshake."""
     async with Proxy(amqp_url) as proxy:
         proxy.stall()
         with pytest.raises(ConnectionFailed, match="connection_timeout"):
             await RabbitMQ(proxy.url + "?connection_timeout=1").connect()
 
 
-async def test_something_that_is_not_amqp_is_named() -> None:
-    """A web server at that port is recognised as none of ours."""
-
+async def test_http_server_at_amqp_port_is_named() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(8)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -107,8 +102,7 @@ async def test_something_that_is_not_amqp_is_named() -> None:
     server.close()
 
 
-async def test_a_dead_line_is_noticed_by_its_heartbeat(amqp_url: str) -> None:
-    """A connection on which nothing moves ends by itself; no reset is needed."""
+async def test_dead_connection_is_detected_by_heartbeat(amqp_url: str) -> None:
     async with Proxy(amqp_url) as proxy:
         connection = await RabbitMQ(proxy.url + "?heartbeat=1").connect()
         proxy.stall()
@@ -117,16 +111,14 @@ async def test_a_dead_line_is_noticed_by_its_heartbeat(amqp_url: str) -> None:
         assert "heartbeat" in str(error)
 
 
-async def test_an_idle_line_lives_on_heartbeats(amqp_url: str) -> None:
-    """We send what the broker expects: it does not close an idle connection."""
+async def test_idle_connection_is_kept_by_heartbeats(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url + "?heartbeat=1").connect()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(connection.wait_closed(), 4)
     await connection.close()
 
 
-async def test_a_cut_line_ends_everything_on_it(amqp_url: str) -> None:
-    """Connection, channels, requests and publishes all learn of it."""
+async def test_cut_connection_ends_channels_requests_and_publishes(amqp_url: str) -> None:
     async with Proxy(amqp_url) as proxy:
         connection = await RabbitMQ(proxy.url).connect()
         channel = await connection.open_channel()
@@ -142,8 +134,7 @@ async def test_a_cut_line_ends_everything_on_it(amqp_url: str) -> None:
             channel.ack(1)
 
 
-async def test_a_channel_error_leaves_the_connection_alone(amqp_url: str) -> None:
-    """404 closes its channel for good; others go on."""
+async def test_channel_error_keeps_connection(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url).connect()
     broken, sound = await connection.open_channel(), await connection.open_channel()
     for _ in range(2):
@@ -154,8 +145,7 @@ async def test_a_channel_error_leaves_the_connection_alone(amqp_url: str) -> Non
     await connection.close()
 
 
-async def test_channel_numbers_can_be_used_up_and_used_again(amqp_url: str) -> None:
-    """channel_max is kept, and a closed channel makes room."""
+async def test_channel_numbers_are_limited_and_reused(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url + "?channel_max=2").connect()
     first, _ = await connection.open_channel(), await connection.open_channel()
     with pytest.raises(ConnectionFailed, match="channel_max"):
@@ -167,8 +157,7 @@ async def test_channel_numbers_can_be_used_up_and_used_again(amqp_url: str) -> N
     await connection.close()
 
 
-async def test_a_cancelled_opening_leaves_no_channel_behind(amqp_url: str) -> None:
-    """Whoever gives up while a channel opens does not leak its number."""
+async def test_cancelled_channel_open_leaks_no_number(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url + "?channel_max=1").connect()
     opening = asyncio.ensure_future(connection.open_channel())
     await asyncio.sleep(0)
@@ -186,10 +175,9 @@ async def test_a_cancelled_opening_leaves_no_channel_behind(amqp_url: str) -> No
     await connection.close()
 
 
-async def test_a_password_to_another_machine_in_plain_text_is_warned_of_once(
+async def test_plain_text_password_to_another_host_is_warned_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It is allowed, because networks differ; it is said, because passwords are secrets."""
     broker = RabbitMQ("amqp://ann:hunter2@broker.invalid/?connection_timeout=1")
     with caplog.at_level(logging.WARNING, logger="hopback"):
         for _ in range(2):

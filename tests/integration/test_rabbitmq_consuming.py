@@ -60,8 +60,8 @@ async def _ready(connection: RabbitConnection) -> int:
     return state.messages
 
 
-async def test_prefetch_bounds_what_is_unsettled(connection: RabbitConnection) -> None:
-    """Five at a time, in order; each ack brings the next."""
+async def test_prefetch_limits_unsettled_deliveries(connection: RabbitConnection) -> None:
+    """Five at a time, in order. Each ack brings the next."""
     channel, inbox = await _filled(connection, 12), _Inbox()
     await channel.qos(5)
     await channel.consume("q", inbox)
@@ -75,10 +75,9 @@ async def test_prefetch_bounds_what_is_unsettled(connection: RabbitConnection) -
     assert {delivery.queue for delivery in inbox.deliveries} == {"q"}
 
 
-async def test_what_was_acked_is_gone_and_what_was_not_comes_back(
+async def test_unacked_messages_return_after_channel_closes(
     connection: RabbitConnection,
 ) -> None:
-    """Coalesced or not, exactly the acked ones are gone after the channel has closed."""
     channel, inbox = await _filled(connection, 100), _Inbox()
     await channel.consume("q", inbox)
     kept = {3, 50, 51, 99}
@@ -95,8 +94,7 @@ async def test_what_was_acked_is_gone_and_what_was_not_comes_back(
     assert await again.get("q") is None
 
 
-async def test_nack_releases_or_dead_letters(connection: RabbitConnection) -> None:
-    """requeue=True brings it back marked; requeue=False sends it to the dead-letter exchange."""
+async def test_nack_requeues_or_dead_letters(connection: RabbitConnection) -> None:
     channel = await connection.open_channel()
     dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dlq"}
     await channel.declare_queue(Queue("dlq"))
@@ -117,8 +115,8 @@ async def test_nack_releases_or_dead_letters(connection: RabbitConnection) -> No
     assert deaths[0]["reason"] == "rejected"
 
 
-async def test_settling_twice_closes_the_channel_with_406(connection: RabbitConnection) -> None:
-    """The mistake is the caller's, and is not hidden; everything unsettled is reported as lost."""
+async def test_second_settlement_closes_channel_with_406(connection: RabbitConnection) -> None:
+    """All unsettled deliveries are reported as lost."""
     channel, inbox = await _filled(connection, 3), _Inbox()
     await channel.consume("q", inbox)
     deliveries = await inbox.wait_for(3)
@@ -131,8 +129,8 @@ async def test_settling_twice_closes_the_channel_with_406(connection: RabbitConn
     assert await _ready(connection) == 2
 
 
-async def test_a_dead_channel_settles_nothing(connection: RabbitConnection) -> None:
-    """An ack that comes too late raises; a new channel with the same tags is not touched."""
+async def test_late_ack_on_closed_channel_raises(connection: RabbitConnection) -> None:
+    """A new channel with the same tags is not affected."""
     channel, inbox = await _filled(connection, 2), _Inbox()
     await channel.consume("q", inbox)
     old = (await inbox.wait_for(2))[0]
@@ -149,8 +147,8 @@ async def test_a_dead_channel_settles_nothing(connection: RabbitConnection) -> N
     assert await _ready(connection) == 2
 
 
-async def test_a_consumer_whose_queue_is_deleted_is_told(connection: RabbitConnection) -> None:
-    """The channel stays open; a new consumer can be started on it."""
+async def test_consumer_of_deleted_queue_is_cancelled(connection: RabbitConnection) -> None:
+    """The channel stays open for a new consumer."""
     channel, cancelled = await _filled(connection, 1), asyncio.Event()
     tags: list[str] = []
 
@@ -172,8 +170,8 @@ async def test_a_consumer_whose_queue_is_deleted_is_told(connection: RabbitConne
     assert (await inbox.wait_for(2))[1].body == b"again"
 
 
-async def test_no_delivery_comes_after_a_cancel(connection: RabbitConnection) -> None:
-    """What the consumer holds stays unsettled on the channel and can still be settled."""
+async def test_no_delivery_follows_cancel(connection: RabbitConnection) -> None:
+    """Held deliveries can still be settled."""
     channel, inbox = await _filled(connection, 3), _Inbox()
     await channel.qos(1)
     tag = await channel.consume("q", inbox)
@@ -185,15 +183,14 @@ async def test_no_delivery_comes_after_a_cancel(connection: RabbitConnection) ->
     assert await _ready(connection) == 2
 
 
-async def test_a_missing_queue_cannot_be_consumed(connection: RabbitConnection) -> None:
-    """404 closes the channel."""
+async def test_consuming_missing_queue_raises_not_found(connection: RabbitConnection) -> None:
     channel = await connection.open_channel()
     with pytest.raises(NotFound):
         await channel.consume("missing", _Inbox())
 
 
-async def test_a_callback_that_raises_harms_only_itself(connection: RabbitConnection) -> None:
-    """The fault is reported; the message stays unsettled; the connection goes on."""
+async def test_callback_that_raises_keeps_connection(connection: RabbitConnection) -> None:
+    """The error is logged, and the message stays unsettled."""
     channel, inbox = await _filled(connection, 3), _Inbox()
     reported: list[dict[str, object]] = []
     loop = asyncio.get_running_loop()
@@ -212,10 +209,9 @@ async def test_a_callback_that_raises_harms_only_itself(connection: RabbitConnec
     assert await _ready(connection) == 1
 
 
-async def test_a_get_that_nobody_waits_for_gives_its_message_back(
+async def test_cancelled_get_requeues_its_message(
     connection: RabbitConnection,
 ) -> None:
-    """Cancelled between question and answer, the message does not stay in nobody's hands."""
     channel = await _filled(connection, 1)
     getting = asyncio.ensure_future(channel.get("q"))
     await asyncio.sleep(0)
@@ -228,8 +224,7 @@ async def test_a_get_that_nobody_waits_for_gives_its_message_back(
     assert found.redelivered
 
 
-async def test_recover_brings_everything_unsettled_back(connection: RabbitConnection) -> None:
-    """The same messages again, marked, and acks of the new tags are taken."""
+async def test_recover_redelivers_unsettled_messages(connection: RabbitConnection) -> None:
     channel, inbox = await _filled(connection, 3), _Inbox()
     await channel.consume("q", inbox)
     await inbox.wait_for(3)
@@ -241,8 +236,7 @@ async def test_recover_brings_everything_unsettled_back(connection: RabbitConnec
     assert await _ready(connection) == 0
 
 
-async def test_ten_thousand_go_through_in_order(connection: RabbitConnection) -> None:
-    """Nothing is lost, doubled or overtaken at speed."""
+async def test_ten_thousand_messages_keep_order(connection: RabbitConnection) -> None:
     channel, inbox = await _filled(connection, 10_000), _Inbox()
     await channel.qos(200)
 
@@ -258,7 +252,7 @@ async def test_ten_thousand_go_through_in_order(connection: RabbitConnection) ->
 
 
 @pytest.mark.parametrize("queue_type", [QueueType.CLASSIC, QueueType.QUORUM])
-async def test_a_cancel_and_a_declare_at_the_same_time_are_both_answered(
+async def test_concurrent_cancel_and_declare_are_both_answered(
     connection: RabbitConnection, queue_type: QueueType
 ) -> None:
     channel = await connection.open_channel()

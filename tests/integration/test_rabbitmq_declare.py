@@ -1,4 +1,4 @@
-"""Declaring on a real RabbitMQ: what it refuses is told so that it can be repaired."""
+"""Declaring on RabbitMQ: refusals are reported with a remedy."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _SHOP = Topology(
 
 @pytest.fixture
 async def connection(amqp_url: str) -> AsyncIterator[RabbitConnection]:
-    """A connection to a virtual host with nothing in it."""
+    """A connection to an empty virtual host."""
     connection = await RabbitMQ(amqp_url).connect()
     yield connection
     await connection.close()
 
 
-async def test_what_is_declared_is_there_and_routes(connection: RabbitConnection) -> None:
-    """Twice is as good as once; a message finds its way."""
+async def test_declared_topology_exists_and_routes(connection: RabbitConnection) -> None:
+    """Declaring twice has no further effect."""
     for _ in range(2):
         await declare(connection, _SHOP)
     await check(connection, _SHOP)
@@ -51,10 +51,10 @@ async def test_what_is_declared_is_there_and_routes(connection: RabbitConnection
     assert (await channel.declare_queue(Queue("orders.new"), passive=True)).messages == 1
 
 
-async def test_a_conflict_names_argument_both_values_and_the_fix(
+async def test_conflict_names_argument_both_values_and_remedy(
     connection: RabbitConnection,
 ) -> None:
-    """All conflicts at once, each readable without RabbitMQ's grammar."""
+    """All conflicts are reported at once."""
     await declare(connection, _SHOP)
     other = Topology(
         "other",
@@ -82,10 +82,10 @@ async def test_a_conflict_names_argument_both_values_and_the_fix(
 
 
 @pytest.mark.parametrize("server", ["rabbitmq", "embedded"])
-async def test_a_refusal_names_every_difference_and_leaves_nothing_behind(
+async def test_refused_declare_names_every_difference_and_creates_nothing(
     connection: RabbitConnection, server: str
 ) -> None:
-    """The type first, "" as "", the queue as pika made it untouched, and no retry queue created."""
+    """The type is first. The queue made by pika is unchanged, and no retry queue is created."""
     found = Topology("pika", queues=(Queue("orders", arguments={"x-max-length": 1000}),))
     wanted = App("shop")
     wanted.queue("orders", retry=["1s", "5m"])
@@ -136,20 +136,18 @@ async def test_a_refusal_names_every_difference_and_leaves_nothing_behind(
         ),
     ],
 )
-async def test_missing_and_surplus_arguments_are_told_apart(
+async def test_missing_and_additional_arguments_are_distinguished(
     connection: RabbitConnection, declared: Queue, says: str
 ) -> None:
-    """Nothing where the other has something, either way round."""
     await declare(connection, _SHOP)
     with pytest.raises(TopologyConflict) as caught:
         await declare(connection, Topology("x", queues=(declared,)))
     assert says in str(caught.value)
 
 
-async def test_a_check_creates_nothing_and_lists_what_is_missing(
+async def test_check_lists_missing_objects_and_creates_none(
     connection: RabbitConnection,
 ) -> None:
-    """Check-only mode is read-only."""
     await declare(connection, Topology("part", queues=_SHOP.queues[:1]))
     for _ in range(2):
         with pytest.raises(TopologyError) as caught:
@@ -162,8 +160,7 @@ async def test_a_check_creates_nothing_and_lists_what_is_missing(
         assert "hopback topology apply" in text
 
 
-async def test_an_external_topology_is_left_alone(connection: RabbitConnection) -> None:
-    """Neither created nor looked at."""
+async def test_external_topology_is_not_declared_or_checked(connection: RabbitConnection) -> None:
     await prepare(connection, _SHOP, Ownership.EXTERNAL)
     with pytest.raises(TopologyError):
         await check(connection, _SHOP)
@@ -171,10 +168,10 @@ async def test_an_external_topology_is_left_alone(connection: RabbitConnection) 
     await check(connection, _SHOP)
 
 
-async def test_integers_of_another_width_are_no_conflict(
+async def test_integers_of_other_width_are_not_a_conflict(
     connection: RabbitConnection, amqp_url: str
 ) -> None:
-    """A queue declared by pika, which writes 32 bits, is the same as ours."""
+    """pika writes 32 bits."""
     theirs = pika.BlockingConnection(pika.URLParameters(amqp_url))
     theirs.channel().queue_declare("orders.retry", durable=True, arguments={"x-message-ttl": 1000})
     theirs.close()
@@ -182,6 +179,6 @@ async def test_integers_of_another_width_are_no_conflict(
 
 
 async def test_built_in_exchanges_are_not_declared(connection: RabbitConnection) -> None:
-    """The default exchange and amq.* are there already, and RabbitMQ refuses to declare them."""
+    """RabbitMQ refuses to declare the default exchange and `amq.*`."""
     built_in = (Exchange(""), Exchange("amq.topic", ExchangeType.TOPIC))
     await declare(connection, Topology("x", exchanges=built_in))

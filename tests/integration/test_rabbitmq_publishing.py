@@ -1,4 +1,4 @@
-"""Publishing to a real RabbitMQ: each sender learns the fate of its own message."""
+"""Publishing to RabbitMQ: every publish gets the result of its own message."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def channel(amqp_url: str) -> AsyncIterator[RabbitChannel]:
     await connection.close()
 
 
-async def test_a_confirmed_message_is_in_its_queue(channel: RabbitChannel) -> None:
-    """Persistent unless said otherwise, every property as it was sent."""
+async def test_confirmed_message_is_in_its_queue(channel: RabbitChannel) -> None:
+    """It is persistent by default, and its properties are unchanged."""
     await channel.publish(Message("", "q", b"body", Properties(message_id="m", headers={"a": 1})))
     await channel.publish(Message("", "q", b"", Properties(delivery_mode=1)))
     first, second = await channel.get("q"), await channel.get("q")
@@ -53,8 +53,8 @@ async def test_a_confirmed_message_is_in_its_queue(channel: RabbitChannel) -> No
 
 
 @pytest.mark.parametrize("size", [131_063, 131_064, 131_065, 1_000_000])
-async def test_large_bodies_survive(channel: RabbitChannel, size: int) -> None:
-    """At and beyond the size of a frame, bit for bit."""
+async def test_large_bodies_are_unchanged(channel: RabbitChannel, size: int) -> None:
+    """The sizes are at and beyond a frame."""
     body = bytes(range(251)) * (size // 251 + 1)
     await channel.publish(Message("", "q", body[:size]))
     found = await channel.get("q")
@@ -62,8 +62,8 @@ async def test_large_bodies_survive(channel: RabbitChannel, size: int) -> None:
     assert found.body == body[:size]
 
 
-async def test_equal_ids_in_flight_keep_their_own_fates(channel: RabbitChannel) -> None:
-    """A hundred copies of one id, every other one without a queue: none is mistaken."""
+async def test_equal_message_ids_in_flight_have_separate_results(channel: RabbitChannel) -> None:
+    """Every other copy is unroutable."""
     same = Properties(message_id="same", headers={"z": 1, "a": [True, None]})
     fates = [
         channel.publish(Message("", "q" if number % 2 else "nowhere", b"x", same))
@@ -75,21 +75,18 @@ async def test_equal_ids_in_flight_keep_their_own_fates(channel: RabbitChannel) 
     assert (await channel.declare_queue(Queue("q"), passive=True)).messages == 50
 
 
-async def test_a_return_names_where_it_came_from(channel: RabbitChannel) -> None:
-    """Exchange, key, code and text are in the error."""
+async def test_returned_error_names_exchange_key_and_code(channel: RabbitChannel) -> None:
     with pytest.raises(Returned) as caught:
         await channel.publish(Message("amq.topic", "a.b", b"x"))
     error = caught.value
     assert (error.exchange, error.routing_key, error.code) == ("amq.topic", "a.b", 312)
 
 
-async def test_without_mandatory_nothing_is_returned(channel: RabbitChannel) -> None:
-    """Then the broker confirms a message that it has thrown away."""
+async def test_unroutable_message_without_mandatory_is_confirmed(channel: RabbitChannel) -> None:
     await channel.publish(Message("", "nowhere", b"x"), mandatory=False)
 
 
-async def test_a_full_queue_refuses(channel: RabbitChannel) -> None:
-    """reject-publish nacks; those that found room are confirmed."""
+async def test_full_queue_nacks_publish(channel: RabbitChannel) -> None:
     limits: Headers = {"x-max-length": 3, "x-overflow": "reject-publish"}
     await channel.declare_queue(Queue("full", arguments=limits))
     for _ in range(3):
@@ -98,8 +95,8 @@ async def test_a_full_queue_refuses(channel: RabbitChannel) -> None:
         await channel.publish(Message("", "full", b"x"))
 
 
-async def test_a_missing_exchange_interrupts_what_was_in_flight(channel: RabbitChannel) -> None:
-    """The channel is closed with 404; publishes without an answer may have been stored or not."""
+async def test_missing_exchange_interrupts_publishes_in_flight(channel: RabbitChannel) -> None:
+    """The channel is closed with 404. Unanswered publishes may have been stored."""
     fate = channel.publish(Message("missing", "k", b"x"))
     with pytest.raises(PublishInterrupted, match="404") as caught:
         await fate
@@ -110,15 +107,14 @@ async def test_a_missing_exchange_interrupts_what_was_in_flight(channel: RabbitC
         await channel.room()
 
 
-async def test_headers_beyond_a_frame_are_refused_and_harm_nobody(channel: RabbitChannel) -> None:
-    """RabbitMQ would close the connection; we raise before anything is sent."""
+async def test_headers_beyond_frame_are_refused_before_sending(channel: RabbitChannel) -> None:
+    """RabbitMQ would close the connection."""
     with pytest.raises(InvalidMessage, match="one frame"):
         channel.publish(Message("", "q", b"x", Properties(headers={"big": "x" * 131_100})))
     await channel.publish(Message("", "q", b"x"))
 
 
-async def test_the_window_is_kept_by_those_who_wait_for_room(channel: RabbitChannel) -> None:
-    """Many senders, at most 50 in flight at any time, and all get through."""
+async def test_publish_window_limits_messages_in_flight(channel: RabbitChannel) -> None:
     most = 0
 
     async def send() -> None:
@@ -133,8 +129,7 @@ async def test_the_window_is_kept_by_those_who_wait_for_room(channel: RabbitChan
     assert (await channel.declare_queue(Queue("q"), passive=True)).messages == 1000
 
 
-async def test_a_waiter_that_gives_up_does_not_keep_others_waiting(amqp_url: str) -> None:
-    """A place in the window that nobody used goes to the next in line."""
+async def test_cancelled_waiter_frees_its_place_in_window(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url, window=1).connect()
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("q"))
@@ -145,8 +140,7 @@ async def test_a_waiter_that_gives_up_does_not_keep_others_waiting(amqp_url: str
     await connection.close()
 
 
-async def test_silence_is_a_timeout_for_each_sender(amqp_url: str) -> None:
-    """A broker that answers nothing in time: the sender is told, the channel lives on."""
+async def test_missing_confirm_raises_timeout_and_keeps_channel(amqp_url: str) -> None:
     async with Proxy(amqp_url) as proxy:
         connection = await RabbitMQ(proxy.url, confirm_timeout=0.3).connect()
         channel = await connection.open_channel()
@@ -159,8 +153,7 @@ async def test_silence_is_a_timeout_for_each_sender(amqp_url: str) -> None:
         await connection.close()
 
 
-async def test_a_cut_line_interrupts_every_publish(amqp_url: str) -> None:
-    """Nobody waits forever, nobody is told that it was stored."""
+async def test_cut_connection_interrupts_every_publish(amqp_url: str) -> None:
     async with Proxy(amqp_url) as proxy:
         connection = await RabbitMQ(proxy.url).connect()
         channel = await connection.open_channel()

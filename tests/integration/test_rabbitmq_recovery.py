@@ -1,4 +1,4 @@
-"""A connection that is cut again and again: nothing confirmed is lost, nothing is settled twice."""
+"""A connection that is cut repeatedly: no confirmed message is lost, and none is settled twice."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Consumer:
 
 
 async def _publish_all(proxy: Proxy, count: int) -> tuple[set[bytes], set[bytes]]:
-    """Publish numbers until each is confirmed; the confirmed ones and those sent more than once."""
+    """Publish numbers until each is confirmed. Return the confirmed and the repeated ones."""
     confirmed: set[bytes] = set()
     repeated: set[bytes] = set()
 
@@ -97,8 +97,8 @@ def _accepts_more_than(count: int, proxy: Proxy) -> Callable[[], bool]:
     return lambda: proxy.accepted > count
 
 
-async def test_cuts_at_random_points_lose_nothing(amqp_url: str) -> None:
-    """10,000 confirmed publishes and as many acks while both lines are cut twenty times."""
+async def test_cuts_at_random_points_lose_no_message(amqp_url: str) -> None:
+    """10,000 publishes and acks while both connections are cut twenty times."""
     count = 10_000
     async with Proxy(amqp_url) as one, Proxy(amqp_url) as two:
         consumer = _Consumer(one)
@@ -120,7 +120,7 @@ async def test_cuts_at_random_points_lose_nothing(amqp_url: str) -> None:
 
 
 async def _left_over(url: str) -> int:
-    """What stays in the queue once everything has been acked."""
+    """The messages left in the queue after all acks."""
     connection = await RabbitMQ(url).connect()
     channel = await connection.open_channel()
     left = 1
@@ -132,8 +132,7 @@ async def _left_over(url: str) -> int:
     return left
 
 
-async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: str) -> None:
-    """While nothing can be reached it waits; its state can be seen; then it goes on."""
+async def test_publisher_waits_while_broker_refuses_connections(amqp_url: str) -> None:
     states: list[SupervisedState] = []
     tries: list[Exception] = []
     async with Proxy(amqp_url) as proxy:
@@ -157,7 +156,8 @@ async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: 
             assert not waiting.done()
             proxy.refusing = False
             await asyncio.wait_for(waiting, 10)
-    reasons = states.count(SupervisedState.CONNECTING)  # each is told once, not once a try
+    # each is reported once, not once per attempt
+    reasons = states.count(SupervisedState.CONNECTING)
     assert 2 <= reasons <= len(tries)
     assert states == [
         SupervisedState.CONNECTING,
@@ -168,8 +168,7 @@ async def test_a_publisher_outlives_a_broker_that_refuses_for_a_while(amqp_url: 
     ]
 
 
-async def test_a_publisher_that_finds_no_broker_says_so() -> None:
-    """Within its time, with the reason, and nothing was sent."""
+async def test_publisher_without_broker_raises_within_timeout() -> None:
     broker = RabbitMQ("amqp://127.0.0.1:1/")
     publisher = MessageSender(broker, timeout=0.3, backoff=_QUICK)
     publisher.start()
@@ -183,8 +182,8 @@ async def test_a_publisher_that_finds_no_broker_says_so() -> None:
             raise AssertionError("expected no publisher")
 
 
-async def test_a_missing_exchange_fails_only_its_own_publishes(amqp_url: str) -> None:
-    """The channel dies with 404; the next publish finds a new one."""
+async def test_missing_exchange_fails_only_its_own_publishes(amqp_url: str) -> None:
+    """The channel closes with 404. The next publish opens a new one."""
     broker = RabbitMQ(amqp_url)
     connection = await broker.connect()
     await declare(connection, _TOPOLOGY)

@@ -44,14 +44,14 @@ class _Server:
         self._handshake.on_event(event)
 
     def on_writable(self) -> None:
-        """Nothing waits."""
+        """Do nothing."""
 
     def on_lost(self, error: BrokerError | None) -> None:
         """The client has gone."""
 
 
 class _Listener:
-    """A TLS listener on a free port; `users` says who logged in."""
+    """A TLS listener on a free port. `users` contains the logins."""
 
     def __init__(self, port: int, users: list[str]) -> None:
         self.port = port
@@ -73,17 +73,16 @@ async def listener(certificates: Path) -> AsyncIterator[_Listener]:
     server.close()
 
 
-async def test_a_certificate_of_an_unknown_authority_is_refused(listener: _Listener) -> None:
-    """Verification is on without asking for it; nobody has logged in."""
+async def test_certificate_of_unknown_authority_is_refused(listener: _Listener) -> None:
+    """Verification is the default. No login is sent."""
     with pytest.raises(ConnectionFailed, match="CERTIFICATE_VERIFY_FAILED"):
         await RabbitMQ(f"amqps://localhost:{listener.port}").connect()
     assert listener.users == []
 
 
-async def test_a_certificate_of_another_name_is_refused(
+async def test_certificate_of_another_name_is_refused(
     listener: _Listener, certificates: Path
 ) -> None:
-    """The right authority is not enough; the name must fit, or be given."""
     url = f"amqps://127.0.0.1:{listener.port}?cacertfile={certificates / 'ca.pem'}"
     with pytest.raises(ConnectionFailed, match="CERTIFICATE_VERIFY_FAILED"):
         await RabbitMQ(url).connect()
@@ -92,23 +91,22 @@ async def test_a_certificate_of_another_name_is_refused(
         await connection.close()
 
 
-async def test_a_verified_peer_is_taken(listener: _Listener, certificates: Path) -> None:
-    """With its authority named, the connection opens and logs in."""
+async def test_verified_server_is_accepted(listener: _Listener, certificates: Path) -> None:
     url = f"amqps://ann:secret@localhost:{listener.port}?cacertfile={certificates / 'ca.pem'}"
     connection = await RabbitMQ(url).connect()
     await connection.close()
     assert listener.users == ["PLAIN:\0ann\0secret"]
 
 
-async def test_insecure_only_when_said(listener: _Listener) -> None:
-    """verify_none takes any certificate."""
+async def test_verify_none_accepts_any_certificate(listener: _Listener) -> None:
     url = f"amqps://localhost:{listener.port}?verify=verify_none"
     connection = await RabbitMQ(url).connect()
     await connection.close()
 
 
-async def test_a_certificate_can_log_in(listener: _Listener, certificates: Path) -> None:
-    """EXTERNAL sends no password."""
+async def test_client_certificate_logs_in_by_external(
+    listener: _Listener, certificates: Path
+) -> None:
     options = "&".join(
         f"{name}={certificates / file}"
         for name, file in (
@@ -123,7 +121,6 @@ async def test_a_certificate_can_log_in(listener: _Listener, certificates: Path)
     assert listener.users == ["EXTERNAL:"]
 
 
-async def test_a_missing_authority_file_is_named() -> None:
-    """The error says which file could not be read."""
+async def test_missing_ca_file_is_named() -> None:
     with pytest.raises(ConnectionFailed, match=r"/nowhere/ca\.pem"):
         await RabbitMQ("amqps://localhost:1?cacertfile=/nowhere/ca.pem").connect()

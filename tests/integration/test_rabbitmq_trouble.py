@@ -1,4 +1,4 @@
-"""A RabbitMQ in trouble: alarms, timeouts and a sudden death. On a node of its own."""
+"""Alarms, timeouts and a kill of a private RabbitMQ node."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def node(start_rabbitmq: Callable[..., RabbitNode]) -> RabbitNode:
 
 
 @pytest.mark.waits(20)
-async def test_trouble_is_seen_and_survived(node: RabbitNode) -> None:
-    """One node, because starting one takes seconds; each trouble leaves it sound for the next."""
+async def test_alarms_timeouts_and_kill_are_detected_and_survived(node: RabbitNode) -> None:
+    """One node is used because a start takes seconds."""
     connection = await RabbitMQ(node.url).connect()
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("q", QueueType.QUORUM))
@@ -47,7 +47,7 @@ async def test_trouble_is_seen_and_survived(node: RabbitNode) -> None:
 
 
 async def _what_an_alarm_keeps_waiting_is_stored_once(node: RabbitNode) -> None:
-    """In flight when the broker stops reading: no time runs out, and nobody sends it again."""
+    """Publishes in flight when the broker stops reading do not time out and are not repeated."""
     connection = await RabbitMQ(node.url, confirm_timeout=5.0).connect()
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("alarmed", QueueType.QUORUM))

@@ -50,10 +50,10 @@ async def _traffic(url: str) -> AsyncIterator[None]:
         await connection.close()
 
 
-async def test_present_rates_come_from_the_statistics(
+async def test_rehearsal_uses_present_rates_of_management_api(
     amqp_url: str, rabbitmq: SharedNode, vhost: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page fills them in and the command takes them; what nobody published to has none."""
+    """The page and the command use them. A queue without publishes has none."""
     address = ManagementAddress.derive(None, rabbitmq.management_url)
     where = ("--broker", amqp_url, "--management", rabbitmq.management_url, "-o", "json")
     broker, declared = RabbitMQ(amqp_url), (_TOPOLOGY,)

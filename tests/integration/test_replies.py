@@ -39,8 +39,8 @@ def _ask(url: str, number: int) -> Any:
     return json.loads(answers[0])
 
 
-def test_a_reply_is_delivered_and_its_request_done(amqp_url: str) -> None:
-    """RabbitMQ delivers a direct reply and returns it as unroutable: that is no failure."""
+def test_direct_reply_is_delivered_and_request_done(amqp_url: str) -> None:
+    """RabbitMQ delivers a direct reply and also returns it as unroutable."""
     app = App("calculator")
 
     @app.handler("squares", retry=["1s"])
@@ -83,16 +83,15 @@ async def _questions(url: str) -> None:
 
 
 @pytest.mark.broker
-async def test_a_question_gets_its_answer(amqp_url: str) -> None:
-    """A hundred at once; one that is late disturbs nobody; one for nobody is returned."""
+async def test_requests_get_their_replies(amqp_url: str) -> None:
+    """A hundred run at once. A late one disturbs no other, and an unroutable one is returned."""
     await _questions(amqp_url)
 
 
 @pytest.mark.broker
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_a_question_gets_its_answer_on_newer_brokers(
+async def test_requests_get_their_replies_on_newer_brokers(
     start_rabbitmq: Callable[..., RabbitNode], suite: str
 ) -> None:
-    """The same there."""
     await _questions(start_rabbitmq(installation=installations()[suite]).url)

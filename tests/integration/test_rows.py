@@ -1,4 +1,4 @@
-"""Rows into PostgreSQL by COPY: all or nothing, and a batch may come twice."""
+"""Rows into PostgreSQL by COPY: all or nothing, and a batch may be repeated."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def _found(connection: psycopg.AsyncConnection[Any]) -> list[tuple[Any, ..
     return await answer.fetchall()
 
 
-def test_rows_that_are_there_are_left_alone(postgres: SharedPostgres) -> None:
-    """Also within one transaction, and with a schema before the name; new ones are counted."""
+def test_existing_rows_are_not_changed(postgres: SharedPostgres) -> None:
+    """This holds within one transaction and with a schema. New rows are counted."""
 
     async def run() -> tuple[list[int], list[tuple[Any, ...]]]:
         async with await _table(postgres.create_database()) as connection:
@@ -53,8 +53,8 @@ def test_rows_that_are_there_are_left_alone(postgres: SharedPostgres) -> None:
     assert found == [(1, "ann"), (2, "bob"), (3, "tab\t\\N"), (4, "dan")]
 
 
-def test_a_row_that_is_refused_takes_its_batch_along(postgres: SharedPostgres) -> None:
-    """Nothing is stored after a rollback: bisection can call again with the halves."""
+def test_refused_row_rolls_back_its_batch(postgres: SharedPostgres) -> None:
+    """Bisection can call again with the halves."""
 
     async def run() -> list[tuple[Any, ...]]:
         async with await _table(postgres.create_database()) as connection:

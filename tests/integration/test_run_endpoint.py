@@ -1,4 +1,4 @@
-"""The HTTP endpoint on a real socket: what it answers, and what it does not put up with."""
+"""The HTTP endpoint on a real socket: answers and limits."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ async def _send(port: int, *parts: bytes) -> bytes:
         writer.close()
 
 
-async def test_a_request_is_answered_and_the_connection_closed() -> None:
-    """Header names in any case, the query by itself, the length told."""
+async def test_request_is_answered_and_connection_closed() -> None:
     async with _open() as port:
         answer = await _send(port, b"GET /a?b=c HTTP/1.1\r\nHost: x\r\nX-ONE:  two \r\n\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -55,7 +54,6 @@ async def test_a_request_is_answered_and_the_connection_closed() -> None:
 
 
 async def test_head_has_no_body_and_post_may_have_one() -> None:
-    """A body is handed on, whether it is wanted or not."""
     async with _open() as port:
         head = await _send(port, b"HEAD /a HTTP/1.1\r\n\r\n")
         post = await _send(port, b"POST /a HTTP/1.1\r\nContent-Length: 4\r\n\r\n", b"abcd")
@@ -81,22 +79,20 @@ async def test_head_has_no_body_and_post_may_have_one() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_what_is_no_request_is_refused(sent: bytes, status: int) -> None:
-    """Bounded in size and strict in form: there is nothing here that needs to be lenient."""
+async def test_invalid_http_requests_are_refused(sent: bytes, status: int) -> None:
     async with _open() as port:
         answer = await _send(port, sent)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
 
 
-async def test_one_who_says_nothing_is_dropped() -> None:
-    """A connection that stays silent costs a few seconds and nothing else."""
+async def test_silent_http_client_is_dropped() -> None:
     async with _open(patience=0.05) as port:
         assert await _send(port, b"GET /a") == b""
         assert (await _send(port, b"GET /a HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
 
 
-async def test_closing_drops_who_is_not_answered_yet() -> None:
-    """No task is left behind."""
+async def test_close_drops_pending_http_clients() -> None:
+    """No task is left."""
     async with _open(patience=60) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         await _send(port, b"GET /a HTTP/1.1\r\n\r\n")
@@ -106,8 +102,8 @@ async def test_closing_drops_who_is_not_answered_yet() -> None:
     assert left == set()
 
 
-async def test_half_open_requests_do_not_keep_probes_out() -> None:
-    """70 clients that never finish their request, and 70 more while probes are answered."""
+async def test_half_open_requests_do_not_block_probes() -> None:
+    """70 clients never finish their request, and 70 more while probes are answered."""
     async with _open(patience=60) as port:
         silent = []
         for _ in range(14):
@@ -122,8 +118,8 @@ async def test_half_open_requests_do_not_keep_probes_out() -> None:
             writer.close()
 
 
-async def test_clients_that_do_not_read_their_answer_do_not_keep_probes_out() -> None:
-    """70 scrapes whose answer fills the buffers of their sockets."""
+async def test_clients_that_do_not_read_do_not_block_probes() -> None:
+    """70 scrapes fill the buffers of their sockets."""
 
     async def large(request: Request) -> Response:
         return Response(HTTPStatus.OK, b"x" * (10_000_000 if request.path == "/metrics" else 1))

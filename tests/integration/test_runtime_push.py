@@ -1,4 +1,4 @@
-"""HTTP push against a real server: statuses, timeouts, and nothing of a message where it must not be."""
+"""HTTP push against a real server: statuses, timeouts and safe headers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Endpoint:
-    """A service's endpoint: keeps every request, and answers as told."""
+    """An HTTP endpoint that records requests and returns configured answers."""
 
     def __init__(self, reply: Reply) -> None:
         self.requests: list[bytes] = []
@@ -115,8 +115,8 @@ def _pushing(url: str, **options: Any) -> App:
         (503, Tally(retried=1, parked=1)),
     ],
 )
-async def test_the_status_is_the_outcome(status: int, tally: Tally) -> None:
-    """The table of the document: 2xx is done, everything else but 425 is retried and then parked."""
+async def test_status_of_push_is_the_outcome(status: int, tally: Tally) -> None:
+    """2xx is done. All others except 425 are retried and then parked."""
     async with _endpoint(_status(status)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
         await test.publish("events", {"id": 1})
         assert await test.drain() == tally
@@ -125,8 +125,8 @@ async def test_the_status_is_the_outcome(status: int, tally: Tally) -> None:
     assert len(endpoint.requests) == tally.done + tally.retried + tally.parked
 
 
-async def test_a_request_carries_the_event_and_what_is_known_of_it() -> None:
-    """Body as it is; ids, type, routing key and attempt as headers of ours."""
+async def test_push_request_has_body_and_message_headers() -> None:
+    """Ids, type, routing key and attempt are headers."""
     async with _endpoint(_status(500)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
         await test.publish(
             "events", {"id": 1}, message_id="m1", correlation_id="c1", message_type="t1"
@@ -140,10 +140,10 @@ async def test_a_request_carries_the_event_and_what_is_known_of_it() -> None:
     assert "\r\nx-attempt: 2\r\n" in second
 
 
-async def test_a_push_writes_no_line_of_its_own_for_each_request(
+async def test_push_logs_no_line_per_request(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """httpx would, at info: it would be most of a log. Whoever has set its level is left alone."""
+    """httpx would log one at info. An explicitly set level is kept."""
     logger = logging.getLogger("httpx")
     before = logger.level
     try:
@@ -165,8 +165,8 @@ async def _posted_once() -> None:
     assert len(endpoint.requests) == 1
 
 
-async def test_nothing_of_a_message_can_inject_a_header() -> None:
-    """Line breaks, foreign letters and endless values are left out; message headers never travel."""
+async def test_message_cannot_inject_push_header() -> None:
+    """Line breaks, other alphabets and long values are omitted. Message headers are never sent."""
     evil = "a\r\nx-evil: 1"
     properties = Properties(
         message_id=evil,
@@ -199,8 +199,7 @@ async def test_nothing_of_a_message_can_inject_a_header() -> None:
         assert word not in head
 
 
-async def test_redirects_are_not_followed_and_cookies_not_kept() -> None:
-    """A target comes from configuration alone, and one event knows nothing of another."""
+async def test_push_follows_no_redirects_and_keeps_no_cookies() -> None:
     async with _endpoint(_status(200)) as elsewhere:
         reply = _status(302, f"location: {elsewhere.url}", "set-cookie: session=1")
         async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url)) as test:
@@ -224,16 +223,15 @@ async def _drip(_request: bytes, writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize("reply", [_never, _drip])
-async def test_an_answer_has_to_be_complete_in_time(reply: Reply) -> None:
-    """The timeout is for the whole exchange, so a slot is never held forever."""
+async def test_push_timeout_covers_whole_answer(reply: Reply) -> None:
     async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url, timeout=0.5)) as test:
         await test.publish("events", {})
         assert await test.drain() == Tally(retried=1, parked=1)
         test.assert_parked("events", reason="no answer within 0.5 s")
 
 
-async def test_an_endless_answer_is_not_read_to_its_end() -> None:
-    """Its status counts, its body is let go."""
+async def test_endless_push_answer_is_not_read() -> None:
+    """Only its status counts."""
     sent = 0
 
     async def flood(_request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -250,8 +248,7 @@ async def test_an_endless_answer_is_not_read_to_its_end() -> None:
     assert sent < 50_000_000
 
 
-async def test_a_service_that_is_away_is_retried() -> None:
-    """A refused connection is a failure like a server error."""
+async def test_refused_push_connection_is_retried() -> None:
     async with _endpoint(_status(200)) as endpoint:
         url = endpoint.url
     async with AppTest(_pushing(url)) as test:
@@ -260,9 +257,7 @@ async def test_a_service_that_is_away_is_retried() -> None:
         test.assert_parked("events", reason="ConnectError")
 
 
-async def test_no_more_connections_than_asked_for() -> None:
-    """Concurrency limits what a service has to bear."""
-
+async def test_push_concurrency_limits_connections() -> None:
     async def slowly(_request: bytes, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.02)
         writer.write(_answer(200))
@@ -292,8 +287,8 @@ def _event_bus(url: str, *, hardened: bool, concurrency: int) -> tuple[App, str]
     return app, plan.queue
 
 
-async def test_an_event_that_is_not_due_waits_in_our_hands_and_goes_back() -> None:
-    """Faithful: requeued after a short wait, again and again, without counting."""
+async def test_early_event_is_held_and_requeued_in_faithful_form() -> None:
+    """It is not counted as an attempt."""
     asked = 0
 
     async def early(_request: bytes, writer: asyncio.StreamWriter) -> None:
@@ -311,9 +306,7 @@ async def test_an_event_that_is_not_due_waits_in_our_hands_and_goes_back() -> No
     assert asked == 4
 
 
-async def test_at_most_half_of_the_slots_wait() -> None:
-    """A flood of events that are not due leaves room for those that are."""
-
+async def test_held_events_use_at_most_half_of_slots() -> None:
     async def early(request: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(_answer(425 if b"early" in request else 200))
 
@@ -331,8 +324,8 @@ async def test_at_most_half_of_the_slots_wait() -> None:
             assert not test.find_events("delivery.retried")
 
 
-async def test_hardened_waits_in_the_retry_queue_without_counting() -> None:
-    """A requeue would cost a quorum queue one of its deliveries."""
+async def test_early_event_waits_in_retry_queue_in_hardened_form() -> None:
+    """A requeue would count as a delivery of a quorum queue."""
     async with _endpoint(_status(425)) as endpoint:
         app, queue = _event_bus(endpoint.url, hardened=True, concurrency=4)
         async with AppTest(app) as test:
@@ -347,8 +340,7 @@ async def test_hardened_waits_in_the_retry_queue_without_counting() -> None:
     assert headers.get("hopback-attempts", 0) == 0
 
 
-async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is consumed, in a sentence instead of an ImportError."""
+async def test_missing_push_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     app = App("bus")
     app.queue("events")
@@ -357,8 +349,7 @@ async def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) ->
         Service(app, EmbeddedBroker())
 
 
-async def test_a_protected_endpoint_is_told_who_asks() -> None:
-    """Headers and token as configured, and a signature that the receiver can compute itself."""
+async def test_push_sends_configured_headers_token_and_signature() -> None:
     async with _endpoint(_status(200)) as endpoint:
         options = {"headers": {"x-tenant": "north"}, "bearer": "tick", "secret": "hush"}
         app = _pushing(endpoint.url, **options)
@@ -383,8 +374,8 @@ async def test_a_protected_endpoint_is_told_who_asks() -> None:
         ({"bearer": "hush\n"}, "bearer"),
     ],
 )
-def test_what_would_spoil_a_request_is_refused(options: dict[str, Any], named: str) -> None:
-    """Nobody overrides what says something of the message; a value is not repeated, it may be a key."""
+def test_reserved_push_headers_are_refused(options: dict[str, Any], named: str) -> None:
+    """The error does not repeat the value, which may be a key."""
     with pytest.raises(InvalidDeclaration, match=named) as refused:
         PushTarget("http://orders.test/events", **options)
     assert "hush" not in str(refused.value)

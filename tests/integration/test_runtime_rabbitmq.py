@@ -33,7 +33,7 @@ pytestmark = pytest.mark.broker
 
 
 class _Running:
-    """A service at work, and what it said."""
+    """A running service and its events."""
 
     def __init__(self, app: App, url: str, **options: Any) -> None:
         self.events: list[tuple[str, Mapping[str, Any]]] = []
@@ -46,7 +46,7 @@ class _Running:
         )
 
     def count(self, name: str) -> int:
-        """How often an event was said."""
+        """Number of events with this name."""
         return sum(1 for found, _ in self.events if found == name)
 
 
@@ -80,8 +80,7 @@ async def _messages(url: str, queue: str) -> int:
         return (await channel.declare_queue(Queue(queue), passive=True)).messages
 
 
-async def test_done_retried_parked_and_snoozed(amqp_url: str) -> None:
-    """Each outcome, with the attempts counted by the broker's headers and ours."""
+async def test_outcomes_done_retried_parked_and_snoozed_on_rabbitmq(amqp_url: str) -> None:
     runs: dict[str, list[int]] = {}
     app = App("shop")
 
@@ -109,8 +108,7 @@ async def test_done_retried_parked_and_snoozed(amqp_url: str) -> None:
 
 
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
-async def test_a_documented_design_runs_as_often_as_it_says(amqp_url: str, hardened: bool) -> None:
-    """Raffle with a short wait: four runs, then the dead-letter queue."""
+async def test_raffle_has_documented_number_of_attempts(amqp_url: str, hardened: bool) -> None:
     topology = DESIGNS["raffle"].build({"retry_ttl_ms": "50"}, hardened=hardened)
     plan = topology.plans[0]
     app, runs = App("raffle", topology=topology), list[int]()
@@ -127,8 +125,8 @@ async def test_a_documented_design_runs_as_often_as_it_says(amqp_url: str, harde
     assert await _messages(amqp_url, plan.parking.queue) == 1
 
 
-async def test_batches_isolate_their_bad_rows(amqp_url: str) -> None:
-    """A hundred rows, two of them bad: ninety-eight are inserted once."""
+async def test_batch_bisection_parks_only_bad_rows_on_rabbitmq(amqp_url: str) -> None:
+    """98 of 100 rows are inserted once."""
     rows: list[int] = []
     app = App("raffle")
 
@@ -151,8 +149,7 @@ async def _published(app: App, number: int) -> None:
     await app.publish("users", number)
 
 
-async def test_a_cut_line_is_survived_and_nothing_stale_is_settled(amqp_url: str) -> None:
-    """Handlers are at work when the connection breaks, again and again; every message is done at last."""
+async def test_cut_connections_are_survived_without_stale_settlement(amqp_url: str) -> None:
     done: set[int] = set()
     app = App("shop")
 
@@ -175,8 +172,7 @@ async def test_a_cut_line_is_survived_and_nothing_stale_is_settled(amqp_url: str
     assert await _messages(amqp_url, "orders") == 0
 
 
-async def test_a_deleted_queue_comes_back_with_its_consumer(amqp_url: str) -> None:
-    """The broker cancels the consumer; the topology is declared again."""
+async def test_deleted_queue_is_declared_again_with_consumer(amqp_url: str) -> None:
     seen: list[int] = []
     app = App("shop")
 
@@ -193,8 +189,8 @@ async def test_a_deleted_queue_comes_back_with_its_consumer(amqp_url: str) -> No
 
 
 @pytest.mark.parametrize("queue", ["orders.dlq", "orders.retry.50ms"])
-async def test_a_deleted_dead_letter_or_retry_queue_comes_back(amqp_url: str, queue: str) -> None:
-    """The window fills with what cannot be moved on; the queue is created again, and all goes on."""
+async def test_deleted_dead_letter_or_retry_queue_is_restored(amqp_url: str, queue: str) -> None:
+    """Held deliveries fill the prefetch until then."""
     app = App("shop")
 
     @app.handler("orders", retry=["50ms"], concurrency=5)
@@ -210,8 +206,8 @@ async def test_a_deleted_dead_letter_or_retry_queue_comes_back(amqp_url: str, qu
     assert await _messages(amqp_url, "orders.dlq") == 50
 
 
-async def test_an_exchange_that_is_gone_closes_a_channel_and_comes_back(amqp_url: str) -> None:
-    """A missing exchange is told by 404; its bindings come back with it."""
+async def test_deleted_exchange_is_restored_with_bindings(amqp_url: str) -> None:
+    """A 404 reveals it."""
     topology = DESIGNS["raffle"].build({"retry_ttl_ms": "50"}, hardened=True)
     app = App("raffle", topology=topology)
 
@@ -230,10 +226,10 @@ async def test_an_exchange_that_is_gone_closes_a_channel_and_comes_back(amqp_url
 
 @pytest.mark.parametrize("form", ["old", "new"])
 @pytest.mark.waits(12)
-async def test_a_queue_in_migration_is_left_to_the_migration(
+async def test_consumers_do_not_recreate_queue_in_migration(
     rabbitmq: SharedNode, vhost: str, amqp_url: str, form: str
 ) -> None:
-    """Consumers of both forms try to return all the time; afterwards only the new form consumes."""
+    """Afterwards only the new form is consumed."""
     new = App("shop")
     new.queue("orders", retry=["50ms"])
     old_form = replace(
@@ -267,7 +263,7 @@ async def test_a_queue_in_migration_is_left_to_the_migration(
         with pytest.raises(NotFound):
             await (await connection.open_channel()).declare_queue(Queue("orders"), passive=True)
         live = replace(old_form, queues=(*old_form.queues, shadow))
-        # The node's tick is short: what it tells is younger than the time that is watched.
+        # The node's tick is short, so its statistics are younger than the watched time.
         async with Management(ManagementAddress.derive(None, rabbitmq.management_url)) as told:
             planned = migration(new.topology, live)
             await migrate(connection, planned, management=told, vhost=vhost, watch_s=3)
@@ -279,8 +275,8 @@ async def test_a_queue_in_migration_is_left_to_the_migration(
     await connection.close()
 
 
-async def test_shutdown_leaves_what_was_not_started_to_the_broker(amqp_url: str) -> None:
-    """Running handlers finish; the report and the queue agree; no task is left."""
+async def test_shutdown_requeues_messages_that_were_not_started(amqp_url: str) -> None:
+    """Running handlers finish. The report equals the queue."""
     begun, release = list[int](), asyncio.Event()
     app = App("shop")
 
@@ -306,8 +302,7 @@ async def test_shutdown_leaves_what_was_not_started_to_the_broker(amqp_url: str)
     assert await _messages(amqp_url, "orders") == 3
 
 
-async def test_a_conflict_reaches_the_caller(amqp_url: str) -> None:
-    """A queue of another form is on the broker: the run ends with both values."""
+async def test_topology_conflict_ends_run_with_both_values(amqp_url: str) -> None:
     connection = await RabbitMQ(amqp_url).connect("test")
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("orders"))
@@ -322,8 +317,7 @@ async def test_a_conflict_reaches_the_caller(amqp_url: str) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_retry_without_its_queue_is_held_until_it_is_back(amqp_url: str) -> None:
-    """Nothing is settled meanwhile; when its owner has put the queue back, the message is retried once."""
+async def test_retry_without_its_queue_is_held_until_queue_returns(amqp_url: str) -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["50ms"])
@@ -346,7 +340,9 @@ async def test_a_retry_without_its_queue_is_held_until_it_is_back(amqp_url: str)
 
 
 async def test_consumer_start_neither_requeues_nor_reorders_messages(amqp_url: str) -> None:
-    """The first message is acked when the second subscription exists and the first is not yet cancelled."""
+    """The first message is acked when the second subscription exists and the first is not yet
+    cancelled.
+    """
     app = App("shop")
     got: list[int] = []
     redelivered: list[int] = []

@@ -35,8 +35,8 @@ def _on_uvloop(work: Coroutine[Any, Any, None]) -> None:
         runner.run(checked())
 
 
-def test_the_wire_runs_on_uvloop(amqp_url: str) -> None:
-    """Confirmed publishes side by side, a return, prefetch, and bodies larger than a frame."""
+def test_connection_runs_on_uvloop(amqp_url: str) -> None:
+    """Confirmed publishes, a return, prefetch, and bodies larger than a frame."""
 
     async def play() -> None:
         connection = await RabbitMQ(amqp_url).connect("test")
@@ -61,8 +61,8 @@ def test_the_wire_runs_on_uvloop(amqp_url: str) -> None:
     _on_uvloop(play())
 
 
-def test_an_application_runs_on_uvloop(amqp_url: str) -> None:
-    """Retries, sync handlers in threads, a line that breaks, and an orderly end."""
+def test_application_runs_on_uvloop(amqp_url: str) -> None:
+    """Retries, sync handlers in threads, a cut connection and shutdown."""
 
     async def play() -> None:
         app, done, told = App("shop"), set[int](), list[str]()

@@ -55,7 +55,7 @@ AT_ONCE = Backoff(first=0.0, most=0.0)
 
 
 def message(number: int, key: str = "k") -> Message:
-    """A message that can be told from others."""
+    """A message with a distinct id."""
     return Message("events", key, str(number).encode(), Properties(message_id=f"{key}-{number}"))
 
 
@@ -67,7 +67,7 @@ async def put(engine: AsyncEngine, *messages: Message, keyed: bool = True) -> No
 
 
 class Sink:
-    """Where a relay publishes to: it keeps everything, and refuses what it is told to."""
+    """A publisher for relays that records messages and refuses selected ones."""
 
     def __init__(self) -> None:
         self.got: list[str] = []
@@ -85,7 +85,6 @@ class Sink:
 
 
 async def test_migrations_are_applied_once(database_url: str) -> None:
-    """The first call applies everything, the second nothing."""
     fresh = open_database(database_url)
     assert await current_version(fresh) == 0
     assert await migrate(fresh, CLOCK) == list(range(1, LATEST + 1))
@@ -94,8 +93,7 @@ async def test_migrations_are_applied_once(database_url: str) -> None:
     await fresh.dispose()
 
 
-async def test_two_migrating_processes_do_not_hurt_each_other(database_url: str) -> None:
-    """Of two that migrate at once, each version is applied by exactly one."""
+async def test_concurrent_migrations_apply_each_version_once(database_url: str) -> None:
     engines = [open_database(database_url) for _ in range(2)]
     applied = await asyncio.gather(*(migrate(one, CLOCK) for one in engines))
     assert sorted(chain.from_iterable(applied)) == list(range(1, LATEST + 1))
@@ -103,8 +101,8 @@ async def test_two_migrating_processes_do_not_hurt_each_other(database_url: str)
         await one.dispose()
 
 
-async def test_tables_of_ones_own_are_created_by_one_of_many(database_url: str) -> None:
-    """Two that create a table at the same moment get in each other's way on PostgreSQL."""
+async def test_concurrent_create_tables_succeed(database_url: str) -> None:
+    """On PostgreSQL two concurrent creations of a table conflict."""
     engines, own = [open_database(database_url) for _ in range(4)], MetaData()
     Table("orders", own, Column("id", Integer, primary_key=True))
     await asyncio.gather(*(migrate(one, CLOCK, also=own) for one in engines))
@@ -114,8 +112,8 @@ async def test_tables_of_ones_own_are_created_by_one_of_many(database_url: str) 
         await one.dispose()
 
 
-async def test_a_database_that_another_is_about_to_write_is_waited_for(tmp_path: Path) -> None:
-    """Switching to the write-ahead log needs everybody's lock, and SQLite itself does not wait."""
+async def test_migration_waits_for_database_locked_by_writer(tmp_path: Path) -> None:
+    """Switching to the write-ahead log needs an exclusive lock, for which SQLite does not wait."""
     file = tmp_path / "new.db"
     other = sqlite3.connect(file)
     other.execute("CREATE TABLE theirs (x)")
@@ -131,8 +129,7 @@ async def test_a_database_that_another_is_about_to_write_is_waited_for(tmp_path:
     await engine.dispose()
 
 
-async def test_a_message_is_processed_once_by_each_consumer(engine: AsyncEngine) -> None:
-    """The second time is recognised; another consumer has its own first time."""
+async def test_message_is_processed_once_by_each_consumer(engine: AsyncEngine) -> None:
     seen = []
     for consumer in ("a", "a", "b"):
         async with transaction(engine, CLOCK) as tx:
@@ -149,8 +146,8 @@ def _delivery(body: bytes = b"{}", user: str | None = None, **headers: Any) -> D
     return Received("orders", "", "orders", body, properties)
 
 
-async def test_a_producer_who_guesses_an_id_suppresses_the_other(engine: AsyncEngine) -> None:
-    """By the message id alone two producers are one: the second message of an id is not handled."""
+async def test_guessed_message_id_suppresses_message_of_other_producer(engine: AsyncEngine) -> None:
+    """The default key is the message id alone."""
     async with transaction(engine, CLOCK) as tx:
         assert await tx.first_time("a", _delivery(b"forged", user="mallory"))
         assert not await tx.first_time("a", _delivery(b"honest", user="shop"))
@@ -160,7 +157,7 @@ def _without_id(exchange: str, key: str, kind: str | None = None, **headers: Any
     return Received("q", exchange, key, b'{"user": "fy"}', Properties(type=kind, headers=headers))
 
 
-async def test_messages_without_id_are_told_apart_by_exchange_key_type_and_headers(
+async def test_messages_without_id_differ_by_exchange_key_type_and_headers(
     engine: AsyncEngine,
 ) -> None:
     different = [
@@ -176,7 +173,7 @@ async def test_messages_without_id_are_told_apart_by_exchange_key_type_and_heade
                 assert await tx.first_time("a", delivery) is expected
 
 
-async def test_message_without_id_is_known_again_after_retry_park_and_broker_loop(
+async def test_message_without_id_is_recognised_after_retry_park_and_loop(
     engine: AsyncEngine,
 ) -> None:
     first = _without_id("events", "auth.failed", tenant="acme")
@@ -249,8 +246,8 @@ async def test_message_dropped_as_handled_is_an_event_and_counted(
     assert LEVELS["inbox.duplicate"] == "warning"
 
 
-async def test_another_key_tells_producers_apart(engine: AsyncEngine) -> None:
-    """By the user that the broker has checked and the id; a redelivery is still recognised."""
+async def test_inbox_key_with_user_separates_producers(engine: AsyncEngine) -> None:
+    """The broker validates the user id. A redelivery is still recognised."""
 
     def by_user(delivery: Delivery) -> str:
         return f"{delivery.properties.user_id} {delivery.properties.message_id}"
@@ -262,8 +259,8 @@ async def test_another_key_tells_producers_apart(engine: AsyncEngine) -> None:
     assert seen == [True, True, False]
 
 
-async def test_a_header_is_the_key(engine: AsyncEngine) -> None:
-    """Texts and numbers are keys of their own; a message without the header fails, and is not done."""
+async def test_inbox_key_may_be_a_header(engine: AsyncEngine) -> None:
+    """Texts and numbers are different keys. A message without the header fails."""
     keys: list[object] = ["7", 7, "7", b"7", "x" * 5000, "x" * 5000, "a\0b", "é"]
     seen = []
     for key in keys:
@@ -277,16 +274,14 @@ async def test_a_header_is_the_key(engine: AsyncEngine) -> None:
                 await tx.first_time("a", _delivery(**wrong), key="order-id")
 
 
-async def test_a_key_is_taken_of_a_delivery_only(engine: AsyncEngine) -> None:
-    """An id that is given as text is the key itself: another one beside it would be ignored."""
+async def test_inbox_key_option_requires_delivery(engine: AsyncEngine) -> None:
+    """An id given as text is the key itself."""
     async with transaction(engine, CLOCK) as tx:
         with pytest.raises(TypeError, match="delivery"):
             await tx.first_time("a", "m1", key="order-id")
 
 
-async def test_a_crash_before_the_commit_leaves_no_mark(engine: AsyncEngine) -> None:
-    """Work, mark and events go together: what fails leaves nothing of them."""
-
+async def test_crash_before_commit_leaves_no_inbox_mark(engine: AsyncEngine) -> None:
     async def handle() -> None:
         async with transaction(engine, CLOCK) as tx:
             await tx.execute(text("CREATE TABLE work (x INTEGER)"))
@@ -302,8 +297,8 @@ async def test_a_crash_before_the_commit_leaves_no_mark(engine: AsyncEngine) -> 
         assert await tx.first_time("a", "m1")
 
 
-async def test_two_handlers_of_one_message_do_its_work_once(engine: AsyncEngine) -> None:
-    """A redelivery that runs beside the first one waits, and then finds it done."""
+async def test_concurrent_handlers_of_message_do_its_work_once(engine: AsyncEngine) -> None:
+    """A redelivery waits for the first run and then finds it done."""
 
     async def handle() -> bool:
         async with transaction(engine, CLOCK) as tx:
@@ -314,8 +309,7 @@ async def test_two_handlers_of_one_message_do_its_work_once(engine: AsyncEngine)
     assert sorted(await asyncio.gather(handle(), handle())) == [False, True]
 
 
-async def test_old_marks_are_forgotten(engine: AsyncEngine) -> None:
-    """Marks older than the moment given go; the rest stay."""
+async def test_old_inbox_marks_are_deleted(engine: AsyncEngine) -> None:
     clock = ManualClock(1000.0)
     for moment, name in ((1000.0, "old"), (2000.0, "new")):
         clock.advance_to(moment)
@@ -327,8 +321,8 @@ async def test_old_marks_are_forgotten(engine: AsyncEngine) -> None:
         assert not await tx.first_time("a", "new")
 
 
-async def test_what_is_published_equals_what_was_left(engine: AsyncEngine) -> None:
-    """Body, routing and every property and header type survive the database."""
+async def test_outbox_message_is_published_unchanged(engine: AsyncEngine) -> None:
+    """Body, routing, properties and header types are equal."""
     headers: dict[str, FieldValue] = {
         "text": "ä",
         "int": 5,
@@ -361,17 +355,16 @@ async def test_what_is_published_equals_what_was_left(engine: AsyncEngine) -> No
     }
 
 
-async def test_a_message_without_id_is_refused(engine: AsyncEngine) -> None:
-    """What a relay may publish twice must be recognisable."""
+async def test_outbox_refuses_message_without_id(engine: AsyncEngine) -> None:
+    """A relay may publish it twice."""
     with pytest.raises(ValueError, match="message id"):
         async with transaction(engine, CLOCK) as tx:
             await tx.send(Message("e", "k", b""))
 
 
-async def test_the_outbox_keeps_odd_headers_and_publishes_nothing_unread(
+async def test_outbox_keeps_unusual_headers_and_omits_unreadable_ones(
     engine: AsyncEngine,
 ) -> None:
-    """A name that comes twice and a value too deep are as they were; what nobody read is bytes of ours."""
     odd = Properties(
         message_id="m",
         headers={"deep": nested(40)},
@@ -387,8 +380,8 @@ async def test_the_outbox_keeps_odd_headers_and_publishes_nothing_unread(
     assert (found.further_headers, found.opaque_headers) == (((b"deep", 1),), b"")
 
 
-async def test_the_relay_publishes_everything_and_empties_the_outbox(engine: AsyncEngine) -> None:
-    """Messages without key and with keys all arrive, those of a key in order."""
+async def test_relay_publishes_all_messages_and_empties_outbox(engine: AsyncEngine) -> None:
+    """Messages of a key are in order."""
     await put(engine, *(message(n, key) for n in range(20) for key in ("a", "b", "c")))
     await put(engine, *(message(n, "free") for n in range(10)), keyed=False)
     sink = Sink()
@@ -403,8 +396,7 @@ async def test_the_relay_publishes_everything_and_empties_the_outbox(engine: Asy
     assert await Outbox(engine, "other", CLOCK).depth() == 0
 
 
-async def test_a_message_that_fails_holds_up_its_key_and_nobody_else(engine: AsyncEngine) -> None:
-    """Order per key holds across a failure; when it is repaired, everything goes."""
+async def test_failed_message_delays_only_its_key(engine: AsyncEngine) -> None:
     await put(engine, message(1, "a"), message(2, "a"), message(1, "b"), message(3, "a"))
     sink = Sink()
     sink.refuse = {"a-2"}
@@ -418,8 +410,8 @@ async def test_a_message_that_fails_holds_up_its_key_and_nobody_else(engine: Asy
     assert [name for name in sink.got if name.startswith("a")] == ["a-1", "a-2", "a-3"]
 
 
-async def test_hopeless_messages_hold_up_nobody_however_many_they_are(engine: AsyncEngine) -> None:
-    """More than a page of them, in every slot: what can be published is, page by page."""
+async def test_many_unpublishable_messages_delay_no_others(engine: AsyncEngine) -> None:
+    """There is more than a page of them in every slot."""
     hopeless = [message(n, f"bad{n}") for n in range(200)]
     await put(engine, *hopeless)
     await put(engine, *(message(n, f"good{n}") for n in range(100)))
@@ -432,8 +424,10 @@ async def test_hopeless_messages_hold_up_nobody_however_many_they_are(engine: As
     assert await Outbox(engine, "look", CLOCK).depth() == 200
 
 
-async def test_what_costs_the_channel_goes_alone_the_next_time(engine: AsyncEngine) -> None:
-    """A missing exchange interrupts all that is in flight beside it; the second time only itself."""
+async def test_message_that_closes_channel_is_published_alone_next_time(
+    engine: AsyncEngine,
+) -> None:
+    """A missing exchange interrupts all publishes in flight, the second time only its own."""
     await put(engine, *(message(n, f"key{n}") for n in range(20)))
     in_flight: set[str] = set()
     got: list[str] = []
@@ -461,7 +455,7 @@ class Crash(BaseException):
 
 
 class Mortal:
-    """Lets so many steps happen and then none any more, not even those of an orderly end."""
+    """Allows a number of steps, then none, not even cleanup."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -484,8 +478,8 @@ class Mortal:
 
 
 @pytest.mark.parametrize("steps", range(40))
-async def test_a_crash_at_any_point_of_the_relay_loses_nothing(tmp_path: Path, steps: int) -> None:
-    """Whichever step it dies before or after: the next relay publishes the rest, in order per key."""
+async def test_crash_at_any_step_of_relay_loses_no_message(tmp_path: Path, steps: int) -> None:
+    """The next relay publishes the remaining messages in order per key."""
     engine = open_database(f"sqlite:///{tmp_path / 'crash.db'}")
     await migrate(engine, CLOCK)
     clock = ManualClock(CLOCK.now())
@@ -504,12 +498,11 @@ async def test_a_crash_at_any_point_of_the_relay_loses_nothing(tmp_path: Path, s
         first = list(dict.fromkeys(name for name in sink.got if name.startswith(key)))
         assert first == [f"{key}-{n}" for n in range(3)]
     again = len(sink.got) - len(set(sink.got))
-    assert again <= 2  # what was in flight, with the same ids
+    assert again <= 2  # messages in flight, with the same ids
     await engine.dispose()
 
 
 async def test_leased_slots_are_not_claimed_by_another_relay(engine: AsyncEngine) -> None:
-    """While one relay works on a slot, others see nothing of it; after its lease they do."""
     clock = ManualClock()
     await put(engine, message(1))
     first, second = (Outbox(engine, name, clock, lease=30) for name in ("one", "two"))
@@ -522,8 +515,8 @@ async def test_leased_slots_are_not_claimed_by_another_relay(engine: AsyncEngine
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-async def test_a_relay_passes_by_what_another_is_claiming(engine: AsyncEngine) -> None:
-    """On PostgreSQL it does not wait for the other's lock: it takes what is free."""
+async def test_relay_skips_slots_locked_by_another_relay(engine: AsyncEngine) -> None:
+    """On PostgreSQL it does not wait for the lock."""
     await put(engine, *(message(n, f"key{n}") for n in range(10)))
     taken = slot_of("key0")
     async with engine.begin() as other:
@@ -536,14 +529,16 @@ async def test_a_relay_passes_by_what_another_is_claiming(engine: AsyncEngine) -
     assert set(claimed) == {slot_of(f"key{n}") for n in range(10)} - {taken}
 
 
-async def test_a_relay_that_dies_loses_nothing(engine: AsyncEngine) -> None:
-    """Killed between confirm and settlement, its message is published again, with the same id."""
+async def test_relay_killed_between_confirm_and_settlement_repeats_message(
+    engine: AsyncEngine,
+) -> None:
+    """The id is the same."""
     clock = ManualClock()
     await put(engine, message(1))
     dead = Outbox(engine, "dead", clock, lease=30)
     (pending,) = await dead.pending(
         await dead.claim(), 10
-    )  # published, confirmed, and then: nothing
+    )  # published and confirmed, but not settled
     clock.advance(31)
     sink = Sink()
     await Relay(Outbox(engine, "alive", clock, lease=30), sink.publish).sweep()
@@ -551,8 +546,8 @@ async def test_a_relay_that_dies_loses_nothing(engine: AsyncEngine) -> None:
 
 
 @pytest.mark.parametrize("step", ["claim", "renew", "pending", "settle", "release"])
-async def test_a_relay_that_is_stopped_keeps_no_lease(engine: AsyncEngine, step: str) -> None:
-    """At whichever step: another relay can publish the remaining message at once."""
+async def test_stopped_relay_releases_its_leases(engine: AsyncEngine, step: str) -> None:
+    """Another relay can publish the remaining message at once."""
     await put(engine, message(1, "key"), message(2, "key"))
     outbox, reached = Outbox(engine, "stopped", CLOCK, lease=30), asyncio.Event()
     plain = getattr(outbox, step)
@@ -580,10 +575,10 @@ async def test_a_relay_that_is_stopped_keeps_no_lease(engine: AsyncEngine, step:
     assert len(await Outbox(engine, "next", CLOCK, lease=30).claim()) == 1
 
 
-async def test_several_relays_share_the_work_and_publish_each_message_once(
+async def test_four_relays_publish_each_message_once(
     engine: AsyncEngine,
 ) -> None:
-    """Four relays at once: every message once, those of a key in order."""
+    """Messages of a key are in order."""
     await put(engine, *(message(n, f"key{k}") for n in range(10) for k in range(12)))
     sink = Sink()
     relays = [Relay(Outbox(engine, f"relay{n}", CLOCK), sink.publish, most=5) for n in range(4)]
@@ -599,8 +594,7 @@ async def test_several_relays_share_the_work_and_publish_each_message_once(
         assert mine == [f"key{k}-{n}" for n in range(10)]
 
 
-async def test_a_nudge_wakes_a_resting_relay(engine: AsyncEngine) -> None:
-    """A relay that would rest for an hour publishes at once when it is told."""
+async def test_nudge_wakes_idle_relay(engine: AsyncEngine) -> None:
     sink = Sink()
     relay = Relay(Outbox(engine, "relay", CLOCK), sink.publish, idle=3600)
     running = asyncio.create_task(relay.run())
@@ -614,7 +608,7 @@ async def test_a_nudge_wakes_a_resting_relay(engine: AsyncEngine) -> None:
 
 
 @in_virtual_time
-async def test_relay_looks_rarely_in_virtual_time_but_finds_new_messages_at_once() -> None:
+async def test_relay_polls_rarely_in_virtual_time_but_finds_new_messages_at_once() -> None:
     engine, sink = open_database("sqlite://"), Sink()
     await migrate(engine, CLOCK)
     outbox, looks = Outbox(engine, "relay", CLOCK), list[int]()
@@ -638,8 +632,7 @@ async def test_relay_looks_rarely_in_virtual_time_but_finds_new_messages_at_once
 
 
 @pytest.mark.parametrize("url", ["mysql://user:hunter2@host/db", "not a url hunter2"])
-def test_a_wrong_database_url_is_refused_without_showing_it(url: str) -> None:
-    """The error says what is expected and never repeats a password."""
+def test_invalid_database_url_is_refused_without_password(url: str) -> None:
     with pytest.raises(DatabaseUrlError) as refused:
         open_database(url)
     assert "expected" in str(refused.value)
@@ -648,7 +641,7 @@ def test_a_wrong_database_url_is_refused_without_showing_it(url: str) -> None:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_connection_closed_by_server_is_replaced_before_use(engine: AsyncEngine) -> None:
-    """Also several connections of one pool: no transaction fails."""
+    """Several connections of a pool are closed, and no transaction fails."""
     async with AsyncExitStack() as stack:
         for _ in range(3):
             await stack.enter_async_context(engine.connect())
@@ -665,8 +658,8 @@ async def test_connection_closed_by_server_is_replaced_before_use(engine: AsyncE
                 assert await tx.first_time("orders", f"m-{number}")
 
 
-async def test_database_error_of_inbox_is_an_error_of_sqlalchemy(engine: AsyncEngine) -> None:
-    """Handlers catch the same errors whichever driver executes the statement."""
+async def test_database_error_of_inbox_is_sqlalchemy_error(engine: AsyncEngine) -> None:
+    """Handlers catch the same errors with every driver."""
     async with engine.begin() as connection:
         await connection.execute(text("DROP TABLE hopback_inbox"))
     with pytest.raises(DBAPIError, match="hopback_inbox"):

@@ -1,4 +1,4 @@
-"""`hopback store relay` as a process on a real RabbitMQ: killed at any moment, it loses nothing."""
+"""`hopback store relay` as a process on RabbitMQ loses no message when it is killed."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ async def _leave_messages(engine: AsyncEngine) -> None:
             await tx.send(compose("events", number, message_type=key), key=key)
 
 
-async def test_a_killed_relay_is_replaced_without_loss(
+async def test_killed_relay_is_replaced_without_loss(
     engine: AsyncEngine, database_url: str, amqp_url: str
 ) -> None:
-    """Every message arrives, each key in order; what was in flight may come again with its id."""
+    """Keys keep their order. Messages in flight may be repeated with their id."""
     got: list[Delivery] = []
     connection = await RabbitMQ(amqp_url).connect("test")
     channel = await connection.open_channel()
@@ -87,7 +87,7 @@ async def test_a_killed_relay_is_replaced_without_loss(
             out, err = await process.communicate()
             assert process.returncode == 0, err.decode()
             assert out.startswith(b"Stopped.")
-    assert await outbox.depth() == 1  # the hopeless one, which held up nobody
+    assert await outbox.depth() == 1  # the unpublishable one, which delayed no others
     for key in {d.properties.type for d in got}:
         firsts = list(dict.fromkeys(int(d.body) for d in got if d.properties.type == key))
         assert firsts == sorted(firsts)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.socket
 
 @pytest.fixture
 def queue(hopback_broker: BrokerThread) -> str:
-    """A queue of its own."""
+    """A separate queue."""
     connection = pika.BlockingConnection(pika.URLParameters(hopback_broker.url))
     connection.channel().queue_declare("orders", durable=True)
     connection.close()
@@ -38,10 +38,10 @@ def _bodies(broker: BrokerThread) -> list[str]:
 
 
 @pytest.mark.parametrize("connections", [1, 3])
-def test_many_threads_publish_at_once_each_confirmed(
+def test_sync_publisher_is_thread_safe(
     hopback_broker: BrokerThread, queue: str, connections: int
 ) -> None:
-    """No lock of their own is needed; every call returns after its confirm."""
+    """Every call returns after its confirm."""
     with (
         SyncPublisher(hopback_broker.url, connections=connections) as publisher,
         ThreadPoolExecutor(8) as pool,
@@ -51,10 +51,7 @@ def test_many_threads_publish_at_once_each_confirmed(
     assert _bodies(hopback_broker) == sorted(str(number) for number in range(200))
 
 
-def test_many_messages_go_side_by_side_and_every_failure_is_told(
-    hopback_broker: BrokerThread, queue: str
-) -> None:
-    """What no queue wants is an exception, also among a thousand others."""
+def test_publish_many_reports_every_failure(hopback_broker: BrokerThread, queue: str) -> None:
     messages = [compose(queue, number) for number in range(1000)]
     with SyncPublisher(hopback_broker.url) as publisher:
         assert publisher.send_all(messages) == 1000
@@ -72,8 +69,8 @@ def test_many_messages_go_side_by_side_and_every_failure_is_told(
     assert len(_bodies(hopback_broker)) == 1001
 
 
-def test_after_the_end_nothing_is_sent(hopback_broker: BrokerThread, queue: str) -> None:
-    """It can be closed twice, and leaves no thread behind."""
+def test_closed_sync_publisher_refuses_publish(hopback_broker: BrokerThread, queue: str) -> None:
+    """It can be closed twice and leaves no thread."""
     publisher = SyncPublisher(hopback_broker.url)
     publisher.close()
     with pytest.raises(ConnectionFailed, match="the publisher is closed"):
@@ -84,15 +81,13 @@ def test_after_the_end_nothing_is_sent(hopback_broker: BrokerThread, queue: str)
     assert "a thread of its own" not in [one.name for one in threading.enumerate()]
 
 
-async def test_on_an_event_loop_it_says_what_to_use(hopback_broker: BrokerThread) -> None:
-    """It would stop the loop."""
+async def test_sync_publisher_on_event_loop_names_publisher(hopback_broker: BrokerThread) -> None:
     assert asyncio.current_task() is not None
     with pytest.raises(RuntimeError, match=r"use `Publisher`"):
         SyncPublisher(hopback_broker.url).publish("orders", {})
 
 
-def test_there_is_at_least_one_connection() -> None:
-    """What cannot be meant is refused."""
+def test_sync_publisher_requires_at_least_one_connection() -> None:
     with pytest.raises(ValueError, match="at least 1 connection, got 0"):
         SyncPublisher("amqp://localhost", connections=0)
 
@@ -107,10 +102,8 @@ def _in_child(publisher: SyncPublisher, results: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_process_that_was_forked_has_connections_of_its_own(
-    hopback_broker: BrokerThread, queue: str
-) -> None:
-    """Servers that fork after loading the program may share the publisher as it stands."""
+def test_forked_process_opens_its_own_connections(hopback_broker: BrokerThread, queue: str) -> None:
+    """Servers that fork after loading the program may share the publisher."""
     fork = multiprocessing.get_context("fork")
     results = fork.SimpleQueue()
     with SyncPublisher(hopback_broker.url) as publisher:
@@ -132,10 +125,9 @@ print("end")
 """
 
 
-def test_a_script_that_closes_nothing_ends_cleanly(
+def test_script_without_close_exits_cleanly(
     hopback_broker: BrokerThread, queue: str, tmp_path: Path
 ) -> None:
-    """Nothing hangs, and nothing is said."""
     (tmp_path / "script.py").write_text(_SCRIPT)
     command = [sys.executable, "-W", "error", "script.py", hopback_broker.url]
     ran = subprocess.run(

@@ -18,8 +18,8 @@ __all__ = ["database_url"]
 
 
 @in_virtual_time
-async def test_a_handler_and_a_relay_use_a_database_in_virtual_time(database_url: str) -> None:
-    """A deadline of a second is not met by a query of real milliseconds, nor is the relay outrun."""
+async def test_handler_and_relay_use_database_in_virtual_time(database_url: str) -> None:
+    """A query takes real milliseconds and does not exceed a deadline of a virtual second."""
     clock = LoopClock(SystemClock().now)
     engine = open_database(database_url)
     await migrate(engine, clock)
@@ -49,10 +49,10 @@ async def test_a_handler_and_a_relay_use_a_database_in_virtual_time(database_url
 
 
 @in_virtual_time
-async def test_delayed_messages_go_through_the_outbox_and_can_be_cancelled(
+async def test_delayed_outbox_messages_can_be_cancelled(
     database_url: str,
 ) -> None:
-    """What waited in the outbox for a relay waits so much less; a cancelled one does not come."""
+    """The time spent in the outbox is subtracted from the delay."""
     clock = LoopClock(SystemClock().now)
     engine = open_database(database_url)
     await migrate(engine, clock)

@@ -1,4 +1,4 @@
-"""A publish whose header table nobody can read, as no client of ours would send it."""
+"""A publish with an unreadable header table, which no Hopback client sends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ UNREADABLE = {
 
 
 async def refusal_of(client: RawClient, entries: bytes) -> tuple[str, int, str]:
-    """Publish a message with these header entries; the method, code and text that answer it."""
+    """Publish a message with these header entries and return the method, code and text of the
+    answer.
+    """
     properties = b"\x20\x00" + len(entries).to_bytes(4, "big") + entries
     client.writer.write(
         frame(1, 1, b"\x00\x3c\x00\x28\x00\x00\x00\x06nosuch\x00")

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 __all__ = ["until"]
 
 
-# Nothing is judged by it: so long the condition may take on a machine that is busy with other tests.
+# A generous limit for a busy machine. No result depends on it.
 _PATIENCE_S = 120.0
 
 
 async def until(condition: Callable[[], bool], *, seconds: float = _PATIENCE_S) -> None:
-    """Return as soon as `condition` holds; TimeoutError if it does not in time."""
+    """Return as soon as `condition` holds. Raise TimeoutError after the timeout."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - nothing to wait on but the look itself
             await asyncio.sleep(0.005)
