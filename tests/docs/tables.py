@@ -88,7 +88,7 @@ def _job_options() -> str:
             f"`{one.flag} {one.metavar}`".replace(" `", "`"),
             f"`{one.owner}.{one.json}`".replace("`.", "`"),
             f"{one.default:,}" if one.kind is int and one.default is not None else "",
-            one.allowed.removeprefix("a number "),
+            one.bounds_text.removeprefix("a number "),
             one.text,
         )
         for one in options.values()

@@ -136,7 +136,7 @@ async def _looked(operations: Operations, queue: str) -> dict[str, tuple[DeadLet
 async def _redriven(operations: Operations, queue: str, count: int) -> None:
     head = Selection(limit=count)
     request = RedriveRequest(queue=queue, selection=head, expected_count=count, reason="repaired")
-    job = await operations.acting_as(Who("test", "test")).start(request)
+    job = await operations.on_behalf_of(Who("test", "test")).start(request)
     job = await operations.wait(job.id)
     assert job.counts.done == count
 

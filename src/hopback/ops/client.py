@@ -141,7 +141,7 @@ class RemoteDeadLetters:
         """End the connections. Sessions that are still open end at the server when their time is over."""
         await self._client.aclose()
 
-    def acting_as(self, who: Who) -> Self:
+    def on_behalf_of(self, who: Who) -> Self:
         del who
         return self
 
@@ -280,7 +280,7 @@ class RemoteDeadLetters:
         # The server sends no data while no message matches the filter.
         waits = httpx.Timeout(self._silence_s, read=None)
         asked = self._request(endpoints.EXPORT, queue, body=ExportRequest(selection, forced))
-        async with self._answered(self._client.stream(**asked, timeout=waits)) as answer:
+        async with self._answer_to(self._client.stream(**asked, timeout=waits)) as answer:
             async for line in self._lines(answer):
                 yield line + b"\n"
 
@@ -308,7 +308,7 @@ class RemoteDeadLetters:
         waits = httpx.Timeout(self._silence_s, read=None, write=None)
         asked = self._request(endpoints.IMPORT, queue, query=ImportQuery(reason))
         asked |= {"content": content(), "headers": {"Content-Type": NDJSON}, "timeout": waits}
-        async with self._answered(self._client.stream(**asked)) as answer:
+        async with self._answer_to(self._client.stream(**asked)) as answer:
             return from_json(Imported, await self._read(answer))
 
     def _request(
@@ -334,7 +334,7 @@ class RemoteDeadLetters:
         return asked
 
     @asynccontextmanager
-    async def _answered(
+    async def _answer_to(
         self, asked: AbstractAsyncContextManager[httpx.Response]
     ) -> AsyncGenerator[httpx.Response, None]:
         """The answer to a request. Raise the error that the server reports."""
@@ -351,7 +351,7 @@ class RemoteDeadLetters:
 
     async def _ask(self, row: ApiEndpoint, *path: str, **asked: Any) -> bytes:
         request = self._request(row, *path, **asked)
-        async with self._answered(self._client.stream(**request)) as answer:
+        async with self._answer_to(self._client.stream(**request)) as answer:
             return await self._read(answer)
 
     async def _read(self, answer: httpx.Response) -> bytes:
@@ -409,7 +409,7 @@ class RemoteDeadLetters:
     ) -> AsyncGenerator[tuple[str, str], None]:
         """The events of an answer by type. An answer without events is one event `answer`."""
         request = self._request(row, *path, **asked)
-        async with self._answered(self._client.stream(**request)) as answer:
+        async with self._answer_to(self._client.stream(**request)) as answer:
             if not answer.headers.get("content-type", "").startswith(EVENTS):
                 yield "answer", (await self._read(answer)).decode()
                 return
@@ -419,7 +419,7 @@ class RemoteDeadLetters:
                 if name == "event":
                     kind = data.strip()
                 elif name == "data":
-                    yield kind, _streamed_answer(data) if kind == "answer" else data
+                    yield kind, _answer_in_event(data) if kind == "answer" else data
 
 
 class RemoteNotes:
@@ -443,7 +443,7 @@ class _StreamedAnswer(Struct, frozen=True):
     body: Raw
 
 
-def _streamed_answer(data: str) -> str:
+def _answer_in_event(data: str) -> str:
     """The body of an answer that came as an event. Raise the error that the server reports."""
     found = msgspec.json.decode(data, type=_StreamedAnswer)
     if found.status >= 400:

@@ -137,7 +137,7 @@ class Operations:
     def keeps_jobs(self) -> bool:
         return not isinstance(self.journal, MemoryJournal)
 
-    def acting_as(self, who: Who, *, everywhere: bool = False) -> Self:
+    def on_behalf_of(self, who: Who, *, everywhere: bool = False) -> Self:
         """With `everywhere`, `jobs` lists the jobs of all brokers in the journal."""
         bound = copy(self)
         bound._who, bound._everywhere = who, everywhere  # noqa: SLF001  a copy of itself

@@ -44,7 +44,7 @@ async def _send_test(services: Services, principal: Principal, target: str) -> A
     found = await services.shared.alerting.test(target)
     details = {"target": found.target, "problem": found.problem}
     result = "ok" if found.delivered else "failed"
-    await services.acting_as(principal).note("alert.test", result=result, details=details)
+    await services.on_behalf_of(principal).note("alert.test", result=result, details=details)
     return found
 
 

@@ -56,7 +56,7 @@ _TIERS_MS = (
     300_000,
     1_800_000,
 )  # the default waits of a handler: 30 s, 5 min, 30 min
-_LEAVING = (
+_LOSING_ARGUMENTS = (
     "x-message-ttl",
     "x-expires",
     "x-dead-letter-exchange",
@@ -125,18 +125,18 @@ def adoption(
     *,
     tiers_ms: Sequence[int] | None = None,
     attempts: int | None = None,
-    told_policy: str | None = None,
+    reported_policy: str | None = None,
 ) -> Adoption:
     """Return the three ways to adopt a queue of a live broker. NoSuch if the queue does not exist.
 
     `tiers_ms` are the waits before retries. Without them, the waits are those of the existing retry queues of
-    the queue, or 30 s, 5 min and 30 min. `told_policy` is the applied policy as reported by the broker, None
-    if it did not report one.
+    the queue, or 30 s, 5 min and 30 min. `reported_policy` is the policy that the broker reports as
+    applied, None if it did not report one.
     """
     queue = live.queue(name)
     if queue is None:
         raise NoSuch("queue", name, "the management page lists the queues of the broker")
-    return _Reader(live, queue, version, tiers_ms, attempts, told_policy).adoption()
+    return _Reader(live, queue, version, tiers_ms, attempts, reported_policy).adoption()
 
 
 class _Reader:
@@ -149,12 +149,12 @@ class _Reader:
         version: BrokerVersion,
         tiers_ms: Sequence[int] | None,
         attempts: int | None,
-        told_policy: str | None,
+        reported_policy: str | None,
     ) -> None:
         self.live = live
         self.queue = queue
         self.version = version
-        self.told_policy = told_policy
+        self.reported_policy = reported_policy
         # Ignore Hopback's policy: the choices refer to the queue without it.
         self.others = tuple(p for p in live.policies if p.name != policy_name(queue.name))
         self.former = effective_policy(queue, self.others)
@@ -166,23 +166,23 @@ class _Reader:
             one for one in dead_letter_queues(without, version=version) if queue.name in one.origins
         ]
         certain = [one.name for one in found if one.known_by == "dead-lettering"]
-        self.resting = tuple(one.name for one in found)
+        self.dead_letter_queues = tuple(one.name for one in found)
         self.parked = certain[0] if len(certain) == 1 else f"{queue.name}.dlq"
-        self.waiting = self._waiting() if tiers_ms is None else {}
-        known = tuple(self.waiting.values()) or _TIERS_MS
+        self.retry_queues = self._find_retry_queues() if tiers_ms is None else {}
+        known = tuple(self.retry_queues.values()) or _TIERS_MS
         self.plan = recommend_plan(
             queue.name, tiers_ms=known if tiers_ms is None else tiers_ms, attempts=attempts
         )
 
     def adoption(self) -> Adoption:
-        as_it_is = self._as_it_is()
+        as_it_is = self._choose_as_it_is()
         return Adoption(
             queue=self.queue,
             bindings=self._bindings,
             policy=effective_policy(self.queue, self.live.policies),
             former=self.former,
-            dead_letter_queues=self.resting,
-            choices=(as_it_is, self._beside(as_it_is.topology), self._migrated()),
+            dead_letter_queues=self.dead_letter_queues,
+            choices=(as_it_is, self._choose_beside(as_it_is.topology), self._choose_migration()),
         )
 
     @property
@@ -193,7 +193,7 @@ class _Reader:
             if each.destination == self.queue.name and not each.to_exchange and each.source
         )
 
-    def _waiting(self) -> dict[str, int]:
+    def _find_retry_queues(self) -> dict[str, int]:
         """Return the existing retry queues. They dead-letter each message to the queue after a fixed time."""
         found = {}
         for each in effective_topology(self.live, self.version).queues:
@@ -204,9 +204,9 @@ class _Reader:
                 found[each.name] = int(ttl)
         return dict(sorted(found.items(), key=lambda one: one[1]))
 
-    def _as_it_is(self) -> AdoptionChoice:
+    def _choose_as_it_is(self) -> AdoptionChoice:
         name, parked = self.queue.name, self.parked
-        names = dict(zip(self.waiting.values(), self.waiting, strict=True))
+        names = dict(zip(self.retry_queues.values(), self.retry_queues, strict=True))
         tiers = tuple(
             replace(tier, routes=(Route("", names[tier.delay_ms], names[tier.delay_ms]),))
             if tier.delay_ms in names
@@ -214,7 +214,7 @@ class _Reader:
             for tier in self.plan.tiers
         )
         plan = replace(self.plan, tiers=tiers, parking=Parking(parked, Leave.PUBLISH, "", parked))
-        new = {parked: _resting_queue(parked)}
+        new = {parked: _dead_letter_queue(parked)}
         for tier in tiers:
             waits = tier.routes[0].queue
             new[waits] = at_least_once(waits, dead_lettering("", name, ttl_ms=tier.delay_ms))
@@ -222,7 +222,7 @@ class _Reader:
         for each in new:
             # Keep an existing queue if it serves the plan.
             found = self.live.queue(each)
-            if found is not None and (each not in retry_queues or each in self.waiting):
+            if found is not None and (each not in retry_queues or each in self.retry_queues):
                 new[each] = found
         topology = self._topology(self.queue, *new.values(), plans=(plan,))
         fits = plan == self.plan and self.queue == harden_queues(plan)[0]
@@ -232,16 +232,16 @@ class _Reader:
         return self._choice(
             AdoptionWay.AS_IT_IS,
             topology,
-            notes=tuple(self._about_dead_letters()),
-            refused=tuple(self._unusable(topology)),
+            notes=tuple(self._note_dead_letters()),
+            refused=tuple(self._find_conflicts(topology)),
             decorator=f"@app.handler({quote(name)}, retry=[{waits}]{further})" if fits else "",
         )
 
-    def _about_dead_letters(self) -> Iterator[str]:
+    def _note_dead_letters(self) -> Iterator[str]:
         parked = self.parked
         if self.live.queue(parked) is not None:
             yield f"failed messages are parked in {parked}, its present dead-letter queue"
-        others = [name for name in self.resting if name != parked]
+        others = [name for name in self.dead_letter_queues if name != parked]
         if others:
             yield (
                 f"{', '.join(others)} may also contain its dead letters. Hopback parks messages in {parked}"
@@ -252,7 +252,7 @@ class _Reader:
                 " consumers reject"
             )
 
-    def _unusable(self, topology: Topology) -> Iterator[str]:
+    def _find_conflicts(self, topology: Topology) -> Iterator[str]:
         if self.queue.type is QueueType.STREAM:
             yield "it is a stream: consumers read its messages by offset and cannot settle them one by one"
         if self.queue.exclusive:
@@ -263,7 +263,7 @@ class _Reader:
                 f" {conflict.differences[0].sides}"
             )
 
-    def _beside(self, as_it_is: Topology) -> AdoptionChoice:
+    def _choose_beside(self, as_it_is: Topology) -> AdoptionChoice:
         target = f"{self.queue.name}.dlq"
         matching = find_policies(self.queue, self.others)
         ours = Policy(
@@ -298,10 +298,10 @@ class _Reader:
             AdoptionWay.BESIDE,
             topology,
             notes=tuple(notes),
-            refused=tuple(self._in_the_way(ours, target)),
+            refused=tuple(self._find_beside_conflicts(ours, target)),
         )
 
-    def _in_the_way(self, ours: Policy, target: str) -> Iterator[str]:
+    def _find_beside_conflicts(self, ours: Policy, target: str) -> Iterator[str]:
         queue, before = self.queue, self.before
         if queue.type is QueueType.STREAM:
             yield "it is a stream: a stream does not dead-letter"
@@ -320,11 +320,11 @@ class _Reader:
                 f" not be reverted: run `hopback topology revert --queue {queue.name}` first and lift the"
                 " limit again afterwards"
             )
-        if self.told_policy not in (None, ours.name, self.former.name if self.former else None):
+        if self.reported_policy not in (None, ours.name, self.former.name if self.former else None):
             mine = self.former.name if self.former else "none"
             yield (
-                f"the broker applies policy {self.told_policy}, but by the patterns and priorities it should"
-                f" be {mine}: check the policies, or wait 5 s if one has just changed"
+                f"the broker applies policy {self.reported_policy}, but by the patterns and priorities it"
+                f" should be {mine}: check the policies, or wait 5 s if one has just changed"
             )
         # Both settings have no effect, or another one, without a dead-letter exchange.
         if before.get("x-dead-letter-strategy") == "at-least-once":
@@ -341,11 +341,11 @@ class _Reader:
         for key in sorted({*before, *after} - _DEAD_LETTER_KEYS):
             if before.get(key) != after.get(key):
                 yield f"{key} would change from {show_value(before.get(key))} to {show_value(after.get(key))}"
-        rests = self.live.queue(target) or _resting_queue(target)
-        if why := _leaving(rests, self.others, self.version):
+        rests = self.live.queue(target) or _dead_letter_queue(target)
+        if why := _find_loss(rests, self.others, self.version):
             yield f"queue {target} would not keep its messages: {why}"
 
-    def _migrated(self) -> AdoptionChoice:
+    def _choose_migration(self) -> AdoptionChoice:
         limit = self.queue.arguments.get("x-delivery-limit")
         limit = int(limit) if isinstance(limit, int) and limit > 0 else DELIVERY_LIMIT
         main, *others = harden_queues(self.plan, delivery_limit=limit)
@@ -371,7 +371,7 @@ class _Reader:
             )
         if not self.queue.durable:
             notes.append("it becomes durable: the queue and its messages survive a restart")
-        elsewhere = [name for name in self.resting if name != self.plan.parking.queue]
+        elsewhere = [name for name in self.dead_letter_queues if name != self.plan.parking.queue]
         if elsewhere:
             notes.append(
                 f"new dead letters are parked in {self.plan.parking.queue}. Those in"
@@ -424,11 +424,11 @@ class _Reader:
         return AdoptionChoice(way, topology, check(judged, self.version), notes, refused, decorator)
 
 
-def _resting_queue(name: str) -> Queue:
+def _dead_letter_queue(name: str) -> Queue:
     return Queue(name, QueueType.QUORUM, arguments={"x-delivery-limit": NO_DELIVERY_LIMIT})
 
 
-def _leaving(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -> str:
+def _find_loss(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -> str:
     """Return the reason why the queue would lose messages without a consumer, empty if it keeps them.
 
     A policy for many queues (`.*`) also applies to a new queue.
@@ -436,7 +436,9 @@ def _leaving(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -
     if not queue.durable or queue.exclusive or queue.auto_delete or queue.type is QueueType.STREAM:
         return "it is not durable, exclusive, auto-delete or a stream"
     arguments = effective_arguments(queue, policies, version)
-    found = [f"{key} = {show_value(arguments[key])}" for key in _LEAVING if key in arguments]
+    found = [
+        f"{key} = {show_value(arguments[key])}" for key in _LOSING_ARGUMENTS if key in arguments
+    ]
     policy = effective_policy(queue, policies)
     by = f", under policy {policy.name}" if policy else ""
     return f"{', '.join(found)}{by}" if found else ""
@@ -460,7 +462,7 @@ async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
     created = None
     if (await management.live_topology(vhost)).queue(target) is None:
         async with broker.query() as connection:
-            await (await connection.open_channel()).declare_queue(_resting_queue(target))
+            await (await connection.open_channel()).declare_queue(_dead_letter_queue(target))
         created = target
     await management.put_policy(vhost, ours)
     # The applied policy may have changed between the read and the put.
@@ -484,7 +486,7 @@ async def _beside_now(broker: ManagedBroker, queue: str) -> AdoptionChoice:
         told = (await management.queue(vhost, queue)).policy
     if told is not None and told not in {each.name for each in live.policies}:
         told = None  # The policy was deleted. The statistics lag by up to 5 s.
-    found = adoption(live, queue, await broker.version(), told_policy=told)
+    found = adoption(live, queue, await broker.version(), reported_policy=told)
     return found.choice(AdoptionWay.BESIDE)
 
 

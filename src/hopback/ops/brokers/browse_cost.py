@@ -17,7 +17,7 @@ MANY_LOOKS = 1000
 """Deliveries. A higher delivery limit is not a danger: no operator browses a queue as often."""
 
 
-def cost_of_looking(
+def cost_of_browsing(
     queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = "", killed: bool = False
 ) -> Cost:
     """Return the cost of one browse session. `queue` has its policy applied and is None if unknown.

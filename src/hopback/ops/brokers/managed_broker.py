@@ -291,7 +291,7 @@ class ManagedBroker:
         counted = await self.count_now(name)
         if counted is None:
             raise NoSuch("queue", name, "it is known, but it is not on the broker")
-        reading = await self.reading(name)
+        reading = await self.read_queue(name)
         if reading is None:
             return counted, None
         if counted.ready is None:
@@ -322,7 +322,7 @@ class ManagedBroker:
                 return Depth(None, None, None, "refused", Moment(now))
         return Depth(state.messages, None, state.consumers, "amqp", Moment(now))
 
-    async def reading(self, name: str) -> QueueReading | None:
+    async def read_queue(self, name: str) -> QueueReading | None:
         """Return one queue with its present rate. None without management, or if the queue is gone."""
         if self.management is None:
             return None
@@ -337,7 +337,7 @@ class ManagedBroker:
 
     async def lift(self, snapshot: BrokerSnapshot, name: str) -> str:
         """Lift the delivery limit and return the name of the policy. UnsafeOperation if no policy can."""
-        policy = snapshot.lifting_policy(name)
+        policy = snapshot.policy_to_lift(name)
         if isinstance(policy, str) or self.management is None:
             raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
         await self.management.put_policy(self.vhost, policy)

@@ -91,7 +91,7 @@ async def describe_queue(
         targets=tuple(choice for choice in choices if choice is not None),
         broker_version=str(snapshot.version),
         limit_lifted=broker.is_lifted(snapshot, found.name),
-        can_lift=not isinstance(snapshot.lifting_policy(found.name), str),
+        can_lift=not isinstance(snapshot.policy_to_lift(found.name), str),
     )
 
 

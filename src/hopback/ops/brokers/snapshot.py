@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.limits import DLQ_LIMIT_PREFIX, lift_policy
 from hopback.designs import DESIGNS, Design
 from hopback.errors import NoSuch
-from hopback.ops.brokers.browse_cost import cost_of_looking
+from hopback.ops.brokers.browse_cost import cost_of_browsing
 from hopback.topology.effective import delivery_limit, effective_arguments, effective_topology
 from hopback.topology.expand import retry_queues
 from hopback.topology.model import Policy, Queue, QueueType, Topology
@@ -65,13 +65,13 @@ class BrokerSnapshot:
 
     def cost(self, name: str, *, killed: bool = False) -> Cost:
         """Return the cost of one browse session for each message. A `killed` one cannot requeue them."""
-        lifting = self.lifting_policy(name)
+        lifting = self.policy_to_lift(name)
         why_not = lifting if isinstance(lifting, str) else ""
-        return cost_of_looking(
+        return cost_of_browsing(
             self.effective(name), self.version, why_not_lifted=why_not, killed=killed
         )
 
-    def lifting_policy(self, name: str) -> Policy | str:
+    def policy_to_lift(self, name: str) -> Policy | str:
         """Return the policy that would lift the delivery limit, or the reason why no policy can."""
         queue = self.topology.queue(name)
         if self.live is None:
@@ -117,7 +117,7 @@ class BrokerSnapshot:
             return None
         return _routing_table(self.live, self.version)
 
-    def routed(self, exchange: str, routing_key: str) -> tuple[str, ...]:
+    def route(self, exchange: str, routing_key: str) -> tuple[str, ...]:
         """Return the queues that a publish reaches. KeyError for a missing exchange."""
         topology = self.live or self.topology
         names = (queue.name for queue in topology.queues)

@@ -194,7 +194,7 @@ async def open_dead_letters(access: OpsAccess) -> AsyncIterator[DeadLetters]:
             # Who may use the broker may also publish to it: editing is theirs, after a question.
             operations = await open_operations(access, stack, editing=True)
             # Without a broker only the store can be asked, and that for the jobs of all brokers.
-            yield operations.acting_as(_user(), everywhere=access.broker is None)
+            yield operations.on_behalf_of(_user(), everywhere=access.broker is None)
 
 
 def _warn_of_plain_token(access: OpsAccess) -> None:

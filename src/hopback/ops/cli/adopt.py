@@ -157,7 +157,7 @@ async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:
             await broker.version(),
             tiers_ms=asked.tiers_ms,
             attempts=asked.attempts,
-            told_policy=reading.policy,
+            reported_policy=reading.policy,
         )
         holders = await management.holders(broker.vhost, asked.queue)
         if asked.way is not None:

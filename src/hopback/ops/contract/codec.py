@@ -114,7 +114,7 @@ def _describe(kind: type) -> dict[str, Any]:
 
 def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
     """The path of each wrong field and the expected value. msgspec alone reports only the first."""
-    kind = _tagged_type(kind, said)
+    kind = _union_member(kind, said)
     try:
         msgspec.convert(said, kind, strict=strict, dec_hook=_read)
     except msgspec.ValidationError as error:
@@ -134,7 +134,7 @@ def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[
         yield from inside or [_explain(str(error), said, at)]
 
 
-def _tagged_type(kind: Any, said: Any) -> Any:
+def _union_member(kind: Any, said: Any) -> Any:
     """The member of a tagged union that the document names, or `kind` itself."""
     for member in get_args(kind) if isinstance(said, dict) else ():
         config = getattr(member, "__struct_config__", None)

@@ -69,7 +69,7 @@ class DeadLetters(Protocol):
     def keeps_jobs(self) -> bool:
         """Whether a job can be resumed when the process that ran it has ended."""
 
-    def acting_as(self, who: Who) -> Self:
+    def on_behalf_of(self, who: Who) -> Self:
         """Return the operations on behalf of this person. A server knows its caller by the token."""
 
     async def close(self) -> None:

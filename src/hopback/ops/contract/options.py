@@ -54,7 +54,7 @@ class JobOption:
         return self.kind is float
 
     @property
-    def allowed(self) -> str:
+    def bounds_text(self) -> str:
         """The allowed values in words."""
         if self.kind not in (int, float):
             return ""
@@ -71,7 +71,7 @@ def options_of(kind: type[Struct]) -> tuple[JobOption, ...]:
 def _options(struct: Any, owner: str) -> list[JobOption]:
     found = []
     for field in struct.fields:
-        kind, extra = _unwrapped(field.type)
+        kind, extra = _unwrap(field.type)
         if "flag" in extra:
             bounds = {
                 "least": getattr(kind, "ge", None),
@@ -95,7 +95,7 @@ def _options(struct: Any, owner: str) -> list[JobOption]:
     return found
 
 
-def _unwrapped(kind: Any) -> tuple[Any, dict[str, Any]]:
+def _unwrap(kind: Any) -> tuple[Any, dict[str, Any]]:
     """The type without its metadata and None, and the description of its option."""
     extra: dict[str, Any] = {}
     while isinstance(kind, inspect.Metadata | inspect.UnionType):

@@ -84,7 +84,7 @@ async def _job_targets(asked: TouchingRequest) -> Iterable[str] | None:
     return await targets_of_job(asked, await asked.operations.job(asked.path["job"]))
 
 
-async def _steering_role(asked: TouchingRequest) -> Role:
+async def _find_role_for_job(asked: TouchingRequest) -> Role:
     job = await asked.operations.job(asked.path["job"])
     return Role.OPERATOR if job.by_id == asked.principal.id else Role.ADMIN
 
@@ -104,11 +104,11 @@ async def _copy_targets(asked: RequestBody[EditRequest]) -> Iterable[str] | None
     return await targets_of(asked, queue, asked.body.target)
 
 
-async def _answered_queues(asked: RequestBody[QueueAnswer]) -> Iterable[str]:
+async def _queues_in_answer(asked: RequestBody[QueueAnswer]) -> Iterable[str]:
     return queues_of_answer(asked.body)
 
 
-async def searched_queues(asked: RequestBody[SearchRequest]) -> tuple[str, ...]:
+async def queues_of_search(asked: RequestBody[SearchRequest]) -> tuple[str, ...]:
     """Return the queues that a search names, or the queue of its job."""
     if asked.body.job:
         return ((await asked.operations.job(asked.body.job)).queue,)
@@ -145,13 +145,13 @@ JOB_QUEUE = QueueRule("the queue of the job", _job_queue)
 STEERED_JOB = QueueRule(
     "the queue of the job, the role `admin` for a job of another caller",
     _job_queue,
-    find_role=_steering_role,
+    find_role=_find_role_for_job,
 )
 JOB_TARGETS = QueueRule("every queue that the job publishes to", _job_targets)
 REQUEST_QUEUE = QueueRule("the dead-letter queue", _request_queue)
 REDRIVE_TARGETS = QueueRule("every queue that a re-drive reaches", _redrive_targets)
 COPY_TARGETS = QueueRule("every queue that the copy reaches", _copy_targets)
-ANSWERED_QUEUES = QueueRule("the queue and its main queue", _answered_queues)
+ANSWERED_QUEUES = QueueRule("the queue and its main queue", _queues_in_answer)
 SEARCHED_QUEUES = QueueRule(
-    "each named queue, or the queues that the caller may search", searched_queues
+    "each named queue, or the queues that the caller may search", queues_of_search
 )

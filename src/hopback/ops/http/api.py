@@ -26,7 +26,13 @@ from hopback.ops.contract.endpoints import EVENTS, JSON, ApiEndpoint, Empty
 from hopback.ops.http.auth import forbidden, unauthorized
 from hopback.ops.http.events import AT_ONCE_S, LongWork
 from hopback.ops.http.permissions import may_begin, require
-from hopback.ops.http.problems import MEDIA_TYPE, Refused, log_refusal, problem_response, unexpected
+from hopback.ops.http.problems import (
+    MEDIA_TYPE,
+    Refused,
+    internal_error,
+    log_refusal,
+    problem_response,
+)
 from hopback.ops.http.services import NOBODY, Services
 from hopback.ops.http.turns import address_of
 
@@ -72,7 +78,7 @@ class Call(Generic[QueryT, BodyT]):
     @property
     def operations(self) -> Operations:
         """The operations, on behalf of the caller."""
-        return self.services.acting_as(self.principal)
+        return self.services.on_behalf_of(self.principal)
 
     @property
     def correlation(self) -> str:
@@ -83,13 +89,13 @@ class Call(Generic[QueryT, BodyT]):
         """The answer to an error of a stream. It is logged here, because the answer has already started."""
         refused = None
         if isinstance(error, Exception):
-            refused = self.services.placed_refusal(error, self.request)
+            refused = self.services.find_refusal(error, self.request)
         if refused is None:
             _LOG.error("request %s failed", self.correlation, exc_info=error)
         else:
             log_refusal(self.request.scope, refused.status)
         path = self.request.url.path
-        return problem_response(refused or unexpected(), path, self.correlation)
+        return problem_response(refused or internal_error(), path, self.correlation)
 
     def need(self, role: Role, queue: str) -> None:
         """Refuse unless the caller has the role for that queue."""
@@ -220,7 +226,7 @@ def _route(path: str, methods: dict[str, AnsweredEndpoint], services: Services) 
         try:
             return await _admit_and_answer(methods[method], request, services)
         except Exception as error:
-            refused = services.placed_refusal(error, request)
+            refused = services.find_refusal(error, request)
             if refused is None:
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)
@@ -262,11 +268,11 @@ async def _answer(
     body = await _body(endpoint, request)
     call: Call[Any, Any] = Call(request, services, principal, params, query, body)
     if not endpoint.takes_long:
-        return await _called(endpoint, call)
+        return await _check_and_answer(endpoint, call)
     # A quick answer is sent as it is. Callers that accept events get the progress of a longer one.
-    work = LongWork(lambda tell: _called(endpoint, replace(call, on_progress=tell)))
+    work = LongWork(lambda tell: _check_and_answer(endpoint, replace(call, on_progress=tell)))
     streams = EVENTS in request.headers.get("accept", "")
-    if await work.ended(request, AT_ONCE_S if streams else None):
+    if await work.wait(request, AT_ONCE_S if streams else None):
         return work.task.result()
     try:
         return services.shared.streams.open(_work_events(work, call), principal, work.end)
@@ -297,7 +303,7 @@ def answer_event(answer: Response) -> bytes:
     return b'event: answer\ndata: {"status":%d,%s"body":%s}\n\n' % (answer.status_code, said, body)
 
 
-async def _called(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
+async def _check_and_answer(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
     """Check the queues of the request, then answer it."""
     request, services = call.request, call.services
     try:
@@ -305,7 +311,9 @@ async def _called(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
         found = await endpoint.call(call)
     except Refused as refused:
         if refused.status == 403 and request.method in _UNSAFE:
-            await services.denied(call.principal, request, refused, call.path.get("queue", ""))
+            await services.record_denial(
+                call.principal, request, refused, call.path.get("queue", "")
+            )
         raise
     if isinstance(found, Response):
         return found
@@ -316,7 +324,7 @@ async def _called(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
     if endpoint.location and answer.status == endpoint.status:
         created: Any = answer.value
         headers["Location"] = services.prefix + endpoint.location.format(id=created.id)
-    return Response(encode(services.placed(answer.value)), answer.status, headers, JSON)
+    return Response(encode(services.add_prefix(answer.value)), answer.status, headers, JSON)
 
 
 async def admit(
@@ -328,14 +336,14 @@ async def admit(
         found = await services.shared.gate.identify(request)
         if found is None:
             raise unauthorized("Missing Authorization header.")
-        principal = services.asking(found)
+        principal = services.caller_here(found)
         services.shared.gate.take_turn(principal.id)
         if not permits(principal):
             raise forbidden()
     except Refused as refused:
         if request.method in _UNSAFE and refused.status in (401, 403):
             queue = request.path_params.get("queue", "")
-            await services.denied(principal, request, refused, queue)
+            await services.record_denial(principal, request, refused, queue)
         raise
     return principal
 
@@ -447,7 +455,7 @@ def _operation(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, A
     if row.query is not Empty:
         _, components = schemas_of([row.query], _REF)
         parameters += [
-            {"name": each, "in": "query", "required": False, "schema": _inlined(said, components)}
+            {"name": each, "in": "query", "required": False, "schema": _inline(said, components)}
             for each, said in components[row.query.__name__]["properties"].items()
         ]
     text = {"type": "string", "maxLength": 200}
@@ -474,13 +482,13 @@ def _operation(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, A
     return operation
 
 
-def _inlined(schema: Any, components: Mapping[str, Any]) -> Any:
+def _inline(schema: Any, components: Mapping[str, Any]) -> Any:
     """The schema of a parameter without references. The types of queries are not among the components."""
     if isinstance(schema, dict) and "$ref" in schema:
         return components[schema["$ref"].rpartition("/")[2]]
     if isinstance(schema, dict):
-        return {key: _inlined(value, components) for key, value in schema.items()}
-    return [_inlined(each, components) for each in schema] if isinstance(schema, list) else schema
+        return {key: _inline(value, components) for key, value in schema.items()}
+    return [_inline(each, components) for each in schema] if isinstance(schema, list) else schema
 
 
 def _responses(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, Any]:

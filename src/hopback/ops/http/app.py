@@ -33,7 +33,7 @@ from hopback.ops.http.keys import KeyRing
 from hopback.ops.http.lifespan import lifespan_of
 from hopback.ops.http.overview import RecentAnswers
 from hopback.ops.http.probes import PROBES
-from hopback.ops.http.problems import Refused, problem_response, unexpected
+from hopback.ops.http.problems import Refused, internal_error, problem_response
 from hopback.ops.http.services import NOBODY, Services, SharedServices
 from hopback.ops.http.session_cookies import SessionCookies
 from hopback.ops.http.settings import AdminSettings
@@ -128,11 +128,11 @@ def create_app(
             *([BrokerPaths(named)] if named else []),
         ],
         exception_handlers={
-            400: _refusing(services, templates, _BAD_PATH),
+            400: _refusal_handler(services, templates, _BAD_PATH),
             404: _not_found(services, templates),
             405: _wrong_method,
             # The shell writes the cause to the log.
-            Exception: _refusing(services, templates, unexpected()),
+            Exception: _refusal_handler(services, templates, internal_error()),
         },
         lifespan=lifespan_of(services, templates),
     )
@@ -251,7 +251,9 @@ def _not_found(services: Services, templates: Environment) -> Any:
     async def answer(request: Request, error: Exception) -> Response:
         path = sent_path(request.scope)
         refused = Refused(404, "not-found", f"Path {path} does not exist.")
-        return cast("Response", await _refusing(services, templates, refused)(request, error))
+        return cast(
+            "Response", await _refusal_handler(services, templates, refused)(request, error)
+        )
 
     return answer
 
@@ -265,7 +267,7 @@ async def _wrong_method(request: Request, error: Exception) -> Response:
     return problem_response(refused, request.url.path, request.state.correlation)
 
 
-def _refusing(services: Services, templates: Environment, refused: Refused) -> Any:
+def _refusal_handler(services: Services, templates: Environment, refused: Refused) -> Any:
     """Return a handler that answers browsers with a page and other clients with a problem document."""
 
     async def answer(request: Request, _error: Exception) -> Response:

@@ -13,7 +13,7 @@ from hopback.ops.contract.values import Moment, QueueSummary
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.overview import Swept, read_all
 from hopback.ops.http.probes import metrics_of
-from hopback.ops.http.services import Services, placed
+from hopback.ops.http.services import Services, add_prefix
 
 if TYPE_CHECKING:
     from hopback.ops.contract.endpoints import Empty
@@ -70,8 +70,8 @@ class AllQueues(Struct, frozen=True, rename="camel"):
 
 async def _visible_brokers(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
     """Return the brokers that the caller may see, each with the caller's grants and the last reading."""
-    asking = [(each, each.asking(call.principal)) for each in call.services.shared.brokers]
-    allowed = [(each, known) for each, known in asking if known.allows_somewhere(Role.VIEWER)]
+    callers = [(each, each.caller_here(call.principal)) for each in call.services.shared.brokers]
+    allowed = [(each, caller) for each, caller in callers if caller.allows_somewhere(Role.VIEWER)]
     found = await read_all([each.recent.sweep for each, _ in allowed])
     return [(*pair, swept) for pair, swept in zip(allowed, found, strict=True)]
 
@@ -118,7 +118,7 @@ async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
     found.sort(key=lambda each: (-(each.summary.depth.total or 0), each.summary.queue))
     prefixes = {services.name: services.prefix for services, _, _ in seen}
     items = [
-        BrokerQueue(each.broker, placed(each.summary, prefixes[each.broker]))
+        BrokerQueue(each.broker, add_prefix(each.summary, prefixes[each.broker]))
         for each in found[: call.query.limit]
     ]
     return AllQueues(items, len(found), [_answer(*each) for each in seen])

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from hopback.errors import HopbackError
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.candidates import CandidateList
-from hopback.ops.contract.queue_rules import searched_queues
+from hopback.ops.contract.queue_rules import queues_of_search
 from hopback.ops.contract.requests import (
     FailuresQuery,
     GroupQuery,
@@ -86,7 +86,7 @@ async def _survey_queues(call: Call[Empty, None]) -> ErrorOverview:
 @DEADLETTERS.answer(endpoints.SEARCH)
 async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
     """Search whole queues. Server-sent events of type `search` report the hits. Disconnecting cancels it."""
-    asked = structs.replace(call.body, queues=await searched_queues(call))
+    asked = structs.replace(call.body, queues=await queues_of_search(call))
     if not asked.queues:
         known = await call.operations.queues()
         names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
@@ -223,5 +223,5 @@ async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
 async def _follow_job(call: Call[Empty, None]) -> Response:
     """Follow a job: server-sent events of type `job`, now and after every change."""
     job = await _job_in_path(call)
-    events = job_events(call.operations.events(job.id), call.services.placed)
+    events = job_events(call.operations.events(job.id), call.services.add_prefix)
     return call.services.shared.streams.open(events, call.principal)

@@ -165,7 +165,7 @@ class LongWork(Generic[ValueT]):
     def _report(self, progress: LookProgress) -> None:
         self.progress = progress
 
-    async def ended(self, request: Request, seconds: float | None) -> bool:
+    async def wait(self, request: Request, seconds: float | None) -> bool:
         """Wait at most `seconds` and return whether the operation has ended.
 
         If the caller disconnects, cancel the operation and raise Refused.

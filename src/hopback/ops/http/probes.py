@@ -80,14 +80,14 @@ def metrics_of(brokers: Sequence[Services], *, labelled: bool = False) -> str:
     """Return the metrics of these brokers at the last sweep. With `labelled` they have a label `broker`."""
     up, dead_letters, sessions = [], [], []
     for each in brokers:
-        name = f'broker="{_escaped(each.name)}"' if labelled else ""
+        name = f'broker="{_escape(each.name)}"' if labelled else ""
         alone, beside = (f"{{{name}}}", f"{name},") if name else ("", "")
         swept = each.recent.sweep.known
         up.append(
             f"hopback_admin_broker_up{alone} {int(swept is not None and swept.error is None)}"
         )
         dead_letters += [
-            f'hopback_dead_letters{{{beside}queue="{_escaped(one.queue)}"}} {one.depth.total}'
+            f'hopback_dead_letters{{{beside}queue="{_escape(one.queue)}"}} {one.depth.total}'
             for one in (() if swept is None else swept.queues)
             if one.depth.total is not None
         ]
@@ -106,5 +106,5 @@ def metrics_of(brokers: Sequence[Services], *, labelled: bool = False) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -118,7 +118,7 @@ def trouble_title(error: BaseException | None, broker: str = "The broker") -> st
     return f"{broker} does not answer"
 
 
-def unexpected() -> Refused:
+def internal_error() -> Refused:
     """Return the answer to an unexpected error. It does not contain the cause, which is in the log."""
     return Refused(
         500,

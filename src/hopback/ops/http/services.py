@@ -104,11 +104,11 @@ class Services:
         """Whether this answers under the paths without a name, for several brokers."""
         return not self.prefix and len(self.shared.brokers) > 1
 
-    def placed(self, value: ValueT) -> ValueT:
+    def add_prefix(self, value: ValueT) -> ValueT:
         """Return an answer of the operations with its paths below the prefix."""
-        return placed(value, self.prefix) if self.prefix else value
+        return add_prefix(value, self.prefix) if self.prefix else value
 
-    def placed_refusal(self, error: Exception, request: Request) -> Refused | None:
+    def find_refusal(self, error: Exception, request: Request) -> Refused | None:
         """Return the refusal for a known error, with its paths below the prefix."""
         refused = refusal_of(error, request)
         job = None if refused is None else refused.more.get("job")
@@ -145,13 +145,13 @@ class Services:
         """Whether the caller administers the service itself: an admin of the first broker does."""
         return self.is_first and principal.allows_everywhere(Role.ADMIN)
 
-    def asking(self, principal: Principal) -> Principal:
+    def caller_here(self, principal: Principal) -> Principal:
         """Return the caller with the grants for this broker."""
         return principal.at(self.name, is_first=self.is_first)
 
-    def acting_as(self, principal: Principal) -> Operations:
+    def on_behalf_of(self, principal: Principal) -> Operations:
         """Return the operations on behalf of this caller."""
-        return self.operations.acting_as(who(principal))
+        return self.operations.on_behalf_of(who(principal))
 
     def check_room(self, principal: Principal) -> None:
         """Refuse a browse session beyond the limits of one caller or of all callers together."""
@@ -192,7 +192,7 @@ class Services:
     ) -> SessionView:
         """Open a browse session for a caller. A cancelled request releases it: the caller has no id."""
         self.check_room(principal)
-        operations = self.acting_as(principal)
+        operations = self.on_behalf_of(principal)
         self.shared.opening[principal.id] += 1
         try:
             view = await operations.open_session(
@@ -209,7 +209,7 @@ class Services:
             raise
         return view
 
-    async def denied(
+    async def record_denial(
         self, principal: Principal, request: Request, refused: Refused, queue: str
     ) -> None:
         """Record a refused change in the audit. Refusals with status 429 are not."""
@@ -225,7 +225,7 @@ class Services:
         await self.denials.add(Denial(principal.id, principal.name, address, queue[:255], details))
 
 
-def placed(value: ValueT, prefix: str) -> ValueT:
+def add_prefix(value: ValueT, prefix: str) -> ValueT:
     """Return a value of the contract with its paths below this prefix."""
     match value:
         case Job() | SessionView():
@@ -233,9 +233,11 @@ def placed(value: ValueT, prefix: str) -> ValueT:
         case MessageView():
             return structs.replace(value, body_url=prefix + value.body_url)
         case QueueSummary(active_job=Job() as job):
-            return structs.replace(value, active_job=placed(job, prefix))
+            return structs.replace(value, active_job=add_prefix(job, prefix))
         case JobList() | Overview():
-            return structs.replace(value, items=tuple(placed(each, prefix) for each in value.items))
+            return structs.replace(
+                value, items=tuple(add_prefix(each, prefix) for each in value.items)
+            )
     return value
 
 

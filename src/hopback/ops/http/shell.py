@@ -13,7 +13,13 @@ from starlette.requests import Request
 
 from hopback.ops.http.api import sent_path
 from hopback.ops.http.archives import IMPORT_PATH
-from hopback.ops.http.problems import Refused, log_refusal, problem_response, refusal_of, unexpected
+from hopback.ops.http.problems import (
+    Refused,
+    internal_error,
+    log_refusal,
+    problem_response,
+    refusal_of,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -71,13 +77,13 @@ class Shell:
             most = self._limits.import_bytes if imports else self._limits.request_bytes
             seconds = self._limits.import_seconds if imports else self._limits.request_seconds
             self._check(headers, most)
-            await self._app(scope, _bounded(receive, most, seconds), sending)
+            await self._app(scope, _limit_body(receive, most, seconds), sending)
         except Exception as error:  # an unexpected error is answered and logged
             refused = refusal_of(error, Request(scope))
             if refused is None:
                 _LOG.error("request %s failed", correlation, exc_info=error)
             if not sending.started:
-                answer = problem_response(refused or unexpected(), scope["path"], correlation)
+                answer = problem_response(refused or internal_error(), scope["path"], correlation)
                 await answer(scope, receive, sending)
             elif not sending.ended:
                 raise  # the server closes the connection, so that the answer does not look complete
@@ -131,12 +137,12 @@ class _Sending:
         await self._send(message)
 
 
-def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
+def _limit_body(receive: Receive, most: int, seconds: float) -> Receive:
     """Limit the size and the duration of a request body."""
     read, whole = 0, False
     deadline: float | None = None
 
-    async def bounded() -> Message:
+    async def receive_within() -> Message:
         nonlocal read, whole, deadline
         if whole:  # the next message is the end of the connection, which has no limit
             return await receive()
@@ -155,7 +161,7 @@ def _bounded(receive: Receive, most: int, seconds: float) -> Receive:
             raise too_large(most)
         return message
 
-    return bounded
+    return receive_within
 
 
 def too_large(most: int) -> Refused:

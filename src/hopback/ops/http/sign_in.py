@@ -76,7 +76,7 @@ class SignInPages:
         now = self.services.clock.now()
         if value is not None and (principal := await gate.cookies.read(value, now)) is not None:
             elsewhere = await gate.cookies.end(value, now)
-            await self.services.acting_as(principal).note(
+            await self.services.on_behalf_of(principal).note(
                 "access.sign-out", details={"address": address_of(request)}
             )
         answer = see_other("/login")
@@ -108,7 +108,7 @@ class SignInPages:
         self, request: Request, onward: str, principal: Principal, session: str = ""
     ) -> Response:
         """Set the session cookie and open the page `onward`."""
-        await self.services.acting_as(principal).note(
+        await self.services.on_behalf_of(principal).note(
             "access.sign-in", details={"address": address_of(request), "by": principal.kind}
         )
         now, secure = self.services.clock.now(), request.url.scheme == "https"
@@ -119,7 +119,7 @@ class SignInPages:
 
     async def refuse(self, request: Request, onward: str, refused: Refused) -> Response:
         """Record the refusal in the audit and show the form with its reason."""
-        await self.services.denied(NOBODY, request, refused, "")
+        await self.services.record_denial(NOBODY, request, refused, "")
         return self.form(request, onward, refused)
 
     def form(self, request: Request, onward: str, refused: Refused | None = None) -> Response:

@@ -44,7 +44,7 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
     leeway_seconds: Annotated[int, Meta(ge=0, le=300)] = 30
 
     @property
-    def allowed(self) -> tuple[str, ...]:
+    def usable_algorithms(self) -> tuple[str, ...]:
         """The accepted algorithms, either asymmetric or shared-secret ones, never `none`."""
         return self.algorithms or (("HS256",) if self.secret_env else ("RS256", "ES256"))
 
@@ -57,7 +57,7 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if self.jwks_url and not is_safe_address(self.jwks_url):
             return f"auth.jwt.jwks_url: expected an https:// address, got {self.jwks_url!r}"
         usable = _SHARED if self.secret_env else ASYMMETRIC
-        wrong = [name for name in self.allowed if name not in usable]
+        wrong = [name for name in self.usable_algorithms if name not in usable]
         if wrong:
             return f"auth.jwt.algorithms: expected some of {', '.join(usable)}, got {wrong[0]!r}"
         return None
@@ -231,7 +231,7 @@ class TokenReader:
         """Return the caller of a token. Raises BadToken."""
         claims = await self.claims(token)
         found = self.person(claims)
-        return self.granted(
+        return self.principal_of(
             "token", found.subject, found.name, found.roles, until=float(claims["exp"])
         )
 
@@ -239,14 +239,14 @@ class TokenReader:
         """Return the claims of a token. Raises BadToken."""
         try:
             header = jwt.get_unverified_header(token)
-            if header.get("alg") not in self._settings.allowed:
+            if header.get("alg") not in self._settings.usable_algorithms:
                 raise BadToken("it is signed with an algorithm that is not allowed")
             kid = header.get("kid")
             key = await self._keys.key_for(kid if isinstance(kid, str) else None)
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key,
-                algorithms=list(self._settings.allowed),
+                algorithms=list(self._settings.usable_algorithms),
                 audience=self._settings.audience,
                 issuer=self._settings.issuer,
                 leeway=self._settings.leeway_seconds,
@@ -277,7 +277,7 @@ class TokenReader:
         # Names appear in the audit, in logs and on terminals.
         return Person(subject, clip(printable(shown), _LONGEST_NAME), tuple(map(str, roles)))
 
-    def granted(
+    def principal_of(
         self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float
     ) -> Principal:
         """Return a caller with these roles, signed in by `kind` until that time.

@@ -186,7 +186,7 @@ async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
     """List the queues that receive a message with this routing key."""
     asked, snapshot = call.query, await call.services.broker.recent_snapshot()
     try:
-        queues = snapshot.routed(asked.exchange, asked.routing_key)
+        queues = snapshot.route(asked.exchange, asked.routing_key)
     except KeyError:
         raise Refused(404, "not-found", f"There is no exchange {asked.exchange!r}.") from None
     return RouteAnswer(asked.exchange, asked.routing_key, list(queues))
@@ -238,7 +238,7 @@ _BINDINGS = 20  # bindings of an exchange on the page. The definitions contain a
 _PLACES = 50  # findings of a rule on the page of checks. The API returns all.
 
 
-async def _drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
+async def _read_drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
     """Return the map of the whole broker, with the readings of the queues that the visitor may see."""
     drawing = await visit.services.recent.drawings.get(first_s)
     readings = drawing.snapshot.readings or {}
@@ -246,7 +246,7 @@ async def _drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
     return replace(drawing, snapshot=replace(drawing.snapshot, readings=visible))
 
 
-async def _listed_queues(visit: Visit, first_s: float | None) -> frozenset[str]:
+async def _list_queues(visit: Visit, first_s: float | None) -> frozenset[str]:
     """Return the listed dead-letter queues, with those that operators added and without ignored ones."""
     swept = await visit.services.recent.sweep.get_or_last(first_s)
     return frozenset(each.queue for each in swept.queues)
@@ -254,18 +254,18 @@ async def _listed_queues(visit: Visit, first_s: float | None) -> frozenset[str]:
 
 @TOPOLOGY_PAGES.get("/topology", Role.VIEWER, BROKER_MAP)
 async def _topology(visit: Visit) -> Response:
-    drawing = await _drawing(visit, visit.first_s)
+    drawing = await _read_drawing(visit, visit.first_s)
     snapshot, topology = drawing.snapshot, drawing.topology
     exchange, key, find = visit.field("exchange"), visit.field("key"), visit.field("find").strip()
     reached = None
     if visit.field("ask"):
         try:
-            reached = snapshot.routed(exchange, key)
+            reached = snapshot.route(exchange, key)
         except KeyError:
             raise Refused(404, "not-found", f"There is no exchange {exchange!r}.") from None
     queues = [row for row in drawing.queues if find.lower() in row.name.lower()]
     exchanges = [row for row in drawing.exchanges if find.lower() in row.name.lower()]
-    listed = await _listed_queues(visit, visit.first_s)
+    listed = await _list_queues(visit, visit.first_s)
     words = (
         count_of(len(drawing.exchanges), "exchange"),
         count_of(len(drawing.queues), "queue"),
@@ -307,14 +307,14 @@ _LONGEST_OUTAGE_S = 7 * 86_400.0
 """Seconds: one week. A longer rehearsal takes too long for a page."""
 
 
-async def _rehearsed_queue(visit: Visit) -> tuple[str, ...]:
+async def _queue_in_query(visit: Visit) -> tuple[str, ...]:
     return (visit.field("queue"),)
 
 
 @TOPOLOGY_PAGES.get(
     "/topology/rehearse",
     Role.VIEWER,
-    QueueRule("the rehearsed queue", _rehearsed_queue),
+    QueueRule("the rehearsed queue", _queue_in_query),
     is_heavy=True,
     reads_broker=True,
 )
@@ -329,7 +329,7 @@ async def _rehearse(visit: Visit) -> Response:
             "not-found",
             f"Queue {queue!r} has no known plan. Only queues of a declared topology can be rehearsed.",
         )
-    reading = await broker.reading(queue)
+    reading = await broker.read_queue(queue)
     present = None if reading is None else reading.publish_rate
     consumers = 0 if reading is None else reading.counts.consumers or 0
     said = {
@@ -404,14 +404,14 @@ def _rehearsal_of(snapshot: BrokerSnapshot, scenario: Scenario) -> dict[str, Any
 
 @TOPOLOGY_PAGES.get("/topology/graph.json", Role.VIEWER, BROKER_MAP)
 async def _graph(visit: Visit) -> Response:
-    drawing, listed = await _drawing(visit, None), await _listed_queues(visit, None)
+    drawing, listed = await _read_drawing(visit, None), await _list_queues(visit, None)
     readings = drawing.snapshot.readings or {}
     return JSONResponse(graph(drawing, readings, listed, visit.all("focus")))
 
 
 @TOPOLOGY_PAGES.get("/checks", Role.VIEWER, BROKER_MAP)
 async def _checks(visit: Visit) -> Response:
-    drawing = await _drawing(visit, visit.first_s)
+    drawing = await _read_drawing(visit, visit.first_s)
     counts = {"error": 0, "warning": 0}
     for finding in drawing.findings:
         if finding.severity.value in counts:

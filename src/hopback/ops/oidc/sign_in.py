@@ -209,7 +209,7 @@ class OidcSignIn:
         )
 
     def _principal(self, session: OidcSession) -> Principal:
-        return self._reader.granted(
+        return self._reader.principal_of(
             "oidc", session.subject, session.name, session.roles, until=session.until
         )
 

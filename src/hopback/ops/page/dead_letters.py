@@ -171,12 +171,12 @@ async def _shown_brokers(visit: Visit) -> list[BoardSection]:
         seen = [
             each
             for each in visit.services.shared.brokers
-            if each.asking(visit.principal).role is not None
+            if each.caller_here(visit.principal).role is not None
         ]
         found = await read_all([each.recent.sweep for each in seen], visit.first_s)
     shown = []
     for services, swept in zip(seen, found, strict=True):
-        principal = services.asking(visit.principal)
+        principal = services.caller_here(visit.principal)
         queues = () if swept is None else swept.queues
         rows = (
             BoardRow(services, one) for one in queues if principal.allows(Role.VIEWER, one.queue)
@@ -375,7 +375,7 @@ async def _live(visit: Visit) -> Response:
         sweeps = [
             each.recent.sweep
             for each in services.shared.brokers
-            if each.asking(visit.principal).role is not None
+            if each.caller_here(visit.principal).role is not None
         ]
     elif visit.principal.role is None:
         raise forbidden()

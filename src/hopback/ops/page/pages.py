@@ -63,7 +63,7 @@ class Visit:
     @property
     def operations(self) -> Operations:
         """The operations on behalf of the visitor."""
-        return self.services.acting_as(self.principal)
+        return self.services.on_behalf_of(self.principal)
 
     @property
     def first_s(self) -> float | None:
@@ -104,7 +104,7 @@ class Visit:
             with suppress(BadRequest):
                 value = getattr(convert(kind, {one.json: text}, strict=False), one.name)
             if value is None or (one.least is not None and value < one.least):
-                expected = one.allowed or "a shorter text"
+                expected = one.bounds_text or "a shorter text"
                 raise Refused(
                     400, "bad-field", f"{one.json}: expected {expected}, got {_shortened(text)!r}."
                 )
@@ -292,7 +292,7 @@ async def in_time(
             f"{_MOST_WAITING} requests of yours are still running: wait until one ends, or cancel one.",
         )
     begun = LongWork(work)
-    if await begun.ended(visit.request, AT_ONCE_S):
+    if await begun.wait(visit.request, AT_ONCE_S):
         return begun.task.result()
     name = secrets.token_hex(8)
     forget = partial(known.pop, name, None)
@@ -355,7 +355,7 @@ async def _respond(
             here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
             onward = here if request.method == "GET" else "/"
             return see_other(f"/login?next={quote(onward, safe='')}")
-        principal = services.asking(found)
+        principal = services.caller_here(found)
         services.shared.gate.take_turn(principal.id)
         path = request.url.path.removeprefix(services.prefix)
         # A visitor without a role for this broker sees the own account, and the lists over all brokers.
@@ -389,7 +389,7 @@ async def _respond(
         if refused is None:
             raise
         if request.method != "GET" and refused.status in (401, 403):
-            await services.denied(principal, request, refused, "")
+            await services.record_denial(principal, request, refused, "")
         return problem_page(services, templates, request, principal, refused)
 
 
@@ -427,7 +427,9 @@ def broker_switch(services: Services, principal: Principal, section: str) -> Bro
     """Return the menu of the brokers that the visitor may see. None if there is only one broker."""
     if len(services.shared.brokers) < 2:
         return None
-    seen = [each for each in services.shared.brokers if each.asking(principal).role is not None]
+    seen = [
+        each for each in services.shared.brokers if each.caller_here(principal).role is not None
+    ]
     return BrokerSwitch(
         "" if services.spans_brokers and section == "/" else services.name,
         tuple((each.name, f"{each.prefix}{section}") for each in seen),

@@ -136,7 +136,7 @@ class _AdminEndpoints:
         limit = _limit(int(digits[0]) if digits else text, _PEEKED)
         queue = await self._queue(request)
         window = SessionLimits(limit, _PEEK_BYTES, _PEEK_S)
-        operations = self.operations.acting_as(who)
+        operations = self.operations.on_behalf_of(who)
         session = await operations.open_session(queue.queue, window)
         try:
             page = await operations.messages(session.id, size=limit)
@@ -168,7 +168,7 @@ class _AdminEndpoints:
             max_redrives=0,
         )
         submission = Submission(stamped=True, operation=operation)
-        started = await self.operations.acting_as(who).start(redrive, submission)
+        started = await self.operations.on_behalf_of(who).start(redrive, submission)
         job = await self.operations.wait(started.id)
         # The messages that are still in the queue, in its order.
         reasons = [one.reason for one in await self.operations.failures(job.id)]

@@ -171,7 +171,7 @@ def test_beside_policy_is_refused_if_it_changes_behaviour(
     queue: Queue, policies: tuple[Policy, ...], told: str | None, why: str
 ) -> None:
     """The other ways are still offered."""
-    found = adoption(_live(queue, policies=policies), "orders", _V3_10, told_policy=told)
+    found = adoption(_live(queue, policies=policies), "orders", _V3_10, reported_policy=told)
     assert any(why in each for each in found.choice(_BESIDE).refused)
     assert found.choice(_AS).topology.queue("orders") == queue
 

@@ -8,7 +8,7 @@ import pytest
 
 from hopback.broker.limits import spent
 from hopback.designs import DESIGNS
-from hopback.ops.brokers.browse_cost import cost_of_looking
+from hopback.ops.brokers.browse_cost import cost_of_browsing
 from hopback.ops.contract.values import Price
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
@@ -47,7 +47,7 @@ def limited(limit: int) -> Queue:
 def test_browse_cost_depends_on_queue_type_limit_and_version(
     queue: Queue | None, version: BrokerVersion, price: Price, limit: int | None
 ) -> None:
-    cost = cost_of_looking(queue, version)
+    cost = cost_of_browsing(queue, version)
     assert (cost.price, cost.limit) == (price, limit)
     assert cost.text
     assert bool(cost.remedy) == (price is Price.REFUSED)
@@ -55,7 +55,7 @@ def test_browse_cost_depends_on_queue_type_limit_and_version(
 
 def test_stream_is_free_to_browse_and_refused_for_jobs() -> None:
     stream = Queue("d", QueueType.STREAM)
-    looked, worked = (cost_of_looking(stream, V40, killed=killed) for killed in (False, True))
+    looked, worked = (cost_of_browsing(stream, V40, killed=killed) for killed in (False, True))
     assert (looked.is_stream, worked.is_stream) == (True, True)
     assert (looked.price, worked.price) == (Price.FREE, Price.REFUSED)
     assert "reading does not remove its messages" in looked.text
@@ -63,26 +63,26 @@ def test_stream_is_free_to_browse_and_refused_for_jobs() -> None:
 
 def test_job_is_refused_on_queue_that_only_nack_protects() -> None:
     """A killed job cannot return messages by nack, so browsing may be free where a job is refused."""
-    cost = cost_of_looking(QUORUM, V43, killed=True)
+    cost = cost_of_browsing(QUORUM, V43, killed=True)
     assert (cost.price, cost.limit, cost.is_by_nack) == (Price.REFUSED, 20, False)
-    assert cost_of_looking(QUORUM, V43).is_by_nack
-    assert not cost_of_looking(Queue("d"), V43).is_by_nack
+    assert cost_of_browsing(QUORUM, V43).is_by_nack
+    assert not cost_of_browsing(Queue("d"), V43).is_by_nack
 
 
 @pytest.mark.parametrize("version", [V310, V40, V43])
 def test_recommended_dead_letter_queues_can_be_browsed(version: BrokerVersion) -> None:
     queue = DESIGNS["recommended"].build().queue("orders.dlq")
-    assert cost_of_looking(queue, version).price is not Price.REFUSED
+    assert cost_of_browsing(queue, version).price is not Price.REFUSED
 
 
 def test_browsing_stops_at_half_of_delivery_limit() -> None:
-    cost = cost_of_looking(limited(1000), V40)
+    cost = cost_of_browsing(limited(1000), V40)
     assert not spent(499, cost.limit)
     assert spent(500, cost.limit)
-    assert not spent(10**9, cost_of_looking(Queue("d"), V40).limit)
+    assert not spent(10**9, cost_of_browsing(Queue("d"), V40).limit)
 
 
 def test_auto_delete_queue_is_not_browsed() -> None:
     """The end of the browsing consumer would delete the queue with its messages."""
-    found = cost_of_looking(Queue("errors", auto_delete=True), V40)
+    found = cost_of_browsing(Queue("errors", auto_delete=True), V40)
     assert (found.price, "deletes it with all its messages" in found.text) == (Price.REFUSED, True)

@@ -75,7 +75,7 @@ async def test_session_pages_filters_groups_and_returns_messages_in_order() -> N
             for n in range(50)
         )
         operations = shop.operations
-        session = await operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=30))
+        session = await operations.on_behalf_of(ANN).open_session(DLQ, SessionLimits(limit=30))
         assert (session.held, session.complete, session.by) == (30, False, "Ann")
         page = await operations.messages(session.id, size=20)
         assert ([dead_letter.place for dead_letter in page.dead_letters], page.matching) == (
@@ -91,7 +91,7 @@ async def test_session_pages_filters_groups_and_returns_messages_in_order() -> N
         groups = (await operations.groups(session.id, GroupBy.FINGERPRINT)).items
         assert [group.count for group in groups] == [10, 10, 10]
         ident = page.dead_letters[3].id
-        assert await operations.acting_as(ANN).body(session.id, ident) == b"3"
+        assert await operations.on_behalf_of(ANN).body(session.id, ident) == b"3"
         view = await operations.message(session.id, ident)
         assert view.way is not None
         assert (view.way.exchange, view.way.routing_key, view.way.flaw) == ("", "orders", None)
@@ -322,7 +322,7 @@ async def test_survey_counts_each_message_once_and_keeps_order() -> None:
             Message("", DLQ, b"x", properties(f"m{n}", {"x-final-error": f"Boom {n % 2}"}))
             for n in range(2500)
         )
-        found = await shop.operations.acting_as(ANN).survey(DLQ, GroupBy.ERROR)
+        found = await shop.operations.on_behalf_of(ANN).survey(DLQ, GroupBy.ERROR)
         assert (found.seen, found.matching, found.complete) == (2500, 2500, True)
         assert sum(group.count for group in found.groups) == 2500
         assert len(shop.queue(DLQ).ready) == 2500

@@ -87,4 +87,4 @@ async def raffle(
         settings=Settings(exports=exports, editing=True),
     )
     async with opened as (broker, operations):
-        yield Raffle(operations.acting_as(ANN), operations, broker)
+        yield Raffle(operations.on_behalf_of(ANN), operations, broker)

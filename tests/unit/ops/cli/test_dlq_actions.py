@@ -396,7 +396,7 @@ async def test_job_of_another_broker_is_listed_but_not_resumed() -> None:
             await other.dead_letters.resume(job.id)
         assert len(other.held(DLQ)) == 5
         assert await other.dead_letters.jobs() == ()
-        everywhere = other.operations.acting_as(ANN, everywhere=True)
+        everywhere = other.operations.on_behalf_of(ANN, everywhere=True)
         assert [one.id for one in await everywhere.jobs()] == [job.id]
 
 

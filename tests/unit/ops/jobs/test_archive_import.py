@@ -57,7 +57,7 @@ async def _discarded_and_imported(file: Path) -> None:
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 701, "")
         assert shop.queue(DLQ).messages == ()
-        imported = await shop.operations.acting_as(ANN).import_lines(
+        imported = await shop.operations.on_behalf_of(ANN).import_lines(
             read_lines(file), reason="a mistake"
         )
         assert (imported.published, imported.lines, imported.problem) == (701, 701, "")
@@ -107,7 +107,7 @@ async def test_export_leaves_queue_unchanged() -> None:
     """
     async with open_shop() as shop:
         await shop.park(40)
-        lines = [line async for line in shop.operations.acting_as(ANN).export(DLQ)]
+        lines = [line async for line in shop.operations.on_behalf_of(ANN).export(DLQ)]
         assert [read_line(line).body for line in lines] == [b"%d" % n for n in range(40)]
         assert json.loads(lines[0])["about"]["place"] == 1
         session = await shop.operations.open_session(DLQ)
@@ -150,7 +150,7 @@ async def test_edit_publishes_copy_and_keeps_original() -> None:
         await shop.park(1, headers={"x-bad": 1, "x-good": 2})
         session = await shop.operations.open_session(DLQ)
         (dead_letter,) = (await shop.operations.messages(session.id)).dead_letters
-        copy = await shop.operations.acting_as(ANN).edit_and_redrive(
+        copy = await shop.operations.on_behalf_of(ANN).edit_and_redrive(
             session.id, dead_letter.id, edit, reason="wrong tenant"
         )
         (sent,) = shop.queue(MAIN).ready

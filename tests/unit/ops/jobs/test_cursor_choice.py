@@ -284,7 +284,7 @@ async def test_redrive_of_chosen_messages_completes_after_broker_loses_acks() ->
     parked = _parked()
     async with _life(parked) as life:
         await life.shop.publish(parked)
-        session = await life.shop.operations.acting_as(ANN).open_session(
+        session = await life.shop.operations.on_behalf_of(ANN).open_session(
             DLQ, SessionLimits(limit=_LIMIT)
         )
         asked = redrive(selection=Selection(session=session.id), pace=_PACE)

@@ -132,7 +132,7 @@ async def test_redrive_of_session_moves_only_chosen_messages() -> None:
     """The other messages return in order, and the session ends."""
     async with open_shop() as shop:
         await shop.park(20)
-        session = await shop.operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=10))
+        session = await shop.operations.on_behalf_of(ANN).open_session(DLQ, SessionLimits(limit=10))
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
         request = redrive(selection=Selection(session=session.id, ids=chosen), expected_count=3)
@@ -179,7 +179,7 @@ async def test_paused_job_waits_and_cancelled_job_returns_messages() -> None:
     async with open_shop() as shop:
         await shop.park(100)
         job = await shop.operations.start(redrive(pace=Pace(rate=10)))
-        await shop.operations.acting_as(ANN).pause(job.id)
+        await shop.operations.on_behalf_of(ANN).pause(job.id)
         seen = [news.state async for news in _until(shop, job.id, JobState.PAUSED)]
         assert seen[-1] is JobState.PAUSED
         moved = len(shop.bodies(MAIN))

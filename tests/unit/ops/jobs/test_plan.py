@@ -26,7 +26,7 @@ async def test_file_pipeline_redrives_to_retry_exchange_and_publishes_event() ->
         await channel.declare_queue(Queue("heard"))
         await channel.bind(Binding("domain.events", "heard", "operations.#"))
         await shop.park(2, queue="q.validator.dlq")
-        job = await shop.operations.acting_as(ANN).start(
+        job = await shop.operations.on_behalf_of(ANN).start(
             redrive(queue="q.validator.dlq", selection=Selection(limit=1)),
             Submission(operation="corr-1"),
         )
@@ -207,7 +207,7 @@ async def test_retry_of_failures_selects_only_failed_messages() -> None:
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.failed) == (JobState.COMPLETED, 2)
         await shop.publish([Message("", dlq, b"new")])
-        again = await shop.operations.acting_as(ANN).retry_failures(job.id)
+        again = await shop.operations.on_behalf_of(ANN).retry_failures(job.id)
         ended = await shop.operations.wait(again.id)
         assert (ended.counts.selected, ended.counts.failed) == (2, 2)
         assert shop.bodies(dlq) == [b"a", b"b", b"new"]

@@ -229,7 +229,7 @@ async def test_chosen_messages_are_found_at_end_of_quorum_queue_after_kill() -> 
         await shop.publish(_parked(twins=False))
         await _browsed(shop)
         steps.broker, shop.broker.faults = shop.broker, steps
-        session = await shop.operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=10))
+        session = await shop.operations.on_behalf_of(ANN).open_session(DLQ, SessionLimits(limit=10))
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)

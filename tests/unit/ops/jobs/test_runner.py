@@ -166,7 +166,9 @@ async def test_resumed_job_waits_for_session_that_holds_its_messages() -> None:
     steps = Steps()
     async with open_shop(journal=steps.journal) as shop:
         job = await _interrupted(shop, steps)
-        session = await shop.operations.acting_as(ANN).open_session(DLQ, SessionLimits(limit=_HELD))
+        session = await shop.operations.on_behalf_of(ANN).open_session(
+            DLQ, SessionLimits(limit=_HELD)
+        )
         await shop.operations.resume(job.id)
         async for seen in shop.operations.events(job.id):
             if f"'hopback browse {DLQ}'" in seen.reason:

@@ -23,11 +23,11 @@ _QUEUE = f"/admin/dlq/queues/{DLQ}"
 async def test_note_is_shared_and_audited() -> None:
     """Notes are listed newest first, by group or for all. A deleted note stays in the audit."""
     async with admin(dead_letter(1)) as service:
-        ann = service.operations.acting_as(Who("u-1", "Ann")).notes
+        ann = service.operations.on_behalf_of(Who("u-1", "Ann")).notes
         first = await ann.add(DLQ, NewNote("abcd1234", "known, fixed in 2.3"))
         service.clock.advance(1)
         await ann.add(DLQ, NewNote("ffff0000", "ask the warehouse"))
-        other = service.operations.acting_as(Who("u-2", "Ben")).notes
+        other = service.operations.on_behalf_of(Who("u-2", "Ben")).notes
         assert [one.text for one in await other.of(DLQ)] == ["ask the warehouse", first.text]
         assert [one.by for one in await other.of(DLQ, "abcd")] == ["Ann"]
         assert await other.of("another.dlq") == ()
