@@ -41,11 +41,10 @@ from hopback.ops.messages.error_groups import (
     add_discards,
     add_errors,
     add_hours,
+    continue_hours,
     error_of,
-    first_hour,
     group_errors,
     merge_errors,
-    sum_hours,
 )
 
 if TYPE_CHECKING:
@@ -228,11 +227,7 @@ class Surveys:
             )
         hours = {one.fingerprint: grouping.by_hour(one.fingerprint) for one in errors}
         if cost.is_stream and last is not None:
-            kept = {
-                key: tuple(hour for hour in before if hour.at >= first_hour(now))
-                for key, before in last.hours.items()
-            }
-            hours = {key: sum_hours((kept.get(key, ()), more)) for key, more in hours.items()}
+            hours = continue_hours(last.hours, hours, now)
         return _QueueSurvey(
             at=now,
             began=Moment(began) if last is None else last.began,

@@ -106,6 +106,22 @@ def sum_hours(parts: Iterable[tuple[HourCount, ...]]) -> tuple[HourCount, ...]:
     return tuple(HourCount(at, count) for at, count in sorted(sums.items()))
 
 
+def continue_hours(
+    before: Mapping[str, tuple[HourCount, ...]],
+    since: Mapping[str, tuple[HourCount, ...]],
+    now: float,
+) -> dict[str, tuple[HourCount, ...]]:
+    """Add the failures since the last survey of a stream to those before, without hours that are too old.
+
+    Both have the hours by fingerprint. The result has the fingerprints of `since`.
+    """
+    begin = first_hour(now)
+    return {
+        key: sum_hours((tuple(one for one in before.get(key, ()) if one.at >= begin), more))
+        for key, more in since.items()
+    }
+
+
 def add_hours(
     errors: tuple[ErrorGroup, ...], hours: Mapping[str, Mapping[str, tuple[HourCount, ...]]]
 ) -> tuple[ErrorGroup, ...]:

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 from hopback.message import Properties, Received
-from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue
+from hopback.ops.contract.surveys import ErrorGroup, ErrorInQueue, HourCount
 from hopback.ops.contract.values import Group, Moment
 from hopback.ops.messages.dead_letter import read_dead_letter
-from hopback.ops.messages.error_groups import MOST_GROUPS, add_discards, add_errors, merge_errors
+from hopback.ops.messages.error_groups import (
+    MOST_GROUPS,
+    add_discards,
+    add_errors,
+    continue_hours,
+    merge_errors,
+)
 
 
 def _error(name: str, count: int, first: int = 1, last: int = 2, seen: int = 3) -> ErrorGroup:
@@ -68,3 +74,19 @@ def test_add_discards_counts_files_by_queue() -> None:
     discards = (("x", (_error("a", 2),)), ("x", (_error("a", 3),)), ("y", (_error("z", 1),)))
     a, b = add_discards((_error("a", 1), _error("b", 1)), discards)
     assert (a.discarded, b.discarded) == ((ErrorInQueue("x", 5),), ())
+
+
+def test_continue_hours_adds_new_failures_and_drops_old_hours() -> None:
+    def hours(*counts: tuple[int, int]) -> tuple[HourCount, ...]:
+        return tuple(HourCount(Moment(hour * 3600), count) for hour, count in counts)
+
+    found = continue_hours(
+        {"a": hours((52, 9), (53, 1), (100, 2)), "b": hours((60, 4)), "gone": hours((99, 5))},
+        {"a": hours((99, 8), (100, 3)), "b": (), "new": hours((100, 1))},
+        now=100.5 * 3600,  # the first of the 48 hours is 53
+    )
+    assert found == {
+        "a": hours((53, 1), (99, 8), (100, 5)),
+        "b": hours((60, 4)),
+        "new": hours((100, 1)),
+    }
