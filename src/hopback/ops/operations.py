@@ -79,6 +79,7 @@ from hopback.ops.notes.values import JournalNotes
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 
+    from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.alerts.values import AlertList, AlertTestResult
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer
     from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
+    from hopback.ops.contract.values import Depth
 
 
 _CONSUMED = "consumed"
@@ -162,7 +164,12 @@ class Operations:
         holding, now = queues_that_hold_back(readings or {}), self.clock.now()
         return tuple(
             summarize_queue(
-                found, depths.get(found.name), active.get(found.name), now, readings, holding
+                found,
+                self._with_held(found.name, depths.get(found.name)),
+                active.get(found.name),
+                now,
+                readings,
+                holding,
             )
             for found in snapshot.dead_letter_queues
         )
@@ -171,11 +178,26 @@ class Operations:
         snapshot = await self.broker.recent_snapshot()
         found = snapshot.one(name)
         active = next((job.view for job in await self._records(queue=name, active=True)), None)
-        (depth, reading), readings = await self.broker.depth(name), snapshot.readings
-        counted = structs.replace(depth, held_here=self._sessions.count_held(name)), reading
+        counted, readings = await self.broker.depth(name), snapshot.readings
         holding = queues_that_hold_back(readings or {})
-        summary = summarize_queue(found, counted, active, self.clock.now(), readings, holding)
+        summary = summarize_queue(
+            found,
+            self._with_held(name, counted),
+            active,
+            self.clock.now(),
+            readings,
+            holding,
+        )
         return await describe_queue(self.broker, snapshot, found, summary)
+
+    def _with_held(
+        self, queue: str, counted: tuple[Depth, QueueReading | None] | None
+    ) -> tuple[Depth, QueueReading | None] | None:
+        """Add the messages that sessions of this process hold."""
+        if counted is None:
+            return None
+        depth, reading = counted
+        return structs.replace(depth, held_here=self._sessions.count_held(queue)), reading
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """Return the discovered queue with its plans. NoSuch if it is not a dead-letter queue."""

@@ -217,9 +217,9 @@ def graph(
         elif row := queues.get(name):
             nodes.append(_queue_node(row, role_of(row, listed), readings))
         elif exchange := exchanges.get(name):
-            label = f"{_short(exchange.name)}\n{exchange.type}"
+            lines = [_short(exchange.name), exchange.type]
             hazards = exchange.errors, exchange.warnings
-            nodes.append(_node(name, exchange.name, "exchange", label, *hazards))
+            nodes.append(_node(name, exchange.name, "exchange", lines, *hazards))
     shown = {node["data"]["id"] for node in nodes}
     edges = [
         edge
@@ -263,8 +263,8 @@ def delayed_messages(topology: Topology, readings: Mapping[str, QueueReading]) -
 
 def _delay_node(delayed: DelayedRow) -> dict[str, Any]:
     waiting = "" if delayed.messages is None else f"{count_of(delayed.messages)}, "
-    label = f"queues of delays\n{waiting}up to {delayed.longest}"
-    node = _node(_DELAYS, "hopback.delay", "retry", label, 0, 0)
+    lines = ["queues of delays", f"{waiting}up to {delayed.longest}"]
+    node = _node(_DELAYS, "hopback.delay", "retry", lines, 0, 0)
     node["data"]["messages"] = delayed.messages or 0
     return node
 
@@ -274,21 +274,23 @@ def _queue_node(
 ) -> dict[str, Any]:
     reading = readings.get(row.name)
     messages = None if reading is None else reading.counts.messages
-    parts = [_short(row.name)]
     facts = [count_of(messages)] if messages is not None else []
-    parts.append(", ".join([*facts, *([f"waits {row.ttl}"] if row.ttl else [])]))
-    label = "\n".join(part for part in parts if part)
-    node = _node(f"q:{row.name}", row.name, role.value, label, row.errors, row.warnings)
+    facts += [f"waits {row.ttl}"] if row.ttl else []
+    lines = [_short(row.name), ", ".join(facts)]
+    node = _node(f"q:{row.name}", row.name, role.value, lines, row.errors, row.warnings)
     node["data"]["messages"] = messages or 0
     return node
 
 
 def _node(
-    node_id: str, name: str, kind: str, label: str, errors: int, warnings: int
+    node_id: str, name: str, kind: str, lines: Iterable[str], errors: int, warnings: int
 ) -> dict[str, Any]:
+    hazards = [count_of(errors, "error")] if errors else []
+    hazards += [count_of(warnings, "warning")] if warnings else []
+    label = "\n".join(filter(None, (*lines, ", ".join(hazards))))
     height = 26 + 16 * (label.count("\n") + len(name) // 26)
     data = {"id": node_id, "name": name, "kind": kind, "label": label, "height": height}
-    return {"data": data | {"errors": errors, "warnings": warnings}}
+    return {"data": data | {"errors": errors}}
 
 
 def _edges(topology: Topology, effective: Topology) -> Iterator[dict[str, Any]]:

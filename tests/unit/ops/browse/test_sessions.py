@@ -41,6 +41,17 @@ async def test_queue_list_reports_messages_held_in_retry_queue() -> None:
 
 
 @in_virtual_time
+@pytest.mark.parametrize("live", [True, False])
+async def test_queue_list_counts_messages_held_by_a_session(live: bool) -> None:
+    async with open_shop(live=live) as shop:
+        await shop.park(3)
+        await shop.operations.open_session(DLQ)
+        await asyncio.sleep(6)  # until the numbers of the management API are new
+        listed = {one.queue: one.depth for one in await shop.operations.queues()}
+        assert (listed[DLQ].ready, listed[DLQ].held_here, listed[DLQ].total) == (0, 3, 3)
+
+
+@in_virtual_time
 async def test_session_timeout_starts_when_messages_are_held() -> None:
     """Taking the messages may take minutes.
 

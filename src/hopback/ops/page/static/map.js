@@ -28,9 +28,8 @@ function arrange(map, ratio) {
   const ink = dark ? "#e9e7de" : "#22231f";
   const soft = dark ? "#8d8b80" : "#8b897d";
   const fill = dark ? "#1f211d" : "#ffffff";
-  // Red marks errors of the checks only, amber their warnings.
+  // Red marks errors of the checks. The label counts their warnings.
   const bad = dark ? "#f08d74" : "#b4412a";
-  const warn = dark ? "#dcae5a" : "#b07a13";
   place.classList.add("ready");
   const node = (kind, colour, more) => ({ selector: `node[kind = "${kind}"]`, style: { "border-color": colour, ...more } });
   const map = cytoscape({
@@ -49,7 +48,6 @@ function arrange(map, ratio) {
       node("plain", soft, {}),
       node("retry", soft, { shape: "round-rectangle", "border-style": "dotted", "border-width": 2.4 }),
       node("dead-letter", ink, { "background-color": dark ? "#34352f" : "#ecebe4", "border-width": 2.2 }),
-      { selector: "node[warnings > 0]", style: { "border-style": "double", "border-width": 5, "border-color": warn } },
       { selector: "node[errors > 0]", style: { "border-style": "double", "border-width": 6, "border-color": bad } },
       { selector: "edge", style: {
         width: 1.4, "line-color": soft, "target-arrow-color": soft, "target-arrow-shape": "triangle", "arrow-scale": 0.8,
