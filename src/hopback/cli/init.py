@@ -45,3 +45,4 @@ def init(folder: Path) -> None:
         click.echo(safe(f"cd {folder}"))
     click.echo("hopback run shop:app --broker embedded    # then, in another terminal:")
     click.echo("hopback publish orders '{\"id\": 7}'")
+    click.echo("python -m pytest    # after pip install pytest")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hopback import App
 from hopback.topology.hazards.rule import Severity
 from hopback.topology.model import Exchange, Queue, QueueType
 from hopback.topology.plan import Leave, Parking
@@ -138,3 +139,14 @@ def test_classic_dead_letter_queues_are_named_where_only_they_are_classic() -> N
     )
     (finding,) = found(many, "classic-queue")
     assert finding.place.endswith("`q10`, `q11` and 8 more")
+
+
+def test_exchanges_of_delays_do_not_make_queues_unreachable() -> None:
+    """An application without other exchanges publishes by queue name."""
+    app = App("shop")
+    app.queue("orders")
+    app.delays(longest="1h")
+    assert found(app.topology, "unreachable-queue") == []
+    app.queue("mails", bind={"shop.events": "mail.*"})
+    (finding,) = found(app.topology, "unreachable-queue")
+    assert "orders" in str(finding.place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.topology.delays import queue_of_schedule
+from hopback.topology.delays import is_from_level, queue_of_schedule
 from hopback.topology.hazards.rule import (
     THE_TOPOLOGY,
     HazardRule,
@@ -124,9 +124,9 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
     # The process that sends periodic messages writes their progress queue by name.
     alone = [name for name in alone if queue_of_schedule(name) not in analysis.plans]
     unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
-    by_name = (
-        [name for name in alone if name not in unplanned] if analysis.topology.exchanges else []
-    )
+    # The exchanges of delays carry delayed messages only.
+    has_exchanges = any(not is_from_level(one.name) for one in analysis.topology.exchanges)
+    by_name = [name for name in alone if name not in unplanned] if has_exchanges else []
     if unplanned:
         yield Hit(
             queue_place(*unplanned),
