@@ -183,7 +183,7 @@ async def test_missing_or_unroutable_target_is_refused_before_first_message(
             Target(TargetKind.EXCHANGE, "typo", "k"),
             Target(TargetKind.EXCHANGE, "amq.direct", "k"),
         ):
-            with pytest.raises(UnsafeOperation, match="nothing was moved"):
+            with pytest.raises(UnsafeOperation, match="no message was moved"):
                 await shop.operations.start(_redrive(target=target))
         assert await shop.drained(DLQ) == [*range(5)]
 

@@ -49,7 +49,7 @@ class FingerprintSeen:
 
 @dataclass(frozen=True, slots=True)
 class QueueSeen:
-    """The present state of a dead-letter queue. None stands for unknown values.
+    """The present state of a dead-letter queue. Unknown values are None.
 
     `past` has earlier depths, the oldest first. `oldest` is the time at which the oldest surveyed message
     failed. `unconsumed` are queues of origin that have lost their consumers.

@@ -45,7 +45,7 @@ _AGE_FRESH_S = 3600.0
 _GIVEN_UP_S = 3 * 86_400.0
 """Seconds after which the service gives up a notice: a long weekend. The page still shows the alert."""
 _KEPT_S = 7 * 86_400.0
-"""Seconds for which sent notices are kept: a week, so that an operator can check what was sent."""
+"""Seconds for which sent notices are kept: a week, so that an operator can check the notifications."""
 
 _BY_SURVEYS = frozenset({AlertKind.NEW_FINGERPRINT, AlertKind.OLDEST_AGE})
 

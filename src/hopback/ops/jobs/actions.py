@@ -129,7 +129,7 @@ class RedriveAction(Action):
                 return made
         headers = delivery.properties.headers
         if headers and headers.get(REDRIVE_JOB) == self._occasion.job:
-            return LeftOut("this job has sent it already, and it came back", guard=True)
+            return LeftOut("this job has already sent it, and it returned", guard=True)
         refusal = loop_guard(delivery, most) if headers else None
         if refusal is not None:
             return LeftOut(refusal, guard=True)
@@ -260,7 +260,7 @@ class ChangingAction(RedriveAction):
         try:
             await self._originals.write(b"".join(line for line, _, _ in waiting))
         except OSError as failed:
-            problem = UnsafeOperation(f"nothing was sent: an original was not written: {failed}")
+            problem = UnsafeOperation(f"not sent, because an original was not written: {failed}")
             for _, _, fate in waiting:
                 fate.set_exception(problem)
             return
@@ -321,7 +321,7 @@ class DiscardAction(Action):
                 await self._sink.write(b"".join(line for line, _ in waiting))
         except OSError as failed:
             problem = UnsafeOperation(
-                f"nothing was discarded: the export was not written: {failed}"
+                f"not discarded, because the export was not written: {failed}"
             )
             for _, fate in waiting:
                 fate.set_exception(problem)

@@ -129,6 +129,6 @@ class BatchReader:
         if limit is not None and spent(delivery_count(delivery), limit):
             raise EndJob(
                 JobState.FAILED,
-                f"a message that stays has come back {delivery_count(delivery)} times, and"
+                f"a message that stays was requeued {delivery_count(delivery)} times, and"
                 f" {self._queue.name!r} removes it after {limit}: lift the limit first",
             )

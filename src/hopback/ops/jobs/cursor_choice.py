@@ -35,9 +35,9 @@ _REMEMBERED = 6
 unread."""
 
 _DOUBT = (
-    "when the job went on, {queue!r} had more messages than expected: new ones, or done ones that a killed"
-    " broker handed out again. Nobody can tell whether some of the selection are left, as the queue's type is"
-    " not known without a management address: look at what is there, then start a new job"
+    "when the job resumed, {queue!r} had more messages than expected: new ones, or finished ones that a"
+    " killed broker delivered again. Without the management API the job cannot decide whether messages of"
+    " its selection are left. Browse the queue, then start a new job"
 )
 
 
@@ -124,7 +124,7 @@ async def _find_head(broker: ManagedBroker, run: JobRun, snapshot: BrokerSnapsho
     if head is not None:
         run.sent_again += max(head - began.kept - len(began.window), 0)
         if (again := run.sent_again) > 0:
-            run.remark = f"{again:,} went again: the broker was killed and had forgotten their acks"
+            run.remark = f"{again:,} were sent again: the broker was killed and lost their acks"
         counts = job.certain or job.counts
         done = max(counts.selected - head - began.rest, 0)
         certain = structs.replace(counts, done=done, skipped=0, failed=0)

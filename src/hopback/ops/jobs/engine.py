@@ -134,7 +134,7 @@ class Engine:
         except LeaseLost:
             raise
         except Exception as fault:
-            _log.exception("job %s met a fault of ours", self._run.job.id)
+            _log.exception("job %s failed with an internal error", self._run.job.id)
             await self._sender.drain()  # acks sent messages: a resumed job would send them again
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}", None
 
@@ -257,7 +257,7 @@ class Engine:
         """Send a message, or leave it in the queue. False if its target must be explored first."""
         try:
             prepared = self._action.prepare(message.delivery)
-        except Exception as fault:  # a defect of ours: this message stays, the job continues
+        except Exception as fault:  # an internal error: this message stays, the job continues
             _log.exception("job %s cannot rewrite a message", self._run.job.id)
             prepared = LeftOut(f"it cannot be rewritten: {type(fault).__name__}: {fault}")
         if prepared is None:
@@ -312,7 +312,7 @@ class Engine:
         """
         driver, counts = self._driver, self._progress.counts
         await driver.await_acks()
-        # Messages need time to return: unless the job has watched, finding none proves nothing.
+        # Messages need time to return. If the job has not watched, their number is unknown.
         ready = (await self._returns.look(counts=False)).ready
         self._has_others = ready + driver.held - counts.skipped - counts.failed > 0
         if is_final and driver.held and not driver.cursor.is_in_place:

@@ -80,7 +80,7 @@ def check_request(request: JobRequest) -> None:
     """Raise BadRequest or BadFilter for an invalid request."""
     check(JobRequest, request)
     if not request.reason.strip():
-        raise BadRequest("reason", "a few words that say why; they are kept in the audit")
+        raise BadRequest("reason", "a reason for the audit")
     if isinstance(request, DiscardRequest) and request.confirm != request.queue:
         raise BadRequest("confirm", f"the name of the queue, {request.queue!r}, repeated")
     selection = request.selection
@@ -112,7 +112,7 @@ def export_file(request: JobRequest, settings: Settings, job: str, export_to: st
 
 
 class DryRun:
-    """Counts what a job would do with each message that it is shown."""
+    """Counts the actions of a job on the messages that are passed to it, without executing them."""
 
     def __init__(
         self,
@@ -202,10 +202,10 @@ class DryRun:
 def order_kept(request: JobRequest, ways: int) -> str:
     """Describe whether the job keeps the order of the messages."""
     if isinstance(request, DiscardRequest):
-        return "what stays keeps its order"
+        return "remaining messages keep their order"
     if ways > 1 or request.target.kind is TargetKind.ORIGIN_EXCHANGE:
-        return "kept for each target queue; between several of them there is no order"
-    return "kept, but for messages that are refused and sent again: they come after the others"
+        return "kept within each target queue, not between them"
+    return "kept, except for messages that are refused and sent again later"
 
 
 _NAMED = 5
@@ -375,7 +375,7 @@ class Planner:
         async with self._broker.query() as connection:
             flaws = [await target_flaw(connection, way, live_routes) for way in ways]
         if flaws and all(flaws):
-            raise UnsafeOperation(f"nothing was moved: {flaws[0]}")
+            raise UnsafeOperation(f"no message was moved: {flaws[0]}")
 
     async def spec_for_failures(
         self, job: JobRecord, journal: Journal, by: Who, reason: str
@@ -384,13 +384,13 @@ class Planner:
         failures = await journal.failures(job.id, 0, _FAILURES)
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
-            raise BadRequest("job", f"one that has ended with failures; {state}")
+            raise BadRequest("job", f"one that has ended with failures, {state}")
         depth, _ = await self._broker.depth(job.queue)
         digests = tuple(failed.digest for failed in failures)
         request = structs.replace(
             job.spec.request,
             selection=Selection(queue=job.queue, count=len(digests)),
-            reason=reason or f"what job {job.id} could not move",
+            reason=reason or f"failures of job {job.id}",
         )
         selection = SelectionSnapshot(depth.ready or 0, "", digests)
         return structs.replace(job.spec, request=request, selection=selection, by=by, key=None)
@@ -459,21 +459,21 @@ class Planner:
         if dry_run.unread:
             which = _number_of(dry_run.unread, "has", "have")
             warnings.append(
-                f"{which} headers that nobody could read: they go back as bytes of {UNREAD}, and the"
-                " handler does not see what they say"
+                f"{which} headers that cannot be decoded: they are sent as bytes in {UNREAD}, and the"
+                " handler does not see their values"
             )
         async with self._broker.query() as connection:
             ways = await dry_run.ways(connection, snapshot.live_routes())
         reaches = await self._reached_queues(ways, snapshot.live_routes())
         warnings[:0] = [
-            f"{each.queue} has 0 consumers: what is sent there waits until one comes"
+            f"{each.queue} has 0 consumers: messages wait there until one connects"
             for each in reaches
             if each.consumers == 0
         ]
         if others:
             warnings.insert(
                 0,
-                f"{request.queue} has other consumers, which take messages beside this job: "
+                f"{request.queue} has other consumers, which also remove messages: "
                 + "; ".join(others),
             )
         flaws = [way.flaw for way in ways if way.flaw]
@@ -551,7 +551,7 @@ class Planner:
                 await turns.after(measure_memory(delivery))
             return _unread(chosen.not_looked_into)
         if cost.price is Price.REFUSED and not spec.forced:
-            return [f"no message was looked at: {cost.text}"]
+            return [f"no message was read: {cost.text}"]
         selected = spec.selection.count
         most = self._settings.count_scan if spec.selection.filter else self._settings.scan
         count = min(selected, most)
@@ -562,7 +562,7 @@ class Planner:
                 pass
         unread = _unread(dry_run.not_looked_into)
         if count < selected:
-            return [f"only the first {count:,} of {selected:,} messages were looked at", *unread]
+            return [f"only the first {count:,} of {selected:,} messages were read", *unread]
         return unread
 
     async def _first_messages(
@@ -629,8 +629,8 @@ def _unread(count: int) -> list[str]:
         return []
     which = _number_of(count, "has a body", "have bodies")
     return [
-        f"{which} too large or too deeply nested for `payload.` terms to look into (the limit is"
-        f" {PAYLOAD_BYTES // 1024} KiB): left out, whatever they hold"
+        f"{which} too large or too deeply nested for `payload.` terms (the limit is"
+        f" {PAYLOAD_BYTES // 1024} KiB) and counted as not matching"
     ]
 
 
@@ -662,8 +662,8 @@ def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
     found = [request.target.warning] if isinstance(request, RedriveRequest) else []
     if cost.price is Price.REFUSED:
         found.append(
-            f"each time the job stops early, what it held has come back once more: {cost.text}"
+            f"each time the job stops early, its held messages are requeued once more: {cost.text}"
         )
     if spec.kind is JobKind.DISCARD and not spec.export_to:
-        found.append("what is discarded is written down nowhere, unless an export is named")
+        found.append("without an export, discarded messages cannot be restored")
     return [text for text in found if text]

@@ -1,4 +1,4 @@
-"""Decide what a failed publish means: for its message alone, for the whole job, or for a while. Pure."""
+"""Classify a failed publish: repeat it, leave the message, or stop the job. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hopback.errors import (
 
 
 class AfterFailure(StrEnum):
-    """What a job does after the failed publish of a message that was sent alone."""
+    """Reaction of a job to the failed publish of a message that was sent alone."""
 
     SEND_AGAIN = "send again"
     LEAVE = "leave"
@@ -46,7 +46,7 @@ def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailu
 
 
 def is_away(failed: HopbackError) -> bool:
-    """Whether the broker cannot be reached: it may be back after a while."""
+    """Whether the broker cannot be reached, perhaps temporarily."""
     if isinstance(failed, ManagementError):
         return failed.status == 0 or failed.status >= 500
     is_lost = isinstance(failed, ConnectionLost | ConnectionFailed)

@@ -15,7 +15,7 @@ killed, the queue requeues the held messages in their original order, before all
 
     kept messages and unsettled messages of the window, ending with the anchor
     messages that were delivered after the checkpoint
-    other messages that somebody had browsed, in their original order
+    other messages that were browsed, in their original order
 
 The job did not send the anchor before the next checkpoint, so the anchor is still there: all messages up
 to the anchor are the head. The cursor verifies this. Exactly one message has the anchor's mark and

@@ -110,10 +110,10 @@ class Recovery:
         until = asyncio.get_running_loop().time() + _HOLDERS_S
         reason = ""
         while holder := await self._holder(run.job):
-            reason = f"waiting until {holder} has ended: what it holds could be taken for done"
+            reason = f"waiting until {holder} has ended: it may hold messages of this job"
             if asyncio.get_running_loop().time() >= until:
                 raise UnsafeOperation(
-                    f"{holder} may hold messages of {run.job.queue!r}, which could be taken for done:"
+                    f"{holder} may hold messages of {run.job.queue!r}, which the job would count as done:"
                     " end it, then resume the job"
                 )
             if run.job.reason != reason:

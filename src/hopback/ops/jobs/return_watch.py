@@ -78,7 +78,7 @@ class StopRule:
 def returned_text(found: Arrivals, sent: int) -> str:
     """Number of returned messages of those sent."""
     least = "at least " if found.looked_at < found.count else ""
-    return f"{least}{found.came_back or 0:,} of {count_of(sent)} came back"
+    return f"{least}{found.came_back or 0:,} of {count_of(sent)} returned"
 
 
 def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
@@ -146,7 +146,7 @@ class ReturnWatch:
         """Wait as long as a return may take. EndJob if messages return. No message may be in flight."""
         time = self.timer.time
         self._run.tell(replace(self._run.job, watch_s=time.seconds, watch_text=time.text))
-        words = "watching until {} whether messages come back"
+        words = "watching until {} for returned messages"
         every = max(time.seconds / _LOOKS, SAVE_EVERY_S)
         async for _ in self._moments(time.seconds, every, words):
             self._check(await self.look(counts=True), sent)
@@ -170,7 +170,7 @@ class ReturnWatch:
             raise EndJob(JobState.STOPPED, reason)
 
     async def _moments(self, seconds: float, every: float, words: str) -> AsyncIterator[None]:
-        """Yield every so many seconds, and at the end. The job can be paused and cancelled meanwhile.
+        """Yield every `every` seconds and at the end. The job can be paused and cancelled meanwhile.
 
         `words` with the time of the end are the reason of the job until then.
         """

@@ -185,7 +185,7 @@ class JobRunner:
         except HopbackError as failed:
             await self._end(run, JobState.INTERRUPTED, str(failed))
         except Exception as fault:
-            _log.exception("job %s met a fault of ours", run.job.id)
+            _log.exception("job %s failed with an internal error", run.job.id)
             await self._end(run, JobState.FAILED, f"{type(fault).__name__}: {fault}")
         finally:
             beat.cancel()

@@ -112,8 +112,8 @@ class WatchTimer:
                 found, whose = wait, plan.queue
         if not whose:
             return 0.0, (
-                "nothing tells how long a message tries before it is dead again; ask for a longer"
-                " watch if its consumers wait between attempts"
+                "the duration of retries is unknown, so request a longer watch if the consumers wait"
+                " between attempts"
             )
         return found, f"the plan of {whose} lets a message wait {seconds_text(found)} in all"
 
@@ -130,7 +130,7 @@ class WatchTimer:
                 self._longest,
                 f"a message took {took} from its first failure to its last, with {waits}",
             )
-        return self._longest, f"the messages tell of {waits}"
+        return self._longest, f"the messages record {waits}"
 
     def _by_retry_queues(self) -> tuple[float, str]:
         """The wait in the retry queues: in several one after the other, in a single one several times.

@@ -62,7 +62,7 @@ async def test_plan_warns_of_a_job_of_another_store(managed: bool) -> None:
         await found.operations.cancel(job.id)
         await found.operations.wait(job.id)
         after = (await second.plan(_redrive())).warnings
-    assert warning.startswith(f"{DLQ} has other consumers, which take messages beside this job: ")
+    assert warning.startswith(f"{DLQ} has other consumers, which also remove messages: ")
     named = f"job {job.id} of another store" in warning
     assert (named, "1 without a name" in warning) == (managed, not managed)
     assert not any("other consumers" in each for each in after)

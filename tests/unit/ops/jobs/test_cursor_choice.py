@@ -419,7 +419,7 @@ async def test_job_fails_if_queue_type_is_unknown(forgotten: int) -> None:
         assert left | moved == {message.body for message in parked}
         if forgotten:
             assert job.state is JobState.FAILED
-            assert "the queue's type is not known without a management address" in job.reason
+            assert "Without the management API" in job.reason
         else:
             assert (job.state, job.counts.done, left) == (JobState.COMPLETED, _COUNT, set())
 

@@ -323,7 +323,7 @@ async def test_watching_job_reports_deadline() -> None:
         watching = await operations.job(job.id)
         assert (watching.counts.done, watching.state) == (1, JobState.RUNNING)
         assert re.fullmatch(
-            r"watching until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ whether messages come back",
+            r"watching until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ for returned messages",
             watching.reason,
         )
         await operations.pause(job.id)

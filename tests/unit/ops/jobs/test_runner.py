@@ -125,7 +125,7 @@ async def test_job_waits_for_stale_connection_that_holds_its_messages(
         dead = await _holding(shop, job)
         await shop.operations.resume(job.id)
         async for seen in shop.operations.events(job.id):
-            if "what it holds could be taken for done" in seen.reason:
+            if "it may hold messages of this job" in seen.reason:
                 break
         assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
         await dead.close()
