@@ -240,7 +240,7 @@ def test_redrive_asks_for_confirmation_and_reason(operator: Operator) -> None:
     act = ("dlq", "redrive", _DLQ, "--to", "failed-queue", "--filter", "group:aaaa1111")
     code, screen = operator.answering(*act, answers=("n",))
     assert code == 8
-    assert "6 of 9, by the filter" in screen
+    assert "6 of 9 match the filter" in screen
     assert f"queue {_MAIN}: 6, exists and routes" in screen
     code, screen = operator.answering(*act, answers=("y", "the cause is repaired"))
     assert code == 0, screen

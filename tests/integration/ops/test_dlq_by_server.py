@@ -174,7 +174,7 @@ def test_limit_is_lifted_for_session_and_restored(by: str, capsys: _Output, tmp_
             assert _said(capsys, "dlq", "show", _DLQ)["limitLifted"]
             for _ in range(2):
                 assert run([*restore, _DLQ]) == 0
-                assert "in force again" in capsys.readouterr().err
+                assert "Restored the previous delivery limit" in capsys.readouterr().err
                 assert not _said(capsys, "dlq", "show", _DLQ)["limitLifted"]
             assert run([*restore, "no.such.dlq"]) == 5
             assert "no.such.dlq" in capsys.readouterr().err

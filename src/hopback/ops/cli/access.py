@@ -1,4 +1,4 @@
-"""Where the dead letters are: the options that say it, and how a command gets there."""
+"""Connect a command to dead letters: its options, and the broker or server that they name."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ _SERVER = (
 
 
 def access_options(command: _Command) -> _Command:
-    """Give a command everything that says where the dead letters are, as `where`."""
+    """Add all connection options to a command. It receives them as `access`."""
     return _with_access(command, *_BROKER, config_option, *_SERVER)
 
 
 def broker_access_options(command: _Command) -> _Command:
-    """The same without a server and its --config: for what is one, and has one of its own."""
+    """Add the connection options without --server and --config, for `hopback serve`."""
     return _with_access(command, *_BROKER)
 
 
@@ -161,10 +161,10 @@ def with_dead_letters(access: OpsAccess, work: Callable[[DeadLetters], Awaitable
 
 
 async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> HopbackError:
-    """The error, with the name of a queue that was probably meant, if there is a close one."""
+    """Return the error with a remedy that suggests a queue of a similar name."""
     if "queue" not in missing.kind and "queue" not in str(missing):
         return missing
-    # A server tells its errors in words only: the name is what stands in quotes.
+    # An error from a server is only a text. The name is the part in quotes.
     named = missing.name or next(iter(re.findall(r"'([^']*)'", str(missing))), "")
     try:
         known = [one.queue for one in await dead_letters.queues()]
@@ -181,7 +181,7 @@ async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> Hopbac
 
 @asynccontextmanager
 async def open_dead_letters(access: OpsAccess) -> AsyncIterator[DeadLetters]:
-    """Those of the server if one is named, else those of the broker, in this process."""
+    """Yield the dead letters of the server, or without --server those of the broker."""
     async with AsyncExitStack() as stack:
         if access.server is not None:
             from hopback.ops.client import RemoteDeadLetters
@@ -191,9 +191,9 @@ async def open_dead_letters(access: OpsAccess) -> AsyncIterator[DeadLetters]:
             remote = RemoteDeadLetters(access.server, access.token, broker=name)
             yield await stack.enter_async_context(remote)
         else:
-            # Who may use the broker may also publish to it: editing is theirs, after a question.
+            # A user with access to the broker may publish to it, and therefore edit messages.
             operations = await open_operations(access, stack, editing=True)
-            # Without a broker only the store can be asked, and that for the jobs of all brokers.
+            # Without a broker only the store is available. It has the jobs of all brokers.
             yield operations.on_behalf_of(_user(), everywhere=access.broker is None)
 
 
@@ -203,8 +203,8 @@ def _warn_of_plain_token(access: OpsAccess) -> None:
     is_here = host == "localhost" or is_loopback(host)
     if access.token and server.scheme == "http" and not is_here:
         click.echo(
-            f"Warning: the token goes to {safe(host)} without encryption."
-            " Give --server an https:// address.",
+            f"Warning: the token is sent to {safe(host)} without encryption."
+            " Use an https:// address for --server.",
             err=True,
         )
 
@@ -239,7 +239,7 @@ async def open_operations(
 
 
 def operation_settings(*, editing: bool, lease: float = 30.0) -> Settings:
-    """The settings of operations that a command or service of this user carries out."""
+    """Return the settings of operations in a command or service of this user."""
     from hopback.ops.contract.requests import Settings
 
     return Settings(exports=state_folder() / "exports", editing=editing, lease_s=lease)
@@ -256,7 +256,7 @@ async def open_broker(
     from hopback.ops.brokers.managed_broker import ManagedBroker
 
     broker, vhost = _broker(access.broker)
-    # --hardened is for the designs among them; a file says itself what it declares.
+    # --hardened applies to designs only. A file contains its own declarations.
     topologies = tuple(
         TopologySource(source, access.hardened and source in DESIGNS).topology()
         for source in access.topologies
@@ -273,7 +273,7 @@ async def open_broker(
 
 
 def file_brokers(config: Path | None) -> tuple[BrokerSettings, ...]:
-    """The brokers of a settings file; none without one. BadBrokers if two of them are the same."""
+    """Return the brokers of a settings file, if there is one. BadBrokers if two of them are the same."""
     from hopback.broker.named_brokers import BadBrokers, read_brokers
 
     found = () if config is None else read_brokers(config, os.environ)
@@ -324,7 +324,7 @@ async def _management(
 
 
 def _broker(url: str | None) -> tuple[Broker, str]:
-    """The broker and its virtual host."""
+    """Return the broker and its virtual host."""
     from hopback.broker.management import virtual_host
 
     if url is None:
@@ -337,18 +337,18 @@ def _broker(url: str | None) -> tuple[Broker, str]:
 
 
 class _NoBroker:
-    """Stands where none was named: what is in the store can be told without one."""
+    """The broker of a command without --broker. Commands that only read the store do not connect to it."""
 
     @property
     def address(self) -> str:
-        """Nowhere."""
+        """Empty."""
         return ""
 
     async def connect(self, name: str = "hopback") -> Connection:
-        """Say what is missing."""
+        """Raise an error that names the missing option."""
         raise CommandFailed(
-            "no broker was named",
-            do="Say --broker URL or NAME, or set HOPBACK_BROKER; --server URL asks a server instead.",
+            "no broker specified",
+            do="Use --broker URL or NAME, set HOPBACK_BROKER, or use --server URL.",
             code=Exit.USAGE,
         )
 
@@ -365,7 +365,7 @@ def _override(text: str) -> Override:
 
 
 def _user() -> Who:
-    """Who runs the command, for jobs and audit."""
+    """Return the user of the command, for jobs and audit."""
     import getpass
     import socket
 
@@ -379,7 +379,7 @@ def _user() -> Who:
 
 
 def resume_command(job: str) -> str:
-    """The command that goes on with a job, with the options that were said; never a password."""
+    """Return the command that resumes a job, with the options of this command and without passwords."""
     ctx = click.get_current_context()
     said = [
         word
@@ -401,14 +401,16 @@ def _option_words(option: str, value: object) -> list[str]:
     return [option, _PASSWORD.sub(r"\1:…@", str(value))]
 
 
-_COMPLETION_S = 3.0  # a shell that hangs at the tab key is worse than one that knows no names
-_COMPLETED_JOBS = 100  # more names than anybody reads
+_COMPLETION_S = (
+    3.0  # seconds after which completion returns no names, so that the shell does not hang
+)
+_COMPLETED_JOBS = 100  # jobs offered by completion, the newest first
 
 
 def complete_queue(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Dead-letter queues of the broker that the command line, or the environment, names."""
+    """Complete the names of dead-letter queues."""
 
     async def names(dead_letters: DeadLetters) -> list[tuple[str, str]]:
         return [(one.queue, f"{one.messages} messages") for one in await dead_letters.queues()]
@@ -419,7 +421,7 @@ def complete_queue(
 def complete_job(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Jobs of the store, the newest first."""
+    """Complete the ids of jobs, the newest first."""
 
     async def names(dead_letters: DeadLetters) -> list[tuple[str, str]]:
         found = await dead_letters.jobs(limit=_COMPLETED_JOBS)
@@ -452,7 +454,7 @@ def _completions(
         with redirect_stderr(io.StringIO()):
             found = asyncio.run(asking())
     except Exception:
-        return []  # the tab key gives names or nothing, never an error
+        return []  # completion must not print errors
     return [
         CompletionItem(name, help=text)
         for name, text in found

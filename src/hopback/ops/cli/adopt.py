@@ -1,4 +1,4 @@
-"""`hopback adopt`: what a live queue is, and the ways to take it over with what is in it."""
+"""`hopback adopt`: show an existing queue and the ways to give it a failure plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.ops.contract.values import Survey
 
-_LOOKED_AT = 100  # dead letters: enough to see what they are, and little to hold for a moment
+_LOOKED_AT = 100  # dead letters that are read: shows the frequent errors and holds few messages
 _WAYS = ("as-it-is", "beside", "migrated")
 
 
@@ -72,7 +72,7 @@ def adopt(
             "--apply and --revert are for `beside`: the other ways write a file."
         )
     if setting and revert:
-        raise click.UsageError("--apply sets the policy, --revert takes it back: say one of them.")
+        raise click.UsageError("--apply and --revert exclude each other.")
     from hopback.durations import parse_duration_ms
 
     try:
@@ -87,7 +87,7 @@ def adopt(
 
 @dataclass(frozen=True, slots=True)
 class _AdoptRequest:
-    """What the user wants to see."""
+    """The arguments of the command."""
 
     queue: str
     way: str | None
@@ -121,23 +121,23 @@ async def _change(access: Access, queue: str, *, revert: bool, yes: bool) -> int
                 ask(f"Delete policy {policy_name(queue)}?")
             taken = await revert_beside(broker, queue)
             if taken is None:
-                click.echo(safe(f"Nothing to take back: there is no policy {policy_name(queue)}."))
+                click.echo(safe(f"Policy {policy_name(queue)} does not exist."))
             else:
-                rests = taken.definition.get("dead-letter-routing-key")
+                kept = taken.definition.get("dead-letter-routing-key")
                 click.echo(
                     safe(
-                        f"Policy {taken.name} deleted: what was in force before is in force again."
-                        f" {rests} stays, with what is in it."
+                        f"Policy {taken.name} deleted. Earlier policies apply again."
+                        f" Queue {kept} and its messages are kept."
                     )
                 )
             return Exit.OK
         if not yes:
-            ask(f"Give {queue} a dead-letter path by policy {policy_name(queue)}?")
+            ask(f"Set policy {policy_name(queue)} for the dead letters of {queue}?")
         done = await set_beside(broker, queue)
     if done.created:
         click.echo(safe(f"created queue {done.created}"))
     click.echo(safe(f"set policy {done.policy.name}: {_definition(done.policy.definition)}"))
-    click.echo(safe(f"`hopback adopt {queue} beside --revert` takes it back."))
+    click.echo(safe(f"`hopback adopt {queue} beside --revert` deletes the policy."))
     return Exit.OK
 
 
@@ -214,18 +214,18 @@ def _print(
             (
                 "bindings",
                 "\n".join(f"{one.source} by {one.routing_key!r}" for one in found.bindings)
-                or "none but that of the default exchange",
+                or "only the default exchange",
             ),
             ("messages", f"{ready or 0} ready, {unacked or 0} unacked (up to 5 s old)"),
             ("consumers", "\n".join(holders) or "none"),
-            ("dead letters", ", ".join(found.dead_letter_queues) or "go nowhere: they are deleted"),
+            ("dead letters", ", ".join(found.dead_letter_queues) or "are deleted"),
         )
     )
     for name, looked in looked_at.items():
         click.echo()
-        click.echo(safe(f"In {name}, of the first {_LOOKED_AT}:"))
+        click.echo(safe(f"The first {_LOOKED_AT} messages of {name}:"))
         if isinstance(looked, str):
-            click.echo(wrap_text(f"not looked at: {looked}", "  "))
+            click.echo(wrap_text(f"not read: {looked}", "  "))
         else:
             print_groups(looked, time.time())
     for number, choice in enumerate(found.choices, start=1):
@@ -234,9 +234,9 @@ def _print(
 
 
 _TITLES = {
-    "as-it-is": "As it is: declared as the broker has it, with a plan for what fails",
-    "beside": "Beside it: a dead-letter path by a policy; no queue is touched",
-    "migrated": "Migrated: the recommended form, messages and bindings kept",
+    "as-it-is": "As it is: declare the queue unchanged, with a failure plan",
+    "beside": "Beside it: dead-letter by a policy, change no queue",
+    "migrated": "Migrated: the recommended form, keeping messages and bindings",
 }
 
 
@@ -266,12 +266,12 @@ def _print_choice(number: int, choice: AdoptionChoice, queue: str) -> None:
 
 
 def _write(choice: AdoptionChoice, form: str) -> int:
-    """The file on stdout; a file that must not be used is not written."""
+    """Write the topology file to stdout. CommandFailed if this way is refused."""
     from hopback.topology.document import write_toml
 
     if choice.refused:
         raise CommandFailed(
-            f"{choice.topology.name} cannot be taken over {_SPOKEN[str(choice.way)]}:\n"
+            f"{choice.topology.name} cannot be adopted {_SPOKEN[str(choice.way)]}:\n"
             + "\n".join(f"  {why}" for why in choice.refused),
             do=f"`hopback adopt {choice.topology.name}` shows the other ways.",
             code=Exit.NOT_ALLOWED,
@@ -289,7 +289,7 @@ def _write(choice: AdoptionChoice, form: str) -> int:
     return Exit.OK
 
 
-_SPOKEN = {"as-it-is": "as it is", "beside": "by a path beside it", "migrated": "by a migration"}
+_SPOKEN = {"as-it-is": "as it is", "beside": "by a policy", "migrated": "by a migration"}
 
 
 def _definition(table: Headers) -> str:
@@ -317,7 +317,6 @@ def _adoption_data(
     holders: tuple[str, ...],
     looked_at: dict[str, Survey | str],
 ) -> dict[str, object]:
-    """Everything as JSON."""
     from hopback.ops.contract.codec import to_json
     from hopback.topology.arguments import encode_table
 

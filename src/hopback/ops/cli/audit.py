@@ -71,7 +71,7 @@ def audit(
 ) -> None:
     """Show the audit: changes, refused requests and displayed payloads.
 
-    It is in the store (--store), or at the server (--server), where only admins may read it.
+    It is read from the store (--store) or the server (--server). A server requires the role admin.
     """
     query = AuditQuery(by, action, queue, job, before, limit)
     found = with_dead_letters(access, lambda dead_letters: dead_letters.audit(query))
@@ -94,7 +94,7 @@ def print_audit(entries: Sequence[AuditEntry], limit: int, now: float) -> None:
         )
         for one in entries
     ]
-    columns = ("number", "when", "who", "what", "queue", "job", "why")
+    columns = ("number", "when", "who", "action", "queue", "job", "reason")
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
     table(
         [columns[place] for place in kept],

@@ -1,4 +1,4 @@
-"""`hopback dlq ls`, `show`, `groups`, `peek`, `get`, `errors`, `search` and `watch`: nothing is changed."""
+"""The read-only commands `hopback dlq ls`, `show`, `groups`, `peek`, `get`, `errors`, `search`, `watch`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 _TO_BROWSE = "to browse it"
 """Reason in the audit when a command without --reason lifts a delivery limit."""
-_SHORTEST_DIGEST = 6  # characters of a hash that name one message among thousands
+_SHORTEST_DIGEST = 6  # characters of a hash, enough to identify one of thousands of messages
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
 filter_option = named_option(Selection, "filter", "terms")
@@ -82,7 +82,10 @@ within_option = click.option(
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is to be looked at: how many messages, and whether a danger is accepted or removed."""
+    """Options of a command that reads messages.
+
+    `forced` accepts a possible loss of messages, `lift` prevents it by lifting the delivery limit.
+    """
 
     queue: str
     limit: int | None = None
@@ -95,21 +98,21 @@ class Look:
 
 
 def look_options(command: _Command) -> _Command:
-    """What a command that takes messages to look at them lets one say of the danger."""
+    """Add --force and --lift-limit."""
     return named_option(RedriveRequest, "forced")(lift_option(command))
 
 
 @contextmanager
 def refusals_explained(queue: str) -> Iterator[None]:
-    """Say of a refused look which options make it possible."""
+    """Add the options that allow the operation to the error of a refused one."""
     try:
         yield
     except UnsafeOperation as refused:
-        do = "--force looks despite the danger."
-        if "cannot be lifted" not in str(refused):  # then advising it would lead in a circle
+        do = "--force browses despite the risk."
+        if "cannot be lifted" not in str(refused):  # do not suggest a remedy that was just refused
             do = (
                 "--lift-limit lifts the queue's delivery limit by a policy (`hopback dlq restore-limit"
-                f" {queue}` takes it back); {do}"
+                f" {queue}` restores it). {do}"
             )
         raise CommandFailed(str(refused), do=do, code=Exit.NOT_ALLOWED) from refused
 
@@ -128,7 +131,7 @@ async def lift_if_needed(
 
 @asynccontextmanager
 async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterator[str]:
-    """A browse session of so many messages; they are given back however this ends."""
+    """Open a browse session of up to `size` messages. They are requeued at the end of the context."""
     if look.lift:
         await lift_if_needed(dead_letters, look.queue, look.reason)
     with progress_told() as tell:
@@ -157,7 +160,7 @@ def ls(form: str, detailed_exit_code: bool, access: OpsAccess) -> int:
 
 
 async def list_queues(dead_letters: DeadLetters, form: str) -> Sequence[QueueSummary]:
-    """Print every queue."""
+    """Print and return all queues."""
     found = await dead_letters.queues()
     output(form, found, lambda: print_queues(found))
     return found
@@ -203,7 +206,7 @@ def watch(
 async def watch_queues(
     dead_letters: DeadLetters, names: tuple[str, ...], interval: float, times: int | None, form: str
 ) -> None:
-    """Print the queues again and again: a table in place, or a line for each change."""
+    """Print the queues periodically: a table that is redrawn, or a line for each changed queue."""
     from hopback.ops.contract.codec import to_json
 
     last: dict[str, object] = {}
@@ -215,7 +218,7 @@ async def watch_queues(
                 click.clear()
             print_queues(found)
         else:
-            # The moment at which it was read is no change.
+            # A new time of reading is not a change.
             now = {one.queue: {**to_json(one), "depth": None, "idleSince": None} for one in found}
             changed = [one for one in found if now[one.queue] != last.get(one.queue)]
             output("ndjson", changed, lambda: None)
@@ -315,7 +318,7 @@ def peek(
 
 async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> None:
     """Print the messages at the head of a queue."""
-    size = look.limit or 20  # a screen of them
+    size = look.limit or 20  # about one screen
     with refusals_explained(look.queue):
         async with hold(dead_letters, look, size) as session:
             found = await dead_letters.messages(session, look.terms, size=size)
@@ -375,7 +378,7 @@ async def show_message(
     payload: str = "pretty",
     save: Path | None = None,
 ) -> None:
-    """Find a message and print it; `form` may also be `bytes`."""
+    """Find a message and print it. `form` may also be `bytes`."""
     with refusals_explained(look.queue):
         async with hold_for(dead_letters, look, name) as (session, dead_letter):
             message = None
@@ -395,7 +398,7 @@ async def show_message(
     if message is not None:
         output(form, message, lambda: print_message(message, body, payload))
     elif save is None:
-        # Exactly as they are into a file or pipe, made safe on a terminal.
+        # A file or pipe gets the exact bytes, a terminal a safe text.
         if on_terminal():
             click.echo(safe_lines(body.decode("utf-8", "backslashreplace")))
         else:
@@ -406,13 +409,13 @@ async def show_message(
 async def hold_for(
     dead_letters: DeadLetters, look: Look, name: str
 ) -> AsyncIterator[tuple[str, DeadLetter]]:
-    """A browse session that reaches as far as one message, and that message."""
-    # An id begins with its place; a bare number is a place, too.
+    """Yield a browse session that contains the named message, and that message."""
+    # An id begins with the position. A number alone is a position, too.
     named = name.partition("-")[0]
     place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
     size = look.limit or USUAL_SESSION.limit
     if place > size:
-        # What stands before it is passed over; what is around it may have moved a little meanwhile.
+        # Skip the messages before it, except some: its position may have changed since.
         beyond = replace(look, skip=max(place - size // 2, 0))
         async with hold(dead_letters, beyond, size) as session:
             found = await dead_letters.messages(session, cursor=beyond.skip, size=size)
@@ -426,7 +429,7 @@ async def hold_for(
 
 
 def message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | None:
-    """The message that is meant: by id, by what its id hashes, by message id, or by place."""
+    """Return the message with this id, hash, message id or position, None if there is none."""
     digest = name.partition("-")[2] or name
     ways = (
         lambda one: one.id == name,
@@ -442,12 +445,12 @@ def message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | Non
 
 
 def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> DeadLetter:
-    """The message that is meant; CommandFailed if it is not among these."""
+    """Return the named message. CommandFailed if it is not in `messages`."""
     found = message_named(messages, name)
     if found is not None:
         return found
     raise CommandFailed(
-        f"there is no message {name!r} among the first {len(messages)} of {queue!r}",
+        f"message {name!r} is not among the first {len(messages)} of {queue!r}",
         do="`hopback dlq search` finds messages in the whole queue and shows their ids.",
         code=Exit.NOT_FOUND,
     )
@@ -468,7 +471,6 @@ def errors(survey: bool, form: str, access: OpsAccess) -> None:
 
 
 async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
-    """Print the errors."""
     with progress_told() as tell:
         found = await dead_letters.errors(survey=survey, on_progress=tell)
     output(
@@ -478,7 +480,7 @@ async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> 
 
 def _print_errors(found: ErrorOverview, now: float) -> None:
     if not found.items:
-        click.echo("No errors are known. `hopback dlq errors --survey` looks through all queues.")
+        click.echo("No known errors. `hopback dlq errors --survey` reads all queues.")
     else:
         rows = [
             (
@@ -505,12 +507,12 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     discarded = sum(one.seen for one in found.archives)
     if discarded:
         files = count_of(len(found.archives), "file")
-        click.echo(f"{count_of(discarded)} that were discarded were read in {files}.")
+        click.echo(f"Read {count_of(discarded)} of discards in {files}.")
     for one in found.queues:
         if one.why_not:
             click.echo(safe(f"Not surveyed: {one.queue}: {one.why_not}"))
         elif one.is_stream:
-            click.echo(safe(f"Read without cost: {one.queue}, which is a stream"))
+            click.echo(safe(f"Stream, read without cost: {one.queue}"))
 
 
 @click.command(short_help="Search messages in one or all queues.")
@@ -547,7 +549,7 @@ def search(
     Reads whole queues, including compressed bodies (gzip, zstd), and requeues all messages in order.
     Ctrl-C cancels. Exits with status 5 if no message matches.
     """
-    # What a shell has unquoted is one text: it is quoted again unless it is a term.
+    # The shell has removed the quotes of a phrase. Add them again unless it is a filter term.
     text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
     request = SearchRequest(text, queues, limit, forced)
     found = with_dead_letters(
@@ -557,7 +559,7 @@ def search(
 
 
 async def search_messages(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:
-    """Print what is found as it is found, and at the end how much was looked at; how many match."""
+    """Print matches when they are found, then the totals. Return the number of matches."""
     hits: list[SearchHit] = []
     last: SearchProgress | None = None
     with refusals_explained(request.queues[0] if request.queues else "QUEUE"):
@@ -580,7 +582,7 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
         shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
         click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
         if last.not_looked_into:
-            click.echo(f"{count_of(last.not_looked_into)} too large to be searched to the end.")
+            click.echo(f"{count_of(last.not_looked_into)} too large to search completely.")
         for one in last.skipped:
             click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
         print_held(last.held_by_others)

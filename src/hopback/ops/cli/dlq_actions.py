@@ -57,12 +57,12 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 _PLANNED = "to see the plan"
-_MOST_EDITED_BYTES = 128 * 1024 * 1024  # no RabbitMQ takes a larger message by default
+_MOST_EDITED_BYTES = 128 * 1024 * 1024  # RabbitMQ's highest default limit for a message
 _BY_NAME = tuple(kind for kind in TargetKind if kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE))
 
 
 def target_options(command: _Command) -> _Command:
-    """Where messages are sent back to: --to, --routing-key and --reset, as `target`."""
+    """Add --to, --routing-key and --reset. The command receives them as `target`."""
 
     @wraps(command)
     def called(to: str, routing_key: str, reset: bool | None, **said: Any) -> object:
@@ -91,7 +91,7 @@ def target_options(command: _Command) -> _Command:
 
 
 def target_of(text: str, routing_key: str, reset: bool | None) -> Target:
-    """The target that `--to` names; a usage error says what there is."""
+    """Return the target that `--to` names."""
     kind, _, name = text.partition(":")
     if routing_key and kind != TargetKind.EXCHANGE:
         raise click.UsageError("--routing-key belongs to --to exchange:NAME.")
@@ -109,7 +109,7 @@ def target_of(text: str, routing_key: str, reset: bool | None) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class ActionChoices:
-    """How the user wants to be asked and told."""
+    """Options for the output and confirmation of a re-drive or discard."""
 
     form: str
     yes: bool
@@ -123,7 +123,7 @@ _ASKED = ("form", "yes", "dry_run", "detailed", "lift")
 
 
 def _action_options(command: _Command) -> _Command:
-    """How re-drives and discards ask and report, as `choices`."""
+    """Add the options for output and confirmation. The command receives them as `choices`."""
 
     @wraps(command)
     def called(**said: Any) -> object:
@@ -208,9 +208,8 @@ def discard(
         raise click.UsageError("--no-export and --export-to exclude each other.")
     if export_to and access.server is not None:
         raise CommandFailed(
-            "--export-to names a file of this machine, and a server writes to its own",
-            do="Leave it out: the plan says where the server writes. Or say --broker URL instead of"
-            " --server.",
+            "--export-to names a file on this machine, but the server writes to its own",
+            do="Remove it: the plan shows the server's file. Or use --broker URL instead of --server.",
             code=Exit.USAGE,
         )
     request = with_options(DiscardRequest, options, queue=queue, confirm=queue)
@@ -294,14 +293,14 @@ def _has_work(plan: JobPlan, choices: ActionChoices) -> bool:
     """Whether the job would act on a message. CommandFailed if the plan has flaws."""
     if plan.flaws:
         raise CommandFailed(
-            f"nothing was touched: {'; '.join(plan.flaws)}",
-            do="Remove what is in the way, lift a delivery limit with --lift-limit, choose another"
-            " --to, or accept the danger with --force.",
+            f"no message was touched: {'; '.join(plan.flaws)}",
+            do="Repair the cause, lift a delivery limit with --lift-limit, choose another --to, or"
+            " accept the risk with --force.",
             code=Exit.NOT_ALLOWED,
         )
     has_work = bool(plan.selected) and (plan.seen != plan.selected or bool(plan.matching))
     if not has_work:
-        output(choices.form, plan, lambda: click.echo("Nothing to do."))
+        output(choices.form, plan, lambda: click.echo("No messages selected."))
     return has_work
 
 
@@ -322,7 +321,7 @@ async def run_job(
 ) -> int:
     """Start the job, follow it to its end, and return the exit code."""
     if not dead_letters.keeps_jobs:
-        click.echo("Warning: jobs are kept in memory; name a --store to resume them.", err=True)
+        click.echo("Warning: jobs are kept in memory. Use --store to resume them.", err=True)
     is_refused = plan is not None and plan.cost.price is Price.REFUSED
     with refusals_explained(request.queue) if is_refused else nullcontext():
         with progress_told() as tell:
@@ -386,7 +385,7 @@ def edit(
         frozenset(without),
     )
     if change == Edit():
-        raise click.UsageError("Say what to change: --body, --content-type, --header or --without.")
+        raise click.UsageError("Expected --body, --content-type, --header or --without.")
     look = Look(queue, within, "", forced, lift)
     if reason:
         look = replace(look, reason=reason)
@@ -401,7 +400,7 @@ def edit(
     if not yes:
         ask("Send the changed copy?", changes="this publishes a message")
     why = ask_for_reason(reason)
-    # By its hash: others may have come or gone before it meanwhile.
+    # Use the hash, because the position may have changed.
     digest = shown.dead_letter.digest
     sent = with_dead_letters(
         access, lambda dead_letters: send_edited(dead_letters, look, digest, change, target, why)
@@ -442,7 +441,7 @@ async def _find_message(dead_letters: DeadLetters, look: Look, name: str) -> Mes
 
 def _edit_lines(message: MessageView, change: Edit, target: Target) -> Iterator[tuple[str, str]]:
     dead_letter = message.dead_letter
-    yield "edit", f"a copy of {dead_letter.id} from {dead_letter.queue}; the original stays"
+    yield "edit", f"a copy of {dead_letter.id} from {dead_letter.queue}, the original stays"
     if change.body is not None:
         yield "payload", f"{message.payload_bytes:,} -> {len(change.body):,} bytes"
     if change.content_type is not None:
@@ -480,6 +479,6 @@ def restore_limit(queue: str, reason: str, yes: bool, access: OpsAccess) -> None
     The previous limit applies again. Refused while it would remove messages of the queue.
     """
     if not yes:
-        ask(f"Put the former delivery limit of {queue} back in force?")
+        ask(f"Restore the previous delivery limit of {queue}?")
     with_dead_letters(access, lambda dead_letters: dead_letters.restore_limit(queue, reason=reason))
-    click.echo(safe(f"The former delivery limit of {queue} is in force again."), err=True)
+    click.echo(safe(f"Restored the previous delivery limit of {queue}."), err=True)

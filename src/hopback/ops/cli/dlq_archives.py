@@ -1,4 +1,4 @@
-"""`hopback dlq export` and `import`: messages in files, bytes exact, and back again."""
+"""`hopback dlq export` and `import`: write messages to a file and publish them again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.values import Imported
 
-_AT_ONCE = 1 << 20  # bytes for one write: few calls, and little to lose when it fails
+_AT_ONCE = 1 << 20  # bytes per write: few calls, and little is lost if one fails
 
 
 @click.command(short_help="Export messages to a file. No message is removed.")
@@ -75,7 +75,7 @@ def export(
 
 
 async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | None) -> int:
-    """Write the lines to a file or to stdout; how many."""
+    """Write the lines to a file or to stdout, and return their number."""
     with refusals_explained(look.queue):
         if look.lift:
             await lift_if_needed(dead_letters, look.queue)
@@ -84,7 +84,8 @@ async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | No
         if path is not None:
             return await _to_file(lines, path)
         count = 0
-        # The lines are ASCII: no terminal obeys them. A reader that leaves ends it, all is given back.
+        # The lines are ASCII, without control sequences. If the reader closes the pipe, the export ends
+        # and all messages are requeued.
         async with aclosing(lines):
             async for line in lines:
                 text = safe(line.decode().rstrip("\n")) if on_terminal() else line
@@ -107,8 +108,8 @@ async def _to_file(lines: AsyncGenerator[bytes, None], path: Path) -> int:
         await sink.write(bytes(waiting))
     except FileExistsError as error:
         raise CommandFailed(
-            f"{path} exists; an export never writes over a file",
-            do="Name another file with --to, or move that one away.",
+            f"{path} exists, and an export does not overwrite files",
+            do="Name another file with --to, or move the existing one.",
             code=Exit.CONFLICT,
         ) from error
     except OSError as error:
@@ -177,7 +178,7 @@ def import_(
     if done.problem:
         raise CommandFailed(
             f"stopped after {count_of(done.published)}: {done.problem}",
-            do=f"Correct that and go on with --skip {skip + done.lines}.",
+            do=f"Correct that and continue with --skip {skip + done.lines}.",
             code=Exit.PARTIAL if done.published else Exit.FAILED,
         )
     return Exit.OK
@@ -185,7 +186,7 @@ def import_(
 
 @contextmanager
 def _file(path: Path) -> Iterator[Path]:
-    """The file itself; what comes by stdin is put into one, to be read more than once."""
+    """Yield the file. Input from stdin is copied to a temporary file, because it is read twice."""
     if str(path) != "-":
         yield path
         return
@@ -202,7 +203,7 @@ def _print_contents(path: Path, found: Counter[str], *, err: bool = False) -> No
 
 
 async def _contents(path: Path, queue: str | None, skip: int) -> Counter[str]:
-    """How many messages go into which queue; BadLine names the first line that is none."""
+    """Count the messages of a file by target queue. BadLine for the first invalid line."""
     from hopback.ops.messages.archive import read_line
 
     found: Counter[str] = Counter()
@@ -226,7 +227,9 @@ async def _lines(path: Path, skip: int) -> AsyncIterator[bytes]:
                 yield line
     except FileNotFoundError as error:
         raise CommandFailed(
-            f"there is no file {str(path)!r}", do="Name the file of an export.", code=Exit.NOT_FOUND
+            f"file {str(path)!r} does not exist",
+            do="Name the file of an export.",
+            code=Exit.NOT_FOUND,
         ) from error
     except OSError as error:
         raise _unwritable(path, error) from error

@@ -35,7 +35,7 @@ async def list_candidates(dead_letters: DeadLetters, form: str) -> None:
 
     def in_words() -> None:
         if not found.items:
-            click.echo("No other queue has messages and no consumer.")
+            click.echo("No candidates.")
         else:
             rows = [
                 (one.queue, f"{one.messages:,}", "by its name" if one.is_likely else "")

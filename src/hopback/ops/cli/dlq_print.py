@@ -1,4 +1,4 @@
-"""Dead-letter queues, messages, groups, plans and jobs as people read them, or as JSON."""
+"""Print dead-letter queues, messages, groups, plans and jobs as tables or JSON."""
 
 from __future__ import annotations
 
@@ -49,20 +49,18 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
-_ERROR_CELL = (
-    60  # characters of an error in a table: enough to tell errors apart, room for the rest
-)
-_HEADER_CELL = 100  # of a header's value; an export has it whole
-_SHOWN_BYTES = 64 * 1024  # of a payload: some thousand lines, more than anybody reads on a terminal
-_PRETTY_BYTES = (
-    4 * _SHOWN_BYTES
-)  # laying out a large payload takes time, and only its head is shown
-_HEX_BYTES = 2048  # 128 rows: enough to recognise a format
-_HEX_ROW = 16  # bytes, as hexdump has them
+_ERROR_CELL = 60
+"""Characters of an error in a table. Distinguishes most errors and leaves room for other columns."""
+_HEADER_CELL = 100  # characters of a header's value. An export contains the whole value.
+_SHOWN_BYTES = 64 * 1024  # of a payload, about a thousand lines. --save writes all of it.
+_PRETTY_BYTES = 4 * _SHOWN_BYTES
+"""Largest payload that is indented. Larger ones take too long, and only their start is shown."""
+_HEX_BYTES = 2048  # 128 rows, enough to recognise a format
+_HEX_ROW = 16  # bytes per row, as in hexdump
 
 
 def form_option(command: _Command) -> _Command:
-    """The option -o: a table on a terminal, lines of JSON anywhere else, or what is said."""
+    """Add the option -o. The default is a table on a terminal and lines of JSON elsewhere."""
     return click.option(
         "-o",
         "--format",
@@ -76,7 +74,7 @@ def form_option(command: _Command) -> _Command:
 
 
 def output(form: str, found: object, in_words: Callable[[], None]) -> None:
-    """Print a value of the contract, or several, in the form that is wanted."""
+    """Print one or several values of the contract. `in_words` prints them as a table."""
     from hopback.ops.contract.codec import to_json
 
     if form == "table":
@@ -89,7 +87,7 @@ def output(form: str, found: object, in_words: Callable[[], None]) -> None:
 
 
 def ago(moment: float | None, now: float) -> str:
-    """How long ago a moment was: `12s ago`, `4m ago`, `2d ago`; empty if nobody knows."""
+    """Return the age of a moment: `12s ago`, `4m ago`, `2d ago`. Empty for an unknown moment."""
     if moment is None:
         return ""
     seconds = max(int(now - moment), 0)
@@ -104,7 +102,7 @@ def _number(value: int | None) -> str:
 
 
 def _clipped(text: str) -> str:
-    """On one line, and not wider than a cell."""
+    """Return the text on one line, cut to the width of a cell."""
     line = " ".join(text.split())
     return line if len(line) <= _ERROR_CELL else f"{line[: _ERROR_CELL - 1]}…"
 
@@ -115,7 +113,7 @@ def _filled(
     right: Sequence[str] = (),
     keep: Sequence[str] = (),
 ) -> None:
-    """A table without the columns in which nothing stands."""
+    """Print a table without its empty columns."""
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
     table(
         [columns[place] for place in kept],
@@ -126,7 +124,7 @@ def _filled(
 
 
 def print_queues(queues: Sequence[QueueSummary]) -> None:
-    """A row for each queue, the fullest first; below them how many there are, and how old that is."""
+    """Print the queues, the fullest first, then the totals and the age of the readings."""
     if not queues:
         click.echo("No dead-letter queues found. --topology MODULE:APP and --dlq QUEUE add some.")
         return
@@ -147,7 +145,7 @@ def print_queues(queues: Sequence[QueueSummary]) -> None:
     total = sum(one.messages or 0 for one in queues)
     full = sum(bool(one.messages) for one in queues)
     age = max((one.depth.age_s for one in queues), default=0.0)
-    old = f"; as of up to {age:.0f} s ago" if age >= 1 else ""
+    old = f" (up to {age:.0f} s old)" if age >= 1 else ""
     click.echo(f"{count_of(total)} in {full} of {count_of(len(queues), 'queue')}{old}.")
     if any(one.held_back for one in queues):
         gap()
@@ -161,25 +159,24 @@ def _job_cell(job: Job | None) -> str:
 def _notes(one: QueueSummary) -> Iterator[str]:
     if not one.exists:
         yield "not on the broker"
-    if one.consumers and one.active_job is None:  # else it is the job's own
+    if one.consumers and one.active_job is None:  # a job has a consumer itself
         yield count_of(one.consumers, "consumer")
     for held in one.held_back:
         yield f"{held.messages:,} held back in {held.queue}"
-    if one.state not in (None, "running", "idle"):  # RabbitMQ's words for a queue that is well
+    if one.state not in (None, "running", "idle"):  # RabbitMQ's names of normal states
         yield str(one.state)
     if one.known_by == "name":
-        yield "by its name only"
+        yield "found by name only"
 
 
 def print_queue(queue: QueueDetail) -> None:
-    """One queue with everything known."""
     depth = queue.depth
     numbers = f"{_number(depth.ready)} ready, {_number(depth.unacked)} held"
     limit = "none" if queue.limit is None else f"{queue.limit:,} deliveries"
     if queue.limit_lifted:
         limit += ", lifted by a policy of Hopback"
     elif queue.can_lift:
-        limit += "; --lift-limit can lift it"
+        limit += " (--lift-limit lifts it)"
     pairs = [
         ("queue", queue.queue),
         ("from", ", ".join(queue.origins) or "unknown"),
@@ -212,14 +209,13 @@ def print_queue(queue: QueueDetail) -> None:
 
 
 def _target_name(queue: QueueDetail, choice: TargetChoice) -> str:
-    """What `--to` takes. Where no plan is known nothing was designed: it is the queue that failed."""
+    """Return the value for `--to`. Without a known plan, the target of the design is the failed queue."""
     if choice.kind is TargetKind.DESIGN and queue.known_by != "plan":
         return TargetKind.FAILED_QUEUE.value
     return choice.kind.value
 
 
 def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
-    """A row for each message."""
     if not messages:
         click.echo("No messages.")
         return
@@ -247,13 +243,13 @@ def _error(message: DeadLetter) -> str:
 
 @contextmanager
 def progress_told() -> Iterator[OnProgress | None]:
-    """What hears how far something is, and says so in a line on the terminal, until it is over."""
+    """Yield a callback that shows progress in a line of the terminal. Clear the line at the end."""
     if not on_terminal():
         yield None
         return
 
     def tell(progress: LookProgress) -> None:
-        share = f"{progress.seen:,} of {count_of(progress.total)} looked at"
+        share = f"{progress.seen:,} of {count_of(progress.total)} read"
         click.echo(f"\x1b[2K{safe(share)}, now in {safe(progress.queue)}\r", nl=False, err=True)
 
     try:
@@ -265,12 +261,12 @@ def progress_told() -> Iterator[OnProgress | None]:
 async def told_search(
     progress: AsyncGenerator[SearchProgress, None],
 ) -> AsyncGenerator[SearchProgress, None]:
-    """The same, with a line on the terminal that says how far it is."""
+    """Yield the progress of a search, and show it in a line of the terminal."""
     async with aclosing(progress):
         async for told in progress:
             if on_terminal() and not told.is_over:
                 share = f"{told.seen:,} of {count_of(told.total)}"
-                line = f"{share} looked at, {told.matching:,} match, now in {told.queue}"
+                line = f"{share} read, {told.matching:,} match, now in {told.queue}"
                 click.echo(f"\x1b[2K{safe(line)}\r", nl=False, err=True)
             elif on_terminal():
                 click.echo("\x1b[2K", nl=False, err=True)
@@ -286,7 +282,7 @@ def print_held(held: Iterable[HeldMessages]) -> None:
 
 
 def print_groups(found: Survey, now: float) -> None:
-    """A row for each group, the largest first."""
+    """Print the groups, the largest first."""
     print_held(found.held)
     if not found.groups:
         click.echo("No messages.")
@@ -305,7 +301,7 @@ def print_groups(found: Survey, now: float) -> None:
         )
         for one in found.groups
     ]
-    # What they are grouped by is shown once.
+    # Omit a second column with the property by which the messages are grouped.
     twin = "from" if found.by == GroupBy.ORIGIN else str(found.by)
     kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
     _filled(
@@ -315,27 +311,27 @@ def print_groups(found: Survey, now: float) -> None:
         keep=(str(found.by),) if found.by == GroupBy.FINGERPRINT else (),
     )
     if found.matching != found.seen or not found.complete:
-        more = "" if found.complete else "; the queue holds more"
+        more = "" if found.complete else " (the queue contains more)"
         click.echo(f"{found.matching:,} of {count_of(found.seen)} match{more}.")
     print_not_looked_into(found.not_looked_into)
 
 
 def _key(group: Group) -> str:
-    """What a group has in common; an error without a type goes by its words."""
+    """Return the common value of a group. An error without a type is named by its message."""
     return group.key or _clipped(group.sample.error_message) or "(none)"
 
 
 def print_not_looked_into(number: int) -> None:
-    """How many messages the filter could not judge, if there are any."""
+    """Print the number of messages that the filter could not check, if there are any."""
     if number:
         click.echo(
-            f"{count_of(number)} not looked into: the body is too large or too deeply nested for"
+            f"{count_of(number)} not checked: the body is too large or too deeply nested for"
             " payload terms."
         )
 
 
 def print_message(message: MessageView, body: bytes, payload: str = "pretty") -> None:
-    """One message: what happened, when, its headers with their types, its payload."""
+    """Print a message: its timeline, properties, headers with their types, and payload."""
     click.echo(safe_lines(clock_text(message.sentence)))
     click.echo()
     details(_facts(message))
@@ -343,7 +339,7 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
         ("" if one.time is None else clock_text(timestamp(one.time)), one.what)
         for one in message.timeline
     ]
-    _section("What happened", happened)
+    _section("Timeline", happened)
     if message.failure is not None and message.failure.stack:
         click.echo(f"\nStack\n{_indented(message.failure.stack)}")
     _section("Properties", [(name, str(value)) for name, value in message.properties.items()])
@@ -358,7 +354,7 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
             rows.append((one.name, one.type, shown))
         table(("header", "type", "value"), rows)
         if message.more_headers:
-            click.echo(f"and {message.more_headers:,} more headers, which an export has")
+            click.echo(f"{message.more_headers:,} more headers in an export")
     inside, done = _unpacked(message, body, payload)
     text, cut = payload_text(inside, payload)
     notes = ", ".join(filter(None, (size_text(len(body)), done, cut)))
@@ -376,10 +372,10 @@ def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
     ):
         if value:
             yield name, value
-    yield "came by", f"exchange {dead_letter.exchange!r} with key {dead_letter.routing_key!r}"
+    yield "route", f"exchange {dead_letter.exchange!r} with key {dead_letter.routing_key!r}"
     way = message.way
     if way is None:
-        yield "goes to", f"nowhere: {message.no_way}"
+        yield "goes to", f"unknown: {message.no_way}"
     else:
         yield (
             "goes to",
@@ -389,7 +385,7 @@ def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
 
 
 def place_text(exchange: str, routing_key: str) -> str:
-    """Where a message is sent to."""
+    """Describe the destination of a message."""
     return f"exchange {exchange} with key {routing_key}" if exchange else f"queue {routing_key}"
 
 
@@ -404,14 +400,14 @@ def _indented(text: str) -> str:
 
 
 def _unpacked(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]:
-    """What is inside the body, and what was done to it; with the form `hex` the body as it is."""
+    """Return the unpacked body and a note about the conversion. `hex` leaves the body unchanged."""
     if form == "hex":
         return body, ""
     headers = {one.name: one.value for one in message.headers}
     how = find_packing(message.properties.get("contentEncoding"), headers)
     inside, is_whole, packed_by = unpack(body, how, _PRETTY_BYTES)
     notes = (
-        [f"unpacked from {packed_by}{'' if is_whole else ', its beginning'}"] if packed_by else []
+        [f"unpacked from {packed_by}{'' if is_whole else ', only the start'}"] if packed_by else []
     )
     if form == "pretty" and message.payload_encoding == "msgpack":
         notes.append("as JSON, from MessagePack")
@@ -420,7 +416,7 @@ def _unpacked(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]
 
 
 def payload_text(body: bytes, form: str) -> tuple[str, str]:
-    """The payload for eyes, and what was done to it; what is no text is shown in hex."""
+    """Return the payload as readable text and a note about the conversion. Binary is shown in hex."""
     if form == "hex":
         return _hex(body)
     try:
@@ -431,26 +427,27 @@ def payload_text(body: bytes, form: str) -> tuple[str, str]:
     if form == "pretty" and len(body) <= _PRETTY_BYTES:
         text, _ = pretty_json(text, _SHOWN_BYTES + 1) or (text, False)
     if len(text) > _SHOWN_BYTES:
-        return text[:_SHOWN_BYTES], f"the first {size_text(_SHOWN_BYTES)}; --save FILE has it all"
+        return text[:_SHOWN_BYTES], _cut_note(_SHOWN_BYTES)
     return text, ""
 
 
+def _cut_note(size: int) -> str:
+    return f"the first {size_text(size)}, --save FILE writes all"
+
+
 def _hex(body: bytes) -> tuple[str, str]:
-    """Rows of hex with the ASCII characters beside them, and a note if that is not all."""
+    """Return rows of hex and ASCII, and a note if the body is longer."""
     rows = []
     for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW):
         row = body[start : start + _HEX_ROW]
         characters = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
         rows.append(f"{start:06x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {characters}")
     cut = len(body) > _HEX_BYTES
-    return (
-        "\n".join(rows),
-        f"the first {size_text(_HEX_BYTES)}; --save FILE has it all" if cut else "",
-    )
+    return "\n".join(rows), _cut_note(_HEX_BYTES) if cut else ""
 
 
 def print_plan(plan: JobPlan, *, err: bool) -> None:
-    """What would happen: how many, why they are here, where they go, what it costs."""
+    """Print the plan of a job: messages, reasons, targets, cost, warnings and flaws."""
     details(plan_lines(plan), err=err)
     for title, groups in (("reason", plan.reasons), ("error", plan.errors)):
         rows = [(f"{one.count:,}", _key(one)) for one in groups]
@@ -464,24 +461,23 @@ def print_plan(plan: JobPlan, *, err: bool) -> None:
     for text in plan.warnings:
         click.echo(safe(f"Warning: {text}"), err=err)
     for text in plan.flaws:
-        click.echo(safe(f"In the way: {text}"), err=err)
+        click.echo(safe(f"Refused: {text}"), err=err)
 
 
 def _consumers(reached: ReachedQueue) -> str:
-    """Who takes what is sent to a queue."""
     if reached.consumers is None:
-        return f"{reached.queue}: nobody tells by how many consumers"
+        return f"{reached.queue}: number of consumers unknown"
     return f"{reached.queue}: {count_of(reached.consumers, 'consumer')}"
 
 
 def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
-    """The facts of a plan, by name."""
+    """Yield the facts of a plan with their names."""
     yield plan.kind, f"from {plan.queue}"
     yield "messages", _count_text(plan)
     if plan.selection.filter:
         yield "filter", plan.selection.filter
     if plan.kind is JobKind.DISCARD:
-        yield "export", plan.export_to or "none: what is discarded is gone for good"
+        yield "export", plan.export_to or "none: discarded messages cannot be restored"
     else:
         ways = [
             f"{place_text(way.exchange, way.routing_key)}: {way.count:,}, {way.flaw or 'exists and routes'}"
@@ -506,24 +502,21 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
 
 
 def _count_text(plan: JobPlan) -> str:
-    """The number of messages of a plan, and how well it is known."""
+    """Return the number of messages of a plan and its accuracy."""
     selection, count = plan.selection, f"{plan.selection.count or 0:,}"
     if selection.estimate:
         return f"about {count} of {plan.selected:,}: {selection.estimate}"
     if selection.filter:
-        return f"{count} of {plan.selected:,}, by the filter"
-    return count if plan.seen >= plan.selected else f"{count}; {plan.seen:,} were looked at"
+        return f"{count} of {plan.selected:,} match the filter"
+    return count if plan.seen >= plan.selected else f"{count} ({plan.seen:,} were read)"
 
 
 def print_jobs(jobs: Sequence[Job], now: float) -> None:
-    """A row for each job, the newest first."""
+    """Print the jobs, the newest first."""
     if not jobs:
-        click.echo(
-            "No jobs: a re-drive or a discard becomes one (`hopback dlq redrive`), and stays here when"
-            " it has ended."
-        )
+        click.echo("No jobs. `hopback dlq redrive` and `hopback dlq discard` start one.")
         return
-    numbers = ("done", "left out", "failed", "came back", "begun")
+    numbers = ("done", "skipped", "failed", "returned", "started")
     columns = ("id", "kind", "queue", "state", *numbers[:4], "by", numbers[4])
     rows = [
         (
@@ -546,29 +539,28 @@ def print_jobs(jobs: Sequence[Job], now: float) -> None:
 
 
 def came_back_text(counts: Counts) -> str:
-    """How many came back, as far as anybody has counted."""
+    """Return the number of re-driven messages that are dead again, as far as it was counted."""
     if counts.came_back is None:
-        return "not known"
+        return "unknown"
     return f"{'≥ ' if counts.came_back_at_least else ''}{counts.came_back:,}"
 
 
 def print_job(job: Job) -> None:
-    """One job with everything known."""
     counts = job.counts
     aim = f" {job.target}" if job.kind is JobKind.REDRIVE else ""
     further = (
-        (counts.skipped, "left out"),
+        (counts.skipped, "skipped"),
         (counts.failed, "failed"),
-        (counts.gone, "left the queue otherwise"),
+        (counts.gone, "no longer in the queue"),
         (counts.remaining, "remaining"),
-        (counts.returned, "given back"),
+        (counts.returned, "requeued"),
         (counts.arrived_meanwhile, "arrived meanwhile"),
     )
-    returned = f", {came_back_text(counts)} came back" if counts.came_back else ""
+    returned = f", {came_back_text(counts)} returned" if counts.came_back else ""
     first = f"{counts.selected:,} selected, {counts.done:,} done"
     lines = [
         ("job", job.id),
-        ("what", f"{job.kind} from {job.queue}{aim}"),
+        ("action", f"{job.kind} from {job.queue}{aim}"),
         ("state", job.state + (f": {clock_text(job.reason)}" if job.reason else "")),
         (
             "messages",
@@ -586,5 +578,5 @@ def print_job(job: Job) -> None:
     lines.append(("by", job.by or "unknown"))
     if job.why:
         lines.append(("why", job.why))
-    moments = (("begun", job.created), ("changed", job.updated))
+    moments = (("started", job.created), ("changed", job.updated))
     details([*lines, *((name, clock_text(timestamp(at))) for name, at in moments)])

@@ -30,32 +30,30 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.interface import DeadLetters
 
-_SPAN_S = 10.0  # long enough to be steady, short enough to follow a new rate
-_BETWEEN_RECORDS_S = 5.0  # twelve lines a minute: a log stays readable
-_BAR_CELLS = 24
-"""Each cell is about 4 % of the job: finer than the eye follows."""
-_NARROW_CELLS = 10
-"""A tenth per cell: what is left of 80 columns beside the counts."""
-_WIDE_COLUMNS = 100  # from here on the wide bar leaves room for a long queue name
-_LOG_COLUMNS = 200  # a line of a log is as long as it needs to be
+_SPAN_S = 10.0  # seconds over which the rate is measured: steady, but follows a new rate
+_BETWEEN_RECORDS_S = 5.0  # twelve lines a minute, so that a log stays readable
+_BAR_CELLS = 24  # each cell is about 4 % of the job
+_NARROW_CELLS = 10  # 10 % per cell, which fits beside the counts in 80 columns
+_WIDE_COLUMNS = 100  # width from which the wide bar leaves room for a long queue name
+_LOG_COLUMNS = 200  # a line in a log is not cut at the width of a terminal
 _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
 
 
 class Meter:
-    """How fast messages come to their end, by what was counted within the last seconds."""
+    """Measures the rate of finished messages over the last `_SPAN_S` seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def add(self, at: float, finished: int) -> None:
-        """So many are through at that moment."""
+        """Record the number of finished messages at a time."""
         self._samples.append((at, finished))
         while len(self._samples) > 2 and at - self._samples[0][0] > _SPAN_S:
             self._samples.popleft()
 
     @property
     def rate(self) -> float | None:
-        """Messages per second; None before anything can be said."""
+        """Messages per second. None before the second sample."""
         if len(self._samples) < 2:
             return None
         (began, before), (now, after) = self._samples[0], self._samples[-1]
@@ -63,13 +61,13 @@ class Meter:
 
 
 def time_left(job: Job, rate: float | None) -> float | None:
-    """Seconds until it is through at this rate; None where nobody can say, as of a job that waits."""
+    """Return the remaining seconds at this rate. None if the rate is unknown or the job waits."""
     is_sending = job.state is JobState.RUNNING and not _waits_for(job)
     return job.counts.remaining / rate if rate and is_sending else None
 
 
 def _waits_for(job: Job) -> str:
-    """What a running job waits for, in words; empty while it sends."""
+    """Return the reason why a running job waits, empty while it sends."""
     return job.reason if job.state is JobState.RUNNING else ""
 
 
@@ -78,15 +76,15 @@ def _finished_count(job: Job) -> int:
 
 
 def bar_line(job: Job, rate: float | None, columns: int) -> str:
-    """The bar as one line that fits."""
+    """Return the progress of a job as one line of at most `columns` characters."""
     counts = job.counts
     finished = _finished_count(job)
     share = min(finished / max(counts.selected, 1), 1.0)
     cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
     filled = int(share * cells)
     left = time_left(job, rate)
-    # What it waits for is worth more than a bar that stands still, and has its place.
-    waits_for = clock_text(_waits_for(job), day=False)  # nothing is waited for longer than a day
+    # While a job waits, the reason replaces the bar.
+    waits_for = clock_text(_waits_for(job), day=False)  # no job waits for more than a day
     parts = [
         f"{job.kind} {job.queue}",
         "" if waits_for else "━" * filled + "─" * (cells - filled),
@@ -95,17 +93,17 @@ def bar_line(job: Job, rate: float | None, columns: int) -> str:
         f"{rate:,.0f}/s" if rate is not None and not waits_for else "",
         f"{_brief(left)} left" if left is not None else "",
         f"failed {counts.failed:,}" if counts.failed or not waits_for else "",
-        f"came back {came_back_text(counts)}" if counts.came_back is not None else "",
+        f"returned {came_back_text(counts)}" if counts.came_back is not None else "",
         waits_for if job.state is JobState.RUNNING else job.state,
     ]
     line = safe("  ".join(part for part in parts if part))
-    # One column less than there are: some terminals wrap when the last one is written.
+    # Leave the last column free: some terminals wrap when it is written.
     most = max(columns - 1, 10)
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _brief(seconds: float) -> str:
-    whole = int(seconds + 0.999)  # what has begun counts: 0.2 s is not "0s left"
+    whole = int(seconds + 0.999)  # round up, so that 0.2 s is not "0s left"
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
@@ -114,17 +112,17 @@ def _brief(seconds: float) -> str:
 
 
 class Progress(Protocol):
-    """Where the progress of a job is told."""
+    """Output for the progress of a job."""
 
     def show(self, job: Job) -> None:
-        """The job has come so far."""
+        """Show the present state of the job."""
 
     def finish(self) -> None:
-        """Nothing more is told: leave the place clean."""
+        """End the output."""
 
 
 class Bar:
-    """One line of a terminal, drawn again and again. No escape sequences are needed for it."""
+    """Redraws one line of a terminal, without escape sequences."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -132,7 +130,7 @@ class Bar:
         self._drawn = 0
 
     def show(self, job: Job) -> None:
-        """Draw it."""
+        """Draw the line."""
         self._meter.add(self._now(), _finished_count(job))
         columns = shutil.get_terminal_size().columns
         line = bar_line(job, self._meter.rate, columns)
@@ -140,14 +138,14 @@ class Bar:
         self._drawn = len(line)
 
     def finish(self) -> None:
-        """End the line: what was last drawn stays to be read."""
+        """End the line and leave it visible."""
         if self._drawn:
             click.echo(err=True)
             self._drawn = 0
 
 
 class _EveryFewSeconds:
-    """Progress that is written down: every few seconds, and at once if the job has begun to wait."""
+    """Writes a line every `_BETWEEN_RECORDS_S` seconds, and at once if the job's reason changes."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -156,7 +154,7 @@ class _EveryFewSeconds:
         self._reason = ""
 
     def show(self, job: Job) -> None:
-        """Write it down if it is time."""
+        """Write a line if it is due."""
         now, known = self._now(), self._reason
         self._meter.add(now, _finished_count(job))
         self._reason = job.reason
@@ -165,14 +163,14 @@ class _EveryFewSeconds:
             click.echo(self._line(job, self._meter.rate), err=True)
 
     def finish(self) -> None:
-        """There is nothing to leave clean."""
+        """Every line is complete."""
 
     def _line(self, job: Job, rate: float | None) -> str:
         raise NotImplementedError
 
 
 class Records(_EveryFewSeconds):
-    """A line of JSON, for logs."""
+    """Writes lines of JSON, for logs."""
 
     def _line(self, job: Job, rate: float | None) -> str:
         from hopback.ops.contract.codec import to_json
@@ -192,14 +190,14 @@ class Records(_EveryFewSeconds):
 
 
 class TextLines(_EveryFewSeconds):
-    """A line for people, where a table goes into a pipe or a file."""
+    """Writes lines of text, if tables are written to a pipe or a file."""
 
     def _line(self, job: Job, rate: float | None) -> str:
         return bar_line(job, rate, _LOG_COLUMNS)
 
 
 class Signals:
-    """Hears SIGINT and SIGTERM: the first is an event, the second cancels, the third ends."""
+    """Counts SIGINT and SIGTERM. The first sets an event, the second cancels, the third exits."""
 
     def __init__(self) -> None:
         self.first: asyncio.Event = asyncio.Event()
@@ -207,7 +205,7 @@ class Signals:
         self._main = asyncio.current_task()
 
     def __call__(self) -> None:
-        """A signal has come."""
+        """Handle a signal."""
         self.heard += 1
         self.first.set()
         if self.heard == 2 and self._main is not None:
@@ -218,10 +216,10 @@ class Signals:
 
 @contextmanager
 def signals_heard() -> Iterator[Signals]:
-    """Hear signals as long as this lasts."""
+    """Handle signals within the context."""
     loop, signals = asyncio.get_running_loop(), Signals()
     numbers = (signal.SIGINT, signal.SIGTERM)
-    # Where a loop hears no signals, Ctrl-C ends the process at once, which loses nothing either.
+    # If the loop does not support signals, Ctrl-C ends the process at once. No message is lost.
     with suppress(NotImplementedError, RuntimeError, ValueError):
         for number in numbers:
             loop.add_signal_handler(number, signals)
@@ -238,46 +236,46 @@ def signals_heard() -> Iterator[Signals]:
 
 
 async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: str) -> int:
-    """Follow a job that was begun from here, print how it ended and return the exit code.
+    """Follow a job that this command started, print its result and return the exit code.
 
-    `resume` is the command that goes on with it if it is interrupted.
+    `resume` is the command that resumes it after an interruption.
     """
     with signals_heard() as signals:
         last = await follow(dead_letters, job, signals, form)
         if signals.heard and last.is_active and dead_letters.runs_jobs_here:
-            click.echo("Finishing what is in flight; Ctrl-C again leaves at once.", err=True)
+            click.echo("Finishing messages in flight. Press Ctrl-C again to exit now.", err=True)
             last = await dead_letters.interrupt(last.id)
         code = await exit_code(dead_letters, last)
     if signals.heard and (last.is_active or last.state is JobState.INTERRUPTED):
         output(form, last, lambda: None)
         if dead_letters.runs_jobs_here:
             again = (
-                f"Go on with:\n  {resume}"
+                f"Resume with:\n  {resume}"
                 if dead_letters.keeps_jobs
-                else "Begin again for the rest."
+                else "Start a new job for them."
             )
             text = (
-                f"Interrupted: {last.counts.done:,} of {count_of(last.counts.selected)} are"
-                f" {_DONE[last.kind]}, the rest is in {last.queue}. {again}"
+                f"Interrupted: {last.counts.done:,} of {count_of(last.counts.selected)}"
+                f" {_DONE[last.kind]}, the others are in {last.queue}. {again}"
             )
         else:
             text = (
-                f"Job {last.id} goes on at the server; `hopback jobs watch {last.id}` follows it."
+                f"Job {last.id} continues at the server. `hopback jobs watch {last.id}` follows it."
             )
         click.echo(safe_lines(text), err=True)
         return Exit.INTERRUPTED
     output(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
     if last.can_resume and dead_letters.keeps_jobs and code is not Exit.OK:
-        click.echo(safe_lines(f"Go on with:\n  {resume}"), err=True)
+        click.echo(safe_lines(f"Resume with:\n  {resume}"), err=True)
     return code
 
 
 async def follow(
     dead_letters: DeadLetters, job: Job, signals: Signals, form: str = "ndjson"
 ) -> Job:
-    """Tell the progress until the job runs no more, or a signal comes; the job as it then is.
+    """Show the progress until the job ends or a signal arrives, and return the job's last state.
 
-    Off a terminal it is told in the form of the rest: lines of JSON, or of words beside a table.
+    Without a terminal the progress is written as lines: text if `form` is `table`, otherwise JSON.
     """
     now = asyncio.get_running_loop().time
     told = TextLines if form == "table" else Records
@@ -299,11 +297,11 @@ async def follow(
 
 
 async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
-    """The exit code that says how a job ended."""
+    """Return the exit code for the result of a job."""
     counts = job.counts
     match job.state:
         case JobState.COMPLETED:
-            # What a filter leaves out is meant to stay; what is noted is not.
+            # Messages that do not match the filter are skipped on purpose and not recorded as failures.
             left = counts.failed or (
                 counts.skipped and await dead_letters.failures(job.id, limit=1)
             )
@@ -323,27 +321,27 @@ def _print_end(job: Job, *, noted: bool) -> None:
     counts = job.counts
     first = f"{job.state.capitalize()}: {count_of(counts.done)} {_DONE[job.kind]}"
     if job.state is JobState.STOPPED:
-        first = f"Stopped: messages came back. {count_of(counts.done)} {_DONE[job.kind]}"
+        first = f"Stopped: messages returned. {count_of(counts.done)} {_DONE[job.kind]}"
     more = [
         f"{number:,} {words}"
         for number, words in (
-            (counts.skipped, "left out"),
+            (counts.skipped, "skipped"),
             (counts.failed, "failed"),
-            (counts.gone, "left the queue otherwise"),
-            (counts.remaining, "not touched"),
+            (counts.gone, "no longer in the queue"),
+            (counts.remaining, "remaining"),
             (counts.arrived_meanwhile, "arrived meanwhile"),
         )
         if number
     ]
-    more += [f"{came_back_text(counts)} came back"] if counts.came_back else []
+    more += [f"{came_back_text(counts)} returned"] if counts.came_back else []
     click.echo(safe(", ".join([first, *more]) + "."))
     if job.reason and job.state in (JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED):
-        click.echo(safe(f"Because: {job.reason}"))
+        click.echo(safe(f"Reason: {job.reason}"))
     if job.state is JobState.STOPPED:
-        click.echo(f"`hopback jobs came-back {job.id}` shows what came back.")
+        click.echo(f"`hopback jobs came-back {job.id}` shows the returned messages.")
     if job.duplicates:
         click.echo(f"Delivered twice: {job.duplicates}.")
     if job.export_to and counts.done:
         click.echo(safe(f"Written to {job.export_to}"))
     if noted and (counts.failed or counts.skipped):
-        click.echo(f"`hopback jobs failures {job.id}` lists what was not moved.")
+        click.echo(f"`hopback jobs failures {job.id}` lists the messages that were not moved.")

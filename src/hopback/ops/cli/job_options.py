@@ -28,7 +28,7 @@ class Ramp(click.ParamType[tuple[int, ...]]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """The sizes of the stages."""
+        """Return the sizes of the stages."""
         if isinstance(value, tuple):
             return value
         parts = [part.strip() for part in str(value).split(",")]
@@ -43,7 +43,7 @@ class Ramp(click.ParamType[tuple[int, ...]]):
 
 
 def click_option(option: JobOption, name: str = "") -> Callable[[_Command], _Command]:
-    """The command option for an option of a job, with the parameter `name`."""
+    """Return the command option for an option of a job, with the parameter `name`."""
     names = (option.flag, name or option.name)
     if option.kind is bool:
         given = not option.default
@@ -64,7 +64,7 @@ def click_option(option: JobOption, name: str = "") -> Callable[[_Command], _Com
 
 
 def named_option(kind: type[Struct], field: str, name: str = "") -> Callable[[_Command], _Command]:
-    """The command option for one field of a request, or of a part of it."""
+    """Return the command option for one field of a request, or of a part of it."""
     return click_option(next(one for one in options_of(kind) if one.name == field), name)
 
 
@@ -72,7 +72,7 @@ rate_option = named_option(Pace, "rate")
 
 
 def job_options(kind: type[Struct], *own: str) -> Callable[[_Command], _Command]:
-    """All options of a request, passed to the command as `options`. `own` are declared by the command."""
+    """Add all options of a request except `own`. The command receives them as `options`."""
     options = [
         one
         for one in options_of(kind)

@@ -1,4 +1,4 @@
-"""`hopback jobs`: re-drives and discards that run, here or in another process, or have ended."""
+"""`hopback jobs`: list and control re-drives and discards of this and other processes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def watch(job: str, form: str, access: OpsAccess) -> int:
 
 
 async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
-    """Follow a job that runs somewhere."""
+    """Follow a job of any process until it ends, and return the exit code."""
     with signals_heard() as signals:
         last = await follow(dead_letters, await dead_letters.job(job), signals, form)
         if signals.heard:
@@ -106,7 +106,7 @@ async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
 def pause(job: str, form: str, access: OpsAccess) -> None:
     """Pause JOB after the messages in flight, in whichever process it runs."""
     found = with_dead_letters(access, lambda dead_letters: dead_letters.pause(job))
-    output(form, found, lambda: _say(found, "is told to pause"))
+    output(form, found, lambda: _print_effect(found, "will pause"))
 
 
 @jobs.command(short_help="Resume a paused, interrupted or failed job.")
@@ -122,18 +122,17 @@ def resume(job: str, form: str, access: OpsAccess) -> int:
 
 
 async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str) -> int:
-    """Go on with a job; one that begins here is seen through."""
+    """Resume a job. If it runs in this process, follow it to its end."""
     before = await dead_letters.job(job)
     if before.state is JobState.RUNNING:
         raise CommandFailed(
             f"job {job} is running",
-            do="Follow it with `hopback jobs watch`. If its process has died, try again in half a"
-            " minute: then it counts as interrupted.",
+            do="Follow it with `hopback jobs watch`. If its process has died, try again in 30 s.",
             code=Exit.CONFLICT,
         )
     resumed = await dead_letters.resume(job)
     if before.is_active:
-        output(form, resumed, lambda: _say(resumed, "is told to go on"))
+        output(form, resumed, lambda: _print_effect(resumed, "will resume"))
         return Exit.OK
     return await see_through(dead_letters, resumed, form, again)
 
@@ -145,11 +144,11 @@ async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str)
 def cancel(job: str, form: str, access: OpsAccess) -> None:
     """Cancel JOB after the messages in flight, in whichever process it runs. The others are requeued."""
     found = with_dead_letters(access, lambda dead_letters: dead_letters.cancel(job))
-    output(form, found, lambda: _say(found, "is told to end"))
+    output(form, found, lambda: _print_effect(found, "will end"))
 
 
-def _say(job: Job, request: str) -> None:
-    """What becomes of the job: what it was asked for, or that it has ended already."""
+def _print_effect(job: Job, request: str) -> None:
+    """Print the effect of a request, or the state of a job that has already ended."""
     happens = request if job.is_active else f"is {job.state}"
     click.echo(safe(f"{job.id} ({job.kind} from {job.queue}) {happens}."))
 
@@ -168,7 +167,8 @@ def rate(job: str, rate: str, form: str, access: OpsAccess) -> None:
             f"expected a number above 0 or none, got {rate!r}.", param_hint="RATE"
         ) from None
     found = with_dead_letters(access, lambda dead_letters: dead_letters.set_rate(job, wanted))
-    output(form, found, lambda: _say(found, f"goes at {rate} messages per second"))
+    limit = "has no rate limit" if wanted is None else f"is limited to {rate} messages per second"
+    output(form, found, lambda: _print_effect(found, limit))
 
 
 @jobs.command(short_help="List messages that a job could not move or skipped.")
@@ -201,10 +201,10 @@ def failures(job: str, limit: int, after: int, form: str, access: OpsAccess) -> 
 
 
 def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> None:
-    """The messages that a job could not move; those that its filter left out are only counted."""
+    """Print the messages that a job could not move. Messages that did not match are only counted."""
     if found:
         rows = [(one.id, one.message_id, one.reason) for one in found]
-        table(("id", "message", "why"), rows, keep=("message",))
+        table(("id", "message", "reason"), rows, keep=("message",))
     elif after:
         click.echo("No more failures.")
     elif job.counts.skipped:

@@ -1,4 +1,4 @@
-"""`hopback serve`: dead letters, jobs, topology and audit by HTTP and on a page."""
+"""`hopback serve`: the admin page and the HTTP API."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _ServeChoices:
-    """What the options say about the service itself."""
+    """Options of the service itself."""
 
     http: tuple[str, int]
     config: Path | None
@@ -91,8 +91,7 @@ def serve(new_key: str | None, role: str, access: OpsAccess, **options: Any) -> 
         settings = admin.read_settings(choices.config, os.environ)
     if settings.brokers and access.broker is not None:
         raise click.UsageError(
-            "--broker (or HOPBACK_BROKER) and the [[brokers]] of --config both say what to serve:"
-            " leave one of them away."
+            "--broker (or HOPBACK_BROKER) and the [[brokers]] of --config exclude each other."
         )
     if not settings.brokers and access.broker is None:
         raise click.UsageError(
@@ -124,7 +123,7 @@ async def _serve(access: OpsAccess, choices: _ServeChoices, settings: AdminSetti
             click.echo(f"Serving {address}", err=True)
             if link is not None:
                 click.echo(f"Sign in: {address}login?token={link}", err=True)
-                click.echo("The link opens once.", err=True)
+                click.echo("The link works once.", err=True)
             elif choices.config is None:
                 click.echo("No sign-in is configured: only this machine is served.", err=True)
 
@@ -138,14 +137,17 @@ async def _serve(access: OpsAccess, choices: _ServeChoices, settings: AdminSetti
                 key=choices.tls_key,
                 proxied=choices.proxied,
             )
-        except SystemExit as ended:  # how uvicorn says that it could not listen
+        except SystemExit as ended:  # uvicorn could not listen
             raise cannot_listen(choices.http, "see the line above") from ended
 
 
 async def _open_brokers(
     access: OpsAccess, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
 ) -> list[Operations]:
-    """Open the brokers of the settings on one journal, or the one of the options. None is asked yet."""
+    """Open the brokers of the settings with one journal, or the broker of the options.
+
+    No broker is contacted yet.
+    """
     from hopback.ops.operations import Operations
 
     editing, lease = settings.deadletters.editing, settings.jobs.lease_seconds
@@ -170,15 +172,15 @@ async def _open_brokers(
 
 
 def _print_key(name: str, role: str) -> int:
-    """A new key on stdout; what to write into the settings file, too: the hash, never the key."""
+    """Print a new key to stdout, and its entry for the settings file with the hash to stderr."""
     from hopback.ops.contract.roles import Grant, Role
     from hopback.ops.http.keys import new_key
     from hopback.text import one_line as safe
 
     secret, key = new_key(name, Grant(Role(role)), expires=None, made_by="", now=0.0)
-    click.echo("This is the key. It is shown this once:", err=True)
+    click.echo("The new key, shown only once:", err=True)
     click.echo(secret)
-    click.echo("Put this into the settings file:", err=True)
+    click.echo("Add this to the settings file:", err=True)
     quoted = safe(name).replace("\\", "\\\\").replace('"', '\\"')
     click.echo(
         f'\n[[auth.keys]]\nname = "{quoted}"\nhash = "{key.hash}"\nrole = "{role}"\nqueues = ["*"]',

@@ -118,7 +118,7 @@ async def test_redrive_with_left_out_messages_is_partial(capsys: _Output) -> Non
             code = await _run(found, _redrive(target=_into(DLQ), max_redrives=1), "table")
             assert code == expected
         said = capsys.readouterr().out
-        assert "3 left out" in said
+        assert "3 skipped" in said
         assert "hopback jobs failures j-" in said
 
 
@@ -186,8 +186,8 @@ async def test_plan_prints_count_errors_target_and_cost_on_stderr(capsys: _Outpu
 @pytest.mark.parametrize(
     ("seen", "selection", "told"),
     [
-        (1000, Selection(limit=2000, count=2000), "2,000; 1,000 were looked at"),
-        (2000, Selection(limit=2000, count=60, filter="x"), "60 of 2,000, by the filter"),
+        (1000, Selection(limit=2000, count=2000), "2,000 (1,000 were read)"),
+        (2000, Selection(limit=2000, count=60, filter="x"), "60 of 2,000 match the filter"),
         (1000, Selection(count=60, estimate="why", filter="x"), "about 60 of 2,000: why"),
     ],
 )
@@ -213,7 +213,7 @@ async def test_plan_reports_consumers_of_target_queues(capsys: _Output) -> None:
         print_plan(plan, err=False)
         said = capsys.readouterr().out
         assert f"taken by  {MAIN}: 0 consumers" in said
-        assert f"Warning: {MAIN} has 0 consumers: what is sent there waits until one comes" in said
+        assert f"Warning: {MAIN} has 0 consumers: messages wait there until one connects" in said
         connection = await found.broker.connect("a consumer")
         channel = await connection.open_channel()
         await channel.consume(MAIN, lambda _delivery: None)
@@ -229,7 +229,7 @@ async def test_missing_target_queue_blocks_plan(capsys: _Output) -> None:
         plan = await found.dead_letters.plan(_redrive(target=_into("no.such")))
         assert not plan.may_start
         print_plan(plan, err=False)
-        assert "In the way: the target queue 'no.such' does not exist" in capsys.readouterr().out
+        assert "Refused: the target queue 'no.such' does not exist" in capsys.readouterr().out
 
 
 @in_virtual_time
@@ -290,7 +290,7 @@ async def test_running_job_is_watched_paused_and_cancelled_by_another_process(
             tasks.create_task(_cancelled_later(found, job.id))
             assert await watch_job(found.dead_letters, job.id, "table") == Exit.CANCELLED
         said = capsys.readouterr().out
-        assert "is told to go on" in said
+        assert "will resume" in said
         assert "cancelled" in said
 
 
@@ -340,7 +340,7 @@ async def test_failed_job_prints_reason(capsys: _Output) -> None:
         code = await see_through(found.dead_letters, job, "table", _again(job.id))
         said = capsys.readouterr()
         assert code in (Exit.FAILED, Exit.PARTIAL)
-        assert "Because:" in said.out
+        assert "Reason:" in said.out
         assert _again(job.id) not in said.err
         done = (await found.dead_letters.job(job.id)).counts.done
         assert len(found.held(DLQ)) == 3 - done
@@ -423,7 +423,7 @@ async def test_edit_publishes_changed_copy_and_keeps_original() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((), "Say what to change"),
+        ((), "Expected --body"),
         (("--header", "nothing"), "expected NAME=TEXT"),
         (("--body", "no-such-file"), "no-such-file cannot be read"),
         (("--content-type", "text/plain", "--to", "orders"), "expected design"),

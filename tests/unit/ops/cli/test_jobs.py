@@ -56,7 +56,7 @@ def test_progress_bar_shows_rate_time_left_failures_and_returns() -> None:
         "5/s",
         "10s left",
         "failed 2",
-        "came back 3",
+        "returned 3",
     ):
         assert part in line, line
 
@@ -77,14 +77,14 @@ def test_paused_or_stalled_job_has_no_time_left() -> None:
 
 def test_watching_job_shows_deadline_without_rate() -> None:
     """The rate of the last stage does not predict the waits before the next stages."""
-    until = "watching until 2026-11-17T18:50:21Z whether messages come back"
+    until = "watching until 2026-11-17T18:50:21Z for returned messages"
     watching = _job(1, reason=until)
     assert time_left(watching, 60.0) is None
     line = bar_line(watching, 60.0, 80)
     assert "watching until 18:50:21 UTC" in line
     assert line.endswith("…")
     assert ("left" in line, "/s" in line) == (False, False)
-    assert bar_line(watching, 60.0, 120).endswith("whether messages come back")
+    assert bar_line(watching, 60.0, 120).endswith("for returned messages")
 
 
 def test_progress_without_terminal_is_one_record_every_few_seconds(
@@ -138,8 +138,8 @@ def test_discard_has_no_unknown_return_count(capsys: pytest.CaptureFixture[str])
     print_jobs([structs.replace(unknown, kind=JobKind.DISCARD)], 0.0)
     print_jobs([unknown], 0.0)
     discard, redrive = capsys.readouterr().out.split("ID ")[1:]
-    assert "not known" not in discard
-    assert "not known" in redrive
+    assert "unknown" not in discard
+    assert "unknown" in redrive
 
 
 def test_resumed_redrive_names_possible_duplicates() -> None:
@@ -159,5 +159,5 @@ def test_job_counts_messages_that_left_the_queue_otherwise(
     job = structs.replace(_job(60, state=JobState.COMPLETED), counts=Counts(100, done=60, gone=40))
     print_job(job)
     said = capsys.readouterr().out
-    assert "100 selected, 60 done, 40 left the queue otherwise" in said
+    assert "100 selected, 60 done, 40 no longer in the queue" in said
     assert "remaining" not in said

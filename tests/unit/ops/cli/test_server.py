@@ -243,9 +243,9 @@ async def test_discard_by_server_reports_archive_or_permanent_loss(
         print_plan(await remote.plan(asked), err=False)
         kept = capsys.readouterr().out
         assert str(tmp_path) in kept
-        assert "gone for good" not in kept
+        assert "cannot be restored" not in kept
         print_plan(await remote.plan(structs.replace(asked, export=False)), err=False)
-        assert "gone for good" in capsys.readouterr().out
+        assert "cannot be restored" in capsys.readouterr().out
         with pytest.raises(BadRequest) as refused:
             await remote.start(asked, Submission(export_to="mine.ndjson"))
         assert exit_of(refused.value) is Exit.USAGE
@@ -277,7 +277,7 @@ def test_job_defaults_and_bounds_are_equal_in_library_api_and_command() -> None:
     offered = options["ramp"].flag_value  # type: ignore[attr-defined]
     assert Ramp().convert(offered, None, None) == RAMP
     page = (Path(hopback.ops.page.__file__).parent / "templates" / "act.html").read_text()
-    assert "{}, then {}, then {}".format(*RAMP) in page
+    assert "send {}, {}, {}, then".format(*RAMP) in page
 
 
 def test_session_defaults_and_bounds_are_equal_in_library_api_and_command() -> None:

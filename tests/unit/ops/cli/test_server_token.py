@@ -55,7 +55,7 @@ def test_token_for_a_plain_server_does_not_go_through_a_proxy(
         assert run(words) == 7
     assert seen == []
     said = capsys.readouterr().err
-    assert "Warning: the token goes to hopback.invalid without encryption" in said
+    assert "Warning: the token is sent to hopback.invalid without encryption" in said
     assert "secret" not in said
 
 
