@@ -141,7 +141,7 @@ def _see_everything_at_once(page: Page) -> None:
     Unknown queues are offered and then listed.
     """
     page.goto("/")
-    page.get_by_role("button", name="I know").click()
+    page.get_by_role("button", name="Dismiss").click()
     rows = page.locator("table.queues tbody tr")
     expect(rows.first).to_contain_text("orders.dlq")
     twelfth = rows.nth(11).bounding_box()
@@ -172,12 +172,12 @@ def _see_everything_at_once(page: Page) -> None:
 def _find_out_what_broke(page: Page, service: _Service) -> None:
     """One click: the errors of all queues on the first page, by HTTP and by the command."""
     page.goto("/")
-    page.get_by_role("button", name="Find out what broke").click()
+    page.get_by_role("button", name="Survey queues").click()
     broke = page.locator(".broke li")
     expect(broke.first).to_contain_text("orders.dlq", timeout=30_000)
     expect(page.get_by_role("button", name="Survey again")).to_be_visible(timeout=30_000)
     expect(page.locator("table.queues")).to_contain_text("OutOfStockException")
-    expect(page.locator("table.queues")).to_contain_text("left out of surveys")  # ledger.dlq
+    expect(page.locator("table.queues")).to_contain_text("not surveyed")  # ledger.dlq
     accessible(page)
     causes = {one["error"] for one in service.get("/admin/dlq/errors")["items"]}
     assert {
@@ -236,10 +236,10 @@ def _compare_numbers(page: Page, service: _Service, incident: Incident) -> None:
 def _find_one_order(page: Page, service: _Service) -> None:
     """Search one order in all queues, also in compressed bodies, and open the result."""
     page.goto("/")
-    page.get_by_label("Search in all").fill("C-00007")
+    page.get_by_label("Search all queues").fill("C-00007")
     page.keyboard.press("Enter")
     expect(page.locator("[data-told]")).to_contain_text("1 found.", timeout=30_000)
-    expect(page.locator("[data-skipped]")).to_contain_text("ledger.dlq was left out")
+    expect(page.locator("[data-skipped]")).to_contain_text("ledger.dlq was skipped")
     accessible(page)
     page.get_by_role("button", name="Open").click()
     page.wait_for_url(re.compile("/sessions/"))
@@ -295,8 +295,8 @@ def _redrive_too_early(page: Page, service: _Service) -> str:
     page.get_by_label("Filter").fill("origin:orders")
     page.keyboard.press("Enter")
     page.get_by_role("link", name=f"Re-drive all {_ORDERS} that match").click()
-    page.get_by_role("button", name="Next: where and how").click()
-    expect(page.get_by_label(re.compile("Begin carefully"))).to_be_checked()
+    page.get_by_role("button", name="Next: target and pace").click()
+    expect(page.get_by_label(re.compile("Ramp"))).to_be_checked()
     page.get_by_label("Why").fill("the provider says it is back")
     page.get_by_role("button", name="Next: review").click()
     expect(page.get_by_text("orders.retry")).to_be_visible()
@@ -304,7 +304,7 @@ def _redrive_too_early(page: Page, service: _Service) -> str:
     page.get_by_role("button", name=f"Re-drive {_ORDERS} messages").click()
     page.wait_for_url(re.compile("/jobs/"))
     job = page.url.rpartition("/")[2]
-    expect(page.locator(".state")).to_have_text("stopped: messages came back", timeout=60_000)
+    expect(page.locator(".state")).to_have_text("stopped: messages returned", timeout=60_000)
     accessible(page)
     found = service.get(f"/admin/dlq/jobs/{job}")
     assert found["state"] == "stopped"
@@ -314,7 +314,7 @@ def _redrive_too_early(page: Page, service: _Service) -> str:
     expect(page.locator("#search tbody tr").first).to_contain_text("orders.dlq")
     accessible(page)
     page.goto(f"/jobs/{job}")
-    page.get_by_role("button", name="See what came back").click()
+    page.get_by_role("button", name="Show returned messages").click()
     page.wait_for_url(re.compile("/sessions/"))
     expect(page.locator("table.letters tbody tr").first).to_contain_text("re-driven")
     return job
@@ -328,13 +328,13 @@ def _survive_a_crash(page: Page, service: _Service) -> None:
     release = page.get_by_role("button", name="Release")
     expect(release).to_be_enabled()
     service.kill()
-    expect(page.locator("#standing")).to_contain_text("The service does not answer")
+    expect(page.locator("#standing")).to_contain_text("The service has not answered")
     expect(release).to_be_disabled()
     accessible(page, "color-contrast")
     service.start()
-    expect(page.locator("#standing")).to_contain_text("nothing is held any more")
+    expect(page.locator("#standing")).to_contain_text("holds no messages")
     page.get_by_role("button", name="Look again").click()
     page.wait_for_url(re.compile("/sessions/"))
     expect(page.locator("#standing")).to_be_hidden()
     page.get_by_role("button", name="Release").click()
-    expect(page.get_by_role("status").first).to_contain_text("back in the queue")
+    expect(page.get_by_role("status").first).to_contain_text("requeued in order")

@@ -137,8 +137,8 @@ def test_operator_finds_redrives_and_discards_on_page(page: Page, server: PageSe
     _discard_the_rest(page)
     page.goto(f"/queues/{_ORDERS}")
     # The broker's totals are up to 5 s old. The page refreshes itself when they change.
-    expect(page.locator(".lead")).to_contain_text("Nothing rests here now", timeout=_TICKS_MS)
-    expect(page.get_by_text("There is nothing to look at")).to_be_visible()
+    expect(page.locator(".lead")).to_contain_text("No dead letters", timeout=_TICKS_MS)
+    expect(page.get_by_text("The queue is empty.")).to_be_visible()
     for name in ("Look at messages", "Search", "Download"):
         expect(page.get_by_role("button", name=name)).to_have_count(0)
     expect(page.get_by_role("link", name="Discard from the head")).to_have_count(0)
@@ -164,17 +164,17 @@ def _redrive_too_early(page: Page) -> None:
     """The cause is not fixed: the careful beginning stops by itself after one message."""
     page.get_by_role("link", name="Re-drive 9…").click()
     _three_steps(page, "the warehouse was synchronised", "Re-drive 9 messages")
-    expect(page.locator(".state")).to_have_text("stopped: messages came back", timeout=15_000)
+    expect(page.locator(".state")).to_have_text("stopped: messages returned", timeout=15_000)
     _picture(page, "came-back", 620)
     job = page.url
-    page.get_by_role("button", name="See what came back").click()
+    page.get_by_role("button", name="Show returned messages").click()
     page.wait_for_url(re.compile("/sessions/"))
     expect(page.locator("table.letters tbody tr")).to_have_count(1)
     expect(page.locator("table.letters tbody tr")).to_contain_text("LookupError")
     page.get_by_role("button", name="Release").click()
     page.goto("/")
     expect(page.locator("table.queues")).to_contain_text("LookupError")
-    page.get_by_role("button", name="Find out what broke").click()
+    page.get_by_role("button", name="Survey queues").click()
     expect(page.locator(".broke li")).to_have_count(3)
     expect(page.get_by_role("button", name="Survey again")).to_be_visible()
     page.goto("/")
@@ -184,7 +184,7 @@ def _redrive_too_early(page: Page) -> None:
 
 def _discard_the_rest(page: Page) -> None:
     page.goto(f"/queues/{_ORDERS}/discard")
-    page.get_by_role("button", name="Next: how").click()
+    page.get_by_role("button", name="Next: options").click()
     page.get_by_label("Why").fill("addresses are obsolete")
     page.get_by_role("button", name="Next: review").click()
     button = page.get_by_role("button", name=re.compile(r"Discard \d+ messages"))
@@ -213,8 +213,8 @@ def _answer_too_late(page: Page, held: list[Route]) -> None:
 
 
 def _three_steps(page: Page, reason: str, button: str) -> None:
-    page.get_by_role("button", name="Next: where and how").click()
-    expect(page.get_by_label(re.compile("Begin carefully"))).to_be_checked()
+    page.get_by_role("button", name="Next: target and pace").click()
+    expect(page.get_by_label(re.compile("Ramp"))).to_be_checked()
     page.get_by_label("Why").fill(reason)
     page.get_by_role("button", name="Next: review").click()
     expect(page.get_by_role("heading", name="Routing check")).to_be_visible()
@@ -355,7 +355,7 @@ def test_pages_work_on_phone_and_by_keyboard(page: Page) -> None:
     )
     expect(page.locator(".groups .share-of")).to_have_text("1")
     page.get_by_role("button", name="Release").click()
-    expect(page.get_by_role("status")).to_contain_text("back in the queue")
+    expect(page.get_by_role("status")).to_contain_text("requeued in order")
 
 
 def test_ended_session_shows_no_countdown(page: Page, server: PageServer) -> None:
@@ -366,11 +366,11 @@ def test_ended_session_shows_no_countdown(page: Page, server: PageServer) -> Non
     page.goto("/queues/payments.capture.dlq")
     page.get_by_role("button", name="Look at messages").click()
     page.wait_for_url(re.compile("/sessions/"))
-    expect(page.locator(".countdown")).to_contain_text("Back in the queue in")
+    expect(page.locator(".countdown")).to_contain_text("Requeued in")
     for view in operations.sessions():
         server.do(operations.release(view.id))
     expect(page.locator("#standing")).to_contain_text(
-        "This look is over: nothing is held any more."
+        "This session has ended and holds no messages."
     )
     expect(page.locator(".countdown")).to_be_hidden()
     expect(page.get_by_role("button", name="Hold longer")).to_be_hidden()

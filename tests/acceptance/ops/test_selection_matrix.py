@@ -263,7 +263,7 @@ class _Walk:
             if self.cell.selection == "head":
                 page.get_by_label("At most").fill("25")
             if self.cell.selection == "filter":
-                page.get_by_label("Only what matches this filter").fill(_WANTED)
+                page.get_by_label("Filter").fill(_WANTED)
         page.get_by_role("button", name=re.compile("^Next")).click()
 
     def run(self) -> None:
@@ -272,7 +272,7 @@ class _Walk:
         if action == "discard":
             page.get_by_label("Write each message to a file").uncheck()
         else:
-            page.get_by_label("Begin carefully").uncheck()
+            page.get_by_label("Ramp").uncheck()
         if action == "edit":
             page.locator("summary", has_text="Change each message").click()
             page.locator("#change").fill(_PATCH)

@@ -214,9 +214,9 @@ def test_admin_of_all_brokers_redrives_on_one_broker_only(page: Page, served: _S
     rows.first.get_by_role("link", name=_DLQ).click()
     expect(page.locator("details.switch summary")).to_have_text("lab")
     page.get_by_role("link", name="Re-drive from the head…").click()
-    page.get_by_role("button", name="Next: where and how").click()
+    page.get_by_role("button", name="Next: target and pace").click()
     page.get_by_label("Why").fill("the lab is repaired")
-    page.get_by_label(re.compile("Begin carefully")).uncheck()
+    page.get_by_label(re.compile("Ramp")).uncheck()
     page.get_by_role("button", name="Next: review").click()
     expect(page.locator(".warn-box").first).to_contain_text(f"{_MAIN} has 0 consumers")
     _picture(page, "review")
@@ -227,7 +227,7 @@ def test_admin_of_all_brokers_redrives_on_one_broker_only(page: Page, served: _S
     assert [served.depth(name, _DLQ) for name in _DEPTHS] == [3, 5, 0]
     page.locator("details.switch summary").click()
     page.locator("details.switch").get_by_role("link", name="billing").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("No job")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("No running jobs")
     page.goto("/brokers/lab/audit")
     expect(page.get_by_role("cell", name="the lab is repaired").first).to_be_visible()
     page.goto("/audit")
@@ -240,7 +240,7 @@ def test_operator_of_one_broker_is_refused_at_another(page: Page, served: _Serve
     expect(page.locator("main")).not_to_contain_text("billing")
     for path in (f"/queues/{_DLQ}", f"/brokers/billing/queues/{_DLQ}", "/brokers/shop/topology"):
         page.goto(path)
-        expect(page.get_by_role("heading", level=1)).to_have_text("You may not do this")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
     page.goto(f"/brokers/lab/queues/{_DLQ}")
     expect(page.get_by_role("heading", level=1)).to_have_text(_DLQ)
     asked = {"kind": "re-drive", "queue": _DLQ, "reason": "mine?"}

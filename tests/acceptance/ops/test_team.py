@@ -146,7 +146,7 @@ def test_member_signs_in_follows_alert_link_and_signs_out(
     expect(page.get_by_role("cell", name="13 dead letters, more than 5.")).to_be_visible()
     _pictures(page, "alerts")
     page.get_by_role("button", name="Test ops").click()
-    expect(page.get_by_role("status")).to_contain_text("ops took the test message")
+    expect(page.get_by_role("status")).to_contain_text("ops accepted the test message")
     assert f'"link": "{server.url}/queues/orders.created.dlq"'.encode() in taken[0]
     page.goto(f"{server.url}/queues/orders.created.dlq")
     expect(page.get_by_role("heading", level=1)).to_contain_text("orders.created.dlq")

@@ -621,7 +621,7 @@ async def _edit_step(visit: Visit) -> Response:
 
 async def _edit_page(visit: Visit, form: EditForm, **more: Any) -> Response:
     if not visit.operations.settings.editing:
-        raise NotAllowed("editing messages is switched off here")
+        raise NotAllowed("editing messages is disabled")
     view = _session_of(visit)
     detail = await visit.operations.queue(view.queue)
     return visit.page(
@@ -679,7 +679,7 @@ class EditForm:
         if wrong is not None:
             raise BadRequest("headers to set", f"name: value, got {wrong!r}")
         if not self.reason:
-            raise BadRequest("why", "a reason; everyone reads it later")
+            raise BadRequest("why", "a reason for the audit")
         pairs = (line.partition(":") for line in said)
         properties = self.delivery.properties
         edit = Edit(
@@ -691,7 +691,7 @@ class EditForm:
             without=frozenset(filter(None, map(str.strip, self.without.splitlines()))),
         )
         if edit == Edit():
-            raise BadRequest("the copy", "something that differs from the message")
+            raise BadRequest("the copy", "a difference from the message")
         return EditRequest(
             edit=edit, reason=self.reason, target=form_target(self.target, self.target_queue)
         )

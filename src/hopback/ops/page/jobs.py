@@ -177,7 +177,7 @@ async def _review(
     visit: Visit, request: JobRequest, on_progress: OnProgress, trouble: str = ""
 ) -> Response:
     if not request.reason:
-        return await _second(visit, request, "Why: expected a reason; everyone reads it later.")
+        return await _second(visit, request, "Why: expected a reason for the audit.")
     meant = request
     if isinstance(request, DiscardRequest):
         # The name is typed after the review. A plan discards no message.
@@ -276,7 +276,7 @@ async def _jobs(visit: Visit) -> Response:
     seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
     counts = [(state, sum(job.state is state for job in seen)) for state in _UNDER_WAY]
     words = [f"{count_of(n, 'job')} {state.value}" for state, n in counts if n]
-    return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No job is running")
+    return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No running jobs")
 
 
 async def _job_in_path(visit: Visit) -> Job:
@@ -309,9 +309,9 @@ async def _job(visit: Visit) -> Response:
 
 
 _TARGET_WORDS = {
-    "failed-queue": "straight into the queue that failed",
-    "retry-exchange": "into the retry queue, to wait once more",
-    "origin-exchange": "to the exchange they first came by",
+    "failed-queue": "to the queue in which they failed",
+    "retry-exchange": "to the retry queue, to wait again",
+    "origin-exchange": "to the exchange of their first publish",
 }
 
 
@@ -321,9 +321,13 @@ async def _target_words(visit: Visit, queue: str, target: str) -> str:
     known = next((one for one in swept.queues if one.queue == queue), None)
     origins = () if known is None else known.origins
     if target == "design" and known is not None and known.known_by == "plan":
-        return "back as the plan of the queue says"
+        return "to the target of the plan"
     if target in ("design", "failed-queue"):
-        named = f"back to queue {origins[0]}" if len(origins) == 1 else "back where each failed"
+        named = (
+            f"back to queue {origins[0]}"
+            if len(origins) == 1
+            else "back to the queue in which each failed"
+        )
         return visible(named)
     return _TARGET_WORDS.get(target, f"back {visible(target)}")
 
@@ -392,5 +396,5 @@ async def _steer(visit: Visit) -> Response:
         case "came-back":
             return await _what_came_back(visit, job)
         case _:
-            raise Refused(404, "not-found", f"A job cannot be told to {verb!r}.")
+            raise Refused(404, "not-found", f"Unknown job action {verb!r}.")
     return see_other(f"/jobs/{quote(job.id, safe='')}")

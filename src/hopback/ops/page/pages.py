@@ -289,7 +289,7 @@ async def in_time(
         raise Refused(
             429,
             "too-many-heavy-requests",
-            f"{_MOST_WAITING} requests of yours are still running: wait until one ends, or cancel one.",
+            f"You have {_MOST_WAITING} running requests. Wait until one ends, or cancel one.",
         )
     begun = LongWork(work)
     if await begun.wait(visit.request, AT_ONCE_S):
@@ -363,9 +363,7 @@ async def _respond(
         open_pages = ("/you", "/", "/live", "/alive") if over_all else ("/you",)
         if principal.role is None and path not in open_pages:
             where = f" for broker {services.name!r}" if principal.elsewhere else ""
-            raise forbidden(
-                f"You are known here, but have no role{where}; an admin can give you one."
-            )
+            raise forbidden(f"You are signed in, but have no role{where}. Ask an admin for one.")
         if not may_begin(row.role, row.queues, principal, request.path_params):
             raise forbidden(f"Expected the role {row.role} for {row.queues[0].text}.")
         fields = list(request.query_params.multi_items())
@@ -448,22 +446,22 @@ def problem_page(
     own = request.url.path.removeprefix(services.prefix)
     is_look_over = own.startswith("/sessions/") and refused.status == 404
     words = {
-        "title": _CODE_TITLES.get(refused.code) or _TITLES.get(refused.status, "That did not work"),
+        "title": _CODE_TITLES.get(refused.code) or _TITLES.get(refused.status, "Request failed"),
         "detail": refused.detail,
         "remedy": str(refused.more.get("remedy", "")),
     }
     if is_look_over:
         words = {
-            "title": "This look is over",
-            "detail": "What it held is back in the queue, in its order.",
-            "remedy": "A look ends when its time is over, when it is released, when a job takes what it"
-            " holds, and when the service is started again.",
+            "title": "Browse session ended",
+            "detail": "Its messages were requeued in order.",
+            "remedy": "A session ends when it expires or is released, when a job takes its messages, and"
+            " when the service restarts.",
         }
     # The most helpful link comes first.
     job, queue = refused.more.get("job"), request.query_params.get("queue", "")
     ways = [("/", "Dead letters")]
     if isinstance(job, str):
-        ways.insert(0, (job.removeprefix("/admin/dlq"), "See that job"))
+        ways.insert(0, (job.removeprefix("/admin/dlq"), "Show the job"))
     # The URL of an ended session still contains the queue.
     if is_look_over and queue:
         ways.insert(0, (f"/queues/{quote(queue, safe='')}#look", f"Look at {visible(queue)} again"))
@@ -481,19 +479,19 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-# Messages after an action, by code: a forged link must not put a text of its choice on the page.
+# Messages after an action, by code. A link contains only the code, so a forged one cannot add a text.
 _TOLD = {
-    "released": "The messages are back in the queue, in their order.",
-    "copy-sent": "The changed copy is on its way; this message stays where it is.",
-    "surveyed": "Every queue that looking does not harm was surveyed.",
-    "limit-restored": "The delivery limit holds again.",
+    "released": "Messages requeued in order.",
+    "copy-sent": "Changed copy sent. This message stays in the queue.",
+    "surveyed": "Survey finished.",
+    "limit-restored": "Delivery limit restored.",
     "key-deleted": "Key revoked.",
-    "filter-saved": "The filter is saved for everybody who looks at this queue.",
-    "signed-out": "You are signed out.",
+    "filter-saved": "Filter saved for all users of this queue.",
+    "signed-out": "Signed out.",
 }
 _TITLES = {
     400: "Invalid request",
-    403: "You may not do this",
+    403: "Not allowed",
     404: "Not found",
     409: "Conflict",
     422: "Request refused",
@@ -519,7 +517,7 @@ async def form_fields(request: Request) -> list[tuple[str, str]]:
             errors="strict",
         )  # fmt: skip
     except ValueError as error:
-        raise Refused(400, "bad-form", "The form: expected fields as a page sends them.") from error
+        raise Refused(400, "bad-form", "Expected the fields of a form.") from error
 
 
 def form_target(kind: str, queue: str) -> Target:

@@ -1,8 +1,7 @@
-"""Templates, and message content for eyes: escaped, bounded, with everything visible that tries to hide.
+"""Template environment and filters, and the safe display of message content.
 
-Content is hostile. It is only ever text here; what cannot be seen (control characters, escapes for
-terminals, marks that turn the direction of writing) is written as a name, and what is compressed is
-unpacked only as far as it is shown.
+Content is untrusted and always escaped as text. Invisible characters (control characters, terminal escapes,
+direction marks) are replaced by their names. Compressed bodies are unpacked up to the displayed size.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.contract.surveys import ErrorGroup, TrendSample
 
-# Of the small line, in the units of its viewBox.
+# Size of a sparkline, in the units of its viewBox.
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0
 _P = ParamSpec("_P")
@@ -49,7 +48,7 @@ _T = TypeVar("_T")
 def _samples(
     kept: Sequence[TrendSample], now: float, messages: int | None
 ) -> list[tuple[float, int]]:
-    """The depths that were kept, up to now: what changed since the last of them is not left out."""
+    """Return the recorded depths and the present one."""
     line = [(float(one.at), one.messages) for one in kept]
     return line if messages is None else [*line, (now, messages)]
 
@@ -66,7 +65,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
 
 
 def _filter(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let templates use it, under its name."""
+    """Register a function as a template filter of the same name."""
     _FILTERS[function.__name__.strip("_")] = function
     return function
 
@@ -76,7 +75,7 @@ STATIC = Path(__file__).with_name("static")
 
 @cache
 def renderer() -> Environment:
-    """The environment of all templates, compiled once; what is not defined is an error, not an empty text."""
+    """Return the environment of all templates. An undefined variable is an error."""
     environment = Environment(
         loader=PackageLoader("hopback.ops.page"),
         autoescape=True,
@@ -86,7 +85,7 @@ def renderer() -> Environment:
     )
     environment.globals["options"] = {one.json: one for one in options_of(RedriveRequest)}
     environment.globals["held_back_means"] = HELD_BACK
-    # Every link of a page begins with it: the pages of one broker among several have a path of their own.
+    # Prefix of every link: with several brokers, the pages of each have another path.
     environment.globals["base"] = ""
     environment.globals["switch"] = None
     environment.filters |= {
@@ -101,13 +100,13 @@ def renderer() -> Environment:
 
 @_filter
 def _sentence(text: str) -> str:
-    """The text as a sentence: a capital letter, a full stop."""
+    """Return the text with a capital letter and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 @_filter
 def _ticked(text: str) -> Markup:
-    """A text of ours in which names stand in backticks, with the names marked."""
+    """Return the text with names in backticks marked up."""
     parts = text.split("`")
     return Markup("").join(
         Markup('<b class="name">{}</b>').format(visible(part)) if odd % 2 else visible(part)
@@ -117,18 +116,18 @@ def _ticked(text: str) -> Markup:
 
 @_filter
 def _count(number: int | None) -> str:
-    """A number for people; a dash where nobody knows it."""
+    """Format a number, a dash for None."""
     return "–" if number is None else f"{number:,}"
 
 
 @_filter
 def _rate(number: float) -> str:
-    """Messages a second for people: no digits that nobody needs."""
+    """Format messages per second, with one decimal below 10."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
 
 
 def span_words(seconds: float) -> str:
-    """A span of time in the unit that fits."""
+    """Format a duration in a suitable unit."""
     seconds = max(seconds, 0.0)
     for limit, unit, divisor in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
         if seconds < limit:
@@ -138,11 +137,11 @@ def span_words(seconds: float) -> str:
 
 
 _RULES = {
-    AlertKind.DEPTH: "more than {above:,} dead letters rest in it",
-    AlertKind.GROWTH: "it grows by more than {above:,} within {within}",
-    AlertKind.NEW_FINGERPRINT: "a failure shows up that is new within {within}",
+    AlertKind.DEPTH: "more than {above:,} dead letters",
+    AlertKind.GROWTH: "grows by more than {above:,} within {within}",
+    AlertKind.NEW_FINGERPRINT: "a new failure within {within}",
     AlertKind.OLDEST_AGE: "a dead letter is older than {older}",
-    AlertKind.JOB_STOPPED: "a job has failed or was interrupted",
+    AlertKind.JOB_STOPPED: "a job failed or was interrupted",
     AlertKind.HELD_BACK: "the broker holds back more than {above:,} messages",
     AlertKind.CONSUMER_GONE: "a queue of origin lost its consumers",
 }
@@ -150,7 +149,7 @@ _RULES = {
 
 @_filter
 def _rule_words(rule: AlertRule) -> str:
-    """When a rule fires, for people."""
+    """Describe the condition of a rule."""
     words = _RULES[rule.kind].format(
         above=rule.above,
         within=span_words(rule.within_seconds),
@@ -162,7 +161,7 @@ def _rule_words(rule: AlertRule) -> str:
 
 @_filter
 def _moment(seconds: float, now: float) -> str:
-    """A moment for people, in UTC and with that said; the day only if it is not today."""
+    """Format a moment in UTC. The date is omitted if it is today."""
     at, today = datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(now, UTC)
     day = "" if at.date() == today.date() else f"{at.day} {at:%b}"
     year = "" if at.year == today.year else f" {at.year}"
@@ -171,12 +170,12 @@ def _moment(seconds: float, now: float) -> str:
 
 @_filter
 def _weight(messages: int | None) -> str:
-    """How heavy a queue weighs at a glance: one step for each power of ten from a hundred on."""
+    """Return the weight of a queue for its style, 1 to 4: one step per power of ten from 100."""
     return str(min(max(len(str(messages or 0)) - 1, 1), 4))
 
 
 def _distinct(choices: Sequence[TargetChoice]) -> list[TargetChoice]:
-    """The targets of a re-drive, each way once: the first that leads there is the one to choose."""
+    """Return the targets of a re-drive without later ones that have the same exchange and key."""
     ways: set[tuple[str | None, str | None]] = set()
     kept = []
     for choice in choices:
@@ -188,7 +187,7 @@ def _distinct(choices: Sequence[TargetChoice]) -> list[TargetChoice]:
 
 
 def clock_words(seconds: float) -> str:
-    """A moment as a clock shows it, in UTC; the number where no calendar has such a day."""
+    """Format a moment in UTC. Return the number if it is outside the calendar."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -201,13 +200,13 @@ _CLOCK = Markup('<time datetime="{}" data-clock="{:.0f}">{} {} UTC</time>')
 
 @_filter
 def _with_clocks(text: str) -> Markup:
-    """A sentence in which moments stand as programs write them, as people read them where they are."""
+    """Replace RFC 3339 times by elements that a browser shows in local time."""
     shown, last = Markup(""), 0
     for found in _RFC_3339.finditer(text):
         day, hour = found.groups()
         try:
             seconds = datetime.fromisoformat(f"{day}T{hour}+00:00").timestamp()
-        except ValueError:  # no calendar has such a day: it stays as it is
+        except ValueError:  # not a date: leave the text unchanged
             continue
         shown += text[last : found.start()] + _CLOCK.format(found[0], seconds, day, hour)
         last = found.end()
@@ -216,7 +215,7 @@ def _with_clocks(text: str) -> Markup:
 
 @_filter
 def _spark(trend: Sequence[tuple[float, int]]) -> str:
-    """The points of a small line; nothing if there is no past to draw."""
+    """Return the points of a sparkline, empty with fewer than two samples."""
     if len(trend) < 2:
         return ""
     first, last = trend[0][0], trend[-1][0]
@@ -232,7 +231,7 @@ def _spark(trend: Sequence[tuple[float, int]]) -> str:
 
 @_filter
 def _hourly(error: ErrorGroup, until: float) -> list[tuple[float, int]]:
-    """The failures of an error in each hour up to a survey."""
+    """Return the failures of an error per hour before a survey."""
     begin = first_hour(until)
     counts = {hour.at: hour.count for hour in sum_hours(at.by_hour for at in error.queues)}
     hours = (Moment(begin + number * HOUR_S) for number in range(HOURS))
@@ -241,31 +240,31 @@ def _hourly(error: ErrorGroup, until: float) -> list[tuple[float, int]]:
 
 @_filter
 def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
-    """The same in words."""
+    """Describe a trend in words."""
     if len(trend) < 2:
-        return "no past known"
+        return "no history"
     change = trend[-1][1] - trend[0][1]
     during = span_words(trend[-1][0] - trend[0][0])
     return f"{change:+,} in the last {during}" if change else f"unchanged for {during}"
 
 
-# What the audit writes for programs, in words; what is not here is told under its own name.
+# Texts for details of audit entries. Other details are shown with their names.
 _DETAILS = {
     "kind": "{}",
     "selected": "{:,} selected",
     "matching": "{:,} match",
     "held": "{:,} held",
-    "seen": "{:,} looked at",
+    "seen": "{:,} read",
     "done": "{:,} done",
     "failed": "{:,} failed",
     "skipped": "{:,} skipped",
-    "came_back": "{:,} came back",
-    "came_back_least": "at least {:,} came back",
+    "came_back": "{:,} returned",
+    "came_back_least": "at least {:,} returned",
     "arrived_meanwhile": "{:,} arrived meanwhile",
     "remaining": "{:,} remain",
-    "returned": "{:,} given back",
+    "returned": "{:,} requeued",
     "state": "{}",
-    "forced": "despite the danger",
+    "forced": "forced",
     "address": "from {}",
     "policy": "policy {}",
     "target": "{}",
@@ -274,12 +273,12 @@ _DETAILS = {
 
 @_filter
 def _told(entry: AuditEntry) -> str:
-    """What an audit entry says beside who, where and why, on one line; what is not so goes without."""
+    """Return the details of an audit entry on one line, without empty ones."""
     details = dict(entry.details)
     if details.pop("came_back_at_least", False) and details.get("came_back"):
         details["came_back_least"] = details.pop("came_back")
     if details.get("kind") == "discard" or details.get("target") == "design":
-        details.pop("target", None)  # there is none, or it is the one that goes without saying
+        details.pop("target", None)  # a discard has none, and `design` is the default
     if isinstance(rate := details.get("rate"), float | int):
         details["rate"] = f"{rate:g} a second"
     parts = []
@@ -290,21 +289,20 @@ def _told(entry: AuditEntry) -> str:
         words = _DETAILS.get(name)
         try:
             parts.append(f"{name} {shown}" if words is None else words.format(shown))
-        except ValueError:  # a number was expected, and a hand-written entry has a text
+        except ValueError:  # an entry may have a text instead of a number
             parts.append(f"{name} {shown}")
     return visible(", ".join(parts))
 
 
-_SHOWN_BYTES = 128 * 1024  # browsers stay quick; the whole is behind Download
-_PARSED_BYTES = (
-    512 * 1024
-)  # parsed within a few milliseconds, and as much as a packed body may grow to
+_SHOWN_BYTES = 128 * 1024  # of a payload, so that browsers stay fast. Download returns all of it.
+_PARSED_BYTES = 512 * 1024
+"""Largest body that is parsed or unpacked, which takes a few milliseconds."""
 _HEX_BYTES = 4096  # 256 rows
-_HEX_ROW = 16  # as hex dumps have
+_HEX_ROW = 16  # bytes per row
 
 
 class Form(StrEnum):
-    """How a payload can be shown."""
+    """Formats of a payload."""
 
     PRETTY = "pretty"
     RAW = "raw"
@@ -313,7 +311,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShownPayload:
-    """A payload made ready to be shown. `note` says what was done to it or left out."""
+    """A payload as text. `note` describes conversions and cuts."""
 
     form: Form
     text: str
@@ -322,54 +320,53 @@ class ShownPayload:
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """The text with everything invisible spelled out; `lines` keeps line ends and tabs."""
+    """Replace invisible characters by their names. `lines` keeps line ends and tabs."""
     return spelled_out(plain_text(text), lines=lines)
 
 
 def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
-    """The payload in that form; a binary one is shown in hex whatever was asked for."""
+    """Return the payload in that format. A binary payload is always shown in hex."""
     body = delivery.body
     if form is Form.HEX:
         return _hex(body, "")
-    # What is inside a packed body, never more than is shown, and what was done to it.
-    said = delivery.properties
+    properties = delivery.properties
     notes: list[str] = []
     inside, is_whole, packed_by = unpack_body(delivery, _PARSED_BYTES)
     if packed_by:
-        notes.append(f"unpacked from {packed_by}{'' if is_whole else ', as far as it is shown'}")
+        notes.append(f"unpacked from {packed_by}{'' if is_whole else ', only the start'}")
     else:
-        inside, how = body, find_packing(said.content_encoding, said.headers)
-        notes += [f"says it is {how}, and is not"] if how else []
-    if form is Form.PRETTY and is_msgpack(said.content_type):
+        inside, how = body, find_packing(properties.content_encoding, properties.headers)
+        notes += [f"unchanged: declared as {how}, but is not"] if how else []
+    if form is Form.PRETTY and is_msgpack(properties.content_type):
         payload, encoding = plain_payload(delivery)
         if encoding == "msgpack":
             inside = json.dumps(payload, ensure_ascii=False).encode()
             notes.append("as JSON, from MessagePack")
     cut_at = len(inside)
-    if cut_at > _SHOWN_BYTES:  # where a character ends
+    if cut_at > _SHOWN_BYTES:  # cut at the end of a character
         cut_at = _SHOWN_BYTES
         while cut_at > _SHOWN_BYTES - 4 and inside[cut_at] & 0xC0 == 0x80:
             cut_at -= 1
     try:
         text = inside[:cut_at].decode("utf-8")
     except UnicodeDecodeError:
-        return _hex(body, "not UTF-8 text, therefore in hex")
+        return _hex(body, "in hex, because it is not UTF-8")
     if form is Form.PRETTY:
-        # Larger ones would take a browser too long to show, and us to parse.
+        # Larger payloads take too long to parse and to display.
         small = len(inside) <= _PARSED_BYTES
         pretty = pretty_json(inside, _SHOWN_BYTES) if small else None
         if pretty is not None:
             text, cut = pretty
-            notes += ["cut: the whole is behind Download"] if cut else []
+            notes += ["cut, Download returns all"] if cut else []
             return ShownPayload(Form.PRETTY, visible(text, lines=True), "; ".join(notes), len(body))
     if len(inside) > _SHOWN_BYTES:
-        notes.append(f"the first {_SHOWN_BYTES // 1024} KiB; the whole is behind Download")
+        notes.append(f"the first {_SHOWN_BYTES // 1024} KiB, Download returns all")
     return ShownPayload(Form.RAW, visible(text, lines=True), "; ".join(notes), len(body))
 
 
 def _hex(body: bytes, note: str) -> ShownPayload:
     if len(body) > _HEX_BYTES:
-        cut = f"the first {_HEX_BYTES // 1024} KiB; the whole is behind Download"
+        cut = f"the first {_HEX_BYTES // 1024} KiB, Download returns all"
         note = f"{note}; {cut}" if note else cut
     rows = []
     for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW):

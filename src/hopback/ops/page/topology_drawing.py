@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from hopback.topology.model import Queue, Topology
 
 MAP_NODES = 200
-"""Nodes of a map. A browser lays out more of them in seconds only, and nobody can read them."""
+"""Maximum number of nodes of a map. A larger map takes seconds to lay out and is not legible."""
 _HUB = (
-    40  # neighbours of a node; the map does not follow a node with more, or it would show them all
+    40  # neighbours of a node. The map does not follow a node with more, or it would show them all.
 )
-_LABEL = 60  # characters; the map cuts longer names anyway, the tables have them whole
+_LABEL = 60  # characters of a label. The map cuts longer names, the tables show them whole.
 _DELAYS = "q:hopback.delay"
 _NAMED = re.compile("`([^`]+)`")
 
@@ -150,7 +150,7 @@ def role_of(row: QueueRow, listed: frozenset[str]) -> QueueRole:
     """Return the role of a queue. The dead-letter queues are the `listed` ones."""
     if row.name in listed:
         return QueueRole.DEAD_LETTER
-    # An operator has said that the queue does not hold dead letters.
+    # An operator has declared that the queue does not contain dead letters.
     return QueueRole.PLAIN if row.role is QueueRole.DEAD_LETTER else row.role
 
 

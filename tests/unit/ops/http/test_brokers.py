@@ -371,5 +371,5 @@ async def test_ended_session_links_back_to_its_broker() -> None:
     async with _several() as several:
         lost = await several.page(_BOB, f"/brokers/staging/sessions/gone?queue={DLQ}")
     assert lost.status_code == 404
-    assert "This look is over" in lost.text
+    assert "Browse session ended" in lost.text
     assert f'href="/brokers/staging/queues/{DLQ}#look"' in lost.text

@@ -99,7 +99,7 @@ async def test_first_page_shows_fullest_queues_and_counts_the_others() -> None:
     async with _service() as (client, _, _):
         page = (await client.get("/")).text
         assert f"{_QUEUES} dead letters in {_QUEUES} of {_QUEUES} queues" in page
-        assert "100 more" in page
+        assert "the other 100" in page
         assert 'href="/queues/q299.dlq"' not in page
         assert 'href="/queues/q299.dlq"' in (await client.get("/?find=q299")).text
 

@@ -35,8 +35,8 @@ async def test_ended_session_links_back_to_its_queue() -> None:
         await service.operations.release(address.partition("?")[0].rpartition("/")[2])
         lost = await service.client.get(address)
     assert lost.status_code == 404
-    assert "This look is over" in lost.text
-    assert "is back in the queue, in its order" in lost.text
+    assert "Browse session ended" in lost.text
+    assert "Its messages were requeued in order." in lost.text
     assert f'href="/queues/{DLQ}#look">Look at {DLQ} again' in lost.text
 
 
@@ -54,7 +54,7 @@ async def test_redrive_form_counts_messages_held_by_sessions() -> None:
     async with admin(*(dead_letter(n) for n in range(3))) as service:
         await service.operations.open_session(DLQ, SessionLimits(limit=2))
         first = await service.client.get(f"/queues/{DLQ}/re-drive")
-    assert "<b>1</b> messages now; 2 more are held for looking and stay" in first.text
+    assert "<b>1</b> messages now. 2 more are held by browse sessions" in first.text
 
 
 async def test_time_in_sentence_has_no_iso_markers() -> None:
@@ -83,7 +83,7 @@ def test_rate_has_at_most_two_significant_digits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arrived", "words"), [(0, "-5 in the last 60 s"), (2, "-5 in the last 60 s; 2 came")]
+    ("arrived", "words"), [(0, "-5 in the last 60 s"), (2, "-5 in the last 60 s, 2 arrived")]
 )
 def test_trend_shows_arrivals_only_if_messages_arrived(arrived: int, words: str) -> None:
     shown = renderer().from_string(
@@ -128,7 +128,7 @@ async def test_own_session_is_not_shown_as_consumer() -> None:
         await service.operations.open_session(DLQ, SessionLimits(limit=3))
         page = await service.client.get(f"/queues/{DLQ}")
         await service.operations.release(service.operations.sessions()[0].id)
-    assert "Go on looking" in page.text
+    assert "Continue looking" in page.text
     assert "they take messages away" not in page.text
 
 
@@ -172,7 +172,7 @@ async def test_spring_stack_trace_is_shown_as_stack_trace() -> None:
     shown = re.search(r'<pre class="trace"[^>]*>(.*?)</pre>', page.text, re.DOTALL)
     assert shown is not None
     assert shown.group(1).count("\n") == 2
-    assert "as Spring recorded it" in page.text
+    assert "recorded by Spring" in page.text
 
 
 async def test_times_show_their_zone_and_exact_value_on_hover() -> None:
@@ -217,7 +217,7 @@ async def test_times_show_their_zone_and_exact_value_on_hover() -> None:
                     "came_back_at_least": True,
                 },
             },
-            "re-drive, stopped, 4,899 remain, at least 20 came back",
+            "re-drive, stopped, 4,899 remain, at least 20 returned",
         ),
     ],
     ids=["no-rate", "rate", "discard", "session", "stopped"],
@@ -270,9 +270,9 @@ def test_alert_shows_targets_that_did_not_accept_it() -> None:
             tested=None,
         )
     )
-    told = re.search(r'<td data-label="Told">(.*?)</td>', page)
+    told = re.search(r'<td data-label="Notified">(.*?)</td>', page)
     assert told is not None
-    assert re.sub("<[^>]*>", "", told[1]) == "chat, pager not taken yet"
+    assert re.sub("<[^>]*>", "", told[1]) == "chat, pager not delivered yet"
     assert page.count(">nobody looks<") == 1
     assert "and 3 more" in page
 
@@ -288,7 +288,7 @@ async def test_review_states_minimum_duration_of_ramped_redrive() -> None:
     assert "watches 1m after each stage and at the end. It stops when a message returns." in rule[1]
     assert "stops when more messages arrive than before its start" in rule[1]
     assert "<dt>Duplicates</dt><dd>Up to 10 messages, if the job is killed" in page.text
-    assert "at least 3 min in all" in page.text
+    assert "at least 3 min" in page.text
 
 
 def test_queue_weight_grows_by_powers_of_ten() -> None:

@@ -176,7 +176,7 @@ async def test_page_shows_diff_before_edited_copy_is_sent() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "something that differs"),
+        ({}, "a difference from"),
         ({"headers": "no colon"}, "expected name: value"),
         ({"content_type": "text/plain", "reason": " "}, "a reason"),
         ({"headers": "x-death: 1"}, "x-death"),

@@ -201,5 +201,5 @@ async def test_second_session_reports_messages_held_by_first() -> None:
         page = (await service.client.get(f"/sessions/{await _look(service, 10)}")).text
         heading = re.search(r"<h1>(.*?)</h1>", page)
         assert heading is not None
-        assert "the first that were ready in" in heading[1]
-        assert "other looks hold 10 more" in heading[1]
+        assert "the first ready messages of" in heading[1]
+        assert "10 more in other sessions" in heading[1]

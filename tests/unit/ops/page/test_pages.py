@@ -87,8 +87,8 @@ async def test_map_shows_queues_reached_by_routing_key() -> None:
         route = await service.client.get(
             "/admin/topology/route", params={"exchange": "shop.events", "routingKey": "order.a.b"}
         )
-    assert "1 queue would get it" in some.text
-    assert "Nobody" in none.text
+    assert "1 queue: " in some.text
+    assert "No queue." in none.text
     assert route.json()["queues"] == ["orders"]
     kinds = {item["data"]["name"]: item["data"]["kind"] for item in graph if "name" in item["data"]}
     assert (kinds["orders"], kinds[DLQ]) == ("main", "dead-letter")
@@ -130,7 +130,7 @@ async def test_redrive_works_by_forms_without_scripts() -> None:
         first = await client.get(act, params=base)
         assert "of the 3 messages that you hold" in first.text
         second = await client.post(act, data={**base, "step": "2", "on": "1"})
-        assert "Begin carefully" in second.text
+        assert "Ramp: " in second.text
         without = await client.post(act, data={**base, "step": "3", "on": "2"})
         assert "expected a reason" in without.text
         third = await client.post(act, data={**base, "step": "3", "on": "2", "reason": "fixed"})
@@ -249,7 +249,10 @@ def test_payload_is_shown_as_json_text_or_hex() -> None:
     assert packed.text == '{\n  "a": "\\\\xff"\n}'
     assert packed.note == "unpacked from application/x-bz2; as JSON, from MessagePack"
     damaged = shown(b"{}", Form.RAW, headers={"compression": "application/x-lzma"})
-    assert (damaged.text, damaged.note) == ("{}", "says it is application/x-lzma, and is not")
+    assert (damaged.text, damaged.note) == (
+        "{}",
+        "unchanged: declared as application/x-lzma, but is not",
+    )
 
 
 async def test_message_with_thousands_of_headers_shows_first_ones() -> None:
@@ -262,7 +265,7 @@ async def test_message_with_thousands_of_headers_shows_first_ones() -> None:
         session = await service.session()
         (item,) = (await service.client.get(f"{session['url']}/messages")).json()["items"]
         page = await service.client.get(f"/sessions/{session['id']}/messages/{item['id']}")
-        assert "and 19,505 more" in page.text
+        assert "19,505 more in an export" in page.text
         assert "hopback-failure" in page.text
         assert len(page.text) < 300_000
         found = (await service.client.get(f"{session['url']}/messages/{item['id']}")).json()
@@ -295,7 +298,7 @@ async def test_page_reports_bodies_too_large_for_filter() -> None:
     async with admin(dead_letter(1, body=body)) as service:
         session = await service.session()
         page = await service.client.get(f"/sessions/{session['id']}?filter=payload.a:x*")
-        assert "1 not looked into" in page.text
+        assert "1 not checked" in page.text
         found = (await service.client.get(f"{session['url']}/messages?filter=payload.a:x*")).json()
         assert (found["matching"], found["notLookedInto"]) == (0, 1)
 
@@ -334,7 +337,7 @@ async def test_review_and_dry_run_warn_of_target_without_consumers() -> None:
     async with admin(dead_letter(1)) as service:
         form = {"step": "3", "reason": "repaired", "target": "", "on": "2"}
         review = await service.client.post(f"/queues/{DLQ}/re-drive", data=form, headers=_SAME)
-        assert "orders has 0 consumers: what is sent there waits" in review.text
+        assert "orders has 0 consumers: messages wait there" in review.text
         asked = {"kind": "re-drive", "queue": DLQ, "reason": "repaired", "dryRun": True}
         plan = (await service.client.post("/admin/dlq/jobs", json=asked)).json()
         assert plan["reaches"] == [{"queue": "orders", "consumers": 0, "messages": 0}]

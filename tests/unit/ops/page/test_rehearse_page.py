@@ -20,10 +20,10 @@ async def test_map_links_planned_queues_to_rehearsal() -> None:
             f"/topology/rehearse?queue={MAIN}"
         ]
         form = (await service.client.get("/topology/rehearse", params={"queue": MAIN})).text
-    assert "statistics hold no rate" in form
+    assert "has no rate for this queue" in form
     assert 'name="outage" value="20m"' in form
     assert 'name="consumers" value="1×10"' in form
-    assert "What would happen" not in form
+    assert ">Forecast<" not in form
 
 
 async def test_outage_rehearsal_shows_facts_findings_and_charts() -> None:

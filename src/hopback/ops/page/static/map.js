@@ -1,7 +1,7 @@
-// The map of the topology. The tables beside it say the same.
+// The map of the topology. The tables of the page contain the same information.
 "use strict";
 
-// Each family is laid out from left to right by itself; then they stand in columns beside each other.
+// Lays out each connected part from left to right, then arranges the parts in columns.
 function arrange(map, ratio) {
   const gap = 70;
   const parts = map.elements().components().map((part) => {

@@ -1,10 +1,10 @@
-// What makes the page live. Everything works without it; nothing here makes HTML from text.
+// Live updates of the pages. Every page works without this script. It never creates HTML from text.
 "use strict";
 
 const lines = new Map();
 
-// An element with data-live asks its server to say when it is out of date, and then fetches itself. Its
-// address may say when it was made (?at=…): what changed before the connection stood is told, too.
+// An element with data-live subscribes to an event stream, and fetches itself when it is out of date. Its
+// address may contain its time (?at=…), so that changes before the subscription are reported, too.
 const live = (path) => [...document.querySelectorAll("[data-live]")].find((each) => each.dataset.live.split("?")[0] === path);
 
 function follow(root) {
@@ -21,19 +21,19 @@ function follow(root) {
     lines.set(path, source);
     const refresh = () => {
       const now = live(path);
-      // Somebody who types or selects text is not interrupted.
+      // Do not replace an element in which the user types or selects text.
       if (now && !now.contains(document.activeElement?.closest("input, select, textarea"))) htmx.trigger(now, "live");
     };
     source.addEventListener("change", refresh);
-    // A refresh that is under way may swallow this one and bring what is old by now: then the line is
-    // opened anew for it, and ends at once.
+    // A refresh in progress may swallow this event and return an older state. Then the stream is opened
+    // again for it, and ends at once.
     source.addEventListener("error", () => ask());
     source.addEventListener("end", () => { source.close(); lines.delete(path); refresh(); });
   }
 }
 
-// A running job fetches itself several times a second. A button that goes while it is pressed is never
-// clicked: what was fetched meanwhile is dropped, and fetched again when the button is let go.
+// A running job fetches itself several times a second. A button that is replaced while it is pressed gets no
+// click. Therefore the response is dropped, and fetched again after the button is released.
 const late = new Set();
 
 document.addEventListener("htmx:beforeSwap", (event) => {
@@ -43,7 +43,7 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   late.add(target);
 });
 for (const kind of ["pointerup", "pointercancel", "keyup"]) {
-  // After the click, which comes behind the release.
+  // Wait for the click, which follows the release.
   document.addEventListener(kind, () => setTimeout(() => {
     for (const element of late) if (element.isConnected) htmx.trigger(element, "live");
     late.clear();
@@ -59,7 +59,7 @@ function span(seconds) {
   return `${Math.round(s / 86400)} d`;
 }
 
-// A moment for people, where they are: the day only if it is another one, always the zone.
+// Format a moment in local time with the zone. The date is omitted if it is today.
 function moment(seconds) {
   const at = new Date(seconds * 1000), now = new Date();
   const time = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
@@ -82,18 +82,18 @@ function tick() {
     const whole = Math.max(0, Math.floor(left));
     element.textContent = `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
     countdown?.classList.toggle("soon", left < 30);
-    // Whether it is over the service says, whose clock counts: it is asked at once.
+    // The clock of the service decides whether the session has ended: ask it at once.
     if (left <= 0 && countdown && !countdown.dataset.asked) { countdown.dataset.asked = "1"; ask(); }
   }
 }
 
-// --- whether what is shown still holds: the service, the sign-in, the broker, the browse session
+// --- check the service, the sign-in, the broker and the browse session periodically
 
 const ASK_EVERY_MS = 3000, ANSWER_WITHIN_MS = 4000;
 const bar = document.getElementById("standing");
 let standing = "", since = 0, asking = false;
 
-// The bar says what is wrong; what cannot work meanwhile is switched off, and on again afterwards.
+// The bar shows the problem. Buttons that cannot work are disabled until it is solved.
 function stand(state, text, link) {
   if (!bar || (state === standing && bar.dataset.text === text)) return;
   const before = standing;
@@ -133,18 +133,18 @@ async function ask() {
     });
     if (answer.redirected) {
       const here = location.pathname + location.search;
-      stand("signed-out", "Your sign-in has ended. What you see is as old as that.", [`/login?next=${encodeURIComponent(here)}`, "Sign in again"]);
+      stand("signed-out", "Your sign-in has ended. This page is out of date.", [`/login?next=${encodeURIComponent(here)}`, "Sign in again"]);
     } else if (answer.ok) {
       const found = await answer.json();
       since = 0;
-      if (held && !found.held) stand("over", "This look is over: nothing is held any more. What you see is from before.");
-      else if (found.trouble) stand("broker", `${found.trouble} Numbers are from ${moment(found.readAt)}; this page asks again by itself.`);
+      if (held && !found.held) stand("over", "This session has ended and holds no messages. This page is out of date.");
+      else if (found.trouble) stand("broker", `${found.trouble} Numbers are from ${moment(found.readAt)}. This page retries automatically.`);
       else stand("", "");
     }
-    // Any other answer (too many requests) is one: the service is there.
+    // Any other response, for example 429, shows that the service is available.
   } catch {
     since ||= Date.now() / 1000;
-    stand("gone", `The service does not answer since ${moment(since)}. What you see is from before; buttons wait until it is back.`);
+    stand("gone", `The service has not answered since ${moment(since)}. This page is out of date, and its buttons are disabled.`);
   } finally {
     asking = false;
   }
@@ -158,7 +158,7 @@ document.addEventListener("click", (event) => {
   if (event.target.closest?.("a[aria-disabled]")) event.preventDefault();
 });
 
-// --- whatever takes longer than a moment says that it is at work, and for how long
+// --- show the duration of slow requests
 
 const working = document.getElementById("working");
 let begun = 0;
@@ -175,8 +175,8 @@ setInterval(() => {
   working.querySelector("span").textContent = `Working, ${Math.floor(seconds)} s`;
 }, 200);
 
-// A selection goes on over pages and filters of one browse session. What is not on this page is kept
-// in this tab, and sent along with what is.
+// A selection spans all pages and filters of a browse session. Selected messages of other pages are kept in
+// the tab and submitted with those of this page.
 function selection() {
   const form = document.querySelector("form[data-selection]");
   if (!form) return null;
@@ -207,7 +207,7 @@ function select(changed) {
   }
 }
 
-// Buttons that say how many they act on.
+// Buttons that show the number of selected messages.
 function count() {
   for (const button of document.querySelectorAll("button[data-count-of]")) {
     const name = CSS.escape(button.dataset.countOf);
@@ -249,7 +249,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// A form is sent once: a second click while it is on its way does nothing.
+// A form is sent once. A second click is ignored.
 document.addEventListener("submit", (event) => {
   work(true);
   if (event.target.method !== "post") return;
@@ -262,7 +262,7 @@ window.addEventListener("pageshow", () => {
   for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
 });
 
-// --- a search: what is found comes in while it goes on; leaving the page, or Cancel, ends it
+// --- a search: results are added while it runs. Leaving the page, or Cancel, ends it.
 
 function search() {
   const place = document.getElementById("search");
@@ -277,7 +277,7 @@ function search() {
   source.addEventListener("search", (event) => {
     last = JSON.parse(event.data);
     [bar.max, bar.value] = [Math.max(last.total, 1), last.seen];
-    told.textContent = words(last) + (last.queue ? `; now in ${last.queue}` : "");
+    told.textContent = words(last) + (last.queue ? `, now in ${last.queue}` : "");
     for (const { letter, excerpt, session } of last.hits) {
       const one = row.content.cloneNode(true), cells = one.querySelectorAll("th, td"), form = one.querySelector("form");
       cells[0].textContent = letter.type || letter.messageId || `message ${letter.place}`;
@@ -295,7 +295,7 @@ function search() {
     }
     for (const { queue, reason } of last.skipped) {
       const item = document.createElement("li");
-      item.textContent = `${queue} was left out: ${reason.replace(/^refused: /, "")}`;
+      item.textContent = `${queue} was skipped: ${reason.replace(/^refused: /, "")}`;
       place.querySelector("[data-skipped]").append(item);
     }
     for (const { queue, count, holders } of last.heldByOthers) {
@@ -318,14 +318,14 @@ function search() {
     if (last.isOver) end(`${words(last)}.${last.matching > rows.children.length ? ` The first ${rows.children.length} are shown.` : ""}`);
   });
   source.addEventListener("end", () => source.close());
-  // A browser would begin the search again by itself: what broke off is said instead.
-  source.addEventListener("error", () => { if (!last?.isOver) end(last ? `${words(last)}; then the search broke off.` : "The search could not begin. Load the page again to try once more."); });
-  cancel.addEventListener("click", () => end(`${last ? words(last) : "Nothing was read"}; cancelled, everything is back in its queue.`));
+  // Do not let the browser start the search again. Report that it was interrupted.
+  source.addEventListener("error", () => { if (!last?.isOver) end(last ? `${words(last)}. The search was interrupted.` : "The search could not start. Reload the page to try again."); });
+  cancel.addEventListener("click", () => end(`${last ? words(last) : "No messages were read"}. Cancelled, all messages were requeued.`));
 }
 
 search();
 
-// --- what takes longer than a moment: how far it is, and then its answer, which is the next page
+// --- the progress of a slow request, then the page with its result
 function wait() {
   const place = document.getElementById("work");
   if (!place) return;
@@ -335,12 +335,12 @@ function wait() {
   source.addEventListener("progress", (event) => {
     const { queue, seen, total } = JSON.parse(event.data);
     [bar.max, bar.value] = [Math.max(total, 1), seen];
-    told.textContent = `${seen.toLocaleString("en")} of ${total.toLocaleString("en")} messages read; now in ${queue}`;
+    told.textContent = `${seen.toLocaleString("en")} of ${total.toLocaleString("en")} messages read, now in ${queue}`;
   });
   source.addEventListener("end", onward);
-  // Cancelled, it is over as well, but there is nothing to lead on to.
+  // A cancelled request has no result to open.
   place.querySelector("form").addEventListener("submit", () => source.close());
-  // A line that broke is opened anew by the browser; one that was refused is over: the page says why.
+  // The browser reopens a broken stream. A refused one has ended: the page shows the reason.
   source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) onward(); });
 }
 wait();
