@@ -395,8 +395,8 @@ class RemoteDeadLetters:
 
         If it is cancelled, it disconnects and the server requeues the messages that it holds.
         """
-        said = {"Accept": _LONG, **(headers or {})}
-        async with aclosing(self._events(row, *path, body=body, headers=said)) as events:
+        accepted = {"Accept": _LONG, **(headers or {})}
+        async with aclosing(self._events(row, *path, body=body, headers=accepted)) as events:
             async for kind, data in events:
                 if kind == "answer":
                     return data

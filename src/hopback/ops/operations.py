@@ -206,13 +206,13 @@ class Operations:
     async def candidates(self) -> CandidateList:
         return await self._recognition.candidates(self.broker)
 
-    async def answer_candidate(self, said: QueueAnswer) -> None:
+    async def answer_candidate(self, answer: QueueAnswer) -> None:
         person = self._who
-        kept = structs.replace(said, by=person.name or person.id)
+        kept = structs.replace(answer, by=person.name or person.id)
         await self._recognition.answer(kept, self.broker)
-        details = {"mainQueue": said.main_queue} if said.main_queue else {}
-        action = f"queue.{said.answer.value}"
-        await self.note(action, queue=said.queue, reason=said.reason, details=details)
+        details = {"mainQueue": answer.main_queue} if answer.main_queue else {}
+        action = f"queue.{answer.answer.value}"
+        await self.note(action, queue=answer.queue, reason=answer.reason, details=details)
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
         snapshot = await self.broker.snapshot()

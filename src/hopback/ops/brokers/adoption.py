@@ -481,12 +481,12 @@ async def _beside_now(broker: ManagedBroker, queue: str) -> AdoptionChoice:
     live = await management.live_topology(vhost)
     # The policies in the live topology may be from statistics. This list is current.
     live = replace(live, policies=await management.policies(vhost))
-    told = None
+    applied = None
     if live.queue(queue) is not None:
-        told = (await management.queue(vhost, queue)).policy
-    if told is not None and told not in {each.name for each in live.policies}:
-        told = None  # The policy was deleted. The statistics lag by up to 5 s.
-    found = adoption(live, queue, await broker.version(), reported_policy=told)
+        applied = (await management.queue(vhost, queue)).policy
+    if applied is not None and applied not in {each.name for each in live.policies}:
+        applied = None  # The policy was deleted. The statistics lag by up to 5 s.
+    found = adoption(live, queue, await broker.version(), reported_policy=applied)
     return found.choice(AdoptionWay.BESIDE)
 
 

@@ -39,10 +39,10 @@ def encode(value: object) -> bytes:
 def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
     """The value in a JSON document. BadRequest lists every wrong field."""
     try:
-        said = decode(data)
+        found = decode(data)
     except ValueError as error:
         raise BadRequest("body", f"JSON: {error}") from None
-    return convert(kind, said)
+    return convert(kind, found)
 
 
 def decode(data: bytes | str) -> Any:
@@ -53,15 +53,15 @@ def decode(data: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def convert(kind: type[ValueT], said: object, *, strict: bool = True) -> ValueT:
+def convert(kind: type[ValueT], found: object, *, strict: bool = True) -> ValueT:
     """The value in these objects. BadRequest lists every wrong field.
 
     `strict` False also reads numbers and booleans from text, for queries and forms.
     """
     try:
-        return msgspec.convert(said, kind, strict=strict, dec_hook=_read)
+        return msgspec.convert(found, kind, strict=strict, dec_hook=_read)
     except msgspec.ValidationError:
-        problems = list(_problems(kind, said, "", strict=strict))
+        problems = list(_problems(kind, found, "", strict=strict))
     path, expected = problems[0]
     more = "".join(f"; {at}: expected {what}" for at, what in problems[1:])
     raise BadRequest(path or "body", f"{expected}{more}")
@@ -99,11 +99,11 @@ def _write(value: object) -> str:
     raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
 
 
-def _read(kind: type, said: object) -> object:
-    if kind is Moment and isinstance(said, str):
-        moment = datetime.fromisoformat(said)
+def _read(kind: type, found: object) -> object:
+    if kind is Moment and isinstance(found, str):
+        moment = datetime.fromisoformat(found)
         return Moment((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
-    raise NotImplementedError(f"{kind.__name__} cannot be read from {type(said).__name__}")
+    raise NotImplementedError(f"{kind.__name__} cannot be read from {type(found).__name__}")
 
 
 def _describe(kind: type) -> dict[str, Any]:
@@ -112,38 +112,38 @@ def _describe(kind: type) -> dict[str, Any]:
     raise NotImplementedError(f"{kind.__name__} has no form in JSON")
 
 
-def _problems(kind: Any, said: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
+def _problems(kind: Any, found: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
     """The path of each wrong field and the expected value. msgspec alone reports only the first."""
-    kind = _union_member(kind, said)
+    kind = _union_member(kind, found)
     try:
-        msgspec.convert(said, kind, strict=strict, dec_hook=_read)
+        msgspec.convert(found, kind, strict=strict, dec_hook=_read)
     except msgspec.ValidationError as error:
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or not isinstance(
-            said, dict
+            found, dict
         ):
-            yield _explain(str(error), said, at)
+            yield _explain(str(error), found, at)
             return
         inside = [
             problem
             for field in msgspec.structs.fields(kind)
-            if field.encode_name in said
+            if field.encode_name in found
             for problem in _problems(
-                field.type, said[field.encode_name], _below(at, field.encode_name), strict=strict
+                field.type, found[field.encode_name], _below(at, field.encode_name), strict=strict
             )
         ]
-        yield from inside or [_explain(str(error), said, at)]
+        yield from inside or [_explain(str(error), found, at)]
 
 
-def _union_member(kind: Any, said: Any) -> Any:
+def _union_member(kind: Any, found: Any) -> Any:
     """The member of a tagged union that the document names, or `kind` itself."""
-    for member in get_args(kind) if isinstance(said, dict) else ():
+    for member in get_args(kind) if isinstance(found, dict) else ():
         config = getattr(member, "__struct_config__", None)
-        if config is not None and config.tag and said.get(config.tag_field) == config.tag:
+        if config is not None and config.tag and found.get(config.tag_field) == config.tag:
             return member
     return kind
 
 
-def _explain(text: str, said: Any, at: str) -> tuple[str, str]:
+def _explain(text: str, found: Any, at: str) -> tuple[str, str]:
     """The message of msgspec as a path and the expected value, with the value found."""
     match = _PATH.fullmatch(text)
     what, path = (text, "") if match is None else (match["what"], match["path"] or "")
@@ -151,7 +151,7 @@ def _explain(text: str, said: Any, at: str) -> tuple[str, str]:
     # msgspec describes the object that it found. Our errors describe the expected object.
     expected = expected.replace("Object contains unknown", "an object without the unknown", 1)
     expected = expected.replace("Object missing", "an object with the missing", 1)
-    shown = "" if path or isinstance(said, dict) or ", got " in what else f", got {said!r}"
+    shown = "" if path or isinstance(found, dict) or ", got " in what else f", got {found!r}"
     if len(shown) > _SHOWN:
         shown = f"{shown[:_SHOWN]}…"
     return _below(at, path), f"{expected}{shown}"

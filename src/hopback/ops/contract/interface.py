@@ -84,7 +84,7 @@ class DeadLetters(Protocol):
     async def candidates(self) -> CandidateList:
         """List queues that have messages and no consumer and may contain dead letters."""
 
-    async def answer_candidate(self, said: QueueAnswer, /) -> None:
+    async def answer_candidate(self, answer: QueueAnswer, /) -> None:
         """Declare that a queue contains dead letters, or that it does not. The audit records it."""
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:

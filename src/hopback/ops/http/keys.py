@@ -94,15 +94,15 @@ class KeyRing:
         self.lasts: bool = not isinstance(database, MemoryDatabase)
         """Whether a new key outlives the process."""
         self._given = {
-            said.hash[7:19]: ApiKey(
-                said.hash[7:19],
-                said.name,
-                said.hash,
-                Grant(said.role, said.queues, said.broker),
-                said.expires,
+            setting.hash[7:19]: ApiKey(
+                setting.hash[7:19],
+                setting.name,
+                setting.hash,
+                Grant(setting.role, setting.queues, setting.broker),
+                setting.expires,
                 "settings",
             )
-            for said in given
+            for setting in given
         }
         self._kept: dict[str, ApiKey] = {}
         self._read_at = float("-inf")

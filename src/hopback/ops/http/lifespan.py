@@ -120,14 +120,14 @@ async def _take_over(services: Services) -> None:
 
 async def _keep_retention(services: Services) -> None:
     """Delete old jobs, audit entries and exports, now and every hour."""
-    said = services.shared.settings.retention
-    retention = Retention(said.audit_days, said.job_days)
+    days = services.shared.settings.retention
+    retention = Retention(days.audit_days, days.job_days)
     operations = services.operations
     while True:
         try:
             await forget_old(operations.journal, services.clock, retention)
-            if said.export_days and operations.settings.exports is not None:
-                before = services.clock.now() - said.export_days * _DAY_S
+            if days.export_days and operations.settings.exports is not None:
+                before = services.clock.now() - days.export_days * _DAY_S
                 gone = await asyncio.to_thread(delete_exports, operations.settings.exports, before)
                 if gone:
                     await operations.note("exports.retention", details={"files": gone})

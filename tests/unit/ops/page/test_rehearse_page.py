@@ -49,8 +49,8 @@ async def test_outage_rehearsal_shows_facts_findings_and_charts() -> None:
         ({"consumers": "0×4"}, 400, "processes×concurrency"),
         ({"handler": "0s"}, 400, "a handler that takes some time"),
         ({"fail": "120%"}, 400, "at most 100%"),
-        ({"queue": DLQ}, 404, "No plan is known"),
-        ({"queue": "nowhere"}, 404, "No plan is known"),
+        ({"queue": DLQ}, 404, "has no known plan"),
+        ({"queue": "nowhere"}, 404, "has no known plan"),
     ],
 )
 async def test_invalid_rehearsal_is_refused_and_keeps_form_values(
