@@ -1,1 +1,1 @@
-"""Tests of what works over any broker."""
+"""Tests of code that works over any broker."""

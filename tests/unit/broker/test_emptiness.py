@@ -54,7 +54,7 @@ class Site:
         await channel.close()
 
     async def hold(self, queue: str, count: int, name: str = "somebody") -> Channel:
-        """Let somebody take messages, end his consumer and keep them in hand."""
+        """Take messages, cancel the consumer and hold them."""
         channel = await (await self.broker.connect(name)).open_channel()
         taken = asyncio.Semaphore(0)
         await channel.qos(count)
@@ -72,7 +72,7 @@ class Site:
         return channel
 
     async def migrate(self, desired: Topology) -> int:
-        """Migrate from what is there."""
+        """Migrate from the live topology."""
         live = await self.management.live_topology()
         return await migrate(self.connection, migration(desired, live), management=self.management)
 
@@ -82,7 +82,7 @@ class Site:
         await apply(planned, self.connection, self.management, replace=[queue])
 
     async def bodies(self, queue: str) -> Counter[bytes]:
-        """What is in a queue; it is all taken out."""
+        """Take all messages of a queue and return their bodies."""
         channel = await self.connection.open_channel()
         found: Counter[bytes] = Counter()
         while delivery := await channel.get(queue):
@@ -99,7 +99,7 @@ async def site(version: BrokerVersion = V) -> Site:
 
 
 def numbered(count: int) -> Counter[bytes]:
-    """What `fill` has put in, each once."""
+    """The messages of `fill`, each once."""
     return Counter(f"{number}".encode() for number in range(count))
 
 
@@ -113,8 +113,8 @@ async def just_after_a_tick() -> None:
 
 
 @in_virtual_time
-async def test_a_browse_session_keeps_its_queue_from_being_migrated() -> None:
-    """Who looks is named, nothing is lost, and when he has let go the migration is finished."""
+async def test_browse_session_prevents_migration_until_released() -> None:
+    """The error names the session, and no message is lost."""
     on = await site()
     await declare(on.connection, FAITHFUL)
     await on.fill(DLQ, 300)
@@ -129,8 +129,8 @@ async def test_a_browse_session_keeps_its_queue_from_being_migrated() -> None:
 
 
 @in_virtual_time
-async def test_a_session_opened_during_a_migration_is_waited_for_and_named() -> None:
-    """Opened when the first look has passed already, it stops the delete; later all is finished."""
+async def test_session_opened_during_migration_prevents_delete() -> None:
+    """The next migration completes."""
     on = await site()
     await declare(on.connection, HARDENED)
     await on.fill(DLQ, 50)
@@ -160,8 +160,8 @@ async def test_a_session_opened_during_a_migration_is_waited_for_and_named() -> 
 
 
 @in_virtual_time
-async def test_a_consumer_in_its_grace_time_is_waited_for() -> None:
-    """It has ended its consumer and dies 30 s later: what it held is in the new queue."""
+async def test_migration_waits_for_stopping_consumer() -> None:
+    """It has cancelled its consumer and ends 30 s later. Its messages are in the new queue."""
     on = await site()
     await declare(on.connection, HARDENED)
     (main,) = [plan.queue for plan in HARDENED.plans]
@@ -189,8 +189,8 @@ async def test_a_consumer_in_its_grace_time_is_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_a_cancelled_consumer_that_holds_messages_of_a_quorum_queue_is_one() -> None:
-    """RabbitMQ counts it until it has let go: nothing is changed before, and all is there after."""
+async def test_cancelled_consumer_with_unacked_messages_counts_as_consumer() -> None:
+    """RabbitMQ counts it for a quorum queue until it acks."""
     on = await site()
     await declare(on.connection, HARDENED)
     (main,) = [plan.queue for plan in HARDENED.plans]
@@ -208,7 +208,7 @@ async def test_a_cancelled_consumer_that_holds_messages_of_a_quorum_queue_is_one
 
 
 def held_back(delay_ms: int) -> Topology:
-    """A retry queue that keeps what its target does not take."""
+    """A retry queue that holds messages back because its target rejects them."""
     arguments: dict[str, FieldValue] = {
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": "full",
@@ -227,8 +227,7 @@ def held_back(delay_ms: int) -> Topology:
 
 
 @in_virtual_time
-async def test_what_dead_lettering_holds_back_is_not_deleted() -> None:
-    """The target is full: the retry queue has nothing ready and 59 messages nevertheless."""
+async def test_queue_with_held_back_dead_letters_is_not_deleted() -> None:
     on = await site()
     await declare(on.connection, held_back(1000))
     await on.fill("full", 2)
@@ -250,8 +249,7 @@ async def test_what_dead_lettering_holds_back_is_not_deleted() -> None:
 
 
 @in_virtual_time
-async def test_replacing_does_not_trust_old_statistics() -> None:
-    """Held since a moment ago and still read as 0: the plan sees no risk, and nothing is lost."""
+async def test_replacement_does_not_trust_stale_statistics() -> None:
     on = await site()
     await declare(on.connection, Topology("t", queues=(Queue("a"),)))
     await just_after_a_tick()
@@ -270,7 +268,7 @@ async def test_replacing_does_not_trust_old_statistics() -> None:
 
 
 async def deleted_by(on: Site, watch_s: float) -> Counter[bytes]:
-    """Try to delete a quorum queue of which 50 messages are held; what comes back afterwards."""
+    """Try to delete a quorum queue with 50 unacked messages and return the remaining messages."""
     await declare(on.connection, Topology("t", queues=(Queue("q", QueueType.QUORUM),)))
     await just_after_a_tick()
     await on.fill("q", 50)
@@ -289,16 +287,15 @@ async def deleted_by(on: Site, watch_s: float) -> Counter[bytes]:
 
 
 @in_virtual_time
-async def test_one_reading_loses_what_is_held_and_fifteen_seconds_do_not() -> None:
-    """The totals of a quorum queue lag on the embedded broker as on RabbitMQ."""
+async def test_delete_after_one_reading_loses_unacked_messages_and_after_15_s_does_not() -> None:
+    """The totals of a quorum queue lag on both brokers."""
     assert await deleted_by(await site(), watch_s=0.0) == Counter()
     assert await deleted_by(await site(), watch_s=4.0) == Counter()
     assert await deleted_by(await site(), watch_s=15.0) == numbered(50)
 
 
 @in_virtual_time
-async def test_without_a_management_api_nothing_is_deleted() -> None:
-    """What nobody can tell is not guessed; the refusal says what to give."""
+async def test_delete_without_management_api_is_refused_with_remedy() -> None:
     on = await site()
     await declare(on.connection, FAITHFUL)
     planned = migration(HARDENED, await on.management.live_topology())
@@ -315,7 +312,7 @@ class Untold(EmbeddedManagement):
         self._until = until
 
     async def totals(self, vhost: str = "/") -> dict[str, QueueCounts]:
-        """Nothing, until then."""
+        """No totals until that time."""
         found = await super().totals(vhost)
         if asyncio.get_running_loop().time() >= self._until:
             return found
@@ -323,7 +320,7 @@ class Untold(EmbeddedManagement):
 
 
 async def untold(silent_s: float) -> Site:
-    """A queue with three messages, of which the broker tells no numbers for so long."""
+    """A queue with three messages and no totals for the given time."""
     on = await site()
     await declare(on.connection, Topology("t", queues=(Queue("a", QueueType.QUORUM),)))
     await on.fill("a", 3)
@@ -332,16 +329,15 @@ async def untold(silent_s: float) -> Site:
 
 
 @in_virtual_time
-async def test_numbers_that_are_not_told_yet_are_waited_for() -> None:
-    """A queue tells its numbers at its first tick, after it was made or its broker was started."""
+async def test_missing_totals_are_awaited() -> None:
+    """A queue reports them at its first tick."""
     on = await untold(4.0)
     await on.migrate(Topology("t", queues=(Queue("a"),)))
     assert await on.bodies("a") == numbered(3)
 
 
 @in_virtual_time
-async def test_numbers_that_are_never_told_forbid_the_delete() -> None:
-    """Nothing is changed where nobody can know."""
+async def test_totals_that_never_arrive_prevent_delete() -> None:
     on = await untold(1000.0)
     with pytest.raises(UnsafeOperation, match="does not report the number of messages in 'a'"):
         await on.migrate(Topology("t", queues=(Queue("a"),)))
@@ -349,8 +345,8 @@ async def test_numbers_that_are_never_told_forbid_the_delete() -> None:
 
 
 @in_virtual_time
-async def test_a_queue_fed_by_name_is_deleted_only_when_its_source_is_empty() -> None:
-    """A retry queue that returns to it by its name is waited for; what comes meanwhile moves too."""
+async def test_queue_is_deleted_only_when_its_feeding_queue_is_empty() -> None:
+    """A retry queue returns messages to it by name."""
     on = await site()
     wait: dict[str, FieldValue] = {
         "x-dead-letter-exchange": "",
@@ -367,8 +363,8 @@ async def test_a_queue_fed_by_name_is_deleted_only_when_its_source_is_empty() ->
 
 
 @in_virtual_time
-async def test_the_consumers_that_park_by_name_have_to_be_stopped() -> None:
-    """Only the dead-letter queue differs, but whoever handles the main queue publishes to it."""
+async def test_consumers_that_park_by_name_must_be_stopped() -> None:
+    """Only the dead-letter queue differs, but the consumer of the main queue publishes to it."""
     on = await site()
     mixed = Topology(
         "t",
@@ -386,8 +382,8 @@ async def test_the_consumers_that_park_by_name_have_to_be_stopped() -> None:
 
 
 @in_virtual_time
-async def test_a_publisher_that_does_not_stop_is_refused_in_the_end() -> None:
-    """It publishes by name: what it sent is kept, and the queue is not deleted under it."""
+async def test_publisher_that_continues_prevents_delete() -> None:
+    """Its messages are kept."""
     on = await site()
     await declare(on.connection, Topology("t", queues=(Queue("a", QueueType.QUORUM),)))
     channel = await on.connection.open_channel()
@@ -409,8 +405,7 @@ async def test_a_publisher_that_does_not_stop_is_refused_in_the_end() -> None:
 
 
 @in_virtual_time
-async def test_what_comes_late_to_the_shadow_moves_too() -> None:
-    """Until the moment of its delete nothing is left behind in it."""
+async def test_late_messages_of_shadow_queue_are_moved() -> None:
     on = await site()
     await declare(on.connection, Topology("t", queues=(Queue("a"),)))
     channel = await on.connection.open_channel()
@@ -429,8 +424,8 @@ async def test_what_comes_late_to_the_shadow_moves_too() -> None:
 
 
 @in_virtual_time
-async def test_an_interrupted_replacement_is_finished_when_named_again() -> None:
-    """The shadow keeps messages and bindings; the plan says how to finish."""
+async def test_interrupted_replacement_is_completed_on_request() -> None:
+    """The shadow queue keeps messages and bindings."""
     on = await site()
     await declare(on.connection, Topology("t", queues=(Queue("a" + SHADOW, QueueType.QUORUM),)))
     await on.fill("a" + SHADOW, 3)
@@ -444,7 +439,6 @@ async def test_an_interrupted_replacement_is_finished_when_named_again() -> None
 
 
 def test_feeders_are_found_in_arguments_policies_and_plans() -> None:
-    """Whoever sends to a queue by its name, whichever way it is told so."""
     direct = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "q"}
     by_policy = {"dead-letter-exchange": "", "dead-letter-routing-key": "q"}
     elsewhere = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "other"}

@@ -22,7 +22,7 @@ COUNT = 10
 
 
 async def looked_at(times: int, version: BrokerVersion) -> tuple[Connection, EmbeddedManagement]:
-    """A queue whose limit is lifted, with messages that were looked at so many times."""
+    """A queue with a lifted limit whose messages were returned the given number of times."""
     broker = EmbeddedBroker(version=version)
     connection, management = await broker.connect("test"), EmbeddedManagement(broker)
     channel = await connection.open_channel()
@@ -36,7 +36,7 @@ async def looked_at(times: int, version: BrokerVersion) -> tuple[Connection, Emb
 
 
 async def look(connection: Connection) -> int:
-    """Take everything, give it back by closing, and tell how much there was."""
+    """Take all messages, return them by closing the channel, and return their number."""
     channel = await connection.open_channel()
     count = 0
     while await channel.get(DLQ.name):
@@ -49,9 +49,7 @@ VERSIONS = pytest.mark.parametrize("version", [BrokerVersion(4, 0), BrokerVersio
 
 
 @VERSIONS
-def test_what_was_looked_at_too_often_keeps_its_limit_lifted(version: BrokerVersion) -> None:
-    """Refused with the highest count; the policy stays, and the next return loses nothing."""
-
+def test_limit_is_not_restored_over_messages_returned_too_often(version: BrokerVersion) -> None:
     @in_virtual_time
     async def play() -> None:
         connection, management = await looked_at(25, version)
@@ -66,9 +64,9 @@ def test_what_was_looked_at_too_often_keeps_its_limit_lifted(version: BrokerVers
 
 
 @VERSIONS
-def test_without_the_refusal_one_look_would_empty_the_queue(version: BrokerVersion) -> None:
-    """Taking the policy away is enough: the next return of any kind removes the messages."""
-
+def test_removing_lift_policy_directly_loses_messages_at_next_return(
+    version: BrokerVersion,
+) -> None:
     @in_virtual_time
     async def play() -> None:
         connection, management = await looked_at(25, version)
@@ -80,9 +78,7 @@ def test_without_the_refusal_one_look_would_empty_the_queue(version: BrokerVersi
 
 
 @VERSIONS
-def test_a_limit_far_away_is_restored(version: BrokerVersion) -> None:
-    """Messages that were looked at a few times are not in danger; the look of ours counts as one."""
-
+def test_limit_is_restored_if_messages_are_far_below_it(version: BrokerVersion) -> None:
     @in_virtual_time
     async def play() -> None:
         connection, management = await looked_at(8, version)
@@ -95,8 +91,7 @@ def test_a_limit_far_away_is_restored(version: BrokerVersion) -> None:
 
 
 @in_virtual_time
-async def test_what_somebody_holds_cannot_be_looked_at() -> None:
-    """The queue reads as empty, but everything is in somebody's hands: refused, and he is named."""
+async def test_limit_is_not_restored_while_messages_are_held() -> None:
     connection, management = await looked_at(25, BrokerVersion(4, 0))
     channel = await connection.open_channel()
     while await channel.get(DLQ.name):
@@ -108,8 +103,7 @@ async def test_what_somebody_holds_cannot_be_looked_at() -> None:
 
 
 @in_virtual_time
-async def test_a_queue_that_is_gone_needs_no_limit() -> None:
-    """Its policy is taken away without a look."""
+async def test_limit_of_deleted_queue_is_restored_without_check() -> None:
     connection, management = await looked_at(0, BrokerVersion(4, 0))
     channel = await connection.open_channel()
     await channel.delete_queue(DLQ.name)

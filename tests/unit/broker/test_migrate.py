@@ -67,7 +67,7 @@ async def fill(connection: Connection, queue: str, count: int, **properties: Any
 
 
 async def bodies(connection: Connection, queue: str) -> list[str]:
-    """What is in a queue, in order; it is all taken out."""
+    """Take all messages of a queue and return their bodies in order."""
     channel = await connection.open_channel()
     found = []
     while delivery := await channel.get(queue):
@@ -78,13 +78,11 @@ async def bodies(connection: Connection, queue: str) -> list[str]:
 
 
 def live(queues: tuple[Queue, ...], base: Topology) -> Topology:
-    """What a management API would tell of the broker."""
+    """The topology as a management API would report it."""
     return replace(base, queues=queues, plans=(), policies=())
 
 
-def test_faithful_to_hardened_keeps_every_message_and_its_order() -> None:
-    """Main, retry and dead-letter queue change their type; what was inside is inside again."""
-
+def test_migration_to_hardened_form_keeps_messages_and_order() -> None:
     async def play(connection: Connection) -> None:
         await declare(connection, FAITHFUL)
         for queue in (QUEUE, f"{QUEUE}.dlq"):
@@ -99,9 +97,7 @@ def test_faithful_to_hardened_keeps_every_message_and_its_order() -> None:
     with_broker(play)
 
 
-def test_a_message_in_a_retry_queue_waits_again_and_returns() -> None:
-    """Later than planned, never early, never lost."""
-
+def test_message_in_migrated_retry_queue_waits_again() -> None:
     async def play(connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         await declare(connection, FAITHFUL)
@@ -129,9 +125,7 @@ def test_a_message_in_a_retry_queue_waits_again_and_returns() -> None:
     with_broker(play)
 
 
-def test_attempts_counted_by_the_broker_are_carried_over() -> None:
-    """A message that failed twice under the old form has one attempt left under the new one."""
-
+def test_migration_keeps_attempts_counted_by_broker() -> None:
     async def play(connection: Connection) -> None:
         await declare(connection, FAITHFUL)
         await fill(connection, QUEUE, 1)
@@ -160,8 +154,7 @@ def test_attempts_counted_by_the_broker_are_carried_over() -> None:
     with_broker(play)
 
 
-def test_a_queue_without_plan_is_taken_over_with_its_messages_and_bindings() -> None:
-    """Bindings that only the broker knows are kept too."""
+def test_queue_without_plan_is_migrated_with_bindings() -> None:
     exchange = Exchange("events", "topic")
     plain = Topology(
         "old",
@@ -184,9 +177,7 @@ def test_a_queue_without_plan_is_taken_over_with_its_messages_and_bindings() -> 
     with_broker(play)
 
 
-def test_what_comes_in_meanwhile_is_not_lost() -> None:
-    """Messages published between any two steps are in the new queue at the end."""
-
+def test_messages_published_during_migration_are_kept() -> None:
     async def play(connection: Connection) -> None:
         await declare(connection, FAITHFUL)
         channel = await connection.open_channel()
@@ -211,8 +202,8 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("step", range(1, 12))
-def test_an_interrupted_migration_is_finished_by_the_next(step: int) -> None:
-    """Whichever step it dies after, starting again loses nothing and leaves no shadow."""
+def test_interrupted_migration_is_completed_by_next(step: int) -> None:
+    """No shadow queue is left."""
     one = replace(HARDENED, queues=tuple(q for q in HARDENED.queues if q.name.startswith(QUEUE)))
     old = tuple(q for q in FAITHFUL.queues if q.name.startswith(QUEUE))
 
@@ -256,9 +247,7 @@ def test_an_interrupted_migration_is_finished_by_the_next(step: int) -> None:
     with_broker(play)
 
 
-def test_a_queue_with_consumers_is_not_touched() -> None:
-    """Messages in the hands of a consumer cannot be moved; the refusal names the queue."""
-
+def test_migration_of_queue_with_consumers_is_refused() -> None:
     async def play(connection: Connection) -> None:
         await declare(connection, FAITHFUL)
         channel = await connection.open_channel()
@@ -266,14 +255,13 @@ def test_a_queue_with_consumers_is_not_touched() -> None:
         planned = migration(HARDENED, live(FAITHFUL.queues, FAITHFUL))
         with pytest.raises(UnsafeOperation, match=r"q\.validator"):
             await migrate(connection, planned)
-        await declare(connection, FAITHFUL)  # everything stands as it was
+        await declare(connection, FAITHFUL)  # everything is unchanged
         await channel.close()
 
     with_broker(play)
 
 
-def test_an_exchange_of_another_type_is_an_obstacle() -> None:
-    """Only queues can be migrated; nothing is changed."""
+def test_exchange_of_another_type_prevents_migration() -> None:
     other = replace(
         FAITHFUL, exchanges=(Exchange("domain.events", "fanout"), *FAITHFUL.exchanges[1:])
     )
@@ -295,20 +283,17 @@ def test_an_exchange_of_another_type_is_an_obstacle() -> None:
         (Queue(QUEUE, exclusive=True), "is exclusive"),
     ],
 )
-def test_a_queue_that_cannot_be_emptied_safely_is_an_obstacle(now: Queue, why: str) -> None:
-    """To end a consumer, or to consume at all, would lose messages or fail: nothing is begun."""
+def test_queue_that_cannot_be_emptied_safely_prevents_migration(now: Queue, why: str) -> None:
     others = tuple(queue for queue in FAITHFUL.queues if queue.name != QUEUE)
     planned = migration(HARDENED, live((now, *others), FAITHFUL))
     assert any(f"'{QUEUE}' {why}" in obstacle for obstacle in planned.obstacles)
 
 
-def test_nothing_to_migrate_gives_an_empty_plan() -> None:
-    """A broker that has the new form already needs nothing."""
+def test_migration_of_current_form_is_empty() -> None:
     assert migration(HARDENED, live(HARDENED.queues, HARDENED)).replacements == ()
 
 
-def test_the_shadow_is_a_quorum_queue_that_lets_nothing_go() -> None:
-    """No TTL, no dead-letter exchange, no length limit, no default delivery limit."""
+def test_shadow_queue_has_no_ttl_or_limits() -> None:
     planned = migration(HARDENED, live(FAITHFUL.queues, FAITHFUL))
     shadow = planned.replacements[0].shadow
     assert shadow.type is QueueType.QUORUM

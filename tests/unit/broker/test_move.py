@@ -42,10 +42,10 @@ async def count(connection: Connection, queue: str) -> int:
 
 
 class SlowConnection:
-    """A connection whose deliveries and confirms travel for a while; all else is answered at once.
+    """A connection with delayed deliveries and confirms.
 
-    That is what a quorum queue of RabbitMQ 4.3 did: a passive declare on another channel said that
-    nothing was ready, before the first delivery had come.
+    All other answers are immediate. A quorum queue of RabbitMQ 4.3 behaved like this: a passive
+    declare on another channel reported no ready message before the first delivery arrived.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -79,9 +79,7 @@ class SlowConnection:
         return channel
 
 
-def test_what_is_on_its_way_to_us_is_not_moved_twice() -> None:
-    """Nothing ready and nothing in flight is not yet the end: what was handed out is still to come."""
-
+def test_deliveries_in_transit_are_not_moved_twice() -> None:
     async def play() -> None:
         connection = await prepared()
         slow = SlowConnection(connection)
@@ -92,9 +90,7 @@ def test_what_is_on_its_way_to_us_is_not_moved_twice() -> None:
     run_virtual(play())
 
 
-def test_a_message_that_cannot_be_published_again_ends_the_move() -> None:
-    """The error is told, nothing waits forever, and every message is in one of the two queues."""
-
+def test_unpublishable_message_ends_move_without_loss() -> None:
     def rewrite(delivery: Delivery) -> Properties:
         if delivery.body == b"3":
             raise ValueError("a header that cannot be written")

@@ -1,4 +1,4 @@
-"""A node on a clock that tests turn, and clients that note what it says to them."""
+"""A node on a virtual clock, and clients that record its answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Setup:
 
 
 class Client:
-    """One connection with one channel; it notes deliveries, cancellations and the end."""
+    """One connection with one channel that records deliveries, cancellations and the close."""
 
     def __init__(self, setup: Setup, *, user: str = "guest") -> None:
         self.setup = setup
@@ -75,7 +75,7 @@ class Client:
 
     @property
     def bodies(self) -> list[str]:
-        """What was delivered so far."""
+        """The bodies delivered so far."""
         return [taken.body.decode() for taken in self.deliveries]
 
     def classic(self, name: str, arguments: Headers | None = None, *, durable: bool = True) -> str:

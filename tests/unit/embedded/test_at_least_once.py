@@ -12,8 +12,8 @@ _SAFE = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_a_dead_letter_waits_unseen_until_its_target_exists(version: str) -> None:
-    """Tried again every 180 seconds; its time of death stays that of the death."""
+def test_dead_letter_waits_until_target_exists(version: str) -> None:
+    """It is retried every 180 s and keeps its time of death."""
     client = Client(Setup(version))
     client.quorum("q", to("dead", message_ttl=1000, **_SAFE))
     client.put("q")
@@ -28,8 +28,7 @@ def test_a_dead_letter_waits_unseen_until_its_target_exists(version: str) -> Non
     assert client.setup.lost() == []
 
 
-def test_a_full_target_keeps_the_dead_letter_in_its_source() -> None:
-    """Refused, it is tried again and taken when there is room."""
+def test_full_target_keeps_dead_letter_in_source() -> None:
     client = Client(Setup())
     client.classic("dead", {"x-max-length": 1, "x-overflow": "reject-publish"})
     client.quorum("q", to("dead", **_SAFE))
@@ -42,8 +41,7 @@ def test_a_full_target_keeps_the_dead_letter_in_its_source() -> None:
     assert (client.setup.ready("dead"), len(client.setup.queue("q").held)) == (["2"], 0)
 
 
-def test_a_target_that_has_taken_it_is_not_asked_again() -> None:
-    """Of two targets one was full: only that one gets it later."""
+def test_target_that_accepted_dead_letter_does_not_get_it_again() -> None:
     client = Client(Setup())
     client.exchange("dlx", "fanout")
     client.classic("open")
@@ -60,8 +58,8 @@ def test_a_target_that_has_taken_it_is_not_asked_again() -> None:
     assert (client.setup.ready("open"), client.setup.ready("full")) == (["m"], ["m"])
 
 
-def test_a_cycle_is_stuck_for_ever_and_counts_towards_the_length() -> None:
-    """The jam of RabbitMQ: nothing is lost, nothing moves, and the queue fills up."""
+def test_at_least_once_cycle_stays_stuck_and_counts_toward_length() -> None:
+    """No message is lost or moved, as in RabbitMQ."""
     client = Client(Setup())
     client.quorum("q", to("q", message_ttl=10, max_length=1, **_SAFE))
     assert client.put("q", "1", "2") == [EventKind.ENQUEUED, EventKind.ENQUEUED]
@@ -70,8 +68,7 @@ def test_a_cycle_is_stuck_for_ever_and_counts_towards_the_length() -> None:
     assert client.put("q", "3") == [EventKind.REFUSED]
 
 
-def test_only_thirty_two_dead_letters_are_under_way_at_once() -> None:
-    """Behind as many stuck ones, even a letter that has a home must wait."""
+def test_at_most_32_dead_letters_are_in_transit() -> None:
     client = Client(Setup())
     client.exchange("dlx")
     client.classic("dead")
@@ -90,8 +87,8 @@ def test_only_thirty_two_dead_letters_are_under_way_at_once() -> None:
     assert (len(client.setup.ready("rescue")), client.setup.ready("dead")) == (32, ["m"])
 
 
-def test_without_reject_publish_it_is_at_most_once_after_all() -> None:
-    """The strategy falls back in silence, as in RabbitMQ."""
+def test_at_least_once_without_reject_publish_is_at_most_once() -> None:
+    """RabbitMQ falls back silently too."""
     client = Client(Setup())
     client.quorum("q", to("missing", dead_letter_strategy="at-least-once"))
     client.put("q")
@@ -99,8 +96,7 @@ def test_without_reject_publish_it_is_at_most_once_after_all() -> None:
     assert client.setup.lost() == [Loss.UNROUTABLE_DEAD_LETTER]
 
 
-def test_changing_the_strategy_by_policy_deletes_what_is_kept() -> None:
-    """The argument is silent about overflow, so the policy decides and can be taken away."""
+def test_changing_strategy_by_policy_deletes_held_dead_letters() -> None:
     client = Client(Setup())
     client.setup.node.policies.put(Policy("p", "^q$", {"overflow": "reject-publish"}))
     client.quorum("q", to("missing", dead_letter_strategy="at-least-once"))

@@ -1,4 +1,4 @@
-"""The embedded broker behind the port: what a program sees of it, in virtual time."""
+"""The embedded broker behind the port in virtual time."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ async def _channel(broker: EmbeddedBroker, *queues: str) -> EmbeddedChannel:
     return channel
 
 
-async def test_it_fills_the_port() -> None:
-    """Publish, consume, ack: the plainest program."""
+async def test_embedded_broker_publishes_delivers_and_acks() -> None:
     broker: Broker = EmbeddedBroker()
     connection = await broker.connect("program")
     channel = await connection.open_channel()
@@ -64,8 +63,7 @@ async def test_it_fills_the_port() -> None:
     assert await connection.wait_closed() is None
 
 
-async def test_answers_come_in_a_later_turn_and_in_order() -> None:
-    """Neither confirm nor delivery happens within the call that causes it."""
+async def test_answers_arrive_in_later_turn_and_in_order() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     log: list[str] = []
     await channel.consume("q", lambda delivery: log.append(delivery.body.decode()))
@@ -78,8 +76,8 @@ async def test_answers_come_in_a_later_turn_and_in_order() -> None:
     assert [entry for entry in log if not entry.startswith("c")] == ["1", "2"]
 
 
-async def test_each_publish_has_its_own_fate() -> None:
-    """Stored, returned and refused, side by side and of one and the same message id."""
+async def test_each_publish_has_its_own_result() -> None:
+    """The publishes have the same message id."""
     channel = await _channel(EmbeddedBroker(), "q")
     full = Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     await channel.declare_queue(full)
@@ -90,8 +88,7 @@ async def test_each_publish_has_its_own_fate() -> None:
     await channel.publish(_message("none"), mandatory=False)
 
 
-async def test_what_is_published_is_persistent_unless_it_says_otherwise() -> None:
-    """As with the client of a real broker."""
+async def test_published_messages_are_persistent_by_default() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     for properties in (Properties(), Properties(delivery_mode=1), Properties(headers={"a": 1})):
         await channel.publish(Message("", "q", b"", properties))
@@ -105,8 +102,7 @@ async def _taken(channel: EmbeddedChannel, queue: str) -> Delivery:
     return taken
 
 
-async def test_time_to_live_is_virtual() -> None:
-    """Half an hour passes as soon as there is nothing else to do."""
+async def test_ttl_passes_in_virtual_time() -> None:
     channel = await _channel(EmbeddedBroker(), "main")
     await channel.declare_queue(Queue("wait", arguments=to("main", message_ttl=1_800_000)))
     await channel.publish(_message("wait"))
@@ -118,8 +114,7 @@ async def test_time_to_live_is_virtual() -> None:
     assert delivery.properties.headers["x-first-death-reason"] == "expired"
 
 
-async def test_an_error_ends_the_channel_and_everyone_hears_it() -> None:
-    """The call that caused it, later calls, and what still waited for an answer."""
+async def test_channel_error_reaches_all_callers() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     await channel.publish(_message("q"))
     assert await channel.get("q") is not None
@@ -137,8 +132,8 @@ async def _channel_of(channel: EmbeddedChannel) -> EmbeddedChannel:
     return await channel._connection.open_channel()
 
 
-async def test_a_publish_that_closes_the_channel_interrupts_those_behind_it() -> None:
-    """Those before it are confirmed; the reason is the cause of the interruption."""
+async def test_publish_that_closes_channel_interrupts_later_ones() -> None:
+    """Earlier ones are confirmed."""
     channel = await _channel(EmbeddedBroker(), "q")
     bad = Message("", "q", b"", Properties(expiration="soon"))
     fates = [channel.publish(message) for message in (_message("q"), bad, _message("q"))]
@@ -151,8 +146,7 @@ async def test_a_publish_that_closes_the_channel_interrupts_those_behind_it() ->
     assert (await other.declare_queue(Queue("q"), passive=True)).messages == 1
 
 
-async def test_an_unknown_tag_is_heard_later() -> None:
-    """Settling says nothing by itself; the channel ends."""
+async def test_unknown_delivery_tag_closes_channel_later() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     channel.ack(7)
     error = await channel.wait_closed()
@@ -160,8 +154,7 @@ async def test_an_unknown_tag_is_heard_later() -> None:
     assert error.text == "PRECONDITION_FAILED - unknown delivery tag 7"
 
 
-async def test_closing_waits_for_what_was_said_before() -> None:
-    """A confirm that is on its way still arrives; after that the channel is closed by us."""
+async def test_close_waits_for_pending_confirms() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     fate = channel.publish(_message("q"))
     await channel.close()
@@ -172,7 +165,7 @@ async def test_closing_waits_for_what_was_said_before() -> None:
     await channel.close()
 
 
-async def test_a_connection_error_ends_all_its_channels() -> None:
+async def test_connection_error_ends_all_its_channels() -> None:
     """Before 4.0 an unknown exchange type closes the connection."""
     channel = await _channel(EmbeddedBroker(version=BrokerVersion(3, 13)))
     other = await _channel_of(channel)
@@ -181,8 +174,7 @@ async def test_a_connection_error_ends_all_its_channels() -> None:
     assert isinstance(await other.wait_closed(), ConnectionLost)
 
 
-async def test_cancel_and_what_was_on_its_way() -> None:
-    """What had been handed out arrives before the cancel returns, and nothing after it."""
+async def test_deliveries_in_transit_arrive_before_cancel_returns() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     got: list[bytes] = []
     tag = await channel.consume("q", lambda delivery: got.append(delivery.body))
@@ -193,8 +185,7 @@ async def test_cancel_and_what_was_on_its_way() -> None:
     assert (await channel.declare_queue(Queue("q"), passive=True)).messages == 1
 
 
-async def test_a_deleted_queue_tells_its_consumers() -> None:
-    """By the callback, with the tag."""
+async def test_deleted_queue_calls_cancel_callback() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     gone: list[str] = []
     tag = await channel.consume("q", lambda _: None, on_cancel=gone.append)
@@ -202,8 +193,7 @@ async def test_a_deleted_queue_tells_its_consumers() -> None:
     assert gone == [tag]
 
 
-async def test_a_get_that_nobody_waits_for_is_given_back() -> None:
-    """The message does not stay in nobody's hands."""
+async def test_cancelled_get_requeues_its_message() -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker, "q")
     await channel.publish(_message("q"))
@@ -215,8 +205,7 @@ async def test_a_get_that_nobody_waits_for_is_given_back() -> None:
     assert len(broker.snapshot().queue("q").ready) == 1
 
 
-async def test_a_callback_that_raises_does_not_stop_the_others() -> None:
-    """The loop is told, and deliveries go on."""
+async def test_callback_that_raises_does_not_stop_others() -> None:
     channel = await _channel(EmbeddedBroker(), "q")
     problems: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
@@ -234,8 +223,7 @@ async def test_a_callback_that_raises_does_not_stop_the_others() -> None:
     assert (got, problems) == ([b"1", b"2"], ["ValueError(1)", "ValueError(2)"])
 
 
-async def test_room_keeps_a_window() -> None:
-    """No more publishes in flight than the window has places."""
+async def test_window_limits_publishes_in_flight() -> None:
     broker = EmbeddedBroker(window=2)
     channel = await _channel(broker, "q")
     broker.faults.latency = 10
@@ -248,8 +236,8 @@ async def test_room_keeps_a_window() -> None:
     assert loop.time() - begin == pytest.approx(10)
 
 
-async def test_an_alarm_stops_the_reading_of_those_who_publish() -> None:
-    """Their settlements wait, too; others still consume."""
+async def test_alarm_stops_reading_from_publishers() -> None:
+    """Their settlements wait too. Others still consume."""
     broker = EmbeddedBroker()
     publisher, consumer = await _channel(broker, "q"), await _channel(broker)
     for body in "123":
@@ -268,8 +256,7 @@ async def test_an_alarm_stops_the_reading_of_those_who_publish() -> None:
     assert [len(found.ready), len(found.unacked)] == [2, 1]
 
 
-async def test_a_broker_outlives_its_loops() -> None:
-    """Its deadlines move to the loop that is used next."""
+async def test_broker_works_on_a_second_event_loop() -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker, "dead")
     await channel.declare_queue(Queue("q", arguments=to("dead", message_ttl=1000)))
@@ -281,8 +268,7 @@ async def test_a_broker_outlives_its_loops() -> None:
     assert len(broker.snapshot().queue("dead").ready) == 1
 
 
-async def test_policies_and_snapshots_are_at_hand() -> None:
-    """An operator's view, without a channel."""
+async def test_policies_and_snapshots_need_no_channel() -> None:
     broker = EmbeddedBroker()
     broker.set_policy(Policy("p", "q", {"max-length": 1}))
     channel = await _channel(broker)

@@ -14,7 +14,6 @@ def _numbers(client: Client, count: int, queue: str = "q") -> None:
 
 
 def test_consumers_take_turns() -> None:
-    """One after the other, each as far as its prefetch goes."""
     first = Client(Setup())
     first.classic("q")
     second = first.again()
@@ -25,8 +24,7 @@ def test_consumers_take_turns() -> None:
     assert (first.bodies, second.bodies) == (["1", "3"], ["2", "4", "5", "6"])
 
 
-def test_prefetch_holds_deliveries_back_until_something_is_settled() -> None:
-    """It belongs to each consumer that began after it was set."""
+def test_prefetch_limits_unacked_deliveries_per_consumer() -> None:
     client = Client(Setup())
     client.classic("q")
     client.channel.qos(2)
@@ -42,8 +40,8 @@ def test_prefetch_holds_deliveries_back_until_something_is_settled() -> None:
     assert client.bodies[-1] == "1"
 
 
-def test_a_ceiling_for_the_whole_channel() -> None:
-    """`global` prefetch limits the channel; quorum queues refuse it, and 4.3 takes it otherwise."""
+def test_global_prefetch_limits_channel() -> None:
+    """Quorum queues refuse it, and 4.3 interprets it differently."""
     client = Client(Setup())
     client.classic("q")
     client.classic("r")
@@ -60,8 +58,7 @@ def test_a_ceiling_for_the_whole_channel() -> None:
     assert not client.session.is_open
 
 
-def test_without_acks_deliveries_are_done_at_once() -> None:
-    """`no_ack` knows no limit and leaves nothing unsettled."""
+def test_no_ack_deliveries_are_settled_at_once() -> None:
     client = Client(Setup())
     client.classic("q")
     client.channel.qos(1)
@@ -71,8 +68,7 @@ def test_without_acks_deliveries_are_done_at_once() -> None:
     assert client.setup.queue("q").messages == ()
 
 
-def test_a_client_that_does_not_keep_up_can_pause() -> None:
-    """Nothing is handed to it meanwhile."""
+def test_paused_client_gets_no_deliveries() -> None:
     client = Client(Setup())
     client.classic("q")
     client.channel.consume("q")
@@ -83,8 +79,7 @@ def test_a_client_that_does_not_keep_up_can_pause() -> None:
     assert client.bodies == ["1", "2"]
 
 
-def test_the_consumer_of_higher_priority_comes_first() -> None:
-    """The others get what it has no room for."""
+def test_consumer_of_higher_priority_is_first() -> None:
     client = Client(Setup())
     client.classic("q")
     high = client.again()
@@ -101,8 +96,7 @@ def test_the_consumer_of_higher_priority_comes_first() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_only_one_consumer_is_active_at_a_time(kind: str) -> None:
-    """The next one follows when it leaves; `get` does not care."""
+def test_single_active_consumer_is_followed_by_next(kind: str) -> None:
     first = Client(Setup())
     getattr(first, kind)("q", {"x-single-active-consumer": True})
     second = first.again()
@@ -117,8 +111,8 @@ def test_only_one_consumer_is_active_at_a_time(kind: str) -> None:
     assert second.bodies == ["1", "1", "2"]
 
 
-def test_an_exclusive_consumer_shuts_others_out_of_a_classic_queue() -> None:
-    """403 for the second, whichever of them is exclusive; a quorum queue ignores it."""
+def test_exclusive_consumer_excludes_others_of_classic_queue() -> None:
+    """A quorum queue ignores it."""
     client = Client(Setup())
     client.classic("q")
     client.quorum("quorum")
@@ -133,8 +127,7 @@ def test_an_exclusive_consumer_shuts_others_out_of_a_classic_queue() -> None:
         holder.session.close()
 
 
-def test_a_tag_used_twice_closes_the_connection() -> None:
-    """530, as RabbitMQ says it."""
+def test_repeated_consumer_tag_closes_connection() -> None:
     client = Client(Setup())
     client.classic("q")
     client.channel.consume("q", tag="t")
@@ -144,8 +137,7 @@ def test_a_tag_used_twice_closes_the_connection() -> None:
     assert not client.session.is_open
 
 
-def test_a_deleted_queue_cancels_its_consumers() -> None:
-    """The channel stays open."""
+def test_deleted_queue_cancels_consumers_and_keeps_channel() -> None:
     client = Client(Setup())
     client.classic("q")
     tag = client.channel.consume("q")
@@ -154,8 +146,7 @@ def test_a_deleted_queue_cancels_its_consumers() -> None:
     assert client.channel.is_open
 
 
-def test_a_cancelled_consumer_keeps_what_it_holds() -> None:
-    """It is settled on the channel, and nothing more comes."""
+def test_cancelled_consumer_can_settle_its_deliveries() -> None:
     client = Client(Setup())
     client.classic("q")
     tag = client.channel.consume("q")
@@ -167,8 +158,7 @@ def test_a_cancelled_consumer_keeps_what_it_holds() -> None:
     assert client.setup.ready("q") == ["1"]
 
 
-def test_an_auto_delete_queue_goes_with_its_last_consumer() -> None:
-    """Not before it had one."""
+def test_auto_delete_queue_is_deleted_with_last_consumer() -> None:
     client = Client(Setup())
     client.declare(Queue("q", durable=False, auto_delete=True))
     other = client.again()
@@ -182,8 +172,8 @@ def test_an_auto_delete_queue_goes_with_its_last_consumer() -> None:
 
 @pytest.mark.parametrize("version", ["3.10.8", "4.0.5"])
 @pytest.mark.parametrize("taken_by", ["consume", "get"])
-def test_a_delivery_held_too_long_closes_the_channel(version: str, taken_by: str) -> None:
-    """After the timeout, at the next look of the broker, which comes every minute."""
+def test_consumer_timeout_closes_channel(version: str, taken_by: str) -> None:
+    """The broker checks every minute."""
     client = Client(Setup(version, consumer_timeout=90))
     client.classic("q")
     client.put("q")
@@ -199,8 +189,7 @@ def test_a_delivery_held_too_long_closes_the_channel(version: str, taken_by: str
     assert client.setup.ready("q") == ["m"]
 
 
-def test_a_settled_delivery_does_not_time_out() -> None:
-    """Only what is still held counts, from the moment it was handed out."""
+def test_settled_delivery_does_not_time_out() -> None:
     client = Client(Setup(consumer_timeout=90))
     client.classic("q")
     client.put("q", "1", "2")
@@ -213,8 +202,11 @@ def test_a_settled_delivery_does_not_time_out() -> None:
     assert not client.channel.is_open
 
 
-def test_on_4_3_a_timeout_ends_the_consumer_of_a_quorum_queue_only() -> None:
-    """The channel stays, the message is back, a late ack means nothing; classic queues wait."""
+def test_consumer_timeout_of_4_3_ends_consumer_of_quorum_queue() -> None:
+    """The channel stays, the message is requeued, a late ack has no effect.
+
+    Classic queues are not affected.
+    """
     client = Client(Setup("4.3.6", consumer_timeout=60))
     client.classic("classic")
     client.quorum("q")
@@ -228,8 +220,7 @@ def test_on_4_3_a_timeout_ends_the_consumer_of_a_quorum_queue_only() -> None:
     assert again.properties.headers == {"x-acquired-count": 1}
 
 
-def test_a_policy_sets_the_timeout_of_a_queue() -> None:
-    """From 3.12 on; the queue's own beats that of the node."""
+def test_policy_sets_consumer_timeout_from_3_12() -> None:
     client = Client(Setup("4.0.5", consumer_timeout=None))
     client.classic("q")
     client.setup.node.policies.put(Policy("p", "^q$", {"consumer-timeout": 60_000}))

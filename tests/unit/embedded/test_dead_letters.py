@@ -1,4 +1,4 @@
-"""Dead-lettering: what the broker writes on a dead letter, and which ones it loses."""
+"""Dead-lettering: headers of dead letters, and losses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ def _reject(client: Client, queue: str) -> None:
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_the_first_death_is_recorded_in_exact_form(version: str) -> None:
-    """The table has these fields with these types, and the names of the first death stand apart."""
+def test_first_death_is_recorded_exactly(version: str) -> None:
     client = Client(Setup(version))
     client.exchange("in")
     client.classic("dead")
@@ -50,8 +49,7 @@ def test_the_first_death_is_recorded_in_exact_form(version: str) -> None:
     assert ("x-last-death-queue" in dead_letter.properties.headers) == (version not in _SCRAMBLING)
 
 
-def test_a_dead_letter_keeps_everything_but_its_expiration() -> None:
-    """Exchange and key are those of the dead-lettering, redelivered is false again."""
+def test_dead_letter_keeps_everything_except_expiration() -> None:
     client = Client(Setup())
     client.exchange("dlx", "fanout")
     client.classic("dead")
@@ -73,8 +71,8 @@ def test_a_dead_letter_keeps_everything_but_its_expiration() -> None:
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_a_further_death_of_the_same_kind_only_counts(version: str) -> None:
-    """Laps of reject and expiry: two entries, counts growing, times those of the first deaths."""
+def test_repeated_death_increments_count(version: str) -> None:
+    """The time stays that of the first death."""
     client = Client(Setup(version))
     client.classic("main", to("wait"))
     client.classic("wait", to("main", message_ttl=1000))
@@ -91,8 +89,7 @@ def test_a_further_death_of_the_same_kind_only_counts(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_the_order_of_deaths_is_scrambled_before_3_13(version: str) -> None:
-    """a → b → c → d: the newest first, then the others backwards or in order."""
+def test_order_of_deaths_is_scrambled_before_3_13(version: str) -> None:
     client = Client(Setup(version))
     for name, target in (("a", "b"), ("b", "c"), ("c", "d")):
         client.classic(name, to(target, message_ttl=10))
@@ -104,8 +101,7 @@ def test_the_order_of_deaths_is_scrambled_before_3_13(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_a_cycle_without_rejection_is_dropped(version: str) -> None:
-    """Expired, overlong or over the limit: back where it was, it is gone."""
+def test_cycle_without_rejection_is_dropped(version: str) -> None:
     client = Client(Setup(version))
     client.classic("a", to("b", message_ttl=10))
     client.classic("b", to("a", message_ttl=10))
@@ -117,8 +113,8 @@ def test_a_cycle_without_rejection_is_dropped(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_two_waits_in_a_row_lose_the_message_on_the_second_lap_before_3_13(version: str) -> None:
-    """The scrambled order hides the rejection from the detection of cycles."""
+def test_two_waits_in_a_row_are_dropped_as_cycle_before_3_13(version: str) -> None:
+    """The scrambled order hides the rejection."""
     client = Client(Setup(version))
     client.classic("main", to("one"))
     client.classic("one", to("two", message_ttl=10))
@@ -133,8 +129,7 @@ def test_two_waits_in_a_row_lose_the_message_on_the_second_lap_before_3_13(versi
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_a_published_x_death_counts_only_on_some_versions(version: str) -> None:
-    """Republish with the headers kept, die again: the count goes on, or begins anew."""
+def test_published_x_death_counts_only_on_some_versions(version: str) -> None:
     client = Client(Setup(version))
     client.classic("q", to("dead"))
     client.classic("dead")
@@ -149,8 +144,7 @@ def test_a_published_x_death_counts_only_on_some_versions(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["4.0.5", "4.3.6"])
-def test_a_published_x_death_is_delivered_unchanged_until_the_next_death(version: str) -> None:
-    """Then it is replaced as a whole, with the names of the first death."""
+def test_published_x_death_is_unchanged_until_next_death(version: str) -> None:
     client = Client(Setup(version))
     client.classic("q", to("dead"))
     client.classic("dead")
@@ -170,8 +164,8 @@ def test_a_published_x_death_is_delivered_unchanged_until_the_next_death(version
 @pytest.mark.parametrize(
     "broken", [[{"queue": "q", "reason": "rejected", "count": "3"}], ["a", "b"]]
 )
-def test_a_malformed_x_death_crashes_an_old_classic_queue(broken: list[object]) -> None:
-    """Consumers are cancelled, what is durable comes back with the poison, the rest is lost."""
+def test_malformed_x_death_crashes_old_classic_queue(broken: list[object]) -> None:
+    """Consumers are cancelled, and transient messages are lost."""
     client = Client(Setup("3.10.8"))
     client.classic("q", to("dead"))
     client.classic("dead")
@@ -188,8 +182,7 @@ def test_a_malformed_x_death_crashes_an_old_classic_queue(broken: list[object]) 
     assert client.setup.ready("q") == ["poison", "durable"]
 
 
-def test_a_queue_that_crashes_again_and_again_is_given_up() -> None:
-    """A poison that has expired as well: it dies at every start, until the supervisor gives up."""
+def test_queue_that_crashes_repeatedly_is_stopped() -> None:
     client = Client(Setup("3.10.8"))
     client.classic("q", to("dead", message_ttl=0))
     client.put("q", headers={"x-death": ["broken"]}, delivery_mode=2)
@@ -200,8 +193,7 @@ def test_a_queue_that_crashes_again_and_again_is_given_up() -> None:
         client.get("q")
 
 
-def test_a_malformed_x_death_is_lost_from_an_old_quorum_queue() -> None:
-    """Only that message is gone."""
+def test_malformed_x_death_is_lost_from_old_quorum_queue() -> None:
     client = Client(Setup("3.10.8"))
     client.quorum("q", to("dead"))
     client.classic("dead")
@@ -213,8 +205,7 @@ def test_a_malformed_x_death_is_lost_from_an_old_quorum_queue() -> None:
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_an_x_death_that_is_no_array_is_begun_anew(version: str) -> None:
-    """A string in its place harms nobody."""
+def test_x_death_that_is_not_an_array_is_replaced(version: str) -> None:
     client = Client(Setup(version))
     client.classic("q", to("dead"))
     client.classic("dead")
@@ -224,8 +215,7 @@ def test_an_x_death_that_is_no_array_is_begun_anew(version: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "kept"), [("3.10.8", False), ("4.0.5", True), ("4.3.6", True)])
-def test_a_dead_letter_key_takes_cc_away_only_on_old_versions(version: str, kept: bool) -> None:
-    """Without such a key the letter goes to all its keys; BCC is never seen."""
+def test_dead_letter_routing_key_removes_cc_on_old_versions(version: str, kept: bool) -> None:
     client = Client(Setup(version))
     client.classic("q", to("dead"))
     for name in ("copy", "blind", "dead"):
@@ -239,8 +229,8 @@ def test_a_dead_letter_key_takes_cc_away_only_on_old_versions(version: str, kept
     assert deaths(dead_letter)[0]["routing-keys"] == ["q", "copy"]
 
 
-def test_without_a_dead_letter_key_all_original_keys_are_used() -> None:
-    """The letter goes where the message went, blind copies too."""
+def test_dead_letter_without_key_uses_all_original_keys() -> None:
+    """BCC keys are included."""
     client = Client(Setup())
     client.exchange("dlx")
     client.classic("q", {"x-dead-letter-exchange": "dlx"})
@@ -261,10 +251,7 @@ def test_without_a_dead_letter_key_all_original_keys_are_used() -> None:
         (to("missing"), Loss.UNROUTABLE_DEAD_LETTER),
     ],
 )
-def test_dead_letters_without_a_home_are_lost_in_silence(
-    arguments: dict[str, str], loss: Loss
-) -> None:
-    """At most once means just that."""
+def test_unroutable_dead_letters_are_lost(arguments: dict[str, str], loss: Loss) -> None:
     client = Client(Setup())
     client.classic("q", arguments)
     client.put("q")
@@ -272,8 +259,7 @@ def test_dead_letters_without_a_home_are_lost_in_silence(
     assert client.setup.lost() == [loss]
 
 
-def test_an_alternate_exchange_catches_unroutable_dead_letters() -> None:
-    """It is honoured on the dead-letter exchange as on any other."""
+def test_alternate_exchange_receives_unroutable_dead_letters() -> None:
     client = Client(Setup())
     client.exchange("spare", "fanout")
     client.exchange("dlx", "direct", {"alternate-exchange": "spare"})
@@ -285,8 +271,7 @@ def test_an_alternate_exchange_catches_unroutable_dead_letters() -> None:
     assert client.setup.ready("caught") == ["m"]
 
 
-def test_a_full_classic_target_discards_dead_letters_and_a_quorum_one_does_not() -> None:
-    """`reject-publish` has nobody to refuse them to."""
+def test_full_classic_target_discards_dead_letters_and_quorum_target_does_not() -> None:
     client = Client(Setup())
     limit: Headers = {"x-max-length": 1, "x-overflow": "reject-publish"}
     client.classic("classic", limit)
@@ -302,8 +287,7 @@ def test_a_full_classic_target_discards_dead_letters_and_a_quorum_one_does_not()
 
 
 @pytest.mark.parametrize("kind", [QueueType.CLASSIC, QueueType.QUORUM])
-def test_a_long_chain_of_queues_is_no_deep_recursion(kind: QueueType) -> None:
-    """Each dead letter is moved from the same depth, kept ones too."""
+def test_long_chain_of_queues_does_not_recurse(kind: QueueType) -> None:
     client = Client(Setup())
     length = 400
     kept = {"dead_letter_strategy": "at-least-once", "overflow": "reject-publish"}
@@ -318,8 +302,7 @@ def test_a_long_chain_of_queues_is_no_deep_recursion(kind: QueueType) -> None:
     assert len(died) == length
 
 
-def test_a_dead_letter_that_an_old_broker_sends_round_for_ever_lets_others_live() -> None:
-    """The scrambled order hides the cycle: here as there the letter goes round, but time goes on."""
+def test_endless_cycle_of_old_broker_does_not_stop_time() -> None:
     client = Client(Setup("3.10.8"))
     client.classic("a", to("b", message_ttl=0))
     client.classic("b", to("a", message_ttl=0))

@@ -23,8 +23,7 @@ def _client(kind: QueueType, **arguments: object) -> Client:
 
 
 @_BOTH
-def test_only_the_head_expires(kind: QueueType) -> None:
-    """A long-lived message holds up a short-lived one behind it."""
+def test_only_head_of_queue_expires(kind: QueueType) -> None:
     client = _client(kind)
     client.put("q", "long", expiration="8000")
     client.put("q", "short", expiration="1000")
@@ -35,8 +34,7 @@ def test_only_the_head_expires(kind: QueueType) -> None:
 
 
 @_BOTH
-def test_the_head_that_is_taken_uncovers_an_expired_one(kind: QueueType) -> None:
-    """What was overdue behind it dies at once, before anyone gets it."""
+def test_expired_message_dies_when_head_is_taken(kind: QueueType) -> None:
     client = _client(kind)
     client.put("q", "long", expiration="8000")
     client.put("q", "short", expiration="1000")
@@ -47,8 +45,7 @@ def test_the_head_that_is_taken_uncovers_an_expired_one(kind: QueueType) -> None
 
 
 @_BOTH
-def test_the_smaller_of_both_times_holds(kind: QueueType) -> None:
-    """The record names the message's own even when the queue's was smaller."""
+def test_smaller_ttl_of_queue_and_message_holds(kind: QueueType) -> None:
     client = _client(kind, message_ttl=1000)
     client.put("q", "queue's", expiration="5000")
     client.setup.wait(1)
@@ -60,8 +57,7 @@ def test_the_smaller_of_both_times_holds(kind: QueueType) -> None:
 
 
 @_BOTH
-def test_a_time_of_zero_dies_unless_a_consumer_waits(kind: QueueType) -> None:
-    """Handed over at once, it lives."""
+def test_ttl_of_zero_delivers_only_to_waiting_consumer(kind: QueueType) -> None:
     client = _client(kind, message_ttl=0)
     client.put("q", "dies")
     assert client.setup.ready("dead") == ["dies"]
@@ -71,8 +67,7 @@ def test_a_time_of_zero_dies_unless_a_consumer_waits(kind: QueueType) -> None:
 
 
 @_BOTH
-def test_what_is_held_does_not_expire_but_dies_when_it_comes_back(kind: QueueType) -> None:
-    """Given back after its time, it is dead-lettered at once."""
+def test_unacked_message_expires_when_requeued(kind: QueueType) -> None:
     client = _client(kind, message_ttl=1000)
     client.put("q")
     taken = client.get("q")
@@ -83,8 +78,7 @@ def test_what_is_held_does_not_expire_but_dies_when_it_comes_back(kind: QueueTyp
 
 
 @_BOTH
-def test_the_time_is_stamped_when_the_message_arrives(kind: QueueType) -> None:
-    """A shorter time by policy does not touch what is there, and waits behind it."""
+def test_ttl_is_set_when_message_arrives(kind: QueueType) -> None:
     client = _client(kind)
     policies = client.setup.node.policies
     policies.put(Policy("ttl", "^q$", {"message-ttl": 10_000}))
@@ -97,8 +91,7 @@ def test_the_time_is_stamped_when_the_message_arrives(kind: QueueType) -> None:
     assert client.setup.ready("dead") == ["old", "new"]
 
 
-def test_on_4_3_each_priority_has_a_head_of_its_own() -> None:
-    """The scan looks at every level; within a level the head still blocks."""
+def test_each_priority_expires_separately_on_4_3() -> None:
     client = Client(Setup("4.3.6"))
     client.classic("dead")
     client.quorum("q", to("dead"))
@@ -119,8 +112,7 @@ def test_on_4_3_each_priority_has_a_head_of_its_own() -> None:
         ("315360000001", "{value_too_large,315360000001}"),
     ],
 )
-def test_a_wrong_expiration_closes_the_channel(text: str, problem: str) -> None:
-    """406, in the broker's words."""
+def test_invalid_expiration_closes_channel(text: str, problem: str) -> None:
     client = _client(QueueType.CLASSIC)
     with pytest.raises(Refusal) as caught:
         client.put("q", expiration=text)
@@ -128,15 +120,14 @@ def test_a_wrong_expiration_closes_the_channel(text: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "05", "+5", "315360000000"])
-def test_expirations_the_broker_takes(text: str) -> None:
-    """A sign and leading zeros are fine."""
+def test_expiration_with_sign_and_zeros_is_accepted(text: str) -> None:
     client = _client(QueueType.CLASSIC)
     client.put("q", expiration=text)
     assert client.channel.is_open
 
 
-def test_an_unused_classic_queue_is_gone_on_time() -> None:
-    """Declaring it again and getting from it renew its lease; its messages are not dead-lettered."""
+def test_unused_classic_queue_expires() -> None:
+    """Declare and get renew it. Its messages are not dead-lettered."""
     client = Client(Setup())
     client.classic("dead")
     client.classic("q", to("dead", expires=1000))
@@ -153,8 +144,7 @@ def test_an_unused_classic_queue_is_gone_on_time() -> None:
     assert client.setup.lost() == [Loss.QUEUE_EXPIRED]
 
 
-def test_a_consumer_keeps_the_queue_alive() -> None:
-    """The lease begins when the last consumer leaves."""
+def test_consumer_prevents_queue_expiry() -> None:
     client = Client(Setup())
     client.classic("q", {"x-expires": 1000})
     tag = client.channel.consume("q")
@@ -166,8 +156,8 @@ def test_a_consumer_keeps_the_queue_alive() -> None:
     assert "q" not in client.setup.node.queues
 
 
-def test_a_quorum_queue_looks_every_five_seconds() -> None:
-    """One second of lease lasts five, and declaring again does not renew it."""
+def test_quorum_queue_checks_expiry_every_five_seconds() -> None:
+    """A declare does not renew it."""
     client = Client(Setup())
     client.quorum("q", {"x-expires": 1000})
     client.setup.wait(4.9)

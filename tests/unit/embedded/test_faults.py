@@ -1,4 +1,4 @@
-"""Fault switches: what a program sees, and what is in the broker afterwards."""
+"""Fault switches: effects on a program and on the broker."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def _ready(broker: EmbeddedBroker) -> int:
         (Fault.CUT_AFTER_PUBLISH, PublishInterrupted, 1),
     ],
 )
-async def test_what_becomes_of_a_publish(fault: Fault, error: type[Exception], stored: int) -> None:
-    """The error never tells whether the message was stored; the queue does. The next one is fine."""
+async def test_publish_faults_raise_and_leave_documented_state(
+    fault: Fault, error: type[Exception], stored: int
+) -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker)
     broker.faults.inject(fault)
@@ -54,8 +55,7 @@ async def test_what_becomes_of_a_publish(fault: Fault, error: type[Exception], s
     assert _ready(broker) == stored + 1
 
 
-async def test_a_lost_confirm_times_out_in_its_time() -> None:
-    """Others on the channel are confirmed meanwhile."""
+async def test_lost_confirm_raises_timeout() -> None:
     broker = EmbeddedBroker(confirm_timeout=30)
     channel = await _channel(broker)
     broker.faults.inject(Fault.LOSE_CONFIRM)
@@ -70,8 +70,9 @@ async def test_a_lost_confirm_times_out_in_its_time() -> None:
 @pytest.mark.parametrize(
     ("fault", "left"), [(Fault.CUT_BEFORE_SETTLE, 1), (Fault.CUT_AFTER_SETTLE, 0)]
 )
-async def test_a_line_that_breaks_around_a_settlement(fault: Fault, left: int) -> None:
-    """Before it the message comes back, after it it is done."""
+async def test_cut_before_settlement_requeues_and_after_it_does_not(
+    fault: Fault, left: int
+) -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker)
     await channel.publish(_MESSAGE)
@@ -84,8 +85,7 @@ async def test_a_line_that_breaks_around_a_settlement(fault: Fault, left: int) -
 
 
 @pytest.mark.parametrize(("buffered", "seen"), [(True, 2), (False, 0)])
-async def test_a_cut_with_and_without_what_was_on_its_way(buffered: bool, seen: int) -> None:
-    """Deliveries in flight arrive or not; either way they are back in the queue."""
+async def test_cut_connection_requeues_deliveries_in_transit(buffered: bool, seen: int) -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker)
     for _ in range(2):
@@ -100,8 +100,7 @@ async def test_a_cut_with_and_without_what_was_on_its_way(buffered: bool, seen: 
     assert broker.connections == ()
 
 
-async def test_between_the_cut_and_its_news_calls_go_into_the_void() -> None:
-    """A publish is interrupted, a settlement unheard."""
+async def test_calls_between_cut_and_its_detection_are_lost() -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker)
     await channel.publish(_MESSAGE)
@@ -115,8 +114,7 @@ async def test_between_the_cut_and_its_news_calls_go_into_the_void() -> None:
     assert _ready(broker) == 1
 
 
-async def test_connections_can_be_refused() -> None:
-    """As often as asked for."""
+async def test_connections_can_be_refused_repeatedly() -> None:
     broker = EmbeddedBroker()
     broker.faults.inject(Fault.REFUSE_CONNECTION, 2)
     for _ in range(2):
@@ -125,8 +123,7 @@ async def test_connections_can_be_refused() -> None:
     await broker.connect()
 
 
-async def test_a_slow_line_delays_everything_in_order() -> None:
-    """Each answer takes its time, however many are under way."""
+async def test_slow_connection_delays_answers_in_order() -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker)
     broker.faults.latency = 0.5
@@ -143,8 +140,7 @@ async def test_a_slow_line_delays_everything_in_order() -> None:
     assert order == [0, 1, 2]
 
 
-async def test_a_restart_cuts_everyone_and_keeps_what_is_durable() -> None:
-    """The port publishes persistent messages."""
+async def test_restart_cuts_connections_and_keeps_durable_messages() -> None:
     broker = EmbeddedBroker()
     channel = await _channel(broker)
     await channel.publish(_MESSAGE)
@@ -153,9 +149,7 @@ async def test_a_restart_cuts_everyone_and_keeps_what_is_durable() -> None:
     assert _ready(broker) == 1
 
 
-def test_chance_is_seeded() -> None:
-    """The same seed strikes at the same times, another at others."""
-
+def test_random_faults_are_seeded() -> None:
     def strikes(seed: int) -> list[bool]:
         faults = Faults(seed)
         faults.chance(Fault.NACK, 0.5)
@@ -166,8 +160,7 @@ def test_chance_is_seeded() -> None:
     assert 10 < sum(strikes(1)) < 54
 
 
-def test_switches_are_off_until_they_are_thrown_and_off_again() -> None:
-    """`active` says whether anything can strike at all."""
+def test_fault_switches_are_off_by_default() -> None:
     faults = Faults()
     active = [faults.active]
     faults.inject(Fault.NACK)

@@ -14,8 +14,7 @@ _STORED, _REFUSED = EventKind.ENQUEUED, EventKind.REFUSED
 
 @_BOTH
 @pytest.mark.parametrize("limit", [{"max_length": 2}, {"max_length_bytes": 2}])
-def test_drop_head_lets_the_oldest_die(kind: QueueType, limit: dict[str, int]) -> None:
-    """Only what is ready counts, and what comes back to a full queue is the oldest."""
+def test_drop_head_drops_oldest_message(kind: QueueType, limit: dict[str, int]) -> None:
     client = Client(Setup())
     client.classic("dead")
     client.declare(Queue("q", kind, arguments=to("dead", **limit)))
@@ -28,22 +27,19 @@ def test_drop_head_lets_the_oldest_die(kind: QueueType, limit: dict[str, int]) -
     assert {deaths(dead_letter)[0]["reason"] for dead_letter in client.drain("dead")} == {"maxlen"}
 
 
-def test_reject_publish_of_a_classic_queue_is_exact() -> None:
-    """The publisher hears of it."""
+def test_reject_publish_of_classic_queue_is_exact() -> None:
     client = Client(Setup())
     client.classic("q", {"x-max-length": 2, "x-overflow": "reject-publish"})
     assert client.put("q", "1", "2", "3") == [_STORED, _STORED, _REFUSED]
 
 
-def test_reject_publish_of_a_quorum_queue_takes_one_more() -> None:
-    """It refuses once it is over its limit, as RabbitMQ does with publishes one by one."""
+def test_reject_publish_of_quorum_queue_accepts_one_more() -> None:
     client = Client(Setup())
     client.quorum("q", {"x-max-length": 2, "x-overflow": "reject-publish"})
     assert client.put("q", "1", "2", "3", "4") == [_STORED, _STORED, _STORED, _REFUSED]
 
 
-def test_reject_publish_dlx_refuses_and_dead_letters() -> None:
-    """The publisher hears a nack, and the message is in the dead-letter queue."""
+def test_reject_publish_dlx_nacks_and_dead_letters() -> None:
     client = Client(Setup())
     client.classic("dead")
     client.classic("q", to("dead", max_length=1, overflow="reject-publish-dlx"))
@@ -51,8 +47,8 @@ def test_reject_publish_dlx_refuses_and_dead_letters() -> None:
     assert client.setup.ready("dead") == ["2"]
 
 
-def test_one_full_queue_of_several_makes_a_nack_though_the_others_stored_it() -> None:
-    """Sending again then makes duplicates."""
+def test_one_full_queue_of_several_causes_nack() -> None:
+    """The other queues have stored the message."""
     client = Client(Setup())
     client.classic("full", {"x-max-length": 0, "x-overflow": "reject-publish"})
     client.classic("open")
@@ -63,8 +59,7 @@ def test_one_full_queue_of_several_makes_a_nack_though_the_others_stored_it() ->
 
 
 @pytest.mark.parametrize(("version", "limit"), [("3.10.8", None), ("4.0.5", 20), ("4.3.6", 20)])
-def test_the_default_limit_of_returns(version: str, limit: int | None) -> None:
-    """From 4.0 on the 21st return removes the message; before nothing does."""
+def test_default_delivery_limit_removes_message_from_4_0(version: str, limit: int | None) -> None:
     client = Client(Setup(version))
     client.quorum("q")
     client.put("q")
@@ -89,8 +84,7 @@ def _give_back(holder: Client, tag: int, how: str) -> None:
 
 @pytest.mark.parametrize("version", ["3.10.8", "4.0.5", "4.3.6"])
 @pytest.mark.parametrize("how", ["nack", "reject", "recover", "close"])
-def test_what_counts_towards_the_limit(version: str, how: str) -> None:
-    """Every return counts before 4.3; then only rejections and lost channels."""
+def test_returns_counted_toward_delivery_limit_depend_on_version(version: str, how: str) -> None:
     client = Client(Setup(version))
     client.quorum("q", {"x-delivery-limit": 1})
     client.put("q")
@@ -103,7 +97,7 @@ def test_what_counts_towards_the_limit(version: str, how: str) -> None:
 
 
 @pytest.mark.parametrize(("version", "kept"), [("3.10.8", False), ("4.0.5", True), ("4.3.6", True)])
-def test_a_negative_limit_is_none_from_4_0_on(version: str, kept: bool) -> None:
+def test_negative_delivery_limit_is_unlimited_from_4_0(version: str, kept: bool) -> None:
     """Before, the first return deletes the message."""
     client = Client(Setup(version))
     client.quorum("q", {"x-delivery-limit": -1})
@@ -113,8 +107,7 @@ def test_a_negative_limit_is_none_from_4_0_on(version: str, kept: bool) -> None:
     assert client.setup.ready("q") == (["m"] if kept else [])
 
 
-def test_argument_and_policy_give_the_smaller_limit_and_negative_the_larger() -> None:
-    """Both have a say."""
+def test_argument_and_policy_give_smaller_delivery_limit() -> None:
     client = Client(Setup())
     client.quorum("q", {"x-delivery-limit": 5})
     policies = client.setup.node.policies
@@ -137,8 +130,7 @@ def test_argument_and_policy_give_the_smaller_limit_and_negative_the_larger() ->
         ),
     ],
 )
-def test_the_counts_that_a_quorum_queue_shows(version: str, counts: list[dict[str, int]]) -> None:
-    """After nothing, a nack and a reject."""
+def test_delivery_count_headers_of_quorum_queue(version: str, counts: list[dict[str, int]]) -> None:
     client = Client(Setup(version))
     client.quorum("q")
     client.put("q")
@@ -151,8 +143,7 @@ def test_the_counts_that_a_quorum_queue_shows(version: str, counts: list[dict[st
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION)
-def test_the_failure_count_travels_through_dead_lettering_from_4_0_on(version: str) -> None:
-    """Lap n shows n on 4.0, and falls to 1 with one nack; on 4.3 only rejections count."""
+def test_failure_count_survives_dead_lettering_from_4_0(version: str) -> None:
     client = Client(Setup(version))
     client.quorum("main", to("wait"))
     client.quorum("wait", to("main", message_ttl=10))
@@ -170,8 +161,8 @@ def test_the_failure_count_travels_through_dead_lettering_from_4_0_on(version: s
     assert shown == (None if version == "4.3.6" else 1)
 
 
-def test_on_4_3_rejections_add_up_over_laps_until_a_crash_loses_the_message() -> None:
-    """Twenty-one laps by reject, one lost channel: over the limit, and a cycle. A nack is safe."""
+def test_rejections_add_up_over_laps_on_4_3() -> None:
+    """A crash then loses the message. A nack does not."""
     for settle, survives in (("reject", False), ("nack", True)):
         client = Client(Setup("4.3.6"))
         client.quorum("main", to("wait"))

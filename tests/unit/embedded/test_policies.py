@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 
-def test_a_policy_moves_the_dead_letters_of_what_is_there() -> None:
-    """Set, replaced and removed, it holds at once."""
+def test_policy_changes_dead_lettering_at_once() -> None:
     client = Client(Setup())
     client.classic("q")
     client.classic("dead")
@@ -30,8 +29,8 @@ def test_a_policy_moves_the_dead_letters_of_what_is_there() -> None:
     assert client.setup.lost() == [Loss.NO_DEAD_LETTER_EXCHANGE]
 
 
-def test_only_the_policy_of_highest_priority_applies() -> None:
-    """Policies do not merge; an operator's comes on top, with the smaller value."""
+def test_only_policy_of_highest_priority_applies() -> None:
+    """Operator policies are merged with the smaller value."""
     client = Client(Setup())
     client.classic("q")
     policies = client.setup.node.policies
@@ -58,10 +57,9 @@ def test_only_the_policy_of_highest_priority_applies() -> None:
         (QueueType.QUORUM, 500, 1000, "expires", 0.5),
     ],
 )
-def test_argument_against_policy(
+def test_argument_and_policy_precedence_by_setting(
     kind: QueueType, argument: FieldValue, policy: FieldValue, name: str, expected: object
 ) -> None:
-    """The argument wins, or the smaller one, and for a quorum queue's overflow the policy."""
     client = Client(Setup("4.0.5"))
     getattr(client, kind)("q", {f"x-{name}": argument})
     client.setup.node.policies.put(Policy("p", "q", {name: policy}))
@@ -69,8 +67,7 @@ def test_argument_against_policy(
     assert getattr(client.setup.node.queues["q"].settings, attribute) == expected
 
 
-def test_the_policy_decides_when_an_old_quorum_queue_expires() -> None:
-    """On 3.10, whichever is smaller."""
+def test_policy_decides_expiry_of_quorum_queue_on_3_10() -> None:
     client = Client(Setup("3.10.8"))
     client.quorum("q", {"x-expires": 500})
     client.setup.node.policies.put(Policy("p", "q", {"expires": 1000}))
@@ -85,8 +82,7 @@ def test_the_policy_decides_when_an_old_quorum_queue_expires() -> None:
         ("3.10.8", Policy("p", "q", {"delivery-limit": -1}), "-1"),
     ],
 )
-def test_policies_that_the_broker_refuses(version: str, policy: Policy, problem: str) -> None:
-    """Unknown keys, and what an old version does not know."""
+def test_invalid_policies_are_refused(version: str, policy: Policy, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Setup(version).node.policies.put(policy)
     Setup("4.0.5").node.policies.put(
@@ -94,8 +90,7 @@ def test_policies_that_the_broker_refuses(version: str, policy: Policy, problem:
     )
 
 
-def test_a_shorter_length_drops_what_is_too_much() -> None:
-    """At once, from the head."""
+def test_shorter_max_length_drops_messages_at_once() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", *"1234")
@@ -103,8 +98,7 @@ def test_a_shorter_length_drops_what_is_too_much() -> None:
     assert client.setup.ready("q") == ["3", "4"]
 
 
-def test_a_restart_keeps_what_is_durable() -> None:
-    """Queues, messages and exchanges; quorum queues keep everything."""
+def test_restart_keeps_durable_objects() -> None:
     setup = Setup()
     client = Client(setup)
     client.classic("durable")

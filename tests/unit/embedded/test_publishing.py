@@ -1,4 +1,4 @@
-"""What the broker looks at before it takes a message, and what it hands out."""
+"""Checks of published messages, and delivered messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ def _refused(client: Client, headers: Headers | None = None, **properties: Field
     return caught.value
 
 
-def test_a_foreign_user_id_is_refused() -> None:
-    """Only one's own may be claimed."""
+def test_other_user_id_is_refused() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", user_id="guest")
@@ -28,8 +27,7 @@ def test_a_foreign_user_id_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("version", "refused"), [("3.10.8", True), ("4.0.5", False)])
-def test_an_unknown_delivery_mode_is_refused_before_4_0(version: str, refused: bool) -> None:
-    """Later any number is taken."""
+def test_unknown_delivery_mode_is_refused_before_4_0(version: str, refused: bool) -> None:
     client = Client(Setup(version))
     client.classic("q")
     if refused:
@@ -41,8 +39,8 @@ def test_an_unknown_delivery_mode_is_refused_before_4_0(version: str, refused: b
 
 
 @pytest.mark.parametrize(("version", "mib"), [("3.10.8", 128), ("4.0.5", 16)])
-def test_a_body_may_be_so_large_and_no_larger(version: str, mib: int) -> None:
-    """128 MiB before 4.0, 16 since."""
+def test_body_size_is_limited(version: str, mib: int) -> None:
+    """128 MiB before 4.0, 16 MiB since."""
     client = Client(Setup(version))
     client.classic("q")
     limit = mib * 1024 * 1024
@@ -54,8 +52,7 @@ def test_a_body_may_be_so_large_and_no_larger(version: str, mib: int) -> None:
         assert caught.value.code == 406
 
 
-def test_headers_and_properties_must_fit_one_frame() -> None:
-    """To the byte; more closes the connection."""
+def test_headers_beyond_frame_close_connection() -> None:
     client = Client(Setup())
     client.classic("q")
     # 14 bytes before the properties, 4 for the table's length, 2 for the key, 5 for the string.
@@ -68,8 +65,7 @@ def test_headers_and_properties_must_fit_one_frame() -> None:
     assert not client.session.is_open
 
 
-def test_a_cc_header_must_be_an_array() -> None:
-    """Keys that are no strings are passed over."""
+def test_cc_header_must_be_an_array() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", headers={"CC": [1, "q"]})
@@ -79,16 +75,14 @@ def test_a_cc_header_must_be_an_array() -> None:
 
 
 @pytest.mark.parametrize(("version", "order"), [("3.10.8", "bca"), ("4.0.5", "abc")])
-def test_headers_are_sorted_from_4_0_on(version: str, order: str) -> None:
-    """Before they keep their order."""
+def test_headers_are_sorted_from_4_0(version: str, order: str) -> None:
     client = Client(Setup(version))
     client.classic("q")
     client.put("q", headers={"b": 1, "c": 2, "a": 3})
     assert "".join(client.get("q").properties.headers) == order
 
 
-def test_every_property_and_type_survives() -> None:
-    """What was published is what is handed out."""
+def test_every_property_and_type_is_delivered_unchanged() -> None:
     client = Client(Setup())
     client.classic("q")
     properties = Properties(
@@ -111,8 +105,7 @@ def test_every_property_and_type_survives() -> None:
     assert repr(taken.properties) == repr(properties)
 
 
-def test_nobody_can_change_what_is_inside_the_broker() -> None:
-    """Neither who published nor who received a copy."""
+def test_stored_messages_cannot_be_modified() -> None:
     client = Client(Setup())
     for name in ("one", "two"):
         client.classic(name)
@@ -131,8 +124,7 @@ def test_nobody_can_change_what_is_inside_the_broker() -> None:
     ("version", "order"),
     [("3.10.8", "none 0 9 5 1 "), ("4.0.5", "9 5 none 0 1 "), ("4.3.6", "9 5 none 1 0 ")],
 )
-def test_priorities_of_quorum_queues(version: str, order: str) -> None:
-    """Ignored; two classes, two high ones before each normal one; strict."""
+def test_priorities_of_quorum_queues_depend_on_version(version: str, order: str) -> None:
     client = Client(Setup(version))
     client.quorum("q")
     for priority in (None, 0, 9, 5, 1):
@@ -140,8 +132,7 @@ def test_priorities_of_quorum_queues(version: str, order: str) -> None:
     assert "".join(f"{taken.body.decode()} " for taken in client.drain("q")) == order
 
 
-def test_two_high_ones_go_before_each_normal_one_on_4_0() -> None:
-    """Normal ones do not starve."""
+def test_two_high_priorities_precede_each_normal_one_on_4_0() -> None:
     client = Client(Setup("4.0.5"))
     client.quorum("q")
     client.put("q", *"nnn", priority=4)
@@ -149,8 +140,7 @@ def test_two_high_ones_go_before_each_normal_one_on_4_0() -> None:
     assert "".join(taken.body.decode() for taken in client.drain("q")) == "hhnhhnhn"
 
 
-def test_priorities_of_classic_queues() -> None:
-    """Only with the argument; none is 0, more than the highest is the highest."""
+def test_priorities_of_classic_queues_need_argument() -> None:
     client = Client(Setup())
     client.classic("q", {"x-max-priority": 5})
     for priority in (None, 0, 1, 9, 5, 3):

@@ -1,4 +1,4 @@
-"""What the broker refuses, word for word as a RabbitMQ 3.10.8 said it."""
+"""Refusals with the texts of RabbitMQ 3.10.8."""
 
 from __future__ import annotations
 
@@ -49,17 +49,15 @@ def _refusal(client: Client, queue: Queue) -> str:
         ({"x-queue-version": 3}, "\"unsupported queue version '3'\""),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_is_wrong(
+def test_invalid_argument_is_refused_with_406(
     arguments: dict[str, FieldValue], problem: str
 ) -> None:
-    """A declaration with a value that the broker does not take is refused with 406."""
     name = next(iter(arguments))
     text = _refusal(Client(Setup("3.10.8")), Queue("q", arguments=arguments))
     assert text == f"PRECONDITION_FAILED - invalid arg '{name}' {_PLACE}: {problem}"
 
 
-def test_a_dead_letter_exchange_must_be_a_string() -> None:
-    """The broker has another sentence for this one."""
+def test_dead_letter_exchange_must_be_a_string() -> None:
     queue = Queue("q", arguments={"x-dead-letter-exchange": Int32(1)})
     assert _refusal(Client(Setup()), queue) == (
         "PRECONDITION_FAILED - invalid type 'signedint' for arg 'x-dead-letter-exchange'"
@@ -75,8 +73,7 @@ def test_a_dead_letter_exchange_must_be_a_string() -> None:
         (Queue("q", QueueType.QUORUM, auto_delete=True), "invalid property 'auto-delete'"),
     ],
 )
-def test_quorum_queues_are_durable_shared_and_permanent(queue: Queue, text: str) -> None:
-    """Anything else is refused."""
+def test_quorum_queues_must_be_durable_and_not_exclusive(queue: Queue, text: str) -> None:
     assert _refusal(Client(Setup()), queue) == f"PRECONDITION_FAILED - {text} {_PLACE}"
 
 
@@ -89,8 +86,7 @@ def test_quorum_queues_are_durable_shared_and_permanent(queue: Queue, text: str)
         (QueueType.QUORUM, "x-queue-mode"),
     ],
 )
-def test_arguments_of_the_other_queue_type_are_refused(kind: QueueType, name: str) -> None:
-    """Each type knows its own."""
+def test_arguments_of_other_queue_type_are_refused(kind: QueueType, name: str) -> None:
     values: dict[str, FieldValue] = {
         "x-delivery-limit": 3,
         "x-dead-letter-strategy": "at-least-once",
@@ -103,8 +99,7 @@ def test_arguments_of_the_other_queue_type_are_refused(kind: QueueType, name: st
     )
 
 
-def test_unknown_arguments_are_accepted_and_not_compared() -> None:
-    """A typo is accepted in silence."""
+def test_unknown_arguments_are_accepted() -> None:
     client = Client(Setup())
     client.classic("q", {"x-mesage-ttl": 5})
     client.classic("q", {"x-foo": 7})
@@ -141,26 +136,21 @@ def test_unknown_arguments_are_accepted_and_not_compared() -> None:
         ),
     ],
 )
-def test_a_redeclaration_that_differs_names_the_first_difference(
-    again: Queue, difference: str
-) -> None:
-    """What exists stays, and the channel is closed with 406."""
+def test_different_redeclaration_names_first_difference(again: Queue, difference: str) -> None:
     client = Client(Setup())
     client.classic("q", {"x-message-ttl": 1000})
     expected = f"PRECONDITION_FAILED - inequivalent {difference.format(_PLACE)}"
     assert _refusal(client, again) == expected
 
 
-def test_the_same_declaration_is_no_error() -> None:
-    """Integers of other widths are the same, and an explicit classic type is none."""
+def test_equivalent_redeclaration_is_accepted() -> None:
     client = Client(Setup())
     client.classic("q", {"x-message-ttl": 1000})
     client.classic("q", {"x-message-ttl": Int32(1000), "x-queue-type": "classic"})
     assert client.channel.is_open
 
 
-def test_an_exclusive_queue_is_locked_for_others_and_gone_with_its_connection() -> None:
-    """405 for everyone else, whatever they want with it."""
+def test_exclusive_queue_is_locked_and_deleted_with_connection() -> None:
     owner = Client(Setup())
     owner.declare(Queue("q", durable=False, exclusive=True))
     for attempt in ("get", "purge_queue", "delete_queue"):
@@ -173,8 +163,7 @@ def test_an_exclusive_queue_is_locked_for_others_and_gone_with_its_connection() 
     assert owner.setup.node.queues == {}
 
 
-def test_what_is_missing_is_named() -> None:
-    """404 with the kind and the name."""
+def test_missing_object_is_404_with_name() -> None:
     setup = Setup()
     attempts: dict[str, list[Callable[[SessionChannel], object]]] = {
         "no queue 'none' in vhost '/'": [
@@ -197,8 +186,8 @@ def test_what_is_missing_is_named() -> None:
             assert (caught.value.code, caught.value.text) == (404, f"NOT_FOUND - {text}")
 
 
-def test_deleting_or_unbinding_what_is_missing_is_no_error() -> None:
-    """Only purge insists on the queue."""
+def test_deleting_missing_object_is_not_an_error() -> None:
+    """Purge of a missing queue is."""
     client = Client(Setup())
     assert client.channel.delete_queue("none") == 0
     client.channel.delete_exchange("none")
@@ -220,8 +209,9 @@ def test_deleting_or_unbinding_what_is_missing_is_no_error() -> None:
         (Exchange("x", "x-no"), 406, "unknown exchange type 'x-no'"),
     ],
 )
-def test_exchanges_that_cannot_be_declared(exchange: Exchange, code: int, text: str) -> None:
-    """The channel ends; the connection stays."""
+def test_invalid_exchange_declarations_are_refused(
+    exchange: Exchange, code: int, text: str
+) -> None:
     client = Client(Setup())
     with pytest.raises(Refusal) as caught:
         client.channel.declare_exchange(exchange)
@@ -229,8 +219,7 @@ def test_exchanges_that_cannot_be_declared(exchange: Exchange, code: int, text: 
     assert client.session.is_open
 
 
-def test_an_unknown_exchange_type_ended_the_connection_before() -> None:
-    """Up to 3.13."""
+def test_unknown_exchange_type_closes_connection_before_4_0() -> None:
     client = Client(Setup("3.13"))
     with pytest.raises(Refusal, match="unknown exchange type 'x-no'") as caught:
         client.channel.declare_exchange(Exchange("x", "x-no"))
@@ -238,8 +227,7 @@ def test_an_unknown_exchange_type_ended_the_connection_before() -> None:
     assert not client.session.is_open
 
 
-def test_deletions_with_conditions() -> None:
-    """A queue in use or not empty, an exchange in use: 406, and they stay."""
+def test_conditional_deletions_are_refused_with_406() -> None:
     setup = Setup()
     client = Client(setup)
     client.classic("q")
@@ -267,8 +255,7 @@ def test_deletions_with_conditions() -> None:
     assert client.again().channel.delete_queue("q") == 1
 
 
-def test_a_tag_that_is_unknown_closes_the_channel_and_gives_everything_back() -> None:
-    """Settling twice is as bad as settling what never was."""
+def test_unknown_tag_closes_channel_and_requeues() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", "1", "2", "3")
@@ -282,14 +269,12 @@ def test_a_tag_that_is_unknown_closes_the_channel_and_gives_everything_back() ->
     assert client.setup.ready("q") == ["2", "3"]
 
 
-def test_streams_are_refused_with_a_clear_word() -> None:
-    """The embedded broker does not pretend to have them."""
+def test_streams_are_refused_as_not_implemented() -> None:
     text = _refusal(Client(Setup()), Queue("q", QueueType.STREAM))
     assert text == "NOT_IMPLEMENTED - the embedded broker has no streams"
 
 
-def test_server_named_queues_are_the_same_for_the_same_seed() -> None:
-    """Names look like the broker's own, and a run can be repeated."""
+def test_server_named_queues_are_equal_for_equal_seed() -> None:
     names = [Client(Setup()).declare(Queue("", durable=False, exclusive=True)) for _ in range(2)]
     assert names[0] == names[1]
     assert names[0].startswith("amq.gen-")

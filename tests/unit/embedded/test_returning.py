@@ -1,4 +1,4 @@
-"""Where a message stands after it came back, and how it is settled."""
+"""The position of returned messages, and settlement."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def _order(version: str, kind: QueueType, how: str, limit: int | None = None) ->
 
 @pytest.mark.parametrize("version", ["3.10.8", "4.0.5", "4.3.6"])
 @pytest.mark.parametrize("how", ["multiple", "ascending", "descending", "recover", "close"])
-def test_a_classic_queue_puts_returned_messages_back_in_their_place(version: str, how: str) -> None:
-    """In whatever order they come back."""
+def test_classic_queue_returns_messages_to_their_position(version: str, how: str) -> None:
     assert _order(version, QueueType.CLASSIC, how) == _KEPT
 
 
@@ -60,19 +59,19 @@ def test_a_classic_queue_puts_returned_messages_back_in_their_place(version: str
         ("4.3.6", "descending", "321456"),
     ],
 )
-def test_a_quorum_queue_lines_returned_messages_up(version: str, how: str, expected: str) -> None:
-    """At the head in the order of their return; without a limit a nack sends them to the tail."""
+def test_quorum_queue_returns_messages_to_head_or_tail(
+    version: str, how: str, expected: str
+) -> None:
+    """Without a limit a nack sends them to the tail."""
     assert _order(version, QueueType.QUORUM, how) == expected
 
 
-def test_a_limit_brings_returned_messages_to_the_head_on_3_10() -> None:
-    """And no limit sends them to the tail on 4.0."""
+def test_delivery_limit_decides_head_or_tail_by_version() -> None:
     assert _order("3.10.8", QueueType.QUORUM, "ascending", limit=50) == _KEPT
     assert _order("4.0.5", QueueType.QUORUM, "ascending", limit=-1) == _TAIL
 
 
-def test_returned_messages_are_marked() -> None:
-    """Redelivered, those that were handed out, and no others."""
+def test_returned_messages_are_redelivered() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", "1", "2")
@@ -80,8 +79,7 @@ def test_returned_messages_are_marked() -> None:
     assert [taken.redelivered for taken in client.drain("q")] == [True, False]
 
 
-def test_a_close_gives_back_before_others_are_served() -> None:
-    """Another consumer gets what was returned, oldest first."""
+def test_close_requeues_before_others_are_served() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", *"1234")
@@ -96,8 +94,7 @@ def test_a_close_gives_back_before_others_are_served() -> None:
     assert other.bodies == ["3", "1", "2", "4"]
 
 
-def test_multiple_settles_everything_up_to_a_tag() -> None:
-    """What was settled before is left alone; 0 means all."""
+def test_multiple_settles_all_up_to_tag() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", *"123456")
@@ -110,7 +107,6 @@ def test_multiple_settles_everything_up_to_a_tag() -> None:
 
 
 def test_multiple_rejection_dead_letters_in_order() -> None:
-    """From several queues at once, each to its own place."""
     client = Client(Setup())
     for name in ("one", "two"):
         client.classic(f"dead.{name}")
@@ -122,8 +118,7 @@ def test_multiple_rejection_dead_letters_in_order() -> None:
     assert client.setup.ready("dead.two") == ["two.1", "two.2"]
 
 
-def test_settling_what_a_deleted_queue_had_handed_out_means_nothing() -> None:
-    """The channel survives it."""
+def test_settling_delivery_of_deleted_queue_has_no_effect() -> None:
     client = Client(Setup())
     client.classic("q")
     client.put("q", "1", "2")
@@ -135,8 +130,7 @@ def test_settling_what_a_deleted_queue_had_handed_out_means_nothing() -> None:
     assert client.setup.node.queues == {}
 
 
-def test_delayed_retry_of_4_3_waits_longer_with_each_failure() -> None:
-    """Linear up to the maximum for failures, constant for a nack; others are not held up."""
+def test_delayed_retry_of_4_3_grows_with_failures() -> None:
     arguments: Headers = {
         "x-delayed-retry-type": "all",
         "x-delayed-retry-min": 300,
@@ -157,8 +151,7 @@ def test_delayed_retry_of_4_3_waits_longer_with_each_failure() -> None:
 @pytest.mark.parametrize(
     ("kind", "nack", "reject"), [("failed", False, True), ("returned", True, False)]
 )
-def test_delayed_retry_for_one_kind_of_return(kind: str, nack: bool, reject: bool) -> None:
-    """Failed or returned, as the queue is told; the argument is unknown before 4.3."""
+def test_delayed_retry_may_be_limited_to_one_kind(kind: str, nack: bool, reject: bool) -> None:
     for version in ("4.0.5", "4.3.6"):
         client = Client(Setup(version))
         client.quorum("q", {"x-delayed-retry-type": kind, "x-delayed-retry-min": 300})

@@ -1,4 +1,4 @@
-"""Exchanges and bindings in the node; the rules of matching have tests of their own."""
+"""Exchanges and bindings in the node. The matching rules have separate tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from hopback.topology.model import Binding, Exchange, Policy
 from tests.unit.embedded.node_setup import Client, Setup
 
 
-def test_each_queue_gets_one_copy_however_many_ways_lead_to_it() -> None:
-    """Through two bindings and through another exchange."""
+def test_each_queue_gets_one_copy_per_publish() -> None:
     client = Client(Setup())
     client.classic("q")
     client.exchange("topic", "topic")
@@ -23,8 +22,7 @@ def test_each_queue_gets_one_copy_however_many_ways_lead_to_it() -> None:
     assert client.setup.ready("q") == ["m"]
 
 
-def test_an_alternate_exchange_satisfies_mandatory_if_it_routes() -> None:
-    """By argument or by policy; without a queue behind it the message is returned."""
+def test_alternate_exchange_satisfies_mandatory_if_it_routes() -> None:
     client = Client(Setup())
     client.classic("q")
     client.exchange("spare", "fanout")
@@ -41,15 +39,13 @@ def test_an_alternate_exchange_satisfies_mandatory_if_it_routes() -> None:
 
 
 def test_unroutable_without_mandatory_is_dropped_and_confirmed() -> None:
-    """As if nothing had happened."""
     client = Client(Setup())
     assert client.put("none", mandatory=False) == [EventKind.DROPPED]
     assert client.put("none") == [EventKind.RETURNED]
     assert client.setup.lost() == ["unroutable"]
 
 
-def test_an_internal_exchange_takes_no_publishes() -> None:
-    """Only other exchanges may lead to it."""
+def test_internal_exchange_refuses_publishes() -> None:
     client = Client(Setup())
     client.channel.declare_exchange(Exchange("inside", "fanout", internal=True))
     client.classic("q")
@@ -63,8 +59,7 @@ def test_an_internal_exchange_takes_no_publishes() -> None:
     )
 
 
-def test_an_auto_delete_exchange_goes_with_its_last_binding() -> None:
-    """Also when the queue at its other end goes; a chain of them falls together."""
+def test_auto_delete_exchange_is_deleted_with_last_binding() -> None:
     client = Client(Setup())
     client.classic("q")
     for name in ("first", "second"):
@@ -75,8 +70,7 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding() -> None:
     assert not {"first", "second"} & client.setup.node.routing.exchanges.keys()
 
 
-def test_bindings_differ_by_their_arguments() -> None:
-    """Removing one leaves the other."""
+def test_bindings_differ_by_arguments() -> None:
     client = Client(Setup())
     client.classic("q")
     one = Binding("amq.headers", "q", arguments={"x-match": "all", "a": 1})
@@ -88,8 +82,7 @@ def test_bindings_differ_by_their_arguments() -> None:
     assert client.put("", exchange="amq.headers", headers={"a": 2}) == [EventKind.ENQUEUED]
 
 
-def test_a_wrong_x_match_is_refused() -> None:
-    """In the broker's words."""
+def test_invalid_x_match_is_refused() -> None:
     client = Client(Setup())
     client.classic("q")
     with pytest.raises(Refusal) as caught:
@@ -100,8 +93,7 @@ def test_a_wrong_x_match_is_refused() -> None:
     )
 
 
-def test_a_queue_that_is_deleted_and_declared_again_has_no_bindings() -> None:
-    """They went with the old one."""
+def test_redeclared_queue_has_no_bindings() -> None:
     client = Client(Setup())
     client.classic("q")
     client.bind("amq.fanout", "q")

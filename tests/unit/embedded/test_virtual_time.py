@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_year_passes_at_once() -> None:
-    """Time moves from deadline to deadline, and exactly so."""
-
+def test_virtual_year_passes_at_once() -> None:
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
         moments = [loop.time()]
@@ -37,7 +35,6 @@ def test_a_year_passes_at_once() -> None:
 
 
 async def test_timeouts_follow_virtual_time() -> None:
-    """The shorter of two deadlines comes first."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
     with pytest.raises(TimeoutError):
@@ -45,17 +42,14 @@ async def test_timeouts_follow_virtual_time() -> None:
     assert loop.time() - begin == 60
 
 
-async def test_what_is_due_at_the_same_moment_runs_in_the_same_turn() -> None:
-    """None is left behind by a rounding error."""
+async def test_timers_due_at_same_moment_run_in_same_turn() -> None:
     loop = asyncio.get_running_loop()
     begin = loop.time()
     await asyncio.gather(*(pass_time(0.1) for _ in range(50)))
     assert loop.time() == begin + 0.1
 
 
-def test_waiting_for_what_never_comes_is_an_error_that_names_the_place() -> None:
-    """Instead of a test that hangs."""
-
+def test_waiting_forever_raises_with_place() -> None:
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 
@@ -63,9 +57,7 @@ def test_waiting_for_what_never_comes_is_an_error_that_names_the_place() -> None
         run_virtual(main())
 
 
-def test_running_in_circles_is_an_error_too() -> None:
-    """A deadline that is set anew forever ends with the patience of the loop."""
-
+def test_endless_timers_raise() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
@@ -79,8 +71,7 @@ def test_running_in_circles_is_an_error_too() -> None:
         run_virtual(main())
 
 
-def test_time_stands_still_while_a_thread_works() -> None:
-    """A timeout of a second does not strike a thread that takes its real time."""
+def test_virtual_time_stops_while_thread_works() -> None:
     release = threading.Event()
 
     async def main() -> float:
@@ -94,9 +85,7 @@ def test_time_stands_still_while_a_thread_works() -> None:
     assert run_virtual(main()) == 0
 
 
-def test_time_stands_still_while_aiosqlite_works(tmp_path: Path) -> None:
-    """Its threads are its own; a timeout strikes none of them either."""
-
+def test_virtual_time_stops_while_aiosqlite_works(tmp_path: Path) -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         begin = loop.time()
@@ -108,9 +97,7 @@ def test_time_stands_still_while_aiosqlite_works(tmp_path: Path) -> None:
     assert run_virtual(main()) == 0
 
 
-def test_sockets_work() -> None:
-    """Bytes on a socket come before the next deadline."""
-
+def test_sockets_work_in_virtual_time() -> None:
     async def main() -> bytes:
         loop = asyncio.get_running_loop()
         near, far = socket.socketpair()
@@ -122,8 +109,7 @@ def test_sockets_work() -> None:
     assert run_virtual(main()) == b"here"
 
 
-def test_the_loop_is_a_clock_and_others_are_not() -> None:
-    """Outside a virtual loop the clock falls back to what it was given."""
+def test_virtual_loop_is_the_clock() -> None:
     clock = LoopClock(lambda: 5.0)
     assert clock.now() == 5.0
 

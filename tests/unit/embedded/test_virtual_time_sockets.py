@@ -1,4 +1,4 @@
-"""Virtual time beside real sockets: what is on its way is waited for, what is only open is not."""
+"""Virtual time with real sockets: pending answers are awaited, idle connections are not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Slow(BaseHTTPRequestHandler):
         self.wfile.write(b"ne")
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -53,8 +53,7 @@ def _service() -> Iterator[str]:
 
 
 @in_virtual_time
-async def test_a_handler_may_ask_a_service_in_virtual_time() -> None:
-    """The answer takes real time and no virtual time: the timeout of the client does not strike."""
+async def test_handler_may_call_service_in_virtual_time() -> None:
     app, said = App("shop"), list[str]()
     with _service() as url:
         async with httpx.AsyncClient(timeout=5) as client:
@@ -73,10 +72,9 @@ async def test_a_handler_may_ask_a_service_in_virtual_time() -> None:
     assert said == ["done", "done"]
 
 
-def test_a_connection_that_is_only_open_does_not_hold_time_up(
+def test_idle_connection_does_not_stop_virtual_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody owes anything on it: were it waited for, this would wait forever."""
     monkeypatch.setattr(virtual_time, "_ANSWER_S", None)
 
     async def main() -> None:
@@ -88,10 +86,9 @@ def test_a_connection_that_is_only_open_does_not_hold_time_up(
     run_virtual(main())
 
 
-def test_a_peer_that_never_answers_is_not_waited_for_again(
+def test_peer_that_never_answers_is_awaited_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may only listen, as a log does: time goes on after a real moment."""
     monkeypatch.setattr(virtual_time, "_ANSWER_S", 0.01)
 
     async def main() -> None:
@@ -108,9 +105,7 @@ def test_a_peer_that_never_answers_is_not_waited_for_again(
 
 
 @in_virtual_time
-async def test_both_ends_in_the_loop_follow_its_time() -> None:
-    """A server of the test may take virtual minutes: the client's own clock is the same."""
-
+async def test_both_ends_in_virtual_loop_follow_its_time() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         await asyncio.sleep(60)

@@ -7,25 +7,21 @@ import pytest
 from hopback.policy import BackoffWaits, delay, schedule, show_schedule
 
 
-def test_waits_grow_to_the_cap() -> None:
-    """Each twice the one before, until the cap."""
+def test_backoff_waits_grow_to_cap() -> None:
     assert schedule(BackoffWaits(1, 2, 10, 0), 6) == (1, 2, 4, 8, 10, 10)
 
 
-def test_jitter_adds_and_never_takes_away() -> None:
-    """Up to its fraction, by chance; chance outside 0 to 1 is cut."""
+def test_jitter_adds_up_to_its_fraction() -> None:
     policy = BackoffWaits(10, 2, 60, 0.5)
     assert [delay(1, policy, chance) for chance in (-1, 0, 0.5, 1, 9)] == [10, 10, 12.5, 15, 15]
     assert delay(0, policy, 0) == delay(1, policy, 0)
 
 
-def test_an_endless_number_of_attempts_stays_at_the_cap() -> None:
-    """No overflow, however many."""
+def test_backoff_of_huge_attempt_stays_at_cap() -> None:
     assert delay(10**9, BackoffWaits(1, 10, 300, 0), 0) == 300
 
 
-def test_a_schedule_can_be_read() -> None:
-    """Durations as people write them, and how much chance may add."""
+def test_backoff_schedule_is_printed_as_durations() -> None:
     assert show_schedule(BackoffWaits(30, 10, 1800, 0.1), 3) == "30s, 5m, 30m (+ up to 10%)"
     assert show_schedule(BackoffWaits(0.25, 2, 10, 0), 2) == "250ms, 500ms"
 
@@ -41,9 +37,8 @@ def test_a_schedule_can_be_read() -> None:
         ((float("nan"), 2.0, 10.0, 0.0), "first: expected more than 0 seconds, got nan"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(
+def test_invalid_backoff_policy_is_refused_with_field(
     values: tuple[float, float, float, float], said: str
 ) -> None:
-    """The error names the field, what was expected and what was found."""
     with pytest.raises(ValueError, match=said.replace("(", r"\(")):
         BackoffWaits(*values)

@@ -12,15 +12,14 @@ class _FromTheWire(Received):
     raw_properties = b"...\x0fhopback-lineage..."
 
 
-def test_a_lineage_is_seen_in_the_bytes_too() -> None:
-    """So that nothing has to be decoded for messages that have none."""
+def test_lineage_header_is_detected_without_decoding() -> None:
     bare = ("", "", "q", b"", Properties())
     assert may_be_copy(_FromTheWire(*bare))
     assert not may_be_copy(Received(*bare))
     assert may_be_copy(Received(*bare[:4], Properties(headers={"hopback-lineage": "x"})))
 
 
-def test_the_oldest_run_is_forgotten_first() -> None:
+def test_oldest_ended_run_is_forgotten_first() -> None:
     """A run that ends once more counts as new."""
     ended = EndedRuns(most=2)
     for token in (b"a", b"b", b"a", b"c"):

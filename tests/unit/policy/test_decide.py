@@ -59,12 +59,11 @@ def _counted(plan: Plan, failures: int) -> Headers:
 
 
 def test_done_is_acked() -> None:
-    """Whatever the message went through before."""
     assert _decided(_AUDIT, Done(), _counted(_AUDIT, 3)) == decided.Ack()
 
 
-def test_a_failure_leaves_by_the_plans_way() -> None:
-    """By reject in the file pipeline, by publish in the raffle, first tier first."""
+def test_failure_leaves_by_method_of_plan() -> None:
+    """By reject in the file pipeline, by publish in the raffle. The first tier is first."""
     out = decided.Retry(_AUDIT.tiers[0], _AUDIT.tiers[0].routes[0], Leave.REJECT, 1, "no")
     assert _decided(_AUDIT, Retry("no")) == out
     out = decided.Retry(_RAFFLE.tiers[0], _RAFFLE.tiers[0].routes[0], Leave.PUBLISH, 1, "no")
@@ -72,15 +71,13 @@ def test_a_failure_leaves_by_the_plans_way() -> None:
 
 
 @pytest.mark.parametrize(("failures", "tier"), [(0, "30s"), (1, "5m"), (2, "30m")])
-def test_each_failure_waits_in_the_next_tier(failures: int, tier: str) -> None:
-    """30 s, 5 min, 30 min."""
+def test_each_failure_waits_in_next_tier(failures: int, tier: str) -> None:
     decision = _decided(_USERS, Retry("no"), _counted(_USERS, failures))
     assert isinstance(decision, decided.Retry)
     assert (decision.tier.name, decision.attempt) == (tier, failures + 1)
 
 
-def test_more_attempts_than_tiers_use_the_last() -> None:
-    """A plan of ten attempts and three tiers."""
+def test_attempts_beyond_tiers_use_last_tier() -> None:
     plan = replace(_ORDERS, attempts=10)
     decision = _decided(plan, Retry("no"), _counted(plan, 7))
     assert isinstance(decision, decided.Retry)
@@ -92,8 +89,8 @@ def test_more_attempts_than_tiers_use_the_last() -> None:
     [(0, "30s"), (30, "30s"), (30.001, "5m"), (1800, "30m"), (9999, "30m"), (float("inf"), "30m"),
      (float("nan"), "30s"), (-4, "30s"), (10**400, "30m")],
 )  # fmt: skip
-def test_the_consumer_may_choose_the_tier(after: float, tier: str) -> None:
-    """The smallest that is long enough, else the last; nonsense counts as no wish."""
+def test_retry_after_selects_smallest_sufficient_tier(after: float, tier: str) -> None:
+    """If none is long enough, it is the last one. Invalid values are ignored."""
     decision = _decided(_USERS, Retry("no", after), _counted(_USERS, 1))
     assert isinstance(decision, decided.Retry)
     assert (decision.tier.name, decision.counted) == (tier, True)
@@ -102,8 +99,8 @@ def test_the_consumer_may_choose_the_tier(after: float, tier: str) -> None:
 @pytest.mark.parametrize(
     ("key", "domain"), [("user.created", "user"), ("auth.login", "auth"), ("alarm.x", "user")]
 )
-def test_the_route_follows_the_original_routing_key(key: str, domain: str) -> None:
-    """FreeFlow's users queue serves two domains, each with retry queues of its own."""
+def test_retry_route_follows_original_routing_key(key: str, domain: str) -> None:
+    """FreeFlow's users queue serves two domains with separate retry queues."""
     decision = _decided(_USERS, Retry("no"), key=key)
     assert isinstance(decision, decided.Retry)
     assert decision.route.queue == f"freeflow.{domain}.retry.30s"
@@ -113,8 +110,8 @@ def test_the_route_follows_the_original_routing_key(key: str, domain: str) -> No
     assert again.route == decision.route
 
 
-def test_the_last_failure_parks_and_so_does_a_hopeless_one_at_once() -> None:
-    """By the plan's way: publish in the file pipeline, reject in FreeFlow and the raffle."""
+def test_last_failure_and_park_outcome_park_by_method_of_plan() -> None:
+    """Publish in the file pipeline, reject in FreeFlow and the raffle."""
     parked = decided.Park(Leave.PUBLISH, 3, "no")
     assert _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 2)) == parked
     hopeless = decided.Park(Leave.REJECT, 1, "bad")
@@ -122,8 +119,8 @@ def test_the_last_failure_parks_and_so_does_a_hopeless_one_at_once() -> None:
     assert _decided(_USERS, Retry("no"), _counted(_USERS, 3)) == decided.Park(Leave.REJECT, 4, "no")
 
 
-def test_a_count_of_ours_makes_a_reject_loop_publish() -> None:
-    """Its `x-death` was stripped: a nack would let the broker count from 0 again."""
+def test_reject_loop_with_own_count_publishes() -> None:
+    """Its `x-death` was stripped, so a nack would let the broker count from 0 again."""
     decision = _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 1))
     assert isinstance(decision, decided.Retry)
     assert (decision.by, decision.attempt) == (Leave.PUBLISH, 2)
@@ -146,32 +143,31 @@ _HARMFUL: list[FieldValue] = [
     ("version", "by"),
     [(_V310, Leave.PUBLISH), (_V313, Leave.PUBLISH), (_V40, Leave.REJECT), (_V43, Leave.REJECT)],
 )
-def test_an_old_broker_is_not_shown_an_x_death_that_harms_it(
+def test_harmful_x_death_is_published_stripped_before_4_0(
     value: FieldValue, version: BrokerVersion, by: Leave
 ) -> None:
-    """Before 4.0 it leaves by a stripped publish; later brokers ignore what a client wrote."""
+    """Later brokers ignore an `x-death` written by a client."""
     decision = _decided(_AUDIT, Retry("no"), {"x-death": value}, version=version)
     assert isinstance(decision, decided.Retry)
     assert decision.by is by
 
 
 @pytest.mark.parametrize(("version", "by"), [(_V310, Leave.PUBLISH), (_V40, Leave.REJECT)])
-def test_nor_is_it_when_it_parks(version: BrokerVersion, by: Leave) -> None:
-    """Rejecting a malformed `x-death` into a dead-letter queue crashes the same queue."""
+def test_harmful_x_death_is_parked_by_publish_before_4_0(version: BrokerVersion, by: Leave) -> None:
+    """Rejecting a malformed `x-death` crashes the queue."""
     headers: Headers = {"x-death": ["text"]}
     assert _decided(_RAFFLE, Park("bad"), headers, version=version) == decided.Park(by, 1, "bad")
 
 
-def test_the_ordinary_loop_is_harmless_on_every_broker() -> None:
-    """Rejected here and expired in the retry queue is what a reject loop looks like."""
+def test_ordinary_reject_loop_is_kept_on_every_broker() -> None:
     lap: Headers = {"x-death": [_death("q.audit.retry", "expired"), _death("q.audit")]}
     decision = _decided(_AUDIT, Retry("no"), lap, version=_V310)
     assert isinstance(decision, decided.Retry)
     assert (decision.by, decision.attempt) == (Leave.REJECT, 2)
 
 
-def test_a_tier_that_rejecting_does_not_lead_to_is_published_into() -> None:
-    """A queue has one dead-letter exchange; only the first tier lies behind it."""
+def test_tier_not_reached_by_reject_is_published_to() -> None:
+    """A queue has one dead-letter exchange. Only the first tier is behind it."""
     plan = replace(_USERS, leave=Leave.REJECT)
     first = _decided(plan, Retry("no"))
     later = _decided(plan, Retry("no", after=300))
@@ -206,8 +202,8 @@ def test_later_local_waits_last_longer_than_the_plans_maximum_unless_due_sooner(
     assert decision.delay == pytest.approx(wait)
 
 
-def test_on_quorum_queues_a_snooze_waits_in_a_retry_queue_without_counting() -> None:
-    """The hardened event bus, and every other plan: a publish that counts no attempt."""
+def test_snooze_on_quorum_queue_waits_in_retry_queue_uncounted() -> None:
+    """This holds for the hardened event bus and every other plan."""
     (plan, _) = event_bus(hardened=True).plans
     decision = _decided(plan, Snooze(1))
     assert decision == decided.Retry(
@@ -218,15 +214,14 @@ def test_on_quorum_queues_a_snooze_waits_in_a_retry_queue_without_counting() -> 
     assert (faithful.by, faithful.counted) == (Leave.PUBLISH, False)
 
 
-def test_a_snooze_takes_the_smallest_tier_that_is_long_enough() -> None:
-    """Not the tier of the attempt."""
+def test_snooze_selects_smallest_sufficient_tier() -> None:
     decision = _decided(_ORDERS, Snooze(200), _counted(_ORDERS, 3))
     assert isinstance(decision, decided.Retry)
     assert (decision.tier.name, decision.attempt) == ("5m", 4)
 
 
-def test_a_snooze_with_no_attempt_left_parks_on_the_event_bus_only() -> None:
-    """425 with ten retries behind it goes to the dead-letter queue, as the document says."""
+def test_snooze_without_attempts_left_parks_only_on_event_bus() -> None:
+    """Its document sends 425 after ten retries to the dead-letter queue."""
     died: Headers = {"x-death": [_death(_BUS.queue, count=10)]}
     decision = _decided(_BUS, Snooze(1), died)
     assert decision == decided.Park(Leave.PUBLISH, 11, "not due yet, and no attempt is left")
@@ -234,8 +229,8 @@ def test_a_snooze_with_no_attempt_left_parks_on_the_event_bus_only() -> None:
     assert isinstance(_decided(_RAFFLE, Snooze(1), _counted(_RAFFLE, 4)), decided.Retry)
 
 
-def test_a_plan_without_tiers_parks_what_would_wait() -> None:
-    """There is nowhere to wait, and a requeue would burn deliveries."""
+def test_snooze_without_tiers_parks() -> None:
+    """A requeue would count as a delivery."""
     plan = replace(_ORDERS, tiers=())
     assert isinstance(_decided(plan, Retry("no")), decided.Park)
     parked = _decided(plan, Snooze(1))
@@ -243,8 +238,7 @@ def test_a_plan_without_tiers_parks_what_would_wait() -> None:
     assert "no retry queue to wait in" in parked.reason
 
 
-def test_a_tier_without_a_fitting_route_parks() -> None:
-    """A plan of one's own whose patterns do not cover every key loses nothing."""
+def test_tier_without_matching_route_parks() -> None:
     only = replace(_ORDERS.tiers[0], routes=(Route("x", "k", "q", "user.*"),))
     plan = replace(_ORDERS, tiers=(only,))
     decision = _decided(plan, Retry("no"), key="order.created")
@@ -268,18 +262,18 @@ def _full(
 
 
 @pytest.mark.parametrize("outcome", [Retry("no"), Snooze(1)])
-def test_a_message_with_no_room_for_its_count_is_parked_instead_of_retried(
+def test_message_without_room_for_attempt_count_is_parked(
     outcome: Outcome,
 ) -> None:
-    """Published without a count it would be retried forever."""
+    """Without a count it would be retried forever."""
     decision = _full(_ORDERS, outcome, _filled(FRAME_BYTES - 10))
     assert isinstance(decision, decided.Park)
     assert decision.by is Leave.PUBLISH
     assert decision.reason.endswith("(its headers leave no room for the count of attempts)")
 
 
-def test_a_reject_loop_needs_no_room() -> None:
-    """The broker counts, we add nothing."""
+def test_reject_loop_needs_no_room_for_count() -> None:
+    """The broker counts."""
     decision = _full(_AUDIT, Retry("no"), _filled(FRAME_BYTES))
     assert isinstance(decision, decided.Retry)
     assert decision.by is Leave.REJECT
@@ -288,8 +282,8 @@ def test_a_reject_loop_needs_no_room() -> None:
 _TOO_LARGE = "bad (its headers do not fit a frame, so the largest are left out)"
 
 
-def test_headers_beyond_a_frame_are_rejected_only_into_a_dead_letter_queue() -> None:
-    """Where a reject would feed the retry loop, or delete, the message is published without them."""
+def test_headers_beyond_frame_are_rejected_only_into_dead_letter_queue() -> None:
+    """If a reject would feed the retry loop or delete the message, it is published without them."""
     too_large = _filled(FRAME_BYTES + 1)
     published = _full(_ORDERS, Park("bad"), too_large)
     assert published == decided.Park(Leave.PUBLISH, 1, _TOO_LARGE)
@@ -298,8 +292,7 @@ def test_headers_beyond_a_frame_are_rejected_only_into_a_dead_letter_queue() -> 
     assert _full(_RAFFLE, Park("bad"), too_large) == decided.Park(Leave.REJECT, 1, "bad")
 
 
-def test_an_old_broker_is_not_trusted_with_the_last_resort_either() -> None:
-    """Too large to publish and with an `x-death` that crashes the queue: it is published."""
+def test_headers_beyond_frame_with_harmful_x_death_are_published() -> None:
     properties = _filled(FRAME_BYTES + 100, {"x-death": "text"})
     grown = replace(properties, headers={**properties.headers, "v": "v" * 100})
     delivery = Received(_RAFFLE.queue, "x", "k", b"", grown)
@@ -314,10 +307,8 @@ _DELAYS_MS = 30 * 86_400_000  # thirty days
 @pytest.mark.parametrize(
     ("seconds", "waits_ms"), [(7200, 7_200_000), (7200.0004, 7_200_001), (1e9, _DELAYS_MS)]
 )
-def test_what_is_to_wait_longer_than_any_tier_waits_just_so_long(
-    seconds: float, waits_ms: int
-) -> None:
-    """In the queues of delays, up to what they hold; a snooze counts no attempt, a retry does."""
+def test_wait_beyond_all_tiers_uses_delay_queues(seconds: float, waits_ms: int) -> None:
+    """The maximum is their longest delay. A snooze counts no attempt, a retry counts one."""
     delivery = Received(_ORDERS.queue, "", "k")
     for outcome, counted in ((Snooze(seconds), False), (Retry("no", after=seconds), True)):
         decision = decide(delivery, outcome, _ORDERS, version=_V40, longest_delay_ms=_DELAYS_MS)
@@ -326,16 +317,16 @@ def test_what_is_to_wait_longer_than_any_tier_waits_just_so_long(
         assert (decision.by, decision.counted) == (Leave.PUBLISH, counted)
 
 
-def test_a_delay_needs_room_for_the_count_too() -> None:
-    """Else it would come back forever."""
+def test_delay_without_room_for_count_parks() -> None:
+    """Otherwise it would return forever."""
     delivery = Received(_ORDERS.queue, "", "k", b"", _filled(FRAME_BYTES - 10))
     decision = decide(delivery, Snooze(7200), _ORDERS, version=_V40, longest_delay_ms=_DELAYS_MS)
     assert isinstance(decision, decided.Park)
     assert decision.reason.endswith("(its headers leave no room for the count of attempts)")
 
 
-def test_a_time_that_is_none_is_no_time() -> None:
-    """The runtime refuses it with the menu; deciding is total all the same."""
+def test_invalid_wait_is_ignored() -> None:
+    """The runtime refuses it before."""
     decision = _decided(_ORDERS, Snooze("soon"))
     assert isinstance(decision, decided.Retry)
     assert decision.tier == _ORDERS.tiers[0]

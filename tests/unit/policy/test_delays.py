@@ -1,4 +1,4 @@
-"""A message that waits is one header; whatever else has that header is none."""
+"""A delayed message is stored in one header. Other contents of that header are ignored."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _MESSAGE = Message(
 )
 
 
-def test_it_comes_out_as_it_went_in_without_what_the_broker_counted() -> None:
-    """Where it goes, its headers, its expiration; nothing of them means anything on the way."""
+def test_delayed_message_round_trips_without_broker_counts() -> None:
+    """Destination, headers and expiration are kept."""
     waiting = delay(_MESSAGE, 13_000, 99)
     assert (waiting.exchange, waiting.routing_key) == ("hopback.delay.level-03", "1.0.1.1")
     assert set(waiting.properties.headers) == {"hopback-delay"}
@@ -42,8 +42,7 @@ def test_it_comes_out_as_it_went_in_without_what_the_broker_counted() -> None:
     assert not found.message.mandatory
 
 
-def test_without_an_expiration_there_is_none_afterwards() -> None:
-    """A message that may wait for any time still may."""
+def test_delayed_message_without_expiration_has_none_afterwards() -> None:
     waiting = delay(Message("", "q"), 0, 0)
     assert (waiting.exchange, waiting.routing_key) == ("", "hopback.delay.due")
     found = read_delayed(Received("due", "", "due", b"", waiting.properties))
@@ -52,14 +51,13 @@ def test_without_an_expiration_there_is_none_afterwards() -> None:
 
 
 @pytest.mark.parametrize("value", ["text", {}, {"exchange": "x", "routing-key": 1}])
-def test_what_is_not_ours_is_none(value: FieldValue) -> None:
-    """Headers are hostile: nothing is guessed."""
+def test_invalid_delay_header_is_ignored(value: FieldValue) -> None:
     properties = Properties(headers={"hopback-delay": value})
     assert read_delayed(Received("due", "", "due", b"", properties)) is None
 
 
-def test_what_was_stored_before_it_is_published_waits_for_what_is_left() -> None:
-    """An outbox may hold it for a while; what is no delayed message stays what it is."""
+def test_delay_is_shortened_by_time_in_outbox() -> None:
+    """A message that is not delayed is unchanged."""
     waiting = delay(_MESSAGE, 60_000, 100_000)
     later = read_delayed(delay_until_due(waiting, 70.0))
     assert later is not None
@@ -69,8 +67,8 @@ def test_what_was_stored_before_it_is_published_waits_for_what_is_left() -> None
     assert delay_until_due(_MESSAGE, 70.0) is _MESSAGE
 
 
-def test_a_header_at_the_greatest_depth_waits_beside_the_others() -> None:
-    """Inside the table of the delay it would be nested too deeply to be encoded."""
+def test_deepest_header_is_stored_outside_delay_table() -> None:
+    """Inside it would be nested too deeply."""
     deep: FieldValue = 1
     for _ in range(MAX_DEPTH):
         deep = [deep]
@@ -80,7 +78,7 @@ def test_a_header_at_the_greatest_depth_waits_beside_the_others() -> None:
     assert found.message.properties.headers == {"deep": deep, "n": 1}
 
 
-def test_a_repeated_header_comes_out_as_it_went_in() -> None:
+def test_repeated_header_round_trips_through_delay() -> None:
     """AMQP allows a name to occur twice in a table."""
     twice = Properties(headers={"n": 1}, further_headers=((b"n", 2), (b"\xff", "x")))
     waiting = delay(Message("", "q", b"", twice), 0, 0)
@@ -90,7 +88,7 @@ def test_a_repeated_header_comes_out_as_it_went_in() -> None:
     assert found.message.properties.further_headers == ((b"n", 2), (b"\xff", "x"))
 
 
-def test_repeated_headers_that_are_not_pairs_of_a_name_and_a_value_are_ignored() -> None:
+def test_invalid_repeated_headers_are_ignored() -> None:
     waiting = delay(_MESSAGE, 0, 0)
     table = waiting.properties.headers["hopback-delay"]
     assert isinstance(table, dict)

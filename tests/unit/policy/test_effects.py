@@ -1,4 +1,4 @@
-"""What each decision does, step by step, and what it writes on the message."""
+"""The steps and headers of each decision."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ def _without_failure(message: Message) -> dict[str, FieldValue]:
     return {k: v for k, v in message.properties.headers.items() if k != "hopback-failure"}
 
 
-def test_a_freeflow_retry_carries_its_count_and_origin() -> None:
-    """Published to the retry exchange by domain and tier, with the document's headers and ours."""
+def test_freeflow_retry_has_count_and_origin_headers() -> None:
     message = _published(_USERS, Retry("no"), {"tenant": "acme"})
     assert (message.exchange, message.routing_key) == ("freeflow.events.retry", "user.30s")
     assert _without_failure(message) == {
@@ -70,8 +69,8 @@ def test_a_freeflow_retry_carries_its_count_and_origin() -> None:
     }
 
 
-def test_the_original_routing_key_is_never_overwritten() -> None:
-    """The second retry comes in as `user.retry` and still says `user.created`."""
+def test_original_routing_key_is_never_overwritten() -> None:
+    """The second retry arrives as `user.retry` and still has `user.created`."""
     first = _published(_USERS, Retry("no"))
     second = _published(_USERS, Retry("no"), first.properties.headers, key="user.retry")
     assert second.routing_key == "user.5m"
@@ -81,8 +80,7 @@ def test_the_original_routing_key_is_never_overwritten() -> None:
     assert (headers["x-retry-count"], headers["hopback-attempts"]) == (2, 2)
 
 
-def test_a_raffle_retry_says_how_often_and_why() -> None:
-    """`x-retries` counts up from 0 and `x-retry-reason` is the latest reason."""
+def test_raffle_retry_has_count_and_latest_reason() -> None:
     first = _published(_RAFFLE, Retry("db_error: connection timeout"))
     assert (first.exchange, first.routing_key) == ("raffle_retry_exchange", "raffle_retry_10s")
     assert first.properties.headers["x-retries"] == 1
@@ -92,8 +90,7 @@ def test_a_raffle_retry_says_how_often_and_why() -> None:
     assert second.properties.headers["x-retry-reason"] == "db_error: deadlock"
 
 
-def test_a_parked_file_message_carries_the_documents_headers() -> None:
-    """When, from where, at which attempt, why; published to `dlq.q.X` by `parking`."""
+def test_parked_file_message_has_documented_headers() -> None:
     plan = file_pipeline().plans[1]
     message = _published(
         plan, Park("bad file"), {"hopback-queue": plan.queue, "hopback-attempts": 1}
@@ -107,8 +104,8 @@ def test_a_parked_file_message_carries_the_documents_headers() -> None:
     assert headers["hopback-attempts"] == 2
 
 
-def test_a_parked_event_carries_status_error_and_retries() -> None:
-    """What there is of them; `x-death` stays as it was."""
+def test_parked_event_has_status_error_and_retries() -> None:
+    """`x-death` is unchanged."""
     plan = event_bus().plans[0]
     death: FieldValue = {
         "queue": plan.queue, "reason": "rejected", "count": 10, "exchange": "wms.main-exchange",
@@ -135,8 +132,8 @@ def test_a_parked_event_carries_status_error_and_retries() -> None:
     )
 
 
-def test_a_parked_ratatoskr_message_says_its_retries() -> None:
-    """`x-retry-count` on parking in the faithful form, and on every retry in the hardened one."""
+def test_parked_ratatoskr_message_has_retry_count() -> None:
+    """The hardened form has it on every retry."""
     faithful = ratatoskr().plans[0]
     counted: Headers = {"hopback-queue": faithful.queue, "hopback-attempts": 3}
     parked = _published(faithful, Retry("no"), counted)
@@ -149,8 +146,7 @@ def test_a_parked_ratatoskr_message_says_its_retries() -> None:
     assert last.properties.headers["x-retry-count"] == 3
 
 
-def test_the_failure_record_knows_the_first_and_the_last_time() -> None:
-    """First once, last and attempts anew, the host that failed last."""
+def test_failure_record_has_first_and_last_time() -> None:
     failure = Failure("shop.OutOfStock", "none left", fingerprint="f", frame="shop:reserve")
     first = _published(_ORDERS, Retry("no"), occasion=Occasion(_NOW, "a", failure))
     later = Occasion(_NOW + 60, "b", failure)
@@ -160,15 +156,14 @@ def test_the_failure_record_knows_the_first_and_the_last_time() -> None:
     )
 
 
-def test_a_failure_without_exception_is_its_reason() -> None:
-    """What the handler returned stands in the record."""
+def test_failure_without_exception_records_reason() -> None:
     record = read_history(_published(_ORDERS, Park("bad")).properties.headers, "orders").failure
     assert record is not None
     assert (record.message, record.type, record.attempts) == ("bad", "", 1)
 
 
-def test_a_snooze_counts_itself_and_nothing_else() -> None:
-    """Attempts and the last failure stay; what was counted survives the stripping."""
+def test_snooze_counts_only_itself() -> None:
+    """Attempts and the last failure stay."""
     failed = _published(_ORDERS, Retry("no"))
     snoozed = _published(_ORDERS, Snooze(1), failed.properties.headers)
     again = _published(_ORDERS, Snooze(1), snoozed.properties.headers)
@@ -181,8 +176,7 @@ def test_a_snooze_counts_itself_and_nothing_else() -> None:
     assert read_history(then.properties.headers, "orders").snoozes == 2
 
 
-def test_a_copy_that_is_snoozed_elsewhere_does_not_inherit_the_count() -> None:
-    """Audit's copy carries the users' counter; audit writes its own zero over it."""
+def test_copy_snoozed_by_other_queue_does_not_inherit_count() -> None:
     copy = _published(_USERS, Retry("no")).properties.headers
     audit = freeflow().plans[-1]
     snoozed = _published(audit, Snooze(1), copy).properties.headers
@@ -190,16 +184,14 @@ def test_a_copy_that_is_snoozed_elsewhere_does_not_inherit_the_count() -> None:
     assert snoozed["hopback-queue"] == "freeflow.audit.queue"
 
 
-def test_texts_that_a_design_stamps_are_bounded() -> None:
-    """A reason of a megabyte, or with half a character, does not travel whole."""
+def test_stamped_texts_are_bounded() -> None:
     message = _published(_RAFFLE, Retry("\udc80" + "x" * 2_000_000))
     reason = message.properties.headers["x-retry-reason"]
     assert isinstance(reason, str)
     assert len(reason.encode()) <= 1024
 
 
-def test_a_plan_of_ones_own_can_stamp_every_fact() -> None:
-    """Each fact under the name that the plan gives it, on retry as on parking."""
+def test_custom_plan_can_stamp_every_fact() -> None:
     stamps = tuple(Stamp(f"s-{fact}", fact) for fact in Fact)
     plan = replace(_ORDERS, retry_stamps=stamps, park_stamps=stamps)
     occasion = Occasion(_NOW, failure=Failure("E", "m"), status=503)
@@ -220,36 +212,32 @@ def test_a_plan_of_ones_own_can_stamp_every_fact() -> None:
 
 
 def test_done_is_a_single_ack() -> None:
-    """Nothing else happens to a message that is done with."""
     steps = effects(decided.Ack(), Received("orders", "", "orders"), _ORDERS, _OCCASION)
     assert steps == (Settle(Settlement.ACK),)
 
 
-def test_the_brokers_moves_are_a_single_nack() -> None:
-    """Nothing is published where the broker moves the message."""
+def test_moves_by_broker_are_a_single_nack() -> None:
     delivery = Received("raffle_queue", "x", "k")
     parked = decide(delivery, Park("bad"), _RAFFLE, version=_V40)
     assert effects(parked, delivery, _RAFFLE, Occasion(_NOW)) == (Settle(Settlement.DEAD_LETTER),)
 
 
-def test_a_local_wait_holds_and_then_releases() -> None:
-    """The event bus's way for what is not due."""
+def test_local_wait_holds_and_requeues() -> None:
     steps = effects(
         decided.Requeue(0.7), Received("q", "", "q"), event_bus().plans[0], Occasion(_NOW)
     )
     assert steps == (Hold(0.7), Settle(Settlement.RELEASE))
 
 
-def test_a_malformed_record_of_deaths_parks_on_an_old_broker_by_publish() -> None:
-    """The dead letter keeps what it carried, and we say where it failed."""
+def test_malformed_x_death_is_parked_by_publish_on_old_broker() -> None:
+    """The dead letter keeps its headers."""
     message = _published(_RAFFLE, Park("bad"), {"x-death": ["text"]}, version=_V310)
     assert (message.exchange, message.routing_key) == ("raffle_dlx", "raffle_dlq")
     assert message.properties.headers["x-death"] == ["text"]
     assert message.properties.headers["hopback-queue"] == "raffle_queue"
 
 
-def test_what_is_kept_and_what_fits_no_frame_has_no_effect() -> None:
-    """Nothing is published, nothing is settled: the message stays where it was."""
+def test_kept_message_and_oversized_headers_have_no_effects() -> None:
     assert effects(decided.Keep(1, "x"), Received("q", "", "q"), _ORDERS, Occasion(_NOW)) == ()
     large = Properties(headers={"u": "u" * FRAME_BYTES})
     assert frame_size(large) > FRAME_BYTES
@@ -260,8 +248,8 @@ def test_what_is_kept_and_what_fits_no_frame_has_no_effect() -> None:
     assert effects(retry, delivery, _ORDERS, Occasion(_NOW)) == ()
 
 
-def test_what_waits_in_the_queues_of_delays_comes_straight_back() -> None:
-    """Confirmed before the ack, due when the handler said, and marked as any other retry."""
+def test_message_of_delay_queues_returns_directly() -> None:
+    """It is confirmed before the ack and marked as a retry."""
     delivery = Received(_ORDERS.queue, "shop", "order.created", b"body", Properties(message_id="m"))
     decision = decide(
         delivery, Retry("no", after="2h"), _ORDERS, version=_V40, longest_delay_ms=86_400_000
@@ -276,7 +264,7 @@ def test_what_waits_in_the_queues_of_delays_comes_straight_back() -> None:
     assert waiting.message.properties.headers["hopback-attempts"] == 1
 
 
-def test_a_raw_message_of_a_queue_that_parks_by_reject_is_rejected() -> None:
+def test_raw_message_of_queue_that_parks_by_reject_is_rejected() -> None:
     plan = next(each for each in raffle().plans if each.parking.by is Leave.REJECT)
     delivery = Received(plan.queue, "", plan.queue, b"body", Properties())
     assert park_raw(delivery, plan, "unreadable") == [(Settle(Settlement.DEAD_LETTER),)]

@@ -25,8 +25,7 @@ def _shown(moment_ms: int, zone: str = "UTC") -> str:
 
 
 @given(st.integers(1_000, 10**9), st.integers(0, 10**13))
-def test_a_period_is_due_at_its_multiples(period_ms: int, moment_ms: int) -> None:
-    """The latest is not later than the moment, the next one is, and between them is a period."""
+def test_period_is_due_at_its_multiples(period_ms: int, moment_ms: int) -> None:
     every = Every(period_ms)
     latest, following = every.latest(moment_ms), every.after(moment_ms)
     assert latest <= moment_ms < following == latest + period_ms
@@ -49,8 +48,8 @@ def test_a_period_is_due_at_its_multiples(period_ms: int, moment_ms: int) -> Non
         ("5/20 1 * * *", "2026-11-17T01:05", "2026-11-17T01:25"),
     ],
 )
-def test_a_cron_line_is_due_when_it_says(line: str, after: str, due: str) -> None:
-    """Lists, ranges, steps and names; both fields of days together as cron has them."""
+def test_cron_expression_matches_its_times(line: str, after: str, due: str) -> None:
+    """Lists, ranges, steps and names. Both day fields combine as in cron."""
     cron = parse_cron(line)
     found = cron.after(_ms(after))
     assert _shown(found) == f"{due}+00:00"
@@ -58,8 +57,8 @@ def test_a_cron_line_is_due_when_it_says(line: str, after: str, due: str) -> Non
     assert cron.after(cron.latest(found - 1)) == found
 
 
-def test_clocks_that_change_lose_nothing_and_repeat_nothing() -> None:
-    """A time that is left out comes an hour later; one that comes twice comes once, hourly ones twice."""
+def test_clock_changes_neither_skip_nor_repeat_daily_times() -> None:
+    """A skipped time follows an hour later, a repeated one is used once, hourly ones twice."""
     oslo = "Europe/Oslo"
     daily = parse_cron("30 2 * * *", oslo)
     assert _shown(daily.after(_ms("2026-03-29T00:00", oslo)), oslo) == "2026-03-29T03:30+02:00"
@@ -84,8 +83,8 @@ def test_clocks_that_change_lose_nothing_and_repeat_nothing() -> None:
         ("٣ * * * *", "minute"),
     ],
 )
-def test_a_line_that_is_none_is_refused(line: str, told: str) -> None:
-    """The field is named, and a time that never comes is found when it is declared."""
+def test_invalid_cron_expression_is_refused_with_field(line: str, told: str) -> None:
+    """So is one that never matches a date."""
     with pytest.raises(ValueError, match=told):
         parse_cron(line)
     with pytest.raises(ValueError, match=r"time zone like Europe/Oslo, got '\.\./etc'"):
@@ -94,8 +93,8 @@ def test_a_line_that_is_none_is_refused(line: str, told: str) -> None:
         Every(999)
 
 
-def test_what_was_missed_is_sent_once_each_or_not() -> None:
-    """And one that is only a moment late is never missed."""
+def test_missed_times_follow_catch_up_setting() -> None:
+    """A time that is only slightly late is not missed."""
     every, last, now = Every(5_000), 100_000, 122_000
     assert due_now(every, last, now, Missed.ONCE) == ((120_000,), 120_000)
     each = (105_000, 110_000, 115_000, 120_000)
@@ -109,14 +108,12 @@ def test_what_was_missed_is_sent_once_each_or_not() -> None:
     assert (len(many), reached) == (100, 100_000)
 
 
-def test_the_id_is_made_of_name_and_time() -> None:
-    """Whoever sends it."""
+def test_periodic_id_contains_name_and_time() -> None:
     due_ms = _ms("2026-11-17T03:00")
     assert due_id("reports", due_ms) == "reports@2026-11-17T03:00:00+00:00"
     assert datetime.fromisoformat(due_id("r", due_ms + 5)[2:]).astimezone(UTC).microsecond == 5000
 
 
-def test_a_line_that_never_was_due_says_so() -> None:
-    """As one that never comes does."""
+def test_cron_expression_that_never_matched_is_refused() -> None:
     with pytest.raises(ValueError, match="matches a date"):
         replace(parse_cron("0 0 1 2 *"), days=frozenset({31})).latest(0)

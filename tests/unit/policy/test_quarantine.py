@@ -45,10 +45,8 @@ def _delivery(
         (_delivery("many"), False),
     ],
 )
-def test_a_message_that_came_back_four_times_is_suspected(
-    delivery: Received, suspected: bool
-) -> None:
-    """By the broker's flag and count together: a count alone may be anybody's, or stale."""
+def test_message_redelivered_four_times_is_suspected(delivery: Received, suspected: bool) -> None:
+    """Flag and count must agree, because a count alone may be forged or stale."""
     assert is_suspected(delivery) is suspected
 
 
@@ -56,12 +54,12 @@ def test_a_message_that_came_back_four_times_is_suspected(
     ("limit", "ordinary"),
     [(None, 3), (-1, 3), ("20", 3), (200, 3), (10, 3), (9, 3), (8, 2), (6, 2), (5, 1), (1, 1)],
 )
-def test_a_low_delivery_limit_allows_fewer_ordinary_returns(limit: object, ordinary: int) -> None:
+def test_low_delivery_limit_allows_fewer_returns(limit: object, ordinary: int) -> None:
     assert ordinary_returns(limit) == ordinary
 
 
-def test_nothing_is_suspected_where_messages_come_back_by_design() -> None:
-    """Reject loops take messages round, and local snoozes give them back."""
+def test_plans_that_requeue_by_design_suspect_no_message() -> None:
+    """Examples are reject loops and local snoozes."""
     for name in ("file-pipeline", "event-bus", "freeflow", "raffle", "ratatoskr"):
         for plan in DESIGNS[name].build().plans:
             if plan.snooze is not None or plan.leave == "reject":
@@ -69,15 +67,13 @@ def test_nothing_is_suspected_where_messages_come_back_by_design() -> None:
     assert can_suspect(recommend_plan("orders", tiers_ms=[1000]))
 
 
-def test_three_deaths_convict_and_the_reason_says_so() -> None:
-    """Fewer may be chance."""
+def test_three_deaths_park_with_reason() -> None:
     assert [deadly(deaths) for deaths in range(3)] == [None] * 3
     said = "the process died 3 times while this message alone was being handled"
     assert deadly(3) == Park(said)
 
 
-def test_a_token_stays_while_the_message_comes_back_and_changes_with_its_attempt() -> None:
-    """What the broker counts has no part in it."""
+def test_suspect_token_is_stable_until_attempt_changes() -> None:
     plan = recommend_plan("orders", tiers_ms=[1000])
     first = suspect_token(Reading(_delivery(2), plan))
     assert suspect_token(Reading(_delivery(3), plan)) == first

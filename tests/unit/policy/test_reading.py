@@ -44,13 +44,11 @@ def _delivery(queue: str, headers: Headers, key: str = "here") -> Received:
     return Received(queue, "x", key, properties=Properties(headers=headers))
 
 
-def test_a_fresh_message_is_at_its_first_attempt() -> None:
-    """Nothing failed yet, in any design."""
+def test_new_message_is_at_first_attempt() -> None:
     assert attempt_of(_delivery("q.audit", {}), _AUDIT) == 1
 
 
-def test_the_broker_counts_where_only_the_broker_moves() -> None:
-    """In a reject loop its record is the count; in others it is not."""
+def test_x_death_counts_only_in_reject_loops() -> None:
     headers: Headers = {
         "x-death": [_death("q.audit.retry", "expired"), _death("q.audit", "rejected", 2)]
     }
@@ -59,8 +57,8 @@ def test_the_broker_counts_where_only_the_broker_moves() -> None:
     assert failures_so_far(raffled, _RAFFLE) == 0
 
 
-def test_our_count_and_the_brokers_are_not_added() -> None:
-    """The same failure may stand in both; the larger one holds."""
+def test_larger_of_own_count_and_x_death_holds() -> None:
+    """The same failure may be in both."""
     both: Headers = {
         "hopback-queue": "q.audit",
         "hopback-attempts": 1,
@@ -70,36 +68,33 @@ def test_our_count_and_the_brokers_are_not_added() -> None:
     assert failures_so_far({**both, "hopback-attempts": 2}, _AUDIT) == 2
 
 
-def test_a_count_beyond_what_the_plan_can_cause_is_cut() -> None:
-    """A hostile count parks at the next failure; it neither overflows nor goes negative."""
+def test_excessive_count_is_limited_by_plan() -> None:
+    """A forged count parks at the next failure."""
     huge: Headers = {"hopback-queue": "q.audit", "hopback-attempts": 2**40}
     assert failures_so_far(huge, _AUDIT) == 3
     assert failures_so_far({**huge, "hopback-attempts": -5}, _AUDIT) == 0
 
 
-def test_a_count_without_its_queue_or_for_another_is_not_ours() -> None:
-    """`hopback-queue` stands beside every count."""
+def test_count_of_another_queue_is_ignored() -> None:
     assert failures_so_far({"hopback-attempts": 2}, _AUDIT) == 0
     assert failures_so_far({"hopback-attempts": 2, "hopback-queue": "q.x"}, _AUDIT) == 0
 
 
-def test_the_designs_own_counter_counts_beside_our_mark() -> None:
-    """FreeFlow's and the raffle's, read from the header their document names."""
+def test_counter_header_of_design_is_read() -> None:
     assert failures_so_far({"x-retries": 2, "hopback-queue": "raffle_queue"}, _RAFFLE) == 2
     marked: Headers = {"x-retry-count": 1, "hopback-queue": "freeflow.users.queue"}
     assert failures_so_far(marked, _USERS) == 1
 
 
-def test_a_consumer_of_another_make_is_believed_when_our_retry_queue_sent_it_back() -> None:
-    """Without our mark, the last death must be one of the plan's own retry queues."""
+def test_counter_of_other_consumer_is_trusted_after_own_retry_queue() -> None:
+    """The last death must be in a retry queue of the plan."""
     back = [_death("raffle_retry_10s", "expired")]
     assert failures_so_far({"x-retries": 2, "x-death": back}, _RAFFLE) == 2
     assert failures_so_far({"x-retries": 2}, _RAFFLE) == 0
     assert failures_so_far({"x-retries": 2, "x-death": [_death("q", "expired")]}, _RAFFLE) == 0
 
 
-def test_a_copy_of_another_queues_retry_is_not_counted_by_audit() -> None:
-    """FreeFlow's audit queue sees `x-retry-count` 1, 2, 3 of others, marked or not."""
+def test_audit_copy_of_retry_is_not_counted() -> None:
     audit = _plan(freeflow(), "freeflow.audit.queue")
     died: list[FieldValue] = [_death("freeflow.user.retry.30s", "expired")]
     copy: Headers = {"x-retry-count": 3, "x-death": died}
@@ -108,8 +103,7 @@ def test_a_copy_of_another_queues_retry_is_not_counted_by_audit() -> None:
     assert failures_so_far(copy, _USERS) == 3
 
 
-def test_the_origin_is_what_our_headers_say() -> None:
-    """Once written it outranks everything else, also an empty routing key."""
+def test_origin_is_read_from_own_headers_first() -> None:
     headers: Headers = {
         "hopback-origin-exchange": "freeflow.events",
         "hopback-origin-routing-key": "",
@@ -120,8 +114,8 @@ def test_the_origin_is_what_our_headers_say() -> None:
     assert origin_of(_delivery("q", keyed)) == ("", "k")
 
 
-def test_the_origin_may_stand_in_the_designs_own_headers() -> None:
-    """A consumer of another make wrote them; only a plan that names them is believed."""
+def test_origin_is_read_from_headers_of_design() -> None:
+    """Only if the plan names them."""
     headers: Headers = {
         "x-original-routing-key": "user.created",
         "x-original-exchange": "freeflow.events",
@@ -134,8 +128,7 @@ def test_the_origin_may_stand_in_the_designs_own_headers() -> None:
     assert origin_of(no_exchange, _USERS) == ("", "user.created")
 
 
-def test_the_broker_remembers_the_origin_in_a_reject_loop() -> None:
-    """The first death in the queue tells by what key it came; also from the dead-letter queue."""
+def test_origin_in_reject_loop_is_read_from_first_death() -> None:
     headers: Headers = {
         "x-death": [
             _death("q.audit.retry", "expired", key="retry"),
@@ -147,21 +140,18 @@ def test_the_broker_remembers_the_origin_in_a_reject_loop() -> None:
     assert original_routing_key(dead, _AUDIT) == "files.uploaded.v1"
 
 
-def test_a_message_that_never_failed_is_where_it_came_from() -> None:
-    """Nothing recorded: exchange and key of the delivery."""
+def test_origin_of_new_message_is_its_exchange_and_key() -> None:
     assert origin_of(_delivery("q", {}, "order.created")) == ("x", "order.created")
 
 
 @pytest.mark.parametrize("count", [10, 11, 500])
-def test_an_event_with_ten_retries_behind_it_is_at_its_last_attempt_or_beyond(count: int) -> None:
-    """The event bus's limit, as the broker counts it."""
+def test_event_with_ten_retries_is_at_last_attempt(count: int) -> None:
     plan = _plan(event_bus(), "wms.queue.wms-orders")
     headers: Headers = {"x-death": [_death(plan.queue, "rejected", count)]}
     assert attempt_of(_delivery(plan.queue, headers), plan) == min(count, 11) + 1
 
 
-def test_attempts_can_be_as_many_as_a_plan_says() -> None:
-    """A long plan counts far."""
+def test_attempts_of_long_plan_are_counted() -> None:
     (plan,) = recommended(attempts=1000).plans
     headers: Headers = {"hopback-queue": "orders", "hopback-attempts": 998}
     assert attempt_of(_delivery("orders", headers), replace(plan, attempts=1000)) == 999

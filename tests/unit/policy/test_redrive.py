@@ -1,4 +1,4 @@
-"""Sending dead letters back: whose they are, whether they may go, and what they become."""
+"""Re-driving dead letters: their plan, the permission and the new message."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _parked(plan: Plan, attempts: int) -> dict[str, FieldValue]:
     }
 
 
-def test_a_redriven_file_message_waits_once_more_and_begins_anew() -> None:
-    """To `retry.q.X` by `retry`: attempts at 0, history kept, nothing dangerous replayed."""
+def test_redriven_file_message_resets_attempts_and_keeps_history() -> None:
+    """It goes to `retry.q.X` with the key `retry`."""
     message = redrive_message(_dead(_AUDIT, _parked(_AUDIT, 3)), _AUDIT, _JOB)
     assert (message.exchange, message.routing_key, message.body) == (
         "retry.q.audit",
@@ -85,8 +85,7 @@ def test_a_redriven_file_message_waits_once_more_and_begins_anew() -> None:
     assert read_history(headers, "q.audit").failure == Failure("E", "m")
 
 
-def test_the_documents_audit_headers_are_stamped_where_asked() -> None:
-    """Who, when, from where, in which operation, and the original routing key."""
+def test_redrive_stamps_documented_audit_headers() -> None:
     occasion = RedriveOccasion(_NOW, "job-1", "u-7", "Ana", "corr-9", stamped=True)
     headers = redrive_message(
         _dead(_AUDIT, _parked(_AUDIT, 3)), _AUDIT, occasion
@@ -104,8 +103,8 @@ def test_the_documents_audit_headers_are_stamped_where_asked() -> None:
     assert "x-redriven-by-user-id" not in nobody.properties.headers
 
 
-def test_a_redriven_event_continues_its_count_and_shows_its_deaths() -> None:
-    """Straight to the service's queue; the next failure parks."""
+def test_redriven_event_continues_its_count() -> None:
+    """It goes to the service's queue, and the next failure parks."""
     message = redrive_message(_dead(_BUS, _parked(_BUS, 11)), _BUS, _JOB)
     assert (message.exchange, message.routing_key) == ("", "wms.queue.wms-cincout")
     headers = message.properties.headers
@@ -113,15 +112,13 @@ def test_a_redriven_event_continues_its_count_and_shows_its_deaths() -> None:
     assert (headers["hopback-attempts"], headers["hopback-snoozes"]) == (11, 2)
 
 
-def test_an_event_parked_by_another_make_continues_by_its_deaths() -> None:
-    """No header of ours: the broker's count is written down, for brokers that forget it."""
+def test_event_parked_by_other_consumer_continues_by_x_death() -> None:
     dead = _dead(_BUS, {"x-death": [_death(_BUS.queue, count=10)]})
     headers = redrive_message(dead, _BUS, _JOB).properties.headers
     assert headers["hopback-attempts"] == 10
 
 
-def test_a_reset_takes_the_designs_own_counters_along() -> None:
-    """Left standing, `x-retries` or `x-retry-count` would end the next run at once."""
+def test_redrive_reset_removes_counters_of_design() -> None:
     dead = _dead(_RAFFLE, {**_parked(_RAFFLE, 4), "x-retries": 3, "x-retry-reason": "db"})
     headers = redrive_message(dead, _RAFFLE, _JOB).properties.headers
     assert "x-retries" not in headers
@@ -131,24 +128,22 @@ def test_a_reset_takes_the_designs_own_counters_along() -> None:
     assert "x-retry-count" not in redrive_message(tired, plan, _JOB).properties.headers
 
 
-def test_a_continued_count_writes_the_designs_counter_too() -> None:
-    """Where a target keeps the attempts of a design that has its own header."""
+def test_continued_count_updates_counter_of_design() -> None:
     target = Redrive("", _RAFFLE.queue, reset=False)
     dead = _dead(_RAFFLE, _parked(_RAFFLE, 2))
     headers = redrive_message(dead, _RAFFLE, _JOB, target=target).properties.headers
     assert (headers["x-retries"], headers["hopback-attempts"]) == (2, 2)
 
 
-def test_another_target_can_be_chosen() -> None:
-    """The original exchange, say, for someone who knows what they do."""
+def test_redrive_accepts_another_target() -> None:
     message = redrive_message(
         _dead(_AUDIT, {}), _AUDIT, _JOB, target=Redrive("domain.events", "files.uploaded.v1")
     )
     assert (message.exchange, message.routing_key) == ("domain.events", "files.uploaded.v1")
 
 
-def test_a_message_is_not_redriven_for_ever() -> None:
-    """The loop guard counts re-drives, and can be lifted."""
+def test_loop_guard_counts_redrives() -> None:
+    """It can be lifted."""
     dead = _dead(_AUDIT, {"hopback-redrives": 3})
     assert redrive_refusal(dead, _AUDIT) == "re-driven 3 times already, expected fewer than 3"
     assert redrive_refusal(dead, _AUDIT, max_redrives=4) is None
@@ -156,8 +151,8 @@ def test_a_message_is_not_redriven_for_ever() -> None:
     assert redrive_message(dead, _AUDIT, _JOB).properties.headers["hopback-redrives"] == 4
 
 
-def test_a_message_without_room_for_its_counts_stays() -> None:
-    """Re-driven without them it could loop forever; the refusal comes before the attempt."""
+def test_message_without_room_for_counts_is_not_redriven() -> None:
+    """Without them it could loop forever."""
     dead = _dead(_AUDIT, {"u": "u" * (FRAME_BYTES - 60)})
     refusal = redrive_refusal(dead, _AUDIT)
     assert refusal == "its headers leave no room for the counts that a re-drive needs"
@@ -165,15 +160,14 @@ def test_a_message_without_room_for_its_counts_stays() -> None:
         redrive_message(dead, _AUDIT, _JOB)
 
 
-def test_a_dead_letter_queue_of_its_own_tells_the_plan() -> None:
-    """Whatever the headers say, or do not."""
+def test_separate_dead_letter_queue_selects_plan() -> None:
     plans = file_pipeline().plans
     assert plan_of(_dead(_AUDIT, {"hopback-queue": "q.validator"}), plans) == _AUDIT
     assert plan_of(replace(_dead(_AUDIT, {}), queue="q.audit"), plans) is None
 
 
-def test_in_a_shared_dead_letter_queue_the_message_tells_the_plan() -> None:
-    """The broker's last word first, then our mark, then any earlier death."""
+def test_shared_dead_letter_queue_selects_plan_by_message() -> None:
+    """The last death decides, then the mark, then an earlier death."""
     plans = freeflow().plans
     users, alarms, *_, audit = plans
     rejected: Headers = {"x-death": [_death(audit.queue)], "hopback-queue": users.queue}
@@ -186,7 +180,7 @@ def test_in_a_shared_dead_letter_queue_the_message_tells_the_plan() -> None:
     assert plan_of(_dead(users, {}), plans) is None
 
 
-def test_a_message_without_a_routing_key_gets_no_stamp_for_it() -> None:
+def test_message_without_routing_key_gets_no_stamp_for_it() -> None:
     dead = replace(_dead(_AUDIT, {}), exchange="", routing_key="")
     sent = redrive_message(dead, _AUDIT, _JOB._replace(stamped=True))
     assert "x-original-routing-key" not in sent.properties.headers

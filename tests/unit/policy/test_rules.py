@@ -44,14 +44,13 @@ class _Moody(Exception):
         raise RuntimeError("not today")
 
 
-def test_an_unknown_exception_is_retried_with_its_name_and_message() -> None:
-    """Whatever nobody made a rule for may work later."""
+def test_exception_without_rule_is_retried_with_name_and_message() -> None:
     assert classify(ValueError("no stock")) == Retry("ValueError: no stock")
     assert classify(KeyError()) == Retry("KeyError")
 
 
-def test_the_first_rule_that_fits_holds() -> None:
-    """Rules are asked in order; a subclass fits its parent's rule."""
+def test_first_matching_rule_decides() -> None:
+    """A subclass matches its parent's rule."""
     rules = (
         Rule(UnicodeError, Verdict.RETRY, after=60.0),
         Rule((ValueError, TypeError), Verdict.PARK),
@@ -62,9 +61,7 @@ def test_the_first_rule_that_fits_holds() -> None:
     assert classify(OSError("x"), rules) == Retry("OSError: x")
 
 
-def test_a_predicate_narrows_a_rule_and_may_not_break_it() -> None:
-    """One that says no, or raises, leaves the exception to the next rule."""
-
+def test_predicate_that_is_false_or_raises_skips_rule() -> None:
     def broken(error: BaseException) -> bool:
         raise RuntimeError("in the rule")
 
@@ -88,14 +85,12 @@ def test_a_predicate_narrows_a_rule_and_may_not_break_it() -> None:
         ("after", float("nan"), 9.0),
     ],
 )
-def test_an_exception_may_ask_for_its_own_wait(name: str, value: object, after: float) -> None:
-    """Its attribute outranks the rule's wait if it is one."""
+def test_retry_after_of_exception_overrides_rule(name: str, value: object, after: float) -> None:
     rules = (Rule(_Busy, Verdict.RETRY, after=9.0),)
     assert classify(_Busy(name, value), rules) == Retry("_Busy: busy", after)
 
 
-def test_an_exception_whose_attribute_raises_is_retried_all_the_same() -> None:
-    """Someone else's property cannot stop a retry."""
+def test_exception_whose_attribute_raises_is_retried() -> None:
     assert classify(_Moody("x")) == Retry("_Moody: x")
 
 
@@ -110,8 +105,7 @@ def test_an_exception_whose_attribute_raises_is_retried_all_the_same() -> None:
         (Snooze(2.5), Snooze(2.5)),
     ],
 )
-def test_the_menu_is_taken_as_it_is(returned: object, outcome: Outcome) -> None:
-    """Nothing means done."""
+def test_outcome_of_accepts_outcomes_and_none(returned: object, outcome: Outcome) -> None:
     assert outcome_of(returned) == outcome
 
 
@@ -122,8 +116,7 @@ def test_the_menu_is_taken_as_it_is(returned: object, outcome: Outcome) -> None:
         Park(None), Snooze("later"), Snooze(float("nan")), Snooze(True), _Moody(), "x" * 10_000,  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_anything_else_parks_and_prints_the_menu(returned: object) -> None:
-    """A wrong return is never taken for success; the reason stays short."""
+def test_invalid_return_value_parks_with_allowed_values(returned: object) -> None:
     outcome = outcome_of(returned)
     assert isinstance(outcome, Park)
     assert outcome.reason.startswith("the handler returned ")
@@ -134,20 +127,17 @@ def test_anything_else_parks_and_prints_the_menu(returned: object) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
-def test_success_is_done(status: int) -> None:
-    """2xx."""
+def test_http_status_2xx_is_done(status: int) -> None:
     assert outcome_for_status(status) == Done()
 
 
 @pytest.mark.parametrize("status", [429, 409, 500, 502, 503, 599, 400, 404, 422, 301, 100, 0])
-def test_everything_else_is_retried(status: int) -> None:
-    """Rate limits, conflicts, server errors, other client errors, and what should not occur."""
+def test_other_http_statuses_are_retried(status: int) -> None:
     assert outcome_for_status(status) == Retry(f"HTTP {status}")
     assert outcome_for_status(status, retry_after=7) == Retry(f"HTTP {status}", 7)
 
 
-def test_too_early_is_not_due_yet() -> None:
-    """425 with the time that is still due."""
+def test_http_status_425_snoozes() -> None:
     assert outcome_for_status(425, due_in=12.5) == Snooze(12.5)
 
 
@@ -164,10 +154,9 @@ _TIER = Tier("5s", 5000, (Route("", "r", "r"),))
         (decided.Keep(1, "x"), None),
     ],
 )
-def test_decisions_have_the_documents_names(
+def test_consumer_status_of_decision_is_the_documented_one(
     decision: Decision, status: ConsumerStatus | None
 ) -> None:
-    """A message moved to the dead-letter queue is acknowledged, as the document's table says."""
     assert consumer_status(decision) is status
 
 
@@ -179,19 +168,18 @@ def test_decisions_have_the_documents_names(
         (ConsumerStatus.REQUEUE, Snooze(2.0)),
     ],
 )
-def test_a_consumer_status_is_an_outcome(returned: ConsumerStatus, outcome: Outcome) -> None:
-    """The event bus's names: done, dead-letter retry, and back into the queue without counting."""
+def test_consumer_status_maps_to_outcome(returned: ConsumerStatus, outcome: Outcome) -> None:
     assert outcome_of(returned) == outcome
     assert outcome_of(str(returned)) != outcome  # a text that looks like one is a mistake
 
 
-def test_the_menu_knows_what_is_on_it() -> None:
-    """Where a handler may return a reply, nothing else is taken for an outcome."""
+def test_is_outcome_accepts_only_outcomes() -> None:
+    """A reply handler may return other values."""
     assert all(map(is_outcome, (Done(), Park("no"), Retry("no"), Snooze(1))))
     assert not any(map(is_outcome, (None, {"total": 1}, "done")))
 
 
-def test_a_predicate_that_is_interrupted_by_the_user_is_not_swallowed() -> None:
+def test_keyboard_interrupt_in_predicate_is_raised() -> None:
     def interrupted(_error: BaseException) -> bool:
         raise KeyboardInterrupt
 

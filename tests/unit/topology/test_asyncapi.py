@@ -18,8 +18,7 @@ from hopback.topology.model import Binding, Exchange, Queue, Topology
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
-def test_every_design_has_a_document_whose_references_lead_somewhere(name: str) -> None:
-    """Ids are of the allowed letters, every queue is a channel, and JSON can carry all of it."""
+def test_asyncapi_of_every_design_is_valid_and_references_resolve(name: str) -> None:
     topology = DESIGNS[name].build()
     document: dict[str, Any] = json.loads(json.dumps(write_asyncapi(topology, internal=True)))
     channels = document["channels"]
@@ -30,8 +29,8 @@ def test_every_design_has_a_document_whose_references_lead_somewhere(name: str) 
         assert operation["channel"]["$ref"].removeprefix("#/channels/") in channels
 
 
-def test_a_plan_tells_attempts_waits_and_the_dead_letter_queue() -> None:
-    """Only queues that are consumed are received from; the plan stands beside."""
+def test_asyncapi_operation_contains_plan() -> None:
+    """Only consumed queues are received from."""
     topology = DESIGNS["recommended"].build()
     (operation,) = write_asyncapi(topology)["operations"].values()  # type: ignore[attr-defined]
     plan = topology.plans[0]
@@ -39,8 +38,8 @@ def test_a_plan_tells_attempts_waits_and_the_dead_letter_queue() -> None:
     assert operation["x-hopback"]["deadLetterQueue"] == plan.parking.queue
 
 
-def test_names_that_look_alike_keep_apart_and_odd_values_are_left_out() -> None:
-    """`a.b` and `a b` are two channels; what JSON cannot carry is no argument; plugins' types are none."""
+def test_similar_names_are_separate_channels() -> None:
+    """Values that JSON cannot carry and types of plugins are omitted."""
     topology = Topology(
         "odd",
         exchanges=(Exchange("x", "x-delayed-message"), Exchange("y")),
@@ -59,8 +58,7 @@ def test_names_that_look_alike_keep_apart_and_odd_values_are_left_out() -> None:
     assert document["info"] == {"title": "odd", "version": "2.0.0"}
 
 
-def test_payloads_are_the_messages_and_what_they_share_stands_once() -> None:
-    """A queue's schema is the payload of its message; schemas they refer to are components."""
+def test_payload_schemas_are_shared_components() -> None:
     topology = DESIGNS["recommended"].build()
     payloads = PayloadSchemas(
         {"orders": [MessageSchema("orders", {"$ref": "#/components/schemas/Order"})]},
@@ -71,8 +69,8 @@ def test_payloads_are_the_messages_and_what_they_share_stands_once() -> None:
     assert "#/components/schemas/Order" in json.dumps(document["channels"]["orders"])
 
 
-def test_internal_queues_are_included_on_request_only() -> None:
-    """Retry, dead-letter, delay and schedule queues, and the exchanges that lead to them."""
+def test_internal_queues_are_included_on_request() -> None:
+    """These are retry, dead-letter, delay and schedule queues, and the exchanges that lead to them."""
     app = App("shop")
     app.delays("7d")
     app.queue("orders", retry=["30s"], bind={"shop.events": "order.*"})

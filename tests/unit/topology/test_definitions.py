@@ -62,14 +62,14 @@ binding to an exclusive queue that is not exported, arguments that look like our
 
 
 def problems_of(data: Any, **options: Any) -> list[str]:
-    """What is wrong with definitions, as text."""
+    """The problems of definitions as text."""
     with pytest.raises(InvalidTopology) as caught:
         read_definitions(data, **options)
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_one_virtual_host_of_a_broker_is_read() -> None:
-    """The chosen virtual host's objects are the topology's; all else is foreign."""
+def test_definitions_of_one_virtual_host_are_read() -> None:
+    """Other objects are kept as foreign."""
     found = read_definitions(_BROKER, vhost="/", name="live")
     assert found.name == "live"
     assert found.queues == (Queue("orders", arguments={"x-max-length": 5}),)
@@ -80,8 +80,7 @@ def test_one_virtual_host_of_a_broker_is_read() -> None:
 
 
 @pytest.mark.parametrize("vhost", ["/", "shop"])
-def test_a_broker_comes_out_as_it_went_in(vhost: str) -> None:
-    """Whichever virtual host was chosen, the file written again is the file read."""
+def test_definitions_round_trip_for_each_virtual_host(vhost: str) -> None:
     again, notes = write_definitions(read_definitions(json.dumps(_BROKER), vhost=vhost))
     assert notes == ()
     assert list(again) == list(_BROKER)
@@ -91,8 +90,7 @@ def test_a_broker_comes_out_as_it_went_in(vhost: str) -> None:
         assert sorted(map(json.dumps, written)) == sorted(map(json.dumps, value))
 
 
-def test_the_model_of_a_broker_goes_through_toml() -> None:
-    """What a definitions file held besides survives the detour through a topology file."""
+def test_definitions_round_trip_through_toml() -> None:
     document = {**_BROKER, "bindings": []}
     found = read_definitions(document, vhost="/")
     again = read_toml(write_toml(found))
@@ -100,8 +98,7 @@ def test_the_model_of_a_broker_goes_through_toml() -> None:
     assert write_definitions(again) == write_definitions(found)
 
 
-def test_what_was_changed_is_written_anew_and_the_rest_as_it_came() -> None:
-    """A changed queue is written from the model; an unchanged one keeps its foreign fields."""
+def test_changed_queue_is_written_anew_and_others_unchanged() -> None:
     found = read_definitions(_BROKER, vhost="/")
     longer = replace(found.queues[0], arguments={"x-max-length": 9})
     changed, _ = write_definitions(replace(found, queues=(longer, Queue("new"))))
@@ -118,8 +115,7 @@ def test_what_was_changed_is_written_anew_and_the_rest_as_it_came() -> None:
     assert changed["bindings"] == _BROKER["bindings"]
 
 
-def test_a_choice_between_virtual_hosts_is_asked_for() -> None:
-    """Without a choice, or with a wrong one, the error lists the virtual hosts."""
+def test_ambiguous_virtual_host_is_refused_with_known_ones() -> None:
     assert problems_of(_BROKER) == [
         'vhost: expected one of the virtual hosts in this file: "/" or "shop", got no choice'
         " between them"
@@ -139,10 +135,7 @@ def test_a_choice_between_virtual_hosts_is_asked_for() -> None:
         ({}, None),
     ],
 )
-def test_a_single_virtual_host_needs_no_choice(
-    document: dict[str, Any], expected: str | None
-) -> None:
-    """Where objects name one virtual host, or none, it is clear which is meant."""
+def test_single_virtual_host_is_selected(document: dict[str, Any], expected: str | None) -> None:
     found = read_definitions(document)
     record = found.foreign[RECORD]
     assert isinstance(record, MappingProxyType)
@@ -150,8 +143,7 @@ def test_a_single_virtual_host_needs_no_choice(
     assert write_definitions(found)[0] == document
 
 
-def test_a_listed_virtual_host_may_be_empty() -> None:
-    """A virtual host without objects can be chosen; its topology is empty."""
+def test_listed_virtual_host_may_be_empty() -> None:
     document = {**_BROKER, "vhosts": [{"name": "/"}, {"name": "shop"}, {"name": "empty"}]}
     found = read_definitions(document, vhost="empty")
     assert (found.queues, found.exchanges, found.bindings) == ((), (), ())
@@ -192,13 +184,11 @@ def test_a_listed_virtual_host_may_be_empty() -> None:
         ({5: 1}, ": expected text for every key, got 5"),
     ],
 )
-def test_what_is_no_definitions_file_is_said_with_its_place(data: Any, expected: str) -> None:
-    """Hostile files give InvalidTopology; the first problem is the cause."""
+def test_invalid_definitions_are_refused_with_place(data: Any, expected: str) -> None:
     assert problems_of(data)[0].startswith(expected)
 
 
-def test_too_deep_a_file_is_refused() -> None:
-    """Nesting has a limit, and beyond it is an error like any other."""
+def test_deeply_nested_definitions_are_refused() -> None:
     deep: Any = {}
     for _ in range(50):
         deep = {"a": deep}
@@ -207,8 +197,7 @@ def test_too_deep_a_file_is_refused() -> None:
     )
 
 
-def test_a_topology_is_written_for_a_whole_broker() -> None:
-    """With a virtual host, every object names it, and the file creates it."""
+def test_definitions_with_virtual_host_create_it() -> None:
     shop = Topology("shop", (Exchange("x"),), (Queue("q"),), (Binding("x", "q"),))
     document, _ = write_definitions(shop, vhost="shop")
     assert document["vhosts"] == [{"name": "shop"}]
@@ -223,15 +212,13 @@ def test_a_topology_is_written_for_a_whole_broker() -> None:
     assert write_definitions(read_definitions(document), vhost="shop")[0] == document
 
 
-def test_an_original_field_survives_a_move_to_another_virtual_host() -> None:
-    """An object that was not changed keeps its foreign fields under the new virtual host."""
+def test_foreign_fields_survive_move_to_another_virtual_host() -> None:
     moved, _ = write_definitions(read_definitions(_BROKER, vhost="/"), vhost="new")
     assert moved["bindings"][0]["properties_key"] == "%23"  # type: ignore[index]
     assert moved["bindings"][0]["vhost"] == "new"  # type: ignore[index]
 
 
-def test_what_json_cannot_carry_is_left_out_and_said() -> None:
-    """Other integers become numbers; what JSON has no type for goes, a binding as a whole."""
+def test_values_without_json_type_are_omitted_with_note() -> None:
     odd = Topology(
         "odd",
         (Exchange("x", "headers", arguments={"a": Decimal("1.5")}),),
@@ -321,10 +308,9 @@ _DEMANDING = Topology(
         ),
     ],
 )
-def test_what_a_version_refuses_or_misunderstands_is_left_out_and_said(
+def test_objects_refused_by_version_are_omitted_with_note(
     version: str, expected: list[str]
 ) -> None:
-    """For each version exactly what does not fit it is missing, and each has its sentence."""
     document, notes = write_definitions(_DEMANDING, version=BrokerVersion.parse(version))
     assert len(notes) == len(expected)
     pairs = zip(sorted(notes), sorted(expected), strict=True)
@@ -334,8 +320,7 @@ def test_what_a_version_refuses_or_misunderstands_is_left_out_and_said(
     assert ('"x-delivery-limit": -1' in text) is (version == "4.3")
 
 
-def test_nothing_is_left_out_where_no_version_is_asked_for() -> None:
-    """Without a version the definitions say everything."""
+def test_definitions_without_version_are_complete() -> None:
     document, notes = write_definitions(_DEMANDING)
     assert notes == ()
     assert read_definitions(document).queues == _DEMANDING.queues
@@ -345,15 +330,13 @@ def test_nothing_is_left_out_where_no_version_is_asked_for() -> None:
 @pytest.mark.parametrize("hardened", [False, True])
 @pytest.mark.parametrize("version", ["3.10.8", "4.0", "4.3.6"])
 def test_every_design_fits_every_supported_version(name: str, hardened: bool, version: str) -> None:
-    """Nothing of a design has to be left out from RabbitMQ 3.10 on, in either form."""
     topology = DESIGNS[name].build(hardened=hardened)
     document, notes = write_definitions(topology, version=BrokerVersion.parse(version))
     assert notes == ()
     assert read_definitions(document).queues == topology.queues
 
 
-def test_a_record_that_was_tampered_with_does_no_harm() -> None:
-    """A record that is not ours, as a topology file may hold one, is ignored where it is wrong."""
+def test_invalid_record_in_file_is_ignored() -> None:
     foreign: dict[str, object] = {RECORD: {"queues": (5, {"name": 5}), "keys": 7, "vhost": 8}}
     document, _ = write_definitions(Topology("t", queues=(Queue("q"),), foreign=foreign))
     assert document["queues"][0]["name"] == "q"  # type: ignore[index]

@@ -41,8 +41,8 @@ def _waits(delay_ms: int) -> list[int]:
 
 
 @given(st.integers(0, 30 * 86_400_000))
-def test_a_message_waits_as_long_as_it_should_and_meets_no_queue_twice(delay_ms: int) -> None:
-    """Never less, at most a second more; the waits fall, so that no broker sees a cycle."""
+def test_delay_route_waits_exactly_and_visits_each_queue_once(delay_ms: int) -> None:
+    """At most a second more. The waits fall, so no broker sees a cycle."""
     waits = _waits(delay_ms)
     assert delay_ms <= sum(waits) < delay_ms + 1000
     assert waits == sorted(set(waits), reverse=True)
@@ -58,48 +58,42 @@ def test_a_message_waits_as_long_as_it_should_and_meets_no_queue_twice(delay_ms:
         (13_000, ("hopback.delay.level-03", "1.0.1.1")),
     ],
 )
-def test_the_way_is_the_number_of_seconds_in_binary(delay_ms: int, way: tuple[str, str]) -> None:
-    """The ones first, so that a longer delay changes nothing for the lower levels."""
+def test_delay_route_is_seconds_in_binary(delay_ms: int, way: tuple[str, str]) -> None:
     assert way_in(delay_ms) == way
 
 
-def test_a_longer_delay_only_adds_levels() -> None:
-    """Everything of the shorter form is in the longer one as it was."""
+def test_longer_delay_only_adds_levels() -> None:
     short, long = delay_topology("1m"), delay_topology("1h")
     assert all(queue in long.queues for queue in short.queues)
     assert all(exchange in long.exchanges for exchange in short.exchanges)
     assert all(binding in long.bindings for binding in short.bindings)
 
 
-def test_as_many_levels_as_the_longest_delay_needs() -> None:
-    """By powers of two; the shortest has one."""
+def test_number_of_levels_follows_longest_delay() -> None:
     assert [level_count(each) for each in (0, "1s", "2s", "3s", "4s", "30d")] == [1, 1, 2, 2, 3, 22]
     assert level_count(timedelta(hours=1)) == 12
     assert sum(map(is_delay_level, (one.name for one in _WHOLE.exchanges))) == 22
 
 
 @pytest.mark.parametrize("version", ["3.10.8", "4.0.5", "4.3.0"])
-def test_the_check_finds_nothing_in_it(version: str) -> None:
-    """Neither a cycle nor a wait that another one holds up."""
+def test_check_of_delay_queues_has_no_findings(version: str) -> None:
     found = check(_WHOLE, BrokerVersion.parse(version))
     assert [(one.rule, one.place) for one in found] == []
 
 
-def test_a_timedelta_is_a_duration() -> None:
-    """Rounded up to a millisecond, so that nothing comes early."""
+def test_timedelta_is_accepted_as_delay() -> None:
+    """It is rounded up to a millisecond."""
     assert parse_duration_ms(timedelta(hours=2, microseconds=1)) == 7_200_001
     with pytest.raises(ValueError, match="from 0 to 3650d"):
         parse_duration_ms(timedelta(seconds=-1))
 
 
 @pytest.mark.parametrize("name", ["orders", "hopback.delay.level-", "hopback.delay.level-x"])
-def test_what_is_no_level_has_none_below_it(name: str) -> None:
-    """Names come from brokers that others use too."""
+def test_other_queue_names_have_no_levels(name: str) -> None:
     assert delay_level_names(name) == ()
 
 
-def test_a_level_names_all_up_to_it() -> None:
-    """The shortest first."""
+def test_delay_level_names_lists_all_lower_levels() -> None:
     assert delay_level_names("hopback.delay.level-02") == tuple(
         f"hopback.delay.level-0{number}" for number in range(3)
     )

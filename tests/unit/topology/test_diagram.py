@@ -1,4 +1,4 @@
-"""Mermaid text: what is drawn, and that hostile names cannot break it."""
+"""Mermaid text: contents, and escaping of hostile names."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if "classDef" not in line]
 
 
-def test_the_flow_shows_bindings_dead_letters_and_publishes() -> None:
-    """Solid for bindings with their key, dashed for dead-lettering, thick for our publishes."""
+def test_flow_diagram_shows_bindings_dead_letters_and_publishes() -> None:
     assert lines(draw_flow(_RAFFLE)) == [
         "flowchart LR",
         'x_raffle_exchange{{"raffle_exchange<br/>direct"}}:::exchange',
@@ -43,16 +42,14 @@ def test_the_flow_shows_bindings_dead_letters_and_publishes() -> None:
     ]
 
 
-def test_a_shared_dead_letter_queue_stands_outside_the_families() -> None:
-    """What several plans use belongs to none of them; keys to one queue share a line."""
+def test_shared_dead_letter_queue_is_drawn_outside_plans() -> None:
     drawn = lines(draw_flow(_FREEFLOW))
     end = max(at for at, line in enumerate(drawn) if line == "end")
     assert drawn.index('q_freeflow_events_dlq[("freeflow.events.dlq<br/>classic")]:::dead') > end
     assert 'x_freeflow_events -->|"user.*<br/>auth.*"| q_freeflow_users_queue' in drawn
 
 
-def test_the_default_exchange_leads_straight_to_the_queue() -> None:
-    """A publish or dead letter through the default exchange is drawn to the queue it names."""
+def test_default_exchange_is_drawn_to_queue() -> None:
     drawn = lines(draw_flow(_OWN))
     assert 'q_orders ==>|"retry in 30s"| q_orders_retry_30s' in drawn
     assert 'q_orders_retry_30s -.->|"expired"| q_orders' in drawn
@@ -60,8 +57,7 @@ def test_the_default_exchange_leads_straight_to_the_queue() -> None:
     assert not any("default exchange" in line for line in drawn)
 
 
-def test_what_is_not_declared_is_drawn_as_missing() -> None:
-    """Undeclared ends stand out; RabbitMQ's own exchanges and the default one do not."""
+def test_undeclared_objects_are_drawn_as_missing() -> None:
     odd = Topology(
         "odd",
         (Exchange("x"), Exchange("y")),
@@ -86,8 +82,7 @@ def test_what_is_not_declared_is_drawn_as_missing() -> None:
     assert 'q_a -.->|"dead letters"| x' in drawn
 
 
-def test_the_sequence_tells_the_life_of_a_message_that_always_fails() -> None:
-    """Publish, deliver, fail, wait, return, and in the end park; repeated laps are a loop."""
+def test_sequence_diagram_shows_message_that_always_fails() -> None:
     assert lines(draw_sequence(_RAFFLE))[8:] == [
         "producer->>x_raffle_exchange: publish",
         "x_raffle_exchange->>q_raffle_queue: route",
@@ -108,8 +103,7 @@ def test_the_sequence_tells_the_life_of_a_message_that_always_fails() -> None:
     ]
 
 
-def test_the_sequence_goes_through_every_tier_once() -> None:
-    """With a tier for each retry there is no loop; each participant is named once."""
+def test_sequence_diagram_passes_each_tier_once() -> None:
     drawn = lines(draw_sequence(_OWN))
     assert [line for line in drawn if line.startswith("Note over")] == [
         "Note over q_orders_retry_30s: waits 30s",
@@ -123,8 +117,7 @@ def test_the_sequence_goes_through_every_tier_once() -> None:
     assert len(participants) == len(set(participants)) == 8
 
 
-def test_the_states_name_every_wait_and_every_exit() -> None:
-    """Ready, handled, waiting, parked; and a snooze where it is spent in the consumer."""
+def test_state_diagram_names_every_wait_and_exit() -> None:
     assert lines(draw_states(DESIGNS["event-bus"].build(), "wms.queue.wms-orders")) == [
         "stateDiagram-v2",
         "direction LR",
@@ -145,8 +138,7 @@ def test_the_states_name_every_wait_and_every_exit() -> None:
     assert "handled --> waiting_2: failure 2" in lines(draw_states(_OWN))
 
 
-def test_a_plan_without_retries_is_drawn_too() -> None:
-    """One attempt: no waiting, straight to the dead-letter queue."""
+def test_plan_without_retries_is_drawn() -> None:
     (plan,) = _OWN.plans
     once = replace(_OWN, plans=(replace(plan, attempts=1),))
     assert "waiting" not in draw_states(once)
@@ -154,8 +146,7 @@ def test_a_plan_without_retries_is_drawn_too() -> None:
 
 
 @pytest.mark.parametrize("draw", [draw_sequence, draw_states])
-def test_a_queue_without_a_plan_cannot_be_followed(draw: object) -> None:
-    """The error names the queues that have a plan."""
+def test_diagram_of_queue_without_plan_is_refused(draw: object) -> None:
     assert callable(draw)
     with pytest.raises(
         InvalidTopology, match=r'queue: expected "orders", got "oders" \(did you mean'
@@ -179,13 +170,11 @@ def test_a_queue_without_a_plan_cannot_be_followed(draw: object) -> None:
         ("", "(no name)"),
     ],
 )
-def test_labels_hold_nothing_that_mermaid_would_read(name: str, expected: str) -> None:
-    """Signs with a meaning become entities, what cannot be shown a replacement character."""
+def test_diagram_labels_are_escaped(name: str, expected: str) -> None:
     assert label(name) == expected
 
 
-def test_ids_are_safe_stable_and_never_shared() -> None:
-    """The same name has the same id, and two names never share one."""
+def test_diagram_ids_are_safe_and_unique() -> None:
     ids = Ids()
     assert ids.of("q", "a.b") == "q_a_b"
     assert ids.of("q", "a-b") == "q_a_b_2"
@@ -196,7 +185,6 @@ def test_ids_are_safe_stable_and_never_shared() -> None:
 
 
 def test_delays_and_periodic_messages_are_drawn() -> None:
-    """One node for all queues of delays, and a thick line from a schedule to what it sends to."""
     queues = (Queue("reports"), schedule_queue("reports"))
     drawn = lines(draw_flow(join_topologies([Topology("own", (), queues), delay_topology("1d")])))
     assert any("queues of delays<br/>wait up to" in line for line in drawn)

@@ -19,8 +19,7 @@ def queues(*items: Queue) -> Topology:
     return Topology("t", queues=items)
 
 
-def test_what_is_missing_is_created_and_what_is_unknown_is_extra() -> None:
-    """Each object is in exactly one list, in the order in which it can be created."""
+def test_diff_lists_missing_and_additional_objects() -> None:
     desired = Topology(
         "d",
         (Exchange("x", "topic"), Exchange("shared")),
@@ -64,8 +63,7 @@ def test_what_is_missing_is_created_and_what_is_unknown_is_extra() -> None:
     assert Diff(extra=found.extra).settled
 
 
-def test_bindings_differ_by_their_arguments() -> None:
-    """The same ends and key with other arguments are another binding, not a conflict."""
+def test_bindings_differ_by_arguments() -> None:
     one = Binding("x", "q", arguments={"x-match": "all", "a": 1})
     other = Binding("x", "q", arguments={"x-match": "any", "a": 1})
     found = diff(Topology("d", bindings=(one,)), Topology("a", bindings=(other,)))
@@ -74,8 +72,7 @@ def test_bindings_differ_by_their_arguments() -> None:
     assert found.create[0].name == "x → q with 2 arguments"
 
 
-def test_what_a_broker_does_not_compare_is_the_same() -> None:
-    """Unknown arguments, other integer types, and arguments of other exchange kinds do not count."""
+def test_arguments_that_broker_ignores_do_not_differ() -> None:
     desired = Topology(
         "d",
         (Exchange("x", arguments={"hash-header": "a"}),),
@@ -85,8 +82,7 @@ def test_what_a_broker_does_not_compare_is_the_same() -> None:
     assert diff(desired, actual).settled
 
 
-def test_a_conflict_names_each_argument_both_values_and_a_way_out() -> None:
-    """Type, durability and every argument that differs are named together."""
+def test_conflict_names_each_argument_with_advice() -> None:
     desired = Queue(
         "q",
         QueueType.QUORUM,
@@ -129,7 +125,7 @@ def test_a_conflict_names_each_argument_both_values_and_a_way_out() -> None:
         (QueueType.CLASSIC, "x-max-priority", 5, 6, None, _MIGRATE),
     ],
 )  # fmt: skip
-def test_a_policy_is_offered_where_it_has_its_way(
+def test_policy_is_offered_where_it_overrides_argument(
     kind: QueueType,
     argument: str,
     desired: str | int | None,
@@ -137,7 +133,6 @@ def test_a_policy_is_offered_where_it_has_its_way(
     policy: tuple[str, object] | None,
     words: str,
 ) -> None:
-    """Which of argument and policy wins decides what can be done about a live queue."""
     one = Queue("q", kind, arguments={} if desired is None else {argument: desired})
     other = Queue("q", kind, arguments={} if actual is None else {argument: actual})
     (conflict,) = diff(queues(one), queues(other)).conflict
@@ -146,15 +141,13 @@ def test_a_policy_is_offered_where_it_has_its_way(
     assert difference.advice.startswith(words)
 
 
-def test_true_is_not_one() -> None:
-    """Values are compared as a broker does: true and 1 differ."""
+def test_true_and_one_differ() -> None:
     one = Queue("q", arguments={"x-single-active-consumer": True})
     other = Queue("q", arguments={"x-single-active-consumer": 1})
     assert not diff(queues(one), queues(other)).settled
 
 
-def test_exchanges_conflict_too() -> None:
-    """Type and alternate exchange are compared; a policy can add an alternate exchange."""
+def test_exchange_conflicts_are_reported() -> None:
     desired = Exchange("x", "topic", arguments={"alternate-exchange": "lost"})
     found = diff(Topology("d", (desired,)), Topology("a", (Exchange("x"),)))
     kind, alternate = found.conflict[0].differences
@@ -162,8 +155,7 @@ def test_exchanges_conflict_too() -> None:
     assert alternate.policy == ("alternate-exchange", "lost")
 
 
-def test_a_policy_that_differs_can_be_replaced() -> None:
-    """Policies are compared key by key, and changing one is always possible."""
+def test_different_policy_can_be_replaced() -> None:
     desired = Policy("p", "^a", {"max-length": 1, "expires": 5})
     actual = Policy("p", "^b", {"max-length": 1, "overflow": "drop-head"}, 3)
     found = diff(Topology("d", policies=(desired,)), Topology("a", policies=(actual,)))

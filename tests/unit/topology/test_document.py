@@ -9,8 +9,7 @@ from hopback.topology.document import from_document, to_document
 from hopback.topology.model import Binding, Exchange, Queue, Topology
 
 
-def test_a_document_says_everything_in_full() -> None:
-    """Programs read documents, so nothing is left to defaults and no short form is used."""
+def test_document_contains_all_values() -> None:
     shop = Topology(
         "shop",
         (Exchange("x", "topic"),),
@@ -47,8 +46,7 @@ def test_a_document_says_everything_in_full() -> None:
     }
 
 
-def test_a_terse_document_is_as_short_as_a_file() -> None:
-    """What follows the recommended pattern is its delays."""
+def test_terse_document_uses_short_form() -> None:
     own = DESIGNS["recommended"].build()
     assert to_document(own, terse=True) == {
         "name": "recommended",

@@ -1,4 +1,4 @@
-"""Durations as people write them."""
+"""Parsing and formatting of durations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from hopback.durations import LONGEST_MS, format_duration, parse_duration_ms, pa
         ("3650d", LONGEST_MS),
     ],
 )
-def test_durations_are_read(text: str | int, expected_ms: int) -> None:
-    """Units in falling order, or whole milliseconds."""
+def test_durations_are_parsed(text: str | int, expected_ms: int) -> None:
     assert parse_duration_ms(text) == expected_ms
 
 
@@ -44,8 +43,7 @@ def test_durations_are_read(text: str | int, expected_ms: int) -> None:
         ("9" * 5000, r"got '9{40}'\.\.\."),
     ],
 )
-def test_what_is_no_duration_says_what_was_expected(value: object, message: str) -> None:
-    """The error names what was found, shortened, and what belongs there."""
+def test_invalid_duration_names_expected_form(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_duration_ms(value)  # type: ignore[arg-type]
 
@@ -54,27 +52,23 @@ def test_what_is_no_duration_says_what_was_expected(value: object, message: str)
     ("duration_ms", "text"),
     [(0, "0s"), (30_000, "30s"), (5_400_000, "1h30m"), (86_400_001, "1d1ms"), (999, "999ms")],
 )
-def test_durations_are_written_short(duration_ms: int, text: str) -> None:
-    """The largest units first, nothing that is zero."""
+def test_durations_are_formatted_shortly(duration_ms: int, text: str) -> None:
     assert format_duration(duration_ms) == text
 
 
 @pytest.mark.parametrize("duration_ms", [-1, LONGEST_MS + 1])
-def test_what_could_not_be_read_back_is_not_written(duration_ms: int) -> None:
-    """Out of bounds is an error in both directions."""
+def test_duration_out_of_bounds_is_refused(duration_ms: int) -> None:
     with pytest.raises(ValueError, match="expected 0 to"):
         format_duration(duration_ms)
 
 
-def test_waits_in_code_are_seconds() -> None:
-    """As everywhere in Python; texts and timedeltas say their unit themselves."""
+def test_wait_number_is_seconds() -> None:
     assert parse_wait_ms(0.1) == 100
     assert parse_wait_ms(90) == 90_000
     assert parse_wait_ms("90s") == 90_000
 
 
 @pytest.mark.parametrize("value", [True, float("nan"), 10**400, None, -1, 1e12])
-def test_what_is_no_wait_is_refused(value: object) -> None:
-    """With what was expected."""
+def test_invalid_wait_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_wait_ms(value)  # type: ignore[arg-type]

@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 
-def test_the_model_loads_without_the_rest() -> None:
-    """Importing the model loads no reader, writer, diagram or check."""
+def test_topology_model_imports_no_reader_or_writer() -> None:
     program = "import sys, hopback.topology.model; print(*sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True

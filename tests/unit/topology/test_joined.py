@@ -20,8 +20,7 @@ _SECOND = Topology(
 )
 
 
-def test_of_two_of_one_name_the_first_counts() -> None:
-    """Bindings stand once, whatever mappings their arguments are."""
+def test_join_keeps_first_of_equal_names() -> None:
     whole = join_topologies([_FIRST, _SECOND])
     assert {one.name: one.type for one in whole.exchanges} == {"x": "topic", "y": "headers"}
     assert whole.queue("q") == _FIRST.queue("q")
@@ -31,8 +30,7 @@ def test_of_two_of_one_name_the_first_counts() -> None:
     assert join_topologies([]).name == "nothing"
 
 
-def test_where_a_publish_can_arrive() -> None:
-    """By headers it may arrive anywhere; a missing exchange is no place at all."""
+def test_arrival_queues_of_publish_follow_routing() -> None:
     table = RoutingTable(
         (
             Exchange("y", "headers", arguments={"alternate-exchange": "z"}),

@@ -15,7 +15,7 @@ from hopback.topology.policy_pattern import pattern_flaw, pattern_matches
 
 HOSTILE = "a" * 42 + "!"
 
-# What Erlang's `re:run(Name, Pattern, [{capture, none}])` answers.
+# The answers of Erlang's `re:run(Name, Pattern, [{capture, none}])`.
 ERLANG = [
     ("", "anything", True),
     (".*", "", True),
@@ -80,7 +80,7 @@ ERLANG = [
 
 
 @pytest.mark.parametrize(("pattern", "name", "matches"), ERLANG)
-def test_it_answers_as_the_broker_does(pattern: str, name: str, *, matches: bool) -> None:
+def test_policy_pattern_matches_like_broker(pattern: str, name: str, *, matches: bool) -> None:
     assert pattern_matches(pattern, name) is matches
 
 
@@ -91,8 +91,7 @@ def test_it_answers_as_the_broker_does(pattern: str, name: str, *, matches: bool
         "{2}a", r"[a-\d]", "(?<x",
     ],
 )  # fmt: skip
-def test_what_the_broker_refuses_is_refused(pattern: str) -> None:
-    """It matches nothing, and the flaw says that no broker has such a policy."""
+def test_policy_pattern_refused_by_broker_is_refused(pattern: str) -> None:
     flaw = pattern_flaw(pattern)
     assert flaw is not None
     assert flaw.refused
@@ -128,8 +127,7 @@ def test_what_the_broker_refuses_is_refused(pattern: str) -> None:
         "a" * 5000,
     ],
 )
-def test_what_is_not_evaluated_is_neither_true_nor_false(pattern: str) -> None:
-    """The broker may take it; we do not say."""
+def test_unevaluated_pattern_is_neither_true_nor_false(pattern: str) -> None:
     flaw = pattern_flaw(pattern)
     assert flaw is not None
     assert not flaw.refused

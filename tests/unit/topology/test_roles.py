@@ -1,4 +1,4 @@
-"""The part that each queue plays, read off what leads where."""
+"""The role of each queue, derived from routes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ def _to(queue: str, **further: int) -> dict[str, str | int]:
     return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, **further}
 
 
-def test_a_queue_with_a_time_to_live_that_only_leads_to_rest_is_no_retry_queue() -> None:
-    """Its messages expire unhandled; nothing comes back."""
+def test_queue_with_ttl_that_leads_to_dead_letters_is_plain() -> None:
     webhooks = Queue("webhooks", arguments={**_to("webhooks.dlq"), "x-message-ttl": 1000})
     roles = _roles(webhooks, Queue("webhooks.dlq"))
     assert roles == {"webhooks": QueueRole.PLAIN, "webhooks.dlq": QueueRole.DEAD_LETTER}
 
 
-def test_a_queue_with_a_time_to_live_that_leads_back_is_a_retry_queue() -> None:
-    """What failed waits there."""
+def test_queue_with_ttl_that_leads_back_is_retry_queue() -> None:
     orders = Queue("orders", arguments=_to("orders.wait"))
     waiting = Queue("orders.wait", arguments={**_to("orders"), "x-message-ttl": 1000})
     assert _roles(orders, waiting)["orders.wait"] is QueueRole.RETRY

@@ -34,8 +34,7 @@ _WHOLE: dict[str, Any] = {
 }
 
 
-def test_what_carries_a_secret_is_left_out_and_said() -> None:
-    """Users with their permissions, parameters with credentials; the rest stays."""
+def test_definitions_with_secrets_are_omitted_with_note() -> None:
     found, notes = without_secrets(read_definitions(_WHOLE))
     assert "HUNTER2" not in repr(found)
     assert {"users", "permissions", "global_parameters"}.isdisjoint(found.foreign)
@@ -49,8 +48,7 @@ def test_what_carries_a_secret_is_left_out_and_said() -> None:
     )
 
 
-def test_what_carries_none_is_untouched() -> None:
-    """Users without a hash (they log in otherwise) keep their permissions."""
+def test_definitions_without_secrets_are_unchanged() -> None:
     harmless = {**_WHOLE, "users": [{"name": "ann"}], "parameters": [], "global_parameters": []}
     topology = read_definitions(harmless)
     assert without_secrets(topology) == (topology, ())
@@ -58,10 +56,9 @@ def test_what_carries_none_is_untouched() -> None:
 
 @pytest.mark.parametrize("form", ["table", "json", "toml", "definitions", "mermaid"])
 @pytest.mark.parametrize("command", ["show", "export"])
-def test_the_command_shows_no_secret_unasked(
+def test_show_prints_no_secret_by_default(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, form: str
 ) -> None:
-    """In no form; what is left out of a form that could carry it is said."""
     file = tmp_path / "broker.json"
     file.write_text(json.dumps(_WHOLE))
     assert run(["topology", command, str(file), "-o", form]) == 0
@@ -70,8 +67,7 @@ def test_the_command_shows_no_secret_unasked(
     assert ("password hashes" in said.err) == (form in ("json", "toml", "definitions"))
 
 
-def test_they_are_kept_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A whole file survives the way through the command."""
+def test_secrets_are_kept_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "broker.json"
     file.write_text(json.dumps(_WHOLE))
     assert run(["topology", "export", str(file), "--with-secrets"]) == 0

@@ -14,8 +14,7 @@ from hopback.topology.wording import plan_in_words
 _RAFFLE = DESIGNS["raffle"].build()
 
 
-def test_a_table_shows_objects_in_columns_and_plans_in_words() -> None:
-    """Names, types, roles, the arguments that count; then what happens on failure."""
+def test_table_shows_objects_and_plans() -> None:
     assert write_table(_RAFFLE) == (
         """\
 raffle
@@ -48,8 +47,7 @@ When the handler of raffle_queue fails:
     )
 
 
-def test_a_table_shows_what_is_out_of_the_ordinary() -> None:
-    """Options, policies, headers of bindings; and names that would steer a terminal are escaped."""
+def test_table_shows_options_and_escapes_names() -> None:
     odd = Topology(
         "odd\x1b[2J",
         (Exchange("x", "headers", durable=False, internal=True),),
@@ -70,13 +68,11 @@ def test_a_table_shows_what_is_out_of_the_ordinary() -> None:
     assert "p (priority 7)  .*       all         expires=1m x=a table" in text
 
 
-def test_an_empty_topology_is_its_name() -> None:
-    """Sections without rows are left out."""
+def test_table_of_empty_topology_is_its_name() -> None:
     assert write_table(Topology("empty")) == "empty\n"
 
 
-def test_plans_are_told_in_words() -> None:
-    """Each of the ways a plan can go has its words."""
+def test_plans_are_described_in_words() -> None:
     (bus, *_) = DESIGNS["event-bus"].build().plans
     words = " ".join(plan_in_words(bus))
     assert "runs up to 11 times, waiting 5s (10 times) between runs" in words
@@ -91,7 +87,6 @@ def test_plans_are_told_in_words() -> None:
 
 
 def test_roles_come_from_plans() -> None:
-    """With plans, every queue's role is what its plan says."""
     assert queue_roles(_RAFFLE) == {
         "raffle_queue": QueueRole.MAIN,
         "raffle_retry_10s": QueueRole.RETRY,
@@ -99,8 +94,7 @@ def test_roles_come_from_plans() -> None:
     }
 
 
-def test_roles_can_be_told_without_plans() -> None:
-    """Read from a broker, retry and dead-letter queues show in arguments and bindings."""
+def test_roles_are_derived_without_plans() -> None:
     bare = replace(_RAFFLE, plans=())
     assert queue_roles(bare) == {
         "raffle_queue": QueueRole.PLAIN,

@@ -1,4 +1,4 @@
-"""Topology files: the short form, the explicit form, and what is said when they are wrong."""
+"""Topology files: short form, explicit form and errors."""
 
 # Error messages stand in one line here, as they are printed.
 # ruff: noqa: E501
@@ -45,8 +45,7 @@ def examples() -> list[str]:
     return re.findall(r"```toml\n(.*?)```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_example_of_the_reference_page_means_what_it_says() -> None:
-    """The page's whole file is read: queues, bindings, plans, a stream, a policy."""
+def test_example_of_reference_page_is_read() -> None:
     shop = read_toml(examples()[0])
     plan = recommend_plan("orders", tiers_ms=[30_000, 300_000, 1_800_000])
     assert shop.name == "shop"
@@ -73,8 +72,7 @@ def test_the_example_of_the_reference_page_means_what_it_says() -> None:
     assert read_toml(write_toml(shop)) == shop
 
 
-def test_the_plan_of_the_reference_page_means_what_it_says() -> None:
-    """The page's explicit plan is read, with the defaults that the page names."""
+def test_plan_of_reference_page_is_read() -> None:
     payments = read_toml(examples()[1])
     plan = payments.plan("payments")
     assert plan is not None
@@ -88,8 +86,7 @@ def test_the_plan_of_the_reference_page_means_what_it_says() -> None:
     assert payments.name == "topology"
 
 
-def test_the_errors_of_the_reference_page_are_the_real_ones() -> None:
-    """Breaking the page's file as the page does gives exactly the text on the page."""
+def test_errors_of_reference_page_are_exact() -> None:
     text = examples()[0].replace('"30m"', '"10s"').replace("attempts = 10", "atempts = 10")
     shown = re.search(r"```text\n(.*?)\n```", _PAGE.read_text(encoding="utf-8"), re.DOTALL)
     with pytest.raises(InvalidTopology) as caught:
@@ -98,8 +95,7 @@ def test_the_errors_of_the_reference_page_are_the_real_ones() -> None:
     assert str(caught.value) == shown[1]
 
 
-def test_the_page_names_every_spelling_of_a_value() -> None:
-    """Each spelling that the page shows is read as the type it stands for."""
+def test_value_spellings_of_reference_page_are_read() -> None:
     page = _PAGE.read_text(encoding="utf-8")
     written = re.findall(r"`(\{ \"\$(\w+)\" = .*? \})`", page)
     kinds = {
@@ -120,8 +116,7 @@ def test_the_page_names_every_spelling_of_a_value() -> None:
     assert kinds["none"] is type(None)
 
 
-def test_all_problems_come_at_once_with_their_paths() -> None:
-    """One reading finds what is wrong everywhere in the file."""
+def test_all_problems_are_reported_with_paths() -> None:
     found = problems_of(
         """
         nme = "shop"
@@ -172,8 +167,7 @@ def test_all_problems_come_at_once_with_their_paths() -> None:
         ("x = " + "[" * 5000, "line 1: expected valid TOML, got values nested too deeply"),
     ],
 )
-def test_a_syntax_error_names_its_line(text: str, expected: str) -> None:
-    """What is no TOML is invalid like everything else, with the place where it stops being TOML."""
+def test_toml_syntax_error_names_line(text: str, expected: str) -> None:
     (found,) = problems_of(text)
     assert found.startswith(expected)
 
@@ -219,8 +213,7 @@ def test_a_syntax_error_names_its_line(text: str, expected: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_queue_is_said_once(text: str, expected: str) -> None:
-    """Each mistake gives its one line, and nothing that only follows from it."""
+def test_queue_problem_is_reported_once(text: str, expected: str) -> None:
     assert problems_of(f"[queues.q]\n{text}") == [f"queues.q{expected}"]
 
 
@@ -243,13 +236,11 @@ def test_what_is_wrong_with_a_queue_is_said_once(text: str, expected: str) -> No
         ('name = ""', 'name: expected 1 to 255 bytes, got ""'),
     ],
 )  # fmt: skip
-def test_what_is_wrong_elsewhere_is_said_once(text: str, expected: str) -> None:
-    """Bindings, policies and the top level are held to the same."""
+def test_other_problems_are_reported_once(text: str, expected: str) -> None:
     assert problems_of(text) == [expected]
 
 
-def test_bindings_may_stand_under_an_exchange() -> None:
-    """An exchange can be fed from another, and from RabbitMQ's own without declaring them."""
+def test_bindings_may_be_under_exchange() -> None:
     found = read_toml(
         """
         [exchanges.inner]
@@ -268,8 +259,7 @@ def test_bindings_may_stand_under_an_exchange() -> None:
     )
 
 
-def test_a_plan_is_read_in_every_detail() -> None:
-    """All that a plan can say can be written."""
+def test_plan_is_read_in_every_detail() -> None:
     plan = read_toml(
         """
         exchanges.x = {}
@@ -300,8 +290,7 @@ def test_a_plan_is_read_in_every_detail() -> None:
     assert plan.tiers == (Tier("short", 500, (Route("x", "w", "wait", "a.#"),)),)
 
 
-def test_a_plan_that_is_wrong_says_where() -> None:
-    """Everything that is wrong with a plan is found at once."""
+def test_invalid_plan_reports_all_problems() -> None:
     assert problems_of(
         """
         [queues.main]
@@ -324,15 +313,13 @@ def test_a_plan_that_is_wrong_says_where() -> None:
     ]
 
 
-def test_an_invalid_topology_is_not_written() -> None:
-    """A file has each name once, so a topology that has one twice cannot be written."""
+def test_invalid_topology_is_not_written() -> None:
     twice = Topology("t", queues=(Queue("q"), Queue("q")))
     with pytest.raises(InvalidTopology, match=r"queues\.q: expected one declaration of this name"):
         write_toml(twice)
 
 
-def test_what_follows_the_pattern_is_written_in_short_form() -> None:
-    """A file in short form is written as short as it was, bindings under their queues."""
+def test_recommended_pattern_is_written_in_short_form() -> None:
     text = examples()[0]
     written = write_toml(read_toml(text))
     assert "[queues.orders]\nretry = [" in written
@@ -350,16 +337,14 @@ def test_what_follows_the_pattern_is_written_in_short_form() -> None:
         'retry = [{ delay = "1s" }]\nattempts = 9',
     ],
 )
-def test_options_of_the_short_form_are_written_back(text: str) -> None:
-    """Limits, attempts and further arguments stay in the short form."""
+def test_options_of_short_form_are_written(text: str) -> None:
     topology = read_toml(f"[queues.q]\n{text}")
     written = write_toml(topology)
     assert "plans" not in written
     assert read_toml(written) == topology
 
 
-def test_order_wins_over_brevity() -> None:
-    """Where bindings are not grouped by queue, or feed an implied queue, they stay a list."""
+def test_ungrouped_bindings_are_written_as_list() -> None:
     topology = read_toml(examples()[0])
     feeding = Binding("shop.events", "orders.dlq", "lost")
     for changed in (
@@ -383,8 +368,7 @@ def test_order_wins_over_brevity() -> None:
         {"x-overflow": "drop-head"},
     ],
 )
-def test_what_departs_from_the_pattern_is_written_in_full(changes: dict[str, str | int]) -> None:
-    """A queue that is not exactly what the short form stands for is not written short."""
+def test_deviation_from_pattern_is_written_in_full(changes: dict[str, str | int]) -> None:
     plan = recommend_plan("q", tiers_ms=[1000])
     main, *others = harden_queues(plan)
     arguments = {**main.arguments, **changes}
@@ -395,7 +379,6 @@ def test_what_departs_from_the_pattern_is_written_in_full(changes: dict[str, str
 
 
 def test_other_queues_and_plans_are_written_in_full() -> None:
-    """Other retry queues, and plans without tiers or with their own stamps, have no short form."""
     plan = recommend_plan("q", tiers_ms=[1000])
     main, retry, parked = harden_queues(plan)
     longer = replace(retry, arguments={**retry.arguments, "x-max-length": 5})
@@ -409,8 +392,7 @@ def test_other_queues_and_plans_are_written_in_full() -> None:
         assert read_toml(write_toml(topology)) == topology
 
 
-def test_a_wait_of_no_time_is_written_in_full() -> None:
-    """Our own design has none, so the short form cannot say it; what is written is read back."""
+def test_wait_of_zero_is_written_in_full() -> None:
     plan = recommend_plan("q", tiers_ms=[])
     tier = Tier("now", 0, (Route("", "q.now", "q.now"),))
     odd = replace(plan, tiers=(tier,), attempts=2)

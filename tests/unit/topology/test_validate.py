@@ -1,4 +1,4 @@
-"""What makes a topology invalid, found by looking at the model alone."""
+"""Invalid topologies, found in the model alone."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ def planned(plan: Plan) -> Topology:
         ),
     ],
 )  # fmt: skip
-def test_a_queue_that_a_broker_would_refuse_is_invalid(queue: Queue, expected: str) -> None:
-    """Names, options and arguments are held to what RabbitMQ accepts."""
+def test_queue_refused_by_broker_is_invalid(queue: Queue, expected: str) -> None:
     assert found(Topology("t", queues=(queue,))) == [expected]
 
 
@@ -110,16 +109,14 @@ def test_a_queue_that_a_broker_would_refuse_is_invalid(queue: Queue, expected: s
         ({1, 2}, "expected an AMQP value, got a value of type set"),
     ],
 )
-def test_an_argument_that_amqp_cannot_carry_is_invalid(value: FieldValue, expected: str) -> None:
-    """Every level of an argument is looked at."""
+def test_argument_that_amqp_cannot_carry_is_invalid(value: FieldValue, expected: str) -> None:
     topology = Topology("t", (Exchange("x", arguments={"v": value}),))
     (problem,) = found(topology)
     assert problem.startswith("exchanges.x.arguments.v")
     assert re.search(expected, problem)
 
 
-def test_exchanges_bindings_and_policies_are_looked_at() -> None:
-    """What a broker would refuse of them is found, all at once."""
+def test_exchanges_bindings_and_policies_are_validated() -> None:
     topology = Topology(
         "",
         (Exchange("x", "", arguments={"alternate-exchange": 5}),),
@@ -144,8 +141,7 @@ def test_exchanges_bindings_and_policies_are_looked_at() -> None:
     ]
 
 
-def test_names_are_said_once() -> None:
-    """Two of one name clash if they differ and are said too often if they do not."""
+def test_repeated_names_are_invalid() -> None:
     topology = Topology(
         "t",
         (Exchange("x"), Exchange("x", "topic")),
@@ -161,8 +157,7 @@ def test_names_are_said_once() -> None:
     assert len(broker_problems(topology)) == 2
 
 
-def test_a_plan_must_lead_somewhere() -> None:
-    """Every queue and exchange that a plan names must be declared."""
+def test_plan_with_undeclared_objects_is_invalid() -> None:
     plan = replace(
         _PLAN,
         queue="qq",
@@ -222,13 +217,11 @@ def test_a_plan_must_lead_somewhere() -> None:
         ),
     ],
 )
-def test_a_plan_must_make_sense(plan: Plan, expected: str) -> None:
-    """Numbers, orders and names of a plan are held to what they mean."""
+def test_plan_with_invalid_values_is_invalid(plan: Plan, expected: str) -> None:
     assert found(planned(plan)) == [f"plans.q.{expected}"]
 
 
-def test_a_local_wait_has_its_bounds_in_order() -> None:
-    """On a classic queue a local wait is fine if its bounds are."""
+def test_local_wait_with_unordered_bounds_is_invalid() -> None:
     plan = replace(
         _PLAN,
         attempts=1,

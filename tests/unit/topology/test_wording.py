@@ -1,4 +1,4 @@
-"""Names and values as people are shown them, and AMQP values as files spell them."""
+"""Names and values in texts, and AMQP values in files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ from hopback.topology.wording import did_you_mean, either, path_to, quote, show_
         (b"x", "a value of type bytes"),
     ],
 )
-def test_values_are_shown_in_the_words_of_files(value: object, text: str) -> None:
-    """Error messages speak of what stands in the file, shortly."""
+def test_values_are_shown_as_in_files(value: object, text: str) -> None:
     assert show_value(value) == text
 
 
-def test_paths_and_choices_read_well() -> None:
-    """Paths are quoted as TOML does; long names are cut; choices end in `or`."""
+def test_paths_and_choices_are_formatted() -> None:
     assert path_to(path_to(path_to("", "queues"), "a.b"), 2) == 'queues."a.b"[2]'
     assert quote("x" * 100) == f'"{"x" * 60}…"'
     assert either(["a"]) == '"a"'
@@ -65,8 +63,7 @@ def test_paths_and_choices_read_well() -> None:
         ({"$x": 1, "y": [None]}, {"$x": 1, "y": [{"$none": True}]}),
     ],
 )
-def test_every_amqp_type_has_its_spelling(value: FieldValue, written: object) -> None:
-    """What JSON and TOML have is written plainly, all else with a mark, and read back."""
+def test_every_amqp_type_has_a_spelling(value: FieldValue, written: object) -> None:
     assert encode(value) == written
     place = Located("v", written, [])
     read = decode(place)
@@ -95,10 +92,7 @@ def test_every_amqp_type_has_its_spelling(value: FieldValue, written: object) ->
         (2**63, "v", "a whole number from -9223372036854775808"),
     ],
 )
-def test_a_wrong_spelling_is_a_problem_at_its_place(
-    written: object, path: str, expected: str
-) -> None:
-    """Each wrong value gives one problem, and something harmless is read instead."""
+def test_invalid_spelling_is_reported_with_place(written: object, path: str, expected: str) -> None:
     place = Located("v", written, [])
     decode(place)
     (problem,) = place.problems
@@ -106,19 +100,16 @@ def test_a_wrong_spelling_is_a_problem_at_its_place(
     assert problem.expected.startswith(expected)
 
 
-def test_without_marks_a_dollar_is_a_dollar() -> None:
-    """Definitions files have no marks, so nothing is read into a key that begins with `$`."""
+def test_definitions_have_no_type_marks() -> None:
     assert decode(Located("v", {"$int8": {"$none": 1}}, []), marks=False) == {"$int8": {"$none": 1}}
 
 
-def test_what_is_no_amqp_value_cannot_be_written() -> None:
-    """Writing refuses what it could not read back."""
+def test_value_outside_amqp_cannot_be_written() -> None:
     with pytest.raises(TypeError, match="expected an AMQP field value, got set"):
         encode({1})  # type: ignore[arg-type]
 
 
 def test_places_collect_every_problem() -> None:
-    """All places of one input share their problems, and keys must be text."""
     root = Located("", {1: 2, "a": [True]}, [])
     entries = dict(root.entries())
     assert entries["a"].items()[0].integer() == 0
