@@ -134,6 +134,7 @@ async def test_redrive_works_by_forms_without_scripts() -> None:
         without = await client.post(act, data={**base, "step": "3", "on": "2"})
         assert "expected a reason" in without.text
         third = await client.post(act, data={**base, "step": "3", "on": "2", "reason": "fixed"})
+        assert "that match error:LookupError. New messages" in third.text
         assert "Re-drive 3 messages" in third.text
         hidden = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', third.text)
         fields = {name: html.unescape(value) for name, value in hidden}
