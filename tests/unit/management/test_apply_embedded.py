@@ -1,4 +1,4 @@
-"""Applying over AMQP alone, on the embedded broker; and refusing what could lose messages."""
+"""Apply over AMQP alone on the embedded broker, and refusals that prevent losses."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ async def names(connection: Connection, topology: Topology) -> set[str]:
     return {step.name for step in planned.steps if step.kind == "queue"}
 
 
-async def test_apply_creates_everything_and_can_be_repeated(connection: Connection) -> None:
-    """A second run finds every queue and exchange as desired."""
+async def test_apply_creates_all_objects_and_is_repeatable(connection: Connection) -> None:
     planned = await live_plan(DESIRED, connection, None, "/")
     told: list[str] = []
     applied = await apply(planned, connection, on_done=told.append)
@@ -50,8 +49,7 @@ async def test_apply_creates_everything_and_can_be_repeated(connection: Connecti
     await apply(again, connection)
 
 
-async def test_planning_creates_nothing(connection: Connection) -> None:
-    """Asking twice finds the same things missing."""
+async def test_plan_creates_no_object(connection: Connection) -> None:
     first = await names(connection, DESIRED)
     assert first == {queue.name for queue in DESIRED.queues}
     assert await names(connection, DESIRED) == first
@@ -62,10 +60,7 @@ class Cut(Exception):
 
 
 @pytest.mark.parametrize("after", range(1, 12))
-async def test_an_interrupted_apply_is_repaired_by_the_next(
-    connection: Connection, after: int
-) -> None:
-    """Wherever it stops, running it again leaves everything as desired."""
+async def test_interrupted_apply_is_completed_by_next(connection: Connection, after: int) -> None:
     count = 0
 
     def interrupt(_: str) -> None:
@@ -80,8 +75,7 @@ async def test_an_interrupted_apply_is_repaired_by_the_next(
     assert await names(connection, DESIRED) == set()
 
 
-async def test_a_conflict_refuses_the_whole(connection: Connection) -> None:
-    """Nothing is created while something is in the way, and the argument is named."""
+async def test_conflict_refuses_whole_apply(connection: Connection) -> None:
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("a"))
     desired = Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 5}), Queue("b")))
@@ -94,8 +88,7 @@ async def test_a_conflict_refuses_the_whole(connection: Connection) -> None:
     assert await names(connection, desired) == set()
 
 
-async def test_something_made_meanwhile_is_a_conflict(connection: Connection) -> None:
-    """Whoever created another queue between plan and apply is not overruled."""
+async def test_object_created_after_plan_is_a_conflict(connection: Connection) -> None:
     desired = Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 5}),))
     planned = await live_plan(desired, connection, None, "/")
     channel = await connection.open_channel()
@@ -105,13 +98,13 @@ async def test_something_made_meanwhile_is_a_conflict(connection: Connection) ->
 
 
 def replacing() -> tuple[Topology, Topology]:
-    """A desired queue `a` and a live one that differs, with a binding that nobody desires."""
+    """A desired queue `a` and a different live one with an additional binding."""
     live = Topology("/", (Exchange("x"),), (Queue("a"),), (Binding("x", "a", "extra"),))
     return Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 60_000}),)), live
 
 
 async def make(connection: Connection, live: Topology) -> None:
-    """Create a topology as it stands."""
+    """Create a topology unchanged."""
     channel = await connection.open_channel()
     for exchange in live.exchanges:
         await channel.declare_exchange(exchange)
@@ -122,8 +115,7 @@ async def make(connection: Connection, live: Topology) -> None:
 
 
 @in_virtual_time
-async def test_an_empty_unused_queue_is_replaced_with_its_bindings() -> None:
-    """Named with --replace it is made anew, and what was bound to it is bound again."""
+async def test_empty_unused_queue_is_replaced_with_its_bindings() -> None:
     broker = EmbeddedBroker(version=V4)
     connection, management = await broker.connect("test"), EmbeddedManagement(broker)
     desired, live = replacing()
@@ -137,8 +129,7 @@ async def test_an_empty_unused_queue_is_replaced_with_its_bindings() -> None:
     assert (await channel.declare_queue(Queue("a"), passive=True)).messages == 1
 
 
-async def test_a_queue_with_messages_is_not_replaced(connection: Connection) -> None:
-    """The refusal names what is at risk, before anything has changed."""
+async def test_queue_with_messages_is_not_replaced(connection: Connection) -> None:
     desired, live = replacing()
     await make(connection, live)
     planned = plan(desired, live, V4, (AtRisk("a", 3, 0),))
@@ -147,8 +138,7 @@ async def test_a_queue_with_messages_is_not_replaced(connection: Connection) -> 
 
 
 @in_virtual_time
-async def test_a_message_that_came_after_the_plan_is_kept() -> None:
-    """It moves into the new queue, as in a migration."""
+async def test_message_published_after_plan_is_kept() -> None:
     broker = EmbeddedBroker(version=V4)
     connection, management = await broker.connect("test"), EmbeddedManagement(broker)
     desired, live = replacing()
@@ -183,18 +173,16 @@ async def test_a_message_that_came_after_the_plan_is_kept() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_replaced_safely_is_refused(
+async def test_unsafe_replacements_are_refused(
     connection: Connection, live: Topology, desired: Topology, words: str
 ) -> None:
-    """RabbitMQ offers no safe way for these, so neither do we."""
     await make(connection, live)
     planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
     with pytest.raises(UnsafeOperation, match=words):
         await apply(planned, connection, replace=["a"])
 
 
-async def test_nothing_is_replaced_without_the_management_api(connection: Connection) -> None:
-    """Bindings that cannot be read could not be made again."""
+async def test_replacement_without_management_api_is_refused(connection: Connection) -> None:
     desired, live = replacing()
     await make(connection, live)
     planned = await live_plan(desired, connection, None, "/")
@@ -202,8 +190,7 @@ async def test_nothing_is_replaced_without_the_management_api(connection: Connec
         await apply(planned, connection, replace=["a"])
 
 
-async def test_a_policy_needs_the_management_api(connection: Connection) -> None:
-    """Over AMQP it is said, not silently left out; the limit of a dead-letter queue too."""
+async def test_policy_without_management_api_is_reported(connection: Connection) -> None:
     desired = DESIGNS["ratatoskr"].build({"queue": "q"}, hardened=False)
     planned = await live_plan(desired, connection, None, "/")
     assert any("q.dlq" in note and "21 times" in note for note in planned.notes)
@@ -233,14 +220,12 @@ async def test_a_policy_needs_the_management_api(connection: Connection) -> None
         ("PRECONDITION_FAILED - something else", ("declaration", None, None)),
     ],
 )
-def test_a_refusal_is_read(text: str, expected: tuple[str, str | None, str | None]) -> None:
-    """The broker's sentence gives the argument and both values."""
+def test_broker_refusal_is_parsed(text: str, expected: tuple[str, str | None, str | None]) -> None:
     found = difference_of(text)
     assert (found.field, found.desired, found.actual) == expected
 
 
-async def test_a_conflicting_policy_is_replaced_only_when_named(connection: Connection) -> None:
-    """Policies take effect at once on live queues: no silent overwriting either."""
+async def test_conflicting_policy_is_replaced_only_by_name(connection: Connection) -> None:
     desired = Topology("d", policies=(Policy("p", "^a", {"max-length": 1}),))
     live = Topology("/", policies=(Policy("p", "^a", {"max-length": 2}),))
     with pytest.raises(TopologyConflict, match="policy p"):

@@ -1,4 +1,4 @@
-"""What apply would do: order, limits, offers and what is at risk. Pure."""
+"""The plan of apply: order, limits, offers and risks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def named(topology: Topology, version: BrokerVersion = V3) -> list[str]:
     return [f"{step.kind} {step.name}" for step in plan(topology, NOTHING, version).steps]
 
 
-def test_everything_is_created_on_an_empty_broker() -> None:
-    """Exchanges, then places to rest and wait, then the main queue, and ways in last."""
+def test_apply_order_on_empty_broker() -> None:
     steps = named(ratatoskr())
     queues = [step for step in steps if step.startswith("queue")]
     assert queues == ["queue q.dlq", "queue q.retry", "queue q"]
@@ -40,16 +39,14 @@ def test_everything_is_created_on_an_empty_broker() -> None:
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
 @pytest.mark.parametrize("version", [V3, V4])
-def test_a_topology_that_is_there_needs_nothing(name: str, version: BrokerVersion) -> None:
-    """Applied once, with the policies it asked for, every design is settled."""
+def test_existing_topology_is_settled(name: str, version: BrokerVersion) -> None:
     desired = DESIGNS[name].build({}, hardened=True)
     first = plan(desired, NOTHING, version)
     policies = tuple(step.item for step in first.steps if isinstance(step.item, Policy))
     assert plan(desired, replace(desired, policies=policies), version).settled
 
 
-def test_the_limit_of_a_quorum_dead_letter_queue_is_lifted_from_4_0_on() -> None:
-    """Before 4.0 there is no default limit, and the value -1 would be refused."""
+def test_limit_of_quorum_dead_letter_queue_is_lifted_from_4_0() -> None:
     assert not [step for step in named(ratatoskr(), V3) if step.startswith("policy")]
     assert named(ratatoskr(), V4)[0] == "policy hopback-dlq-limit.q.dlq"
     (step,) = (s for s in plan(ratatoskr(), NOTHING, V4).steps if s.kind is Kind.POLICY)
@@ -58,13 +55,11 @@ def test_the_limit_of_a_quorum_dead_letter_queue_is_lifted_from_4_0_on() -> None
     assert step.item.pattern == exactly("q.dlq")
 
 
-def test_the_hardened_form_needs_no_policy() -> None:
-    """Its dead-letter queue has an explicit limit."""
+def test_hardened_form_needs_no_policy() -> None:
     assert not [step for step in named(ratatoskr(hardened=True), V4) if step.startswith("policy")]
 
 
-def test_the_policy_in_force_is_kept() -> None:
-    """Only one policy applies to a queue: the lifting one carries the other's keys, above it."""
+def test_lifting_policy_keeps_keys_of_policy_in_force() -> None:
     ops = Policy("ops", "dlq$", {"max-length": 7}, 3, "queues")
     live = Topology("/", policies=(ops,))
     (step,) = (s for s in plan(ratatoskr(), live, V4).steps if s.kind is Kind.POLICY)
@@ -73,8 +68,7 @@ def test_the_policy_in_force_is_kept() -> None:
     assert step.item.priority == 4
 
 
-def test_a_lifting_policy_follows_the_policy_below_it() -> None:
-    """When the policy in force has changed, ours is brought up to date; otherwise left alone."""
+def test_lifting_policy_follows_changed_policy() -> None:
     desired = ratatoskr()
     before = plan(
         desired, replace(desired, policies=(Policy("ops", "dlq$", {"max-length": 7}),)), V4
@@ -89,14 +83,12 @@ def test_a_lifting_policy_follows_the_policy_below_it() -> None:
     assert update.item.definition["max-length"] == 9
 
 
-def test_an_explicit_limit_is_left_alone() -> None:
-    """Whoever set a limit by policy meant it."""
+def test_explicit_limit_is_kept() -> None:
     ops = Policy("ops", "dlq$", {"delivery-limit": 50})
     assert not plan(ratatoskr(), replace(ratatoskr(), policies=(ops,)), V4).steps
 
 
-def test_the_live_queue_decides_and_not_the_desired_one() -> None:
-    """A live dead-letter queue without a limit needs the policy, whatever the file says."""
+def test_live_queue_decides_whether_limit_is_lifted() -> None:
     desired = ratatoskr(hardened=True)
     live = Topology("/", queues=(Queue("q.dlq", QueueType.QUORUM),))
     assert [s.name for s in plan(desired, live, V4).steps if s.kind is Kind.POLICY] == [
@@ -104,8 +96,7 @@ def test_the_live_queue_decides_and_not_the_desired_one() -> None:
     ]
 
 
-def test_lifting_the_main_limit_is_offered_and_not_done() -> None:
-    """The default limit of 4.0 feeds ratatoskr's retry loop; the policy against it is an offer."""
+def test_lifting_limit_of_main_queue_is_offered() -> None:
     planned = plan(ratatoskr(), NOTHING, V4)
     (offer,) = planned.offers
     assert (offer.queue, offer.policy.name) == ("q", "hopback-main-limit.q")
@@ -114,15 +105,13 @@ def test_lifting_the_main_limit_is_offered_and_not_done() -> None:
     assert plan(ratatoskr(hardened=True), NOTHING, V4).offers == ()
 
 
-def test_a_taken_offer_is_not_made_again() -> None:
-    """The policy that lifts the limit ends the offer."""
+def test_accepted_offer_is_not_repeated() -> None:
     desired = ratatoskr()
     (offer,) = plan(desired, NOTHING, V4).offers
     assert plan(desired, replace(desired, policies=(offer.policy,)), V4).offers == ()
 
 
-def test_conflicts_name_what_is_at_risk() -> None:
-    """A queue that would have to be replaced comes with its depth; its bindings are known."""
+def test_conflict_names_messages_at_risk() -> None:
     desired = Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 5}), Queue("b")))
     binding = Binding("x", "a", "k")
     live = Topology("/", (Exchange("x"),), (Queue("a"), Queue("b")), (binding,))
@@ -136,8 +125,7 @@ def test_conflicts_name_what_is_at_risk() -> None:
     assert str(risks[0]) == ("queue a: 5 messages at risk (3 ready, 2 unacked); 1 consumers")
 
 
-def test_what_is_there_besides_is_left_alone() -> None:
-    """Nothing of others is ever among the steps."""
+def test_additional_objects_are_left_alone() -> None:
     live = Topology("/", (Exchange("theirs"),), (Queue("their.queue"),))
     planned = plan(ratatoskr(), live, V3)
     assert {entry.name for entry in planned.diff.extra} == {"theirs", "their.queue"}

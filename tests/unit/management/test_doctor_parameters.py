@@ -1,4 +1,4 @@
-"""The doctor sees what moves messages beside clients: shovels, federation, operator policies."""
+"""The doctor checks shovels, federation and operator policies."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def _answer(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json=found.get(path, []))
 
 
-async def test_parameters_of_a_live_broker_are_judged() -> None:
-    """Those of its own virtual host; no address with its password is shown."""
+async def test_parameters_of_live_broker_are_checked_without_passwords() -> None:
     async with answering(_answer) as management:
         found = await examine("here", "/", BrokerVersion(4, 0, 5), management)
     places = {(each.rule, each.place) for each in found.findings}
@@ -50,9 +49,7 @@ async def test_parameters_of_a_live_broker_are_judged() -> None:
     assert "hidden" not in str(found.findings)
 
 
-async def test_a_user_who_may_not_list_parameters_has_the_rest_judged() -> None:
-    """The broker answers 401; nothing else is missing."""
-
+async def test_missing_permission_for_parameters_keeps_other_findings() -> None:
     def refusing(request: httpx.Request) -> httpx.Response:
         refused = request.url.path == "/api/parameters"
         return httpx.Response(401, json={}) if refused else _answer(request)

@@ -20,8 +20,7 @@ V4 = BrokerVersion(4, 0)
 DLQ = Queue("shop.dlq", QueueType.QUORUM)
 
 
-def test_exactly_matches_only_its_queue() -> None:
-    """Dots are dots, and nothing may stand before or behind."""
+def test_exact_pattern_matches_only_its_queue() -> None:
     policy = Policy("p", exactly("shop.dlq"), {})
     for other in ("shopxdlq", "shop.dlq.2", "a.shop.dlq"):
         assert effective_policy(Queue(other), [policy]) is None
@@ -39,15 +38,13 @@ def test_exactly_matches_only_its_queue() -> None:
         (DLQ, [Policy("p", "dlq", {"max-length": 50})], V4, True),
     ],
 )
-def test_default_limit(
+def test_default_limit_applies_to_quorum_queues_from_4_0(
     queue: Queue, policies: list[Policy], version: BrokerVersion, expected: bool
 ) -> None:
-    """Only a quorum queue of 4.0 or later with no limit of its own has the broker's default."""
     assert has_default_limit(queue, policies, version) is expected
 
 
-def test_lifting_keeps_what_the_policy_in_force_says() -> None:
-    """The new policy stands above the former, for this queue alone, with its other keys."""
+def test_lifting_policy_overrides_policy_in_force() -> None:
     former = Policy("ops", "^shop", {"max-length": 5, "overflow": "reject-publish"}, 7)
     new = lift_policy(DLQ_LIMIT_PREFIX, DLQ, [former])
     assert dict(new.definition) == {
@@ -60,15 +57,13 @@ def test_lifting_keeps_what_the_policy_in_force_says() -> None:
     assert effective_policy(Queue("shop.other", QueueType.QUORUM), [former, new]) == former
 
 
-def test_lifting_again_changes_nothing() -> None:
-    """The policy is computed from the others, never from itself: priorities do not climb."""
+def test_lifting_twice_keeps_priority() -> None:
     former = Policy("ops", "^shop", {"max-length": 5}, 7)
     once = lift_policy(DLQ_LIMIT_PREFIX, DLQ, [former])
     assert lift_policy(DLQ_LIMIT_PREFIX, DLQ, [former, once]) == once
 
 
-def test_lifted_limits_are_known_by_their_names() -> None:
-    """The record is the policy itself."""
+def test_lifted_limits_are_recognised_by_policy_name() -> None:
     policy = lift_policy(DLQ_LIMIT_PREFIX, DLQ, [])
     (found,) = find_lifted_limits([Policy("ops", ".*", {}), policy])
     assert (found.queue, found.policy) == ("shop.dlq", policy)

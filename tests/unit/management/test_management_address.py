@@ -27,8 +27,9 @@ if TYPE_CHECKING:
         (None, "http://other:8080/api", "http://other:8080"),
     ],
 )
-def test_address(broker: str | None, management: str | None, url: str) -> None:
-    """Host and port come from the HTTP address if given, else from the AMQP host."""
+def test_management_address_defaults_to_amqp_host(
+    broker: str | None, management: str | None, url: str
+) -> None:
     assert ManagementAddress.derive(broker, management).url == url
 
 
@@ -41,20 +42,19 @@ def test_address(broker: str | None, management: str | None, url: str) -> None:
         ("amqp://mq", "http://mq", ("guest", "guest")),
     ],
 )
-def test_credentials(broker: str, management: str | None, expected: tuple[str, str]) -> None:
-    """The management address's own credentials win over those of the broker's."""
+def test_management_credentials_override_those_of_broker(
+    broker: str, management: str | None, expected: tuple[str, str]
+) -> None:
     address = ManagementAddress.derive(broker, management)
     assert (address.user, address.password) == expected
 
 
-def test_certificates_of_the_amqp_address_are_used() -> None:
-    """`cacertfile` and the client certificate of an amqps address hold for https too."""
+def test_certificates_of_amqp_address_are_used() -> None:
     found = ManagementAddress.derive("amqps://mq/v?cacertfile=/ca&certfile=/c&keyfile=/k")
     assert (found.ca_file, found.cert_file, found.key_file) == ("/ca", "/c", "/k")
 
 
-def test_the_password_is_not_shown() -> None:
-    """An address can be printed."""
+def test_printed_address_has_no_password() -> None:
     address = ManagementAddress.derive("amqp://ann:hidden@mq")
     assert "hidden" not in repr(address)
     assert "ann" in repr(address)
@@ -70,15 +70,17 @@ def test_the_password_is_not_shown() -> None:
         (None, None),
     ],
 )
-def test_wrong_addresses(broker: str | None, management: str | None) -> None:
-    """A wrong address says what was expected and never repeats a password."""
+def test_invalid_address_is_refused_without_password(
+    broker: str | None, management: str | None
+) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         ManagementAddress.derive(broker, management)
     assert "hidden" not in str(caught.value)
 
 
-def test_a_password_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A password in a file or a variable serves the management API too."""
+def test_password_in_file_or_variable_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "secret").write_text("from the file\n")
     monkeypatch.setenv("MQ_PASSWORD", "from the variable")
     by_file = ManagementAddress.derive(f"amqp://ann@mq/v?password_file={tmp_path / 'secret'}")
@@ -92,6 +94,5 @@ def test_a_password_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("broker", "expected"),
     [("amqp://mq", "/"), ("amqp://mq/", "/"), ("amqp://mq/shop", "shop"), ("amqp://mq/%2F", "/")],
 )
-def test_virtual_host(broker: str, expected: str) -> None:
-    """The virtual host is the path, `/` where there is none."""
+def test_virtual_host_is_the_path(broker: str, expected: str) -> None:
     assert virtual_host(broker) == expected

@@ -57,22 +57,19 @@ def fixed(status: int, body: object) -> Management:
     return answering(lambda _: httpx.Response(status, json=body))
 
 
-async def test_overview() -> None:
-    """The version comes as a comparable value."""
+async def test_overview_has_comparable_version() -> None:
     async with fixed(200, {"rabbitmq_version": "4.0.5", "cluster_name": "c"}) as management:
         found = await management.overview()
     assert (found.version, found.cluster) == (BrokerVersion(4, 0, 5), "c")
 
 
-async def test_overview_without_a_version_is_an_error() -> None:
-    """Whatever answers without a version is not a broker we can plan for."""
+async def test_overview_without_version_is_an_error() -> None:
     async with fixed(200, {"hello": "world"}) as management:
         with pytest.raises(ManagementError, match="expected the broker's version"):
             await management.overview()
 
 
-async def test_alarms() -> None:
-    """A failed health check names node and resource; a healthy one names nothing."""
+async def test_alarms_name_node_and_resource() -> None:
     failing = {"status": "failed", "alarms": [{"node": "rabbit@one", "resource": "memory"}]}
     async with fixed(503, failing) as management:
         assert await management.alarms() == (Alarm("rabbit@one", "memory"),)
@@ -80,14 +77,12 @@ async def test_alarms() -> None:
         assert await management.alarms() == ()
 
 
-async def test_an_alarm_without_details_is_still_an_alarm() -> None:
-    """Silence about which resource it is does not hide that there is one."""
+async def test_alarm_without_details_is_reported() -> None:
     async with fixed(503, {"status": "failed"}) as management:
         assert len(await management.alarms()) == 1
 
 
-async def test_queues_with_their_policy_and_counts() -> None:
-    """A reading carries the declared queue, the policy in force, counts, source and age."""
+async def test_queues_have_policy_and_counts() -> None:
     page = {"items": [QUORUM, FRESH], "page_count": 1}
     async with fixed(200, page) as management:
         orders, new = await management.queues("/")
@@ -100,8 +95,7 @@ async def test_queues_with_their_policy_and_counts() -> None:
     assert (new.counts.messages, new.effective_policy) == (None, None)
 
 
-async def test_totals_are_asked_for_without_the_statistics() -> None:
-    """The numbers come by name, and not from what the API gathers every few seconds."""
+async def test_totals_are_requested_without_statistics() -> None:
     asked: list[dict[str, str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -115,8 +109,7 @@ async def test_totals_are_asked_for_without_the_statistics() -> None:
     assert asked[0]["page"] == "1"
 
 
-async def test_holders_are_named_as_they_call_themselves() -> None:
-    """Consumers of the queue, and channels of the virtual host that hold something, in words."""
+async def test_holders_are_named() -> None:
     channel = {"vhost": "/", "user": "ann", "messages_unacknowledged": 0}
     answers = {
         "connections": [{"name": "1 -> 2", "user_provided_name": "shop"}, {"name": "3 -> 4"}],
@@ -141,8 +134,7 @@ async def test_holders_are_named_as_they_call_themselves() -> None:
     )
 
 
-async def test_connections_are_told_by_the_names_they_gave_themselves() -> None:
-    """Those of the virtual host that have one; no more is asked for than that."""
+async def test_connection_names_are_listed() -> None:
     asked: list[dict[str, str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -159,8 +151,7 @@ async def test_connections_are_told_by_the_names_they_gave_themselves() -> None:
     assert asked == [{"columns": "vhost,user_provided_name"}]
 
 
-async def test_queues_are_read_page_by_page() -> None:
-    """All pages are joined; the vhost is one escaped path segment."""
+async def test_queues_are_read_by_page() -> None:
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -175,15 +166,14 @@ async def test_queues_are_read_page_by_page() -> None:
     assert all(path.startswith("/api/queues/%2F?") for path in asked)
 
 
-async def test_queues_of_plugin_types_are_left_out() -> None:
-    """MQTT's own queue type cannot be declared by anyone and is not part of a topology."""
+async def test_queues_of_plugin_types_are_omitted() -> None:
     other = {"name": "mqtt", "type": "rabbit_mqtt_qos0_queue", "arguments": {}}
     async with fixed(200, [other, QUORUM]) as management:
         assert [found.queue.name for found in await management.queues("/")] == ["orders"]
 
 
 def live(request: httpx.Request) -> httpx.Response:
-    """A small broker: one queue, its own exchanges beside one of ours, a policy."""
+    """A small broker: one queue, one exchange besides the built-in ones, a policy."""
     answers: dict[str, object] = {
         "/api/queues/v": {"items": [QUORUM], "page_count": 1},
         "/api/exchanges/v": [{"name": n, "type": "topic"} for n in ("", "amq.topic", "events")],
@@ -215,8 +205,7 @@ def live(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json=answers[request.url.path])
 
 
-async def test_live_topology() -> None:
-    """What was declared is modelled; default exchange, its bindings and `amq.*` are left out."""
+async def test_live_topology_omits_built_in_exchanges() -> None:
     async with answering(live) as management:
         topology = await management.live_topology("v")
     assert [exchange.name for exchange in topology.exchanges] == ["events"]
@@ -225,9 +214,7 @@ async def test_live_topology() -> None:
     assert topology.queue("orders") is not None
 
 
-async def test_live_topology_for_a_user_who_may_not_list_policies() -> None:
-    """What the queues report of their policies stands in for the list."""
-
+async def test_live_topology_without_permission_for_policies() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if "policies" in request.url.path:
             return httpx.Response(401, json={"error": "not_authorized", "reason": "no"})
@@ -238,8 +225,7 @@ async def test_live_topology_for_a_user_who_may_not_list_policies() -> None:
     assert topology.policies == (Policy("p", "^orders$", {"max-length": 10}),)
 
 
-async def test_put_policy_sends_plain_json() -> None:
-    """A policy travels with its pattern, priority and definition under an escaped name."""
+async def test_put_policy_sends_json() -> None:
     sent: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -258,8 +244,7 @@ async def test_put_policy_sends_plain_json() -> None:
     }
 
 
-async def test_delete_policy_twice() -> None:
-    """A policy that is gone already is no error."""
+async def test_deleting_policy_twice_is_not_an_error() -> None:
     async with fixed(404, {"error": "Object Not Found"}) as management:
         await management.delete_policy("/", "gone")
 
@@ -274,8 +259,9 @@ async def test_delete_policy_twice() -> None:
         (302, ManagementError),
     ],
 )
-async def test_refusals(status: int, error: type[ManagementError]) -> None:
-    """Each refusal has its class, the status and the broker's words, and no secret."""
+async def test_refusals_have_class_status_and_reason(
+    status: int, error: type[ManagementError]
+) -> None:
     async with fixed(status, {"error": "x", "reason": "because of this"}) as management:
         with pytest.raises(error, match="because of this") as caught:
             await management.policies("/")
@@ -284,9 +270,7 @@ async def test_refusals(status: int, error: type[ManagementError]) -> None:
     assert "hidden" not in str(caught.value)
 
 
-async def test_unreachable() -> None:
-    """No line to the API is a failed connection that says what to try."""
-
+async def test_unreachable_api_raises_connection_failed() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
@@ -296,8 +280,7 @@ async def test_unreachable() -> None:
     assert "hidden" not in str(caught.value)
 
 
-async def test_an_endless_answer_is_cut_off() -> None:
-    """More bytes than the limit are refused while they come, not after."""
+async def test_endless_answer_is_cut_off() -> None:
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -314,8 +297,7 @@ async def test_an_endless_answer_is_cut_off() -> None:
     assert sent <= 12_000
 
 
-async def test_a_page_that_is_no_api() -> None:
-    """HTML from some other service is named as such."""
+async def test_html_answer_is_reported() -> None:
     async with answering(lambda _: httpx.Response(200, text="<html>")) as management:
         with pytest.raises(ManagementError, match="is this address a management API"):
             await management.overview()

@@ -1,4 +1,4 @@
-"""What a version alone says."""
+"""Notices that depend only on the version."""
 
 from __future__ import annotations
 
@@ -19,21 +19,18 @@ from hopback.version import BrokerVersion
         ("4.3.6", "cancels the consumer", "is interpreted"),
     ],
 )
-def test_notices(version: str, words: str, absent: str) -> None:
-    """Each version is told what holds for it and nothing else."""
+def test_each_version_has_its_notices(version: str, words: str, absent: str) -> None:
     text = "\n".join(notice.text for notice in version_notices(BrokerVersion.parse(version)))
     assert words in text
     assert absent not in text
 
 
-def test_broken_versions_are_urgent() -> None:
-    """3.13.1 loses dead letters; 4.0 does not by itself."""
+def test_versions_that_lose_dead_letters_are_urgent() -> None:
     assert any(notice.urgent for notice in version_notices(BrokerVersion(3, 13, 1)))
     assert not any(notice.urgent for notice in version_notices(BrokerVersion(4, 0, 5)))
 
 
-def test_a_disabled_flag_that_weakens_dead_lettering() -> None:
-    """On 3.10 at-least-once needs stream_queue; later versions have it built in."""
+def test_disabled_flag_that_weakens_dead_lettering_is_reported() -> None:
     assert flag_notices(BrokerVersion(3, 10), ["stream_queue"])[0].urgent
     assert flag_notices(BrokerVersion(3, 10), ["user_limits"]) == ()
     assert flag_notices(BrokerVersion(4, 0), ["stream_queue"]) == ()

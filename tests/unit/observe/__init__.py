@@ -1,1 +1,1 @@
-"""What Hopback says while it runs."""
+"""Events, logs, metrics and traces."""

@@ -55,8 +55,7 @@ _KNOWN = _known()
 
 
 @pytest.mark.parametrize("expression", _expressions())
-def test_an_expression_names_metrics_and_labels_that_there_are(expression: str) -> None:
-    """Metrics as they are scraped, labels of that metric, functions of PromQL, brackets in pairs."""
+def test_expression_names_existing_metrics_and_labels(expression: str) -> None:
     assert all(expression.count(a) == expression.count(b) for a, b in ("()", "{}", "[]"))
     bare = re.sub(r'"[^"]*"|\[[^]]*\]', "", expression)
     words = set(re.findall(r"[a-z_]+", bare))
@@ -69,15 +68,13 @@ def test_an_expression_names_metrics_and_labels_that_there_are(expression: str) 
 
 @pytest.mark.parametrize("expression", _expressions())
 def test_counters_are_read_as_rates(expression: str) -> None:
-    """A counter alone tells when a process began and little else; a gauge has no rate."""
     for function, name in re.findall(r"(\w+)\((hopback_\w+)", expression):
         counts = name.endswith(("_total", "_bucket"))
         assert function in (("rate", "increase") if counts else ("sum", "max", "deriv")), name
     assert not re.search(r"(?<!rate\()(?<!increase\()\bhopback_\w+_(total|bucket)\b", expression)
 
 
-def test_every_metric_is_on_the_dashboard() -> None:
-    """What is worth counting is worth showing."""
+def test_every_metric_is_on_dashboard() -> None:
     shown = " ".join(
         target["expr"] for panel in _DASHBOARD["panels"] for target in panel["targets"]
     )
@@ -85,8 +82,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert [name for name in sorted(families) if name not in shown] == []
 
 
-def test_the_dashboard_can_be_imported() -> None:
-    """Ids and places of panels are their own, and the data source is chosen by whoever imports it."""
+def test_dashboard_can_be_imported() -> None:
     panels = _DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     for one, other in combinations((panel["gridPos"] for panel in panels), 2):
@@ -103,8 +99,7 @@ def _cells(place: dict[str, int]) -> set[tuple[int, int]]:
     return set(product(columns, range(place["y"], place["y"] + place["h"])))
 
 
-def test_every_alert_says_how_grave_it_is_and_what_to_do() -> None:
-    """Names are unique; templates use labels that the expression leaves."""
+def test_every_alert_has_severity_and_remedy() -> None:
     assert len({rule["alert"] for rule in _RULES}) == len(_RULES)
     for rule in _RULES:
         assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}

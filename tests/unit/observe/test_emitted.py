@@ -1,4 +1,4 @@
-"""The table of events and what is really emitted are the same, in virtual time."""
+"""The table of events equals the emitted events, in virtual time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _never_return() -> None:
 
 
 def _app() -> App:
-    """An application in which everything can happen; a payload says what."""
+    """An application whose payload selects an event."""
     app = App("shop", topology=DESIGNS["raffle"].build({}, hardened=False))
 
     @app.handler("orders", retry=["1s"], attempts=2, deadline=60)
@@ -76,8 +76,7 @@ def _added_app() -> App:
 
 
 @in_virtual_time
-async def test_what_is_emitted_has_exactly_the_fields_of_the_table() -> None:
-    """Every event of the table happens here, and each one carries its fields, no more and no less."""
+async def test_emitted_events_have_exactly_documented_fields() -> None:
     async with AppTest(_app()) as test:
         for payload in ("ok", "fail", "park", "snooze", "slow", "publish", "again"):
             await test.publish("orders", payload)
@@ -140,8 +139,7 @@ async def _migrate(test: AppTest, queue: str) -> None:
 
 
 @in_virtual_time
-async def test_no_event_carries_a_payload() -> None:
-    """Whatever becomes of a message, what it says stays in the broker."""
+async def test_no_event_contains_payload() -> None:
     async with AppTest(_app()) as test:
         await test.publish("orders", "secret-of-ours", headers={"token": "secret-header"})
         await test.publish("users", '{"secret": "secret-json"')

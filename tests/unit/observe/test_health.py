@@ -46,8 +46,7 @@ def _health(test: AppTest, *, patience: float = 60.0) -> Health:
 
 
 @in_virtual_time
-async def test_a_service_that_consumes_is_alive_and_ready() -> None:
-    """Both answers are yes, and say what there is."""
+async def test_consuming_service_is_alive_and_ready() -> None:
     async with AppTest(_app()) as test:
         health = _health(test)
         assert health.alive().ok
@@ -60,8 +59,8 @@ async def test_a_service_that_consumes_is_alive_and_ready() -> None:
 
 
 @in_virtual_time
-async def test_a_broker_that_is_away_ends_readiness_and_not_liveness() -> None:
-    """A restart repairs nothing there, however long it takes."""
+async def test_unreachable_broker_ends_readiness_but_not_liveness() -> None:
+    """A restart would not help."""
     async with AppTest(_app()) as test:
         health = _health(test)
         asking = asyncio.create_task(health.run())
@@ -77,8 +76,7 @@ async def test_a_broker_that_is_away_ends_readiness_and_not_liveness() -> None:
 
 
 @in_virtual_time
-async def test_a_consumer_that_stays_lost_ends_liveness() -> None:
-    """Not at once: it is being restored. After the patience is over a restart may repair it."""
+async def test_lost_consumer_ends_liveness_after_timeout() -> None:
     async with AppTest(_app()) as test:
         now = 0.0
         health = Health(test.service, time=lambda: now, patience=60)
@@ -101,8 +99,7 @@ async def test_a_consumer_that_stays_lost_ends_liveness() -> None:
 
 
 @in_virtual_time
-async def test_a_paused_queue_is_alive_and_not_ready() -> None:
-    """Paused by command, or because everything fails."""
+async def test_paused_queue_is_alive_and_not_ready() -> None:
     async with AppTest(_app(breaker=BreakerPolicy(failures=1, cool_down=1000))) as test:
         health = _health(test, patience=1)
         test.service.consumer("orders").pause("by command")
@@ -130,8 +127,7 @@ def _read(response: Response) -> tuple[int, Any]:
 
 
 @in_virtual_time
-async def test_probes_answer_200_or_503_with_the_reasons() -> None:
-    """The same for GET and HEAD; what is not there is 404 and says what is."""
+async def test_probes_answer_200_or_503_with_reasons() -> None:
     async with AppTest(_app()) as test:
         control = ControlEndpoint(test.service, _health(test))
         for path in ("/healthz", "/readyz", "/readyz/"):
@@ -146,8 +142,7 @@ async def test_probes_answer_200_or_503_with_the_reasons() -> None:
 
 
 @in_virtual_time
-async def test_metrics_are_rendered_where_they_are_installed() -> None:
-    """Without the extra the answer names it."""
+async def test_metrics_without_extra_name_it() -> None:
     async with AppTest(_app()) as test:
         bare = ControlEndpoint(test.service, _health(test))
         status, said = _read(await bare(_asked("GET", "/metrics")))
@@ -158,8 +153,7 @@ async def test_metrics_are_rendered_where_they_are_installed() -> None:
 
 
 @in_virtual_time
-async def test_a_queue_is_paused_and_resumed_by_command() -> None:
-    """While it is paused its messages stay in the queue; afterwards they are handled."""
+async def test_queue_is_paused_and_resumed_by_command() -> None:
     async with AppTest(_app()) as test:
         control = ControlEndpoint(test.service, _health(test))
         status, said = _read(await control.command(_asked("POST", "/queues/orders/pause")))
@@ -177,7 +171,7 @@ async def test_a_queue_is_paused_and_resumed_by_command() -> None:
 
 
 @in_virtual_time
-async def test_the_http_port_takes_no_commands() -> None:
+async def test_http_port_accepts_no_commands() -> None:
     async with AppTest(_app()) as test:
         control = ControlEndpoint(test.service, _health(test))
         answer = await control(_asked("POST", "/queues/orders/pause"))
@@ -186,7 +180,7 @@ async def test_the_http_port_takes_no_commands() -> None:
 
 
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])
-def test_the_control_socket_is_in_a_folder_of_this_user_alone(
+def test_control_socket_is_in_private_folder(
     variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
@@ -219,16 +213,14 @@ def test_the_control_socket_is_in_a_folder_of_this_user_alone(
         ("", False),
     ],
 )
-def test_which_addresses_are_this_machines_own(address: str, loopback: bool) -> None:
-    """Numbers only: a name can be made to point anywhere."""
+def test_only_numeric_loopback_addresses_are_local(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
 
 
 # --- depths ----------------------------------------------------------------------------------------
 
 
-def test_the_queues_of_a_plan_are_watched_each_once() -> None:
-    """Main, retry and dead-letter queues; freeflow's consumers share a dead-letter queue."""
+def test_queues_of_plans_are_watched_once() -> None:
     topology = DESIGNS["freeflow"].build({}, hardened=False)
     found = queues_to_watch(topology, [plan.queue for plan in topology.plans])
     names = [one.queue for one in found]
@@ -242,8 +234,7 @@ def test_the_queues_of_a_plan_are_watched_each_once() -> None:
 
 
 @in_virtual_time
-async def test_depths_are_counted_and_forgotten_with_the_connection() -> None:
-    """A missing queue costs the channel and not the others; in the end nothing is known."""
+async def test_depths_are_removed_when_connection_ends() -> None:
     async with AppTest(_app()) as test:
         test.service.consumer("orders").pause("by command")
         await test.service.consumer("orders").wait_paused()
@@ -274,7 +265,7 @@ def _into(told: dict[str, list[int | None]]) -> Callable[[str, str, int | None],
 
 
 async def test_consumer_timeouts_are_read_from_arguments_and_policies() -> None:
-    """The shorter one counts. Queues without one, and queues of others, are left alone."""
+    """The shorter one counts."""
     import httpx
 
     from hopback.broker.management import Management, ManagementAddress
@@ -303,8 +294,7 @@ async def test_consumer_timeouts_are_read_from_arguments_and_policies() -> None:
     assert told == [("a", 90.0), ("b", 60.0)]
 
 
-async def test_what_is_held_back_is_read_from_the_management_api() -> None:
-    """For main and retry queues; while the API does not answer nothing is known."""
+async def test_held_back_messages_are_read_from_management_api() -> None:
     import httpx
 
     from hopback.broker.management import Management, ManagementAddress

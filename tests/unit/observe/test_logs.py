@@ -1,4 +1,4 @@
-"""Log lines: what they carry, at which level, and that no value can forge or colour one."""
+"""Log lines: contents, levels, and escaping of values."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def _text(name: str, fields: dict[str, Any], **options: Any) -> str:
     return stream.getvalue()
 
 
-def test_a_line_says_when_what_and_about_which_message() -> None:
-    """Names in camelCase, UTC to the millisecond, the outcome; what is unknown is left out."""
+def test_log_line_has_time_event_and_message() -> None:
     assert _json("delivery.parked", _PARKED) == [
         {
             "time": "2023-11-14T22:13:20.000Z",
@@ -69,32 +68,27 @@ def test_a_line_says_when_what_and_about_which_message() -> None:
 
 
 @pytest.mark.parametrize(("level", "least"), SEVERITY.items())
-def test_only_what_matters_enough_is_written(level: str, least: int) -> None:
-    """Every event has a level; a log of a level writes what is at least that grave."""
+def test_log_level_filters_events(level: str, least: int) -> None:
     log = JsonLog(ManualClock(), level=level)
     for name in EVENTS:
         assert log.wants(name) == (SEVERITY[LEVELS.get(name, "info")] >= least), name
 
 
-def test_the_levels_are_of_events_that_there_are() -> None:
-    """No level is kept for an event that nobody emits."""
+def test_levels_name_existing_events() -> None:
     assert set(LEVELS) <= set(EVENTS)
     assert set(LEVELS.values()) <= set(SEVERITY)
 
 
-def test_a_level_that_there_is_not_is_refused() -> None:
-    """A misspelled level must not silence a log."""
+def test_unknown_log_level_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a level of debug, info"):
         JsonLog(ManualClock(), level="warn")
 
 
-def test_a_silent_event_is_not_written() -> None:
-    """Of several processes one says what a topology can lose."""
+def test_silent_event_is_not_logged() -> None:
     assert _json("topology.warning", {"rule": "r"}, silent={"topology.warning"}) == []
 
 
-def test_a_documented_system_has_its_own_name_for_an_event() -> None:
-    """The event bus's document names what is logged when retries are exhausted, and only then."""
+def test_documented_system_has_its_own_event_name() -> None:
     codes = DESIGNS["event-bus"].codes
     (exhausted,) = _json("delivery.parked", _PARKED, codes=codes)
     (early,) = _json("delivery.parked", {**_PARKED, "exhausted": False}, codes=codes)
@@ -102,8 +96,7 @@ def test_a_documented_system_has_its_own_name_for_an_event() -> None:
     assert "code" not in early
 
 
-def test_no_value_can_forge_a_json_line() -> None:
-    """Newlines, quotes and escape sequences stay inside their value, in plain ASCII."""
+def test_values_cannot_forge_json_line() -> None:
     stream = io.StringIO()
     JsonLog(ManualClock(), stream=stream)("delivery.parked", {**_PARKED, "reason": _HOSTILE})
     written = stream.getvalue()
@@ -112,16 +105,14 @@ def test_no_value_can_forge_a_json_line() -> None:
     assert json.loads(written)["reason"] == _HOSTILE
 
 
-def test_no_value_can_speak_to_a_terminal() -> None:
-    """A text line is one line, and what a terminal would obey is replaced by a visible sign."""
+def test_control_characters_are_replaced_in_text_line() -> None:
     written = _text("delivery.parked", {**_PARKED, "reason": _HOSTILE})
     assert written.count("\n") == 1
     assert [one for one in written.rstrip("\n") if not one.isprintable()] == []
     assert "22:13:20 error   delivery.parked outcome=park queue=orders" in written
 
 
-def test_a_text_line_says_first_what_a_person_looks_for() -> None:
-    """The queue, the run and the reason stand before ids and keys."""
+def test_text_line_starts_with_queue_run_and_reason() -> None:
     written = _text("delivery.parked", {**_PARKED, "correlation_id": "c" * 300})
     told = (
         'outcome=park queue=orders attempt=4 maxAttempts=4 reason="ValueError: no" error=ValueError'
@@ -129,14 +120,13 @@ def test_a_text_line_says_first_what_a_person_looks_for() -> None:
     assert told in written
 
 
-def test_quotes_and_line_ends_in_a_text_line_are_escaped() -> None:
-    """What stands in quotes can be read back: a quote inside does not end it."""
+def test_quotes_and_line_ends_are_escaped_in_text_line() -> None:
     written = _text("delivery.parked", {**_PARKED, "reason": 'POST / "HTTP/1.0 200 OK"\nC:\\x'})
     assert r'reason="POST / \"HTTP/1.0 200 OK\"\nC:\\x"' in written
 
 
-def test_a_traceback_stands_below_its_line() -> None:
-    """Each line behind a bar, so that none can pass for a line of the log; in JSON it is a field."""
+def test_traceback_is_below_its_line() -> None:
+    """Each line has a bar. In JSON it is a field."""
     fields = {
         "queue": "orders",
         "runs": 1,
@@ -156,41 +146,35 @@ def test_a_traceback_stands_below_its_line() -> None:
     assert len(cut["traceback"]) == 8001
 
 
-def test_a_line_says_which_process_it_is_from() -> None:
-    """Of several processes; a single one needs no number."""
+def test_log_line_names_process() -> None:
     (line,) = _json("delivery.parked", _PARKED, process=2)
     assert line["process"] == 2
     assert "delivery.parked process=2 outcome=park" in _text("delivery.parked", _PARKED, process=2)
 
 
-def test_a_field_cannot_take_the_place_of_time_level_or_event() -> None:
-    """A foreign subscriber may emit anything; the head of a line stays ours."""
+def test_field_cannot_replace_time_level_or_event() -> None:
     (line,) = _json("delivery.retried", {"time": "never", "level": "debug", "event": "fine"})
     assert (line["level"], line["event"]) == ("warning", "delivery.retried")
     assert line["time"].startswith("2023-")
 
 
-def test_a_text_line_is_coloured_by_its_level_when_asked() -> None:
-    """Colour begins and ends with the line."""
+def test_text_line_is_coloured_by_level_on_request() -> None:
     assert _text("delivery.parked", _PARKED, colour=True).startswith("\x1b[31m")
     assert _text("delivery.parked", _PARKED, colour=True).endswith("\x1b[0m\n")
     assert "\x1b" not in _text("shutdown.step", {"step": 1}, colour=True)
 
 
-def test_long_texts_are_cut() -> None:
-    """A reason may quote what a service answered; a log is not the place for all of it."""
+def test_long_texts_are_truncated_in_log() -> None:
     (line,) = _json("delivery.parked", {**_PARKED, "reason": "x" * 100_000})
     assert len(line["reason"]) == 2001
 
 
-def test_values_that_json_does_not_know_are_written_as_text() -> None:
-    """A line is better than none."""
+def test_values_without_json_type_are_logged_as_text() -> None:
     (line,) = _json("delivery.parked", {**_PARKED, "reason": {1}})
     assert line["reason"] == "{1}"
 
 
-def test_pythons_own_logging_joins_the_same_lines() -> None:
-    """Level, logger, message and the end of a traceback, as hostile as they may be."""
+def test_python_logging_uses_same_lines() -> None:
     stream = io.StringIO()
     logger = logging.Logger("shop")
     logger.addHandler(LogBridge(JsonLog(ManualClock(), stream=stream)))
@@ -212,10 +196,9 @@ def test_pythons_own_logging_joins_the_same_lines() -> None:
     assert lines[1]["stack"].endswith("KeyError: 'sku'\n")
 
 
-def test_a_record_that_cannot_be_formatted_disturbs_nobody(
+def test_unformattable_record_is_reported_by_logging(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Logging itself reports it on stderr, and the program goes on."""
     stream = io.StringIO()
     logger = logging.Logger("shop")
     logger.addHandler(LogBridge(JsonLog(ManualClock(), stream=stream)))

@@ -1,4 +1,4 @@
-"""Metrics: what is counted under which labels, and that no message can make them grow."""
+"""Metrics: counts by label, and bounded series."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def _series(metrics: Metrics, name: str) -> list[dict[str, str]]:
 
 
 def test_deliveries_are_counted_by_outcome_and_timed() -> None:
-    """Each outcome has its own count; a delivery that is held has not run again."""
     metrics = Metrics()
     metrics("delivery.done", _DELIVERY)
     metrics("delivery.retried", {**_DELIVERY, "tier": "30s"})
@@ -52,8 +51,7 @@ def test_deliveries_are_counted_by_outcome_and_timed() -> None:
     assert _value(metrics, "hopback_errors_total", queue="orders", error="ValueError") == 2
 
 
-def test_runs_that_were_simply_done_are_counted_without_an_event() -> None:
-    """Plain numbers take their place, in the same series; the first bucket holds its own limit."""
+def test_done_runs_are_counted_without_event() -> None:
     metrics = Metrics()
     tallies = Bus(JsonLog(SystemClock(), level="info"), metrics).tallies("orders")
     assert tallies is not None
@@ -74,8 +72,7 @@ def test_runs_that_were_simply_done_are_counted_without_an_event() -> None:
     assert total == pytest.approx(400.043)
 
 
-def test_whoever_wants_each_event_is_told_of_it() -> None:
-    """A log at the level debug names every message: then metrics count the events too, not both."""
+def test_done_events_are_counted_once_if_subscribed() -> None:
     metrics = Metrics()
     bus = Bus(metrics)
     assert bus.tallies("orders") is not None
@@ -83,8 +80,7 @@ def test_whoever_wants_each_event_is_told_of_it() -> None:
     assert bus.tallies("orders") is None
 
 
-def test_error_types_are_bounded() -> None:
-    """After fifty types of errors all others are `other`; those known keep their own count."""
+def test_error_types_are_limited_to_fifty() -> None:
     metrics = Metrics()
     for number in range(200):
         metrics("delivery.retried", {**_DELIVERY, "tier": "1s", "error": f"Error{number}"})
@@ -95,22 +91,19 @@ def test_error_types_are_bounded() -> None:
     assert _value(metrics, "hopback_errors_total", queue="orders", error="Error7") == 2
 
 
-def test_exchanges_are_bounded() -> None:
-    """A handler may take an exchange's name from a message: the series must not follow."""
+def test_exchange_labels_are_limited() -> None:
     metrics = Metrics()
     for number in range(200):
         metrics("publish.failed", {"exchange": f"x{number}", "error": "Returned"})
     assert len(_series(metrics, "hopback_publish_failures")) == 51
 
 
-def test_a_bound_counts_values_not_uses() -> None:
-    """The same value is welcome again and again."""
+def test_limit_counts_distinct_values() -> None:
     bound = Bounded(2)
     assert [bound(value) for value in ("a", "b", "a", "c", "b")] == ["a", "b", "a", "other", "b"]
 
 
-def test_a_connection_has_one_state_at_a_time() -> None:
-    """The present state is 1 and every other 0."""
+def test_connection_has_one_state_at_a_time() -> None:
     metrics = Metrics()
     for state in ("connecting", "ready", "blocked"):
         metrics("connection.state", {"purpose": "consuming", "state": state})
@@ -121,8 +114,7 @@ def test_a_connection_has_one_state_at_a_time() -> None:
     assert states == {"connecting": 0, "ready": 0, "blocked": 1, "closed": 0}
 
 
-def test_pauses_losses_and_deadlines() -> None:
-    """A paused queue is 1 until it is resumed; lost consumers and late handlers are counted."""
+def test_pauses_losses_and_deadlines_are_counted() -> None:
     metrics = Metrics()
     metrics("consumer.paused", {"queue": "orders"})
     assert _value(metrics, "hopback_paused", queue="orders") == 1
@@ -135,7 +127,6 @@ def test_pauses_losses_and_deadlines() -> None:
 
 
 def test_batches_are_measured() -> None:
-    """How large batches are, and how many of their messages failed."""
     metrics = Metrics()
     metrics("batch.handled", {"queue": "users", "size": 100, "failed": 3})
     metrics("batch.handled", {"queue": "users", "size": 7, "failed": 0})
@@ -144,8 +135,7 @@ def test_batches_are_measured() -> None:
     assert _value(metrics, "hopback_batch_failures_total", queue="users") == 3
 
 
-def test_what_is_not_known_any_more_is_no_number() -> None:
-    """An old depth would look like a new one."""
+def test_unknown_depth_is_not_exported() -> None:
     metrics = Metrics()
     metrics.set_in_flight("orders", 3)
     metrics.set_depth("orders.dlq", "dead-letter", 5)
@@ -160,8 +150,7 @@ def test_what_is_not_known_any_more_is_no_number() -> None:
     assert math.isnan(_value(metrics, "hopback_dead_letters_held_back", queue="orders") or 0)
 
 
-def test_only_events_that_there_are_are_counted() -> None:
-    """Metrics want a part of the table of events and nothing that is not in it."""
+def test_metrics_subscribe_to_existing_events() -> None:
     metrics = Metrics()
     wanted = {name for name in EVENTS if metrics.wants(name)}
     of_topology = {"topology.warning", "topology.unusable"}
@@ -171,8 +160,7 @@ def test_only_events_that_there_are_are_counted() -> None:
     metrics("shutdown.step", {"step": 1})
 
 
-def test_a_scrape_is_text() -> None:
-    """What Prometheus reads."""
+def test_scrape_returns_prometheus_text() -> None:
     metrics = Metrics()
     metrics("delivery.done", _DELIVERY)
     assert b'hopback_deliveries_total{outcome="done",queue="orders"} 1.0' in metrics.render()

@@ -79,7 +79,6 @@ def _trace_ids(spans: tuple[ReadableSpan, ...]) -> set[str]:
 
 @pytest.mark.parametrize("hardened", [False, True])
 def test_every_attempt_is_a_span_of_one_trace(hardened: bool) -> None:
-    """Also across retry queues: where the broker moves a message, and where we publish it anew."""
     app = App("pipeline", topology=DESIGNS["file-pipeline"].build({}, hardened=hardened))
     queue = app.topology.plans[0].queue
 
@@ -97,8 +96,7 @@ def test_every_attempt_is_a_span_of_one_trace(hardened: bool) -> None:
     assert {span.status.status_code for span in spans} == {StatusCode.ERROR}
 
 
-def test_a_span_says_which_message_and_what_became_of_it() -> None:
-    """OpenTelemetry's own names for messaging, and the outcome; a handler that worked is no error."""
+def test_span_has_message_and_outcome() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["1s"])
@@ -122,8 +120,7 @@ def test_a_span_says_which_message_and_what_became_of_it() -> None:
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
-def test_what_a_handler_publishes_carries_the_current_span(in_thread: bool) -> None:
-    """Not the span that the message came with: the run is the cause, or a span inside it."""
+def test_published_message_carries_current_span(in_thread: bool) -> None:
     traces = _Traces()
     app = App("shop")
     seen: list[Headers] = []
@@ -150,8 +147,7 @@ def test_what_a_handler_publishes_carries_the_current_span(in_thread: bool) -> N
     assert header == f"00-{_TRACE}-{trace.format_span_id(inner[0])}-01"
 
 
-def test_without_tracing_the_trace_is_passed_on_as_it_came() -> None:
-    """A service that does not trace breaks no trace."""
+def test_trace_is_forwarded_without_tracing() -> None:
     traces = _Traces()
     traces.wrap_run = None
     app = App("shop")
@@ -170,8 +166,7 @@ def test_without_tracing_the_trace_is_passed_on_as_it_came() -> None:
     assert seen == [_CARRIED["traceparent"]]
 
 
-def test_a_hostile_trace_header_starts_a_new_trace() -> None:
-    """Whatever stands there, the message is handled and traced."""
+def test_invalid_trace_header_starts_new_trace() -> None:
     app = App("shop")
 
     @app.handler("orders", retry=["1s"])
@@ -183,8 +178,7 @@ def test_a_hostile_trace_header_starts_a_new_trace() -> None:
     assert _trace_ids(traces.spans) != {_TRACE}
 
 
-def test_a_batch_is_one_span_with_links_to_its_messages() -> None:
-    """Each message keeps its own trace; the span says how many there were and how many failed."""
+def test_batch_is_one_span_with_links() -> None:
     traces, app = _Traces(), App("raffle")
     published: list[Headers] = []
 

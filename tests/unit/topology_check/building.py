@@ -39,7 +39,7 @@ __all__ = [
 
 
 def classic(name: str, **arguments: FieldValue) -> Queue:
-    """A classic queue; `message_ttl=1` is `x-message-ttl: 1`."""
+    """A classic queue. `message_ttl=1` is `x-message-ttl: 1`."""
     return Queue(name, arguments=_spelled(arguments))
 
 
@@ -53,7 +53,7 @@ def _spelled(arguments: dict[str, FieldValue]) -> dict[str, FieldValue]:
 
 
 def sound() -> Topology:
-    """One queue in Hopback's own design: nothing is wrong with it."""
+    """One queue in the recommended design, without findings."""
     plan = recommend_plan("orders", tiers_ms=[1000])
     return Topology("shop", queues=harden_queues(plan), plans=(plan,))
 
@@ -65,7 +65,7 @@ def with_queue(topology: Topology, *queues: Queue) -> Topology:
 
 
 def edited(topology: Topology, queue: str, **arguments: FieldValue) -> Topology:
-    """The topology with arguments of a queue changed; None takes one away."""
+    """The topology with changed arguments of a queue. None removes one."""
     before = topology.queue(queue)
     assert before is not None
     after = {**before.arguments, **_spelled(arguments)}
@@ -88,7 +88,7 @@ def retry_loop_plan(queue: str = "q", *, attempts: int = 3, parking: Leave = Lea
 
 
 def live(*queues: Queue, exchanges: tuple[Exchange, ...] = (), **bound: str) -> Topology:
-    """What a live broker tells: no plans. `q="x"` binds queue `q` to exchange `x` by `#`."""
+    """A live topology without plans. `q="x"` binds queue `q` to exchange `x` by `#`."""
     bindings = tuple(Binding(exchange, queue, "#") for queue, exchange in bound.items())
     return Topology("live", exchanges, queues, bindings)
 
@@ -105,7 +105,7 @@ def loop(main: Queue | None = None, *more: Queue, **main_arguments: FieldValue) 
 
 
 def found(topology: Topology, rule: str, version: str | None = None) -> list[Finding]:
-    """What a rule reports."""
+    """The findings of a rule."""
     broker = BrokerVersion.parse(version) if version else None
     return [each for each in check(topology, broker) if each.rule == rule]
 

@@ -1,4 +1,4 @@
-"""What a case of a hazard is, and how to break what is sound."""
+"""Cases of hazards, and ways to break a sound topology."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Case(NamedTuple):
-    """A hazard, what is said of it, and the same thing repaired."""
+    """A hazard, its expected text, and the repaired topology."""
 
     rule: str
     broken: Topology
@@ -60,7 +60,10 @@ def policed(*policies: Policy) -> Topology:
 
 
 def fanned_out(*bound: str) -> Topology:
-    """`q`, whose dead letters go by the fanout `failed` to these queues; `billing` is another's."""
+    """`q`, whose dead letters go by the fanout `failed` to these queues.
+
+    `billing` belongs to another application.
+    """
     return replace(
         loop(classic("q", dead_letter_exchange="failed"), classic("billing")),
         exchanges=(Exchange("failed", "fanout"),),
@@ -93,7 +96,7 @@ def with_parameters(topology: Topology, *entries: tuple[str, str, dict[str, obje
 
 
 def two_waits(*, chained: bool) -> Topology:
-    """A rejected message waits in `w1`, then in `w2` if they are chained, and comes back."""
+    """A rejected message waits in `w1`, then in `w2` if they are chained, and returns."""
     after = "w2" if chained else "q"
     return live(
         classic("q", dead_letter_exchange="", dead_letter_routing_key="w1"),
@@ -103,7 +106,7 @@ def two_waits(*, chained: bool) -> Topology:
 
 
 def returning(exchange: str, *, others: bool) -> Topology:
-    """Retries of `q` that come back through an exchange, to which others are bound or not."""
+    """Retries of `q` that return through an exchange with or without other bindings."""
     plan = replace(retry_loop_plan(), leave=Leave.PUBLISH)
     back = classic(
         "q.retry",

@@ -1,4 +1,4 @@
-"""Hazards of what is declared, each broken and repaired."""
+"""Hazards of declarations, each broken and repaired."""
 
 from __future__ import annotations
 

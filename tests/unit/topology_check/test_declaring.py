@@ -1,4 +1,4 @@
-"""What rules about names, arguments and policies tell apart."""
+"""Rules about names, arguments and policies."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.unit.topology_check.building import (
 )
 
 
-def test_names_used_twice_are_told_apart_by_kind() -> None:
-    """Exchanges and plans too; a queue may be called like an exchange."""
+def test_repeated_names_of_same_kind_clash() -> None:
+    """A queue may have the name of an exchange."""
     topology = replace(sound(), exchanges=(Exchange("x"), Exchange("x")), plans=sound().plans * 2)
     assert [each.place for each in found(topology, "name-clash")] == [
         "exchange `x`",
@@ -30,8 +30,7 @@ def test_names_used_twice_are_told_apart_by_kind() -> None:
     assert found(same, "name-clash") == []
 
 
-def test_a_retry_queue_must_be_nothing_else() -> None:
-    """Neither consumed nor a dead-letter queue."""
+def test_retry_queue_that_is_consumed_is_reported() -> None:
     plan = sound().plans[0]
     resting = replace(
         plan, parking=Parking("orders.retry.1s", Leave.PUBLISH, "", "orders.retry.1s")
@@ -55,13 +54,11 @@ def test_a_retry_queue_must_be_nothing_else() -> None:
         ),
     ],
 )
-def test_names_that_a_broker_refuses(topology: Topology, places: list[str]) -> None:
-    """Empty, too long in bytes, or reserved; what the broker itself has made is fine."""
+def test_names_refused_by_broker_are_reported(topology: Topology, places: list[str]) -> None:
     assert [each.place for each in found(topology, "name-refused")] == places
 
 
-def test_names_that_could_disturb_a_terminal_are_escaped() -> None:
-    """Wherever they are shown."""
+def test_control_characters_in_names_are_escaped() -> None:
     for finding in check(live(classic("q\x1b[2J", dead_letter_exchange="gone\x07"))):
         assert finding.place.isprintable()
         assert finding.explanation.isprintable()
@@ -79,23 +76,20 @@ def test_names_that_could_disturb_a_terminal_are_escaped() -> None:
         (Queue("q", QueueType.QUORUM, auto_delete=True), "A quorum queue cannot be auto-delete"),
     ],
 )
-def test_what_every_broker_refuses(queue: Queue, says: str) -> None:
-    """The value and what was expected, or what the type does not have."""
+def test_arguments_refused_by_every_broker_are_reported(queue: Queue, says: str) -> None:
     assert [says in each.explanation for each in found(live(queue), "argument-refused", "4.0")] == [
         True
     ]
 
 
-def test_an_exchange_argument_that_looks_like_a_slip_is_named() -> None:
-    """Those of plugins are not ours to judge."""
+def test_misspelt_exchange_argument_is_reported() -> None:
     slip = Exchange("x", arguments={"alternate-exchnge": "y"})
     plugin = Exchange("y", "x-consistent-hash", arguments={"hash-header": "id"})
     (finding,) = found(live(exchanges=(slip, plugin)), "argument-ignored")
     assert 'did you mean "alternate-exchange"?' in finding.explanation
 
 
-def test_an_argument_without_effect_on_this_type_is_refused_and_not_ignored() -> None:
-    """A classic queue has no delayed retry on any broker, so only one rule speaks."""
+def test_argument_without_effect_is_reported_once() -> None:
     topology = live(classic("q", delayed_retry_min=5, queue_master_locator="min-masters"))
     assert "argument-ignored" not in rules(topology)
     assert "argument-refused" in rules(topology)
@@ -113,8 +107,9 @@ def test_an_argument_without_effect_on_this_type_is_refused_and_not_ignored() ->
         (Policy("p", "", {"delayed-retry-min": 5}), "4.3", "does not know the key `delayed-retry"),
     ],
 )
-def test_policies_that_a_broker_refuses(policy: Policy, version: str | None, says: str) -> None:
-    """One problem, named."""
+def test_policies_refused_by_broker_are_reported(
+    policy: Policy, version: str | None, says: str
+) -> None:
     topology = replace(live(classic("q"), quorum("p")), policies=(policy,))
     assert [says in each.explanation for each in found(topology, "policy-refused", version)] == [
         True
@@ -131,14 +126,12 @@ def test_policies_that_a_broker_refuses(policy: Policy, version: str | None, say
         (Policy("p", "", {"federation-upstream-set": "all"}), "3.10"),
     ],
 )
-def test_policies_that_this_broker_takes(policy: Policy, version: str) -> None:
-    """The same on a broker that knows them."""
+def test_policies_accepted_by_version_are_not_reported(policy: Policy, version: str) -> None:
     topology = replace(live(quorum("q")), policies=(policy,))
     assert found(topology, "policy-refused", version) == []
 
 
-def test_policies_that_say_the_same_do_not_shadow_each_other() -> None:
-    """Only what is lost is worth a word; an unmatched queue has nothing to lose."""
+def test_equal_policies_do_not_shadow_each_other() -> None:
     policies = (
         Policy("a", "^a", {"expires": 9}, priority=1),
         Policy("b", "^a", {"expires": 5}),
@@ -148,7 +141,6 @@ def test_policies_that_say_the_same_do_not_shadow_each_other() -> None:
     )
 
 
-def test_what_a_broker_refuses_is_not_also_called_unmatched() -> None:
-    """One word for one mistake."""
+def test_refused_policy_is_not_reported_as_unmatched() -> None:
     policies = (Policy("p", "(", {}), Policy("r", "x", {}, apply_to="odd"))
     assert found(replace(live(classic("q")), policies=policies), "policy-unmatched") == []

@@ -103,15 +103,14 @@ def _file() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_a_broker_exports_is_read_and_written_back_whole() -> None:
-    """Parameters, limits and the rest are kept as they came."""
+def test_exported_definitions_round_trip() -> None:
     topology = read_definitions(json.dumps(_file()), vhost="/")
     written, notes = write_definitions(topology)
     assert (written, notes) == (_file(), ())
 
 
-def test_planted_hazards_are_found_each_at_its_place() -> None:
-    """Also those that stand in the parameters of the file, of this virtual host only."""
+def test_hazards_of_definitions_are_found_at_their_place() -> None:
+    """This includes parameters of this virtual host."""
     topology = read_definitions(json.dumps(_file()), vhost="/")
     found = {(each.rule, each.place) for each in check(topology, V4)}
     assert found >= {
@@ -131,8 +130,7 @@ def test_planted_hazards_are_found_each_at_its_place() -> None:
     assert shovels == {"shovel `drain`"}
 
 
-def test_the_same_without_the_hazards_is_silent_about_them() -> None:
-    """A key of its own, durable, a plain exchange, an alternate exchange with a queue."""
+def test_definitions_without_hazards_have_no_findings() -> None:
     whole = _file()
     whole["bindings"] = [_bound("failed", "orders.retry"), _bound("spare", "billing")]
     whole["queues"][4]["durable"] = True
@@ -147,8 +145,7 @@ def test_the_same_without_the_hazards_is_silent_about_them() -> None:
     }  # fmt: skip
 
 
-def test_parameters_that_make_no_sense_are_not_seen() -> None:
-    """Whatever stands there, checking goes on."""
+def test_invalid_parameters_are_ignored() -> None:
     whole = _file()
     whole["parameters"] = [
         7, {}, {"component": "shovel"}, {"component": "shovel", "name": 1, "value": []},
@@ -160,8 +157,7 @@ def test_parameters_that_make_no_sense_are_not_seen() -> None:
     assert "link-unconfirmed" not in rules
 
 
-def test_a_file_without_plans_is_told_to_have_some() -> None:
-    """Not to check its own file, which is what is being checked."""
+def test_file_without_plans_is_advised_to_add_them() -> None:
     whole = read_definitions({"queues": [{"name": "q"}]})
     (told,) = [each for each in check(whole) if each.rule == "queue-without-plan"]
     assert told.fix == "Give consumed queues a plan in a topology file, and check that file."

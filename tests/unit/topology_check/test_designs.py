@@ -1,4 +1,4 @@
-"""The five documented designs: exactly what is known to be wrong with each of them."""
+"""The known hazards of the five documented designs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,7 @@ def parsed(version: str | None) -> BrokerVersion | None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("design", sorted(FAITHFUL))
-def test_a_faithful_design_has_its_known_hazards_and_no_others(
-    design: str, version: str | None
-) -> None:
-    """One finding for each, so that a person can read them."""
+def test_faithful_design_has_exactly_its_known_hazards(design: str, version: str | None) -> None:
     found = check(DESIGNS[design].build(), parsed(version))
     assert {each.rule: each.severity for each in found} == expected(design, version)
     assert len(found) == len(expected(design, version))
@@ -59,19 +56,16 @@ def test_a_faithful_design_has_its_known_hazards_and_no_others(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("design", sorted(DESIGNS))
-def test_the_hardened_form_has_no_hazard(design: str, version: str | None) -> None:
-    """Nor has Hopback's own design."""
+def test_hardened_form_has_no_hazard(design: str, version: str | None) -> None:
     assert check(DESIGNS[design].build(hardened=True), parsed(version)) == ()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_recommended_design_has_no_hazard(version: str | None) -> None:
-    """It is hardened from the start."""
+def test_recommended_design_has_no_hazard(version: str | None) -> None:
     assert check(DESIGNS["recommended"].build(), parsed(version)) == ()
 
 
-def test_every_documented_design_is_looked_at() -> None:
-    """The table above has a row for each."""
+def test_every_documented_design_is_in_table() -> None:
     assert set(FAITHFUL) == {name for name, design in DESIGNS.items() if design.documented}
 
 
@@ -85,15 +79,13 @@ def test_every_documented_design_is_looked_at() -> None:
         ("ratatoskr", "out into the retry queue, back from the retry queue."),
     ],
 )
-def test_at_most_once_names_the_ways(design: str, ways: str) -> None:
-    """Out, back, or into the dead-letter queue."""
+def test_at_most_once_finding_names_moves(design: str, ways: str) -> None:
     (found,) = (each for each in check(DESIGNS[design].build()) if each.rule == "at-most-once")
     assert f"at most once: {ways}" in found.explanation
     assert "--hardened" in found.fix
 
 
-def test_freeflow_retries_reach_the_audit_queue() -> None:
-    """The queue bound by `#` is named, and so are those whose retries it receives."""
+def test_freeflow_finding_names_audit_queue() -> None:
     recording = DESIGNS["freeflow"].build({"audit": "#"})
     (found,) = (each for each in check(recording) if each.rule == "retry-reaches-others")
     assert found.place == "exchange `freeflow.events`"
@@ -104,15 +96,13 @@ def test_freeflow_retries_reach_the_audit_queue() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_ratatoskr_on_classic_queues_trades_its_errors_for_a_warning(version: str | None) -> None:
-    """Without quorum queues there is no delivery limit, and no replica either."""
+def test_ratatoskr_on_classic_queues_has_warnings_instead_of_errors(version: str | None) -> None:
     topology = DESIGNS["ratatoskr"].build({"queue_type": str(QueueType.CLASSIC)})
     rules = {each.rule for each in check(topology, parsed(version))}
     assert rules == {"at-most-once", "classic-queue", "expiration-feeds-retry"}
 
 
-def test_the_first_releases_of_3_13_are_named_where_the_broker_turns_the_loop() -> None:
-    """They drop sound retry loops; the hardened form does not depend on them."""
+def test_first_3_13_releases_are_reported_for_reject_loops() -> None:
     for release in ("3.13", "3.13.2"):
         version = BrokerVersion.parse(release)
         found = {

@@ -1,4 +1,4 @@
-"""What a queue is told in the end: arguments and the one policy that applies."""
+"""Effective settings of a queue: arguments and the applied policy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def under(queue: Queue, definition: Headers, version: BrokerVersion | None = V4)
     return effective_arguments(queue, [Policy("p", "", definition)], version)
 
 
-def test_of_several_policies_only_the_one_of_highest_priority_counts() -> None:
-    """They do not merge."""
+def test_only_policy_of_highest_priority_counts() -> None:
     low = Policy("low", "^q", {"message-ttl": 5, "expires": 6}, priority=1)
     high = Policy("high", "q$", {"max-length": 7}, priority=2)
     queue = classic("q")
@@ -39,8 +38,8 @@ def test_of_several_policies_only_the_one_of_highest_priority_counts() -> None:
     assert effective_arguments(queue, [low, high]) == {"x-max-length": 7}
 
 
-def test_a_policy_matches_anywhere_in_the_name_unless_it_says_where() -> None:
-    """As on the broker: a search, not a full match; a pattern that cannot be read matches none."""
+def test_policy_pattern_is_searched_in_name() -> None:
+    """An invalid pattern matches no name."""
     queue = classic("shop.orders.retry")
     assert effective_policy(queue, [Policy("p", "orders", {})]) is not None
     assert effective_policy(queue, [Policy("p", "^orders", {})]) is None
@@ -59,8 +58,7 @@ def test_a_policy_matches_anywhere_in_the_name_unless_it_says_where() -> None:
         ("nonsense", set()),
     ],
 )
-def test_a_policy_applies_to_the_kinds_it_names(apply_to: str, fitting: set[str]) -> None:
-    """Queues, queues of one type, exchanges, or all."""
+def test_policy_applies_to_named_kinds(apply_to: str, fitting: set[str]) -> None:
     targets: list[Queue | Exchange] = [Queue(str(kind), kind) for kind in QueueType]
     targets.append(Exchange("exchange"))
     policy = Policy("p", "", {}, apply_to=apply_to)
@@ -97,15 +95,13 @@ def test_a_policy_applies_to_the_kinds_it_names(apply_to: str, fitting: set[str]
         (quorum("q", expires=3), {"expires": 5}, {"x-expires": 3}),
     ],
 )
-def test_where_both_speak_each_setting_has_its_own_rule(
+def test_argument_and_policy_precedence_by_setting(
     queue: Queue, definition: Headers, expected: dict[str, FieldValue]
 ) -> None:
-    """The argument wins, or the smaller value, or for a quorum queue's overflow the policy."""
     assert under(queue, definition) == expected
 
 
-def test_before_4_0_the_policy_decides_when_a_quorum_queue_expires() -> None:
-    """From 4.0 on, and where no version is meant, the smaller value does."""
+def test_policy_decides_expiry_of_quorum_queue_before_4_0() -> None:
     queue = quorum("q", expires=3)
     assert under(queue, {"expires": 5}, V3) == {"x-expires": 5}
     assert under(queue, {"expires": 5}, None) == {"x-expires": 3}
@@ -124,15 +120,13 @@ def test_before_4_0_the_policy_decides_when_a_quorum_queue_expires() -> None:
         (classic("q"), V4, None),
     ],
 )
-def test_the_delivery_limit_depends_on_the_version(
+def test_delivery_limit_depends_on_version(
     queue: Queue, version: BrokerVersion, expected: int | None
 ) -> None:
-    """None before 4.0 unless said; a negative one is none from 4.0 on, and deadly before."""
     assert delivery_limit(queue, version) == expected
 
 
-def test_an_exchange_takes_its_alternate_exchange_from_a_policy() -> None:
-    """Unless it names one itself; queues get their settings in the same look."""
+def test_alternate_exchange_is_taken_from_policy() -> None:
     topology = Topology(
         "t",
         exchanges=(

@@ -43,8 +43,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_the_rule_sees_its_hazard(case: Case) -> None:
-    """It says where, how grave, and what happens."""
+def test_rule_reports_its_hazard(case: Case) -> None:
     seen = {each.place: each for each in found(case.broken, case.rule, case.version)}
     assert case.place in seen
     assert seen[case.place].severity == case.severity
@@ -52,24 +51,20 @@ def test_the_rule_sees_its_hazard(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
-def test_the_rule_is_silent_when_it_is_repaired(case: Case) -> None:
-    """On the version in question, and for all versions unless the rule knows better."""
+def test_rule_is_silent_after_repair(case: Case) -> None:
     assert found(case.repaired, case.rule, case.version) == []
 
 
-def test_every_rule_has_its_case() -> None:
-    """And every name is used once."""
+def test_every_rule_has_a_case() -> None:
     assert [case.rule for case in CASES] == [rule.name for rule in RULES]
     assert len({rule.name for rule in RULES}) == len(RULES)
 
 
-def test_the_sound_topology_is_sound() -> None:
-    """What most cases are repaired to has nothing wrong with it at all."""
+def test_sound_topology_has_no_findings() -> None:
     assert check(sound()) == ()
 
 
-def test_redrive_may_go_through_a_retry_queue() -> None:
-    """It comes back from there; elsewhere it would be lost."""
+def test_redrive_through_retry_queue_is_accepted() -> None:
     through = planned(sound(), redrive=Redrive("", "orders.retry.1s"))
     assert found(through, "plan-leads-nowhere") == []
     astray = planned(sound(), redrive=Redrive("", "orders.dlq"))
@@ -83,8 +78,7 @@ def test_queue_of_due_messages_is_not_taken_for_a_retry_queue() -> None:
     assert found(live, "retry-without-ttl") == []
 
 
-def test_a_delay_that_is_cut_short_is_seen_in_all_its_forms() -> None:
-    """A queue that is not bound, and one that waits for another time."""
+def test_shortened_delay_is_reported_in_all_forms() -> None:
     level = "hopback.delay.level-00"
     unbound = tuple(each for each in _DELAYS.bindings if each.source != level)
     (finding,) = found(replace(_DELAYS, bindings=unbound), "delay-cut-short")

@@ -9,16 +9,14 @@ from tests.unit.topology_check.building import classic, found, live, sound
 from tests.unit.topology_check.casebook import with_parameters
 
 
-def test_a_shovel_that_publishes_to_an_exchange_is_followed_to_its_queues() -> None:
-    """By exchange and key a dead letter comes back to the consumer as it does by queue."""
+def test_shovel_to_exchange_is_followed_to_its_queues() -> None:
     value: dict[str, object] = {"dest-exchange": "", "dest-exchange-key": "orders"}
     topology = with_parameters(sound(), ("shovel", "mover", {"src-queue": "orders.dlq", **value}))
     (finding,) = found(topology, "shovel-drains-failures")
     assert "return from queue `orders`" in finding.explanation
 
 
-def test_a_federated_exchange_of_dead_letters_is_found() -> None:
-    """The exchange that dead letters go through belongs to failures, as their queue does."""
+def test_federated_exchange_of_dead_letters_is_reported() -> None:
     topology = replace(
         live(classic("orders", dead_letter_exchange="dead"), classic("kept")),
         exchanges=(Exchange("dead", "fanout"),),
@@ -29,8 +27,7 @@ def test_a_federated_exchange_of_dead_letters_is_found() -> None:
     assert "It federates exchange `dead`" in finding.explanation
 
 
-def test_an_alternate_exchange_may_reach_its_queue_over_another_exchange() -> None:
-    """What is bound to it by way of an exchange catches, too."""
+def test_alternate_exchange_may_route_through_another_exchange() -> None:
     topology = replace(
         live(classic("kept")),
         exchanges=(
@@ -43,8 +40,7 @@ def test_an_alternate_exchange_may_reach_its_queue_over_another_exchange() -> No
     assert found(topology, "alternate-exchange-catches-nothing") == []
 
 
-def test_a_stream_beside_the_dead_letter_queue_is_no_other_consumer() -> None:
-    """A copy in a stream is read, not handled again."""
+def test_stream_next_to_dead_letter_queue_is_accepted() -> None:
     topology = Topology(
         "shop",
         exchanges=(Exchange("dead", "fanout"),),

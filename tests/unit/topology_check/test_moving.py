@@ -1,4 +1,4 @@
-"""What rules about dead letters, loops and retries tell apart."""
+"""Rules about dead letters, loops and retries."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from tests.unit.topology_check.building import (
 QUORUM_LOOP = loop(quorum("q", dead_letter_exchange="", dead_letter_routing_key="q.retry"))
 
 
-def test_the_default_exchange_takes_no_key_without_a_queue_of_that_name() -> None:
-    """Said in terms of queues, since it has no bindings."""
+def test_default_exchange_without_queue_of_that_name_is_reported() -> None:
     broken = live(classic("q", dead_letter_exchange="", dead_letter_routing_key="dead"))
     (finding,) = found(broken, "dead-letter-unroutable")
     assert "there is no queue named `dead`" in finding.explanation
 
 
-def test_a_kept_key_is_each_key_that_can_reach_the_queue() -> None:
-    """Through exchanges behind exchanges, fanouts, and other queues' dead letters."""
+def test_kept_key_is_each_key_that_reaches_queue() -> None:
     topology = Topology(
         "t",
         (Exchange("all", "fanout"), Exchange("events", "topic"), Exchange("dlx", "direct")),
@@ -48,8 +46,7 @@ def test_a_kept_key_is_each_key_that_can_reach_the_queue() -> None:
     assert "`<any key>`" in finding.explanation
 
 
-def test_a_key_is_kept_through_several_queues() -> None:
-    """`a` passes its dead letters to `b` with the key they came with, and `b` loses them."""
+def test_key_is_kept_through_several_queues() -> None:
     topology = Topology(
         "t",
         (Exchange("events"), Exchange("first", "fanout"), Exchange("second")),
@@ -70,8 +67,7 @@ def test_a_key_is_kept_through_several_queues() -> None:
     assert "takes the key `<any key>` and `k`" in finding.explanation
 
 
-def test_a_queue_that_nothing_feeds_is_fed_by_name() -> None:
-    """Then the key that is kept is the queue's own name."""
+def test_queue_without_bindings_is_fed_by_name() -> None:
     topology = replace(
         live(
             classic("q", dead_letter_exchange="dlx"), classic("dlq"), exchanges=(Exchange("dlx"),)
@@ -81,16 +77,14 @@ def test_a_queue_that_nothing_feeds_is_fed_by_name() -> None:
     assert found(topology, "dead-letter-unroutable") == []
 
 
-def test_a_pattern_stands_for_all_keys_it_matches() -> None:
-    """Each `#` as no word, one and two; too many of them as they are."""
+def test_pattern_is_sampled_by_matching_keys() -> None:
     assert samples("a.*") == ("a.*",)
     assert samples("a.#") == ("a", "a.#", "a.#.#")
     assert samples("") == ("",)
     assert samples("#.#.#.#") == ("#.#.#.#",)
 
 
-def test_a_headers_exchange_may_route_anything() -> None:
-    """What it decides by is not in the topology, so no loss is claimed."""
+def test_headers_exchange_is_not_reported_as_unroutable() -> None:
     topology = Topology(
         "t",
         (Exchange("dlx", "headers"),),
@@ -100,14 +94,12 @@ def test_a_headers_exchange_may_route_anything() -> None:
     assert not rules(topology) & {"dead-letter-unroutable", "dead-letter-partly-unroutable"}
 
 
-def test_a_plan_that_publishes_to_a_missing_exchange_is_no_source_of_keys() -> None:
-    """It is reported for itself."""
+def test_plan_with_missing_exchange_adds_no_keys() -> None:
     plan = replace(sound().plans[0], parking=Parking("orders.dlq", Leave.PUBLISH, "gone", "k"))
     assert "plan-leads-nowhere" in rules(replace(sound(), plans=(plan,)))
 
 
-def test_at_least_once_needs_a_dead_letter_exchange_too() -> None:
-    """Both conditions are named; a classic queue has no strategy at all."""
+def test_at_least_once_without_dead_letter_exchange_is_reported() -> None:
     (finding,) = found(
         live(quorum("q", dead_letter_strategy="at-least-once")), "at-least-once-falls-back"
     )
@@ -117,8 +109,7 @@ def test_at_least_once_needs_a_dead_letter_exchange_too() -> None:
     assert "argument-refused" in rules(refused)
 
 
-def test_queues_moved_in_different_ways_are_reported_apart() -> None:
-    """One finding for each set of ways."""
+def test_queues_with_different_moves_are_reported_separately() -> None:
     queues = (
         classic("p", dead_letter_exchange="", dead_letter_routing_key="p.dlq"),
         classic("p.dlq"),
@@ -129,22 +120,19 @@ def test_queues_moved_in_different_ways_are_reported_apart() -> None:
     ]
 
 
-def test_a_queue_that_expires_into_itself_is_a_ring_of_one() -> None:
-    """The smallest cycle without a rejection."""
+def test_queue_that_expires_into_itself_is_a_cycle() -> None:
     broken = live(classic("q", message_ttl=5, dead_letter_exchange="", dead_letter_routing_key="q"))
     (finding,) = found(broken, "cycle-without-rejection")
     assert finding.place == "queue `q`"
 
 
-def test_a_refused_publish_that_is_dead_lettered_feeds_the_loop_as_well() -> None:
-    """`reject-publish-dlx` of a classic queue."""
+def test_reject_publish_dlx_feeds_loop() -> None:
     full = loop(max_length=10, overflow="reject-publish-dlx")
     assert "max-length-feeds-retry" in rules(full)
     assert "max-length-feeds-retry" not in rules(loop(overflow="reject-publish-dlx"))
 
 
-def test_laps_are_counted_only_where_the_plan_rejects() -> None:
-    """Without a plan nobody knows how many there are; a published retry starts at nothing."""
+def test_laps_are_counted_only_for_rejecting_plans() -> None:
     plan = retry_loop_plan(attempts=50)
     assert "laps-reach-delivery-limit" in rules(replace(QUORUM_LOOP, plans=(plan,)), "4.3")
     published = replace(plan, leave=Leave.PUBLISH)
@@ -153,16 +141,14 @@ def test_laps_are_counted_only_where_the_plan_rejects() -> None:
     assert "laps-reach-delivery-limit" not in rules(replace(loop(), plans=(plan,)), "4.3")
 
 
-def test_a_policy_can_lift_the_limit_that_feeds_the_loop() -> None:
-    """As it can for a dead-letter queue that is looked at."""
+def test_policy_can_lift_limit_that_feeds_loop() -> None:
     lifted = replace(QUORUM_LOOP, policies=(Policy("p", "^q$", {"delivery-limit": -1}),))
     assert "delivery-limit-feeds-retry" not in rules(lifted, "4.0")
     assert "first-return-deletes" not in rules(lifted, "3.10")
     assert "policy-refused" in rules(lifted, "3.10")
 
 
-def test_a_policy_can_close_a_loop() -> None:
-    """Arguments by policy count like those of the queue."""
+def test_policy_can_close_loop() -> None:
     open_ended = live(
         classic("q", dead_letter_exchange="", dead_letter_routing_key="q.retry"),
         classic("q.retry", dead_letter_exchange="", dead_letter_routing_key="q"),
@@ -172,8 +158,7 @@ def test_a_policy_can_close_a_loop() -> None:
     assert "expiration-feeds-retry" in rules(replace(open_ended, policies=(policy,)))
 
 
-def test_a_queue_called_retry_without_a_ttl_is_worth_a_warning() -> None:
-    """Without plans only its name says so; where it leads to a dead-letter queue it does not."""
+def test_queue_named_retry_without_ttl_is_a_warning() -> None:
     topology = live(
         classic("q"),
         classic("q.retry", dead_letter_exchange="", dead_letter_routing_key="q"),
@@ -184,8 +169,7 @@ def test_a_queue_called_retry_without_a_ttl_is_worth_a_warning() -> None:
     assert (finding.place, finding.severity) == ("queue `q.retry`", "warning")
 
 
-def test_a_retry_queue_without_a_dead_letter_exchange_deletes() -> None:
-    """What waits there ends there."""
+def test_retry_queue_without_dead_letter_exchange_is_reported() -> None:
     broken = edited(
         sound(), "orders.retry.1s", dead_letter_exchange=None, dead_letter_routing_key=None
     )
@@ -193,8 +177,7 @@ def test_a_retry_queue_without_a_dead_letter_exchange_deletes() -> None:
     assert "are deleted" in finding.explanation
 
 
-def test_a_retry_queue_used_by_two_routes_is_reported_once() -> None:
-    """And one that is not declared is a matter of the plan."""
+def test_retry_queue_of_two_routes_is_reported_once() -> None:
     way = Route("", "orders.retry.1s", "orders.retry.1s")
     tiers = (Tier("1s", 1000, (way, way)), Tier("gone", 5, (Route("", "gone", "gone"),)))
     plan = replace(sound().plans[0], tiers=tiers)
@@ -206,8 +189,7 @@ def test_a_retry_queue_used_by_two_routes_is_reported_once() -> None:
     assert "does not reach queue `gone`" in missing.explanation
 
 
-def test_delays_beyond_all_bounds_are_shown_as_numbers() -> None:
-    """Nothing has checked a plan before."""
+def test_delays_out_of_bounds_are_shown_as_numbers() -> None:
     plan = replace(
         sound().plans[0],
         tiers=(Tier("?", -5, (Route("", "orders.retry.1s", "orders.retry.1s"),)),),
@@ -216,8 +198,7 @@ def test_delays_beyond_all_bounds_are_shown_as_numbers() -> None:
     assert "a wait of -5 ms" in finding.explanation
 
 
-def test_a_failed_message_may_reach_too_many_retry_queues() -> None:
-    """A fanout into the retry queues makes a copy in each, by rejection and by publish."""
+def test_failed_message_in_several_retry_queues_is_reported() -> None:
     queues = [
         queue
         for name in ("a", "b")
@@ -247,8 +228,8 @@ def test_a_failed_message_may_reach_too_many_retry_queues() -> None:
     assert any("messages of `b` that leave for retry also reach `a.retry`" in text for text in said)
 
 
-def test_without_plans_a_loop_that_spreads_is_a_warning_and_a_delay_only_worth_knowing() -> None:
-    """A delay queue that feeds several queues may be meant so."""
+def test_spreading_loop_without_plans_is_a_warning() -> None:
+    """A delay queue that feeds several queues is info."""
     exchanges = (Exchange("events", "fanout"),)
     back = classic("w", message_ttl=5, dead_letter_exchange="events")
     looping = classic("q", dead_letter_exchange="", dead_letter_routing_key="w")
@@ -262,8 +243,7 @@ def test_without_plans_a_loop_that_spreads_is_a_warning_and_a_delay_only_worth_k
     assert info.severity is Severity.INFO
 
 
-def test_a_full_classic_retry_queue_discards_what_the_broker_moves() -> None:
-    """`reject-publish` tells publishers only; a quorum queue takes dead letters all the same."""
+def test_full_classic_retry_queue_is_reported() -> None:
     full = edited(loop(), "q.retry", max_length=5, overflow="reject-publish")
     (finding,) = found(full, "retry-queue-limited")
     assert finding.severity is Severity.ERROR

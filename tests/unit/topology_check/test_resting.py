@@ -1,4 +1,4 @@
-"""What rules about dead-letter queues, plans and losses tell apart."""
+"""Rules about dead-letter queues, plans and losses."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from tests.unit.topology_check.building import (
 REJECTING = replace(loop(), plans=(retry_loop_plan(),))
 
 
-def test_a_full_dead_letter_queue_loses_or_refuses_according_to_its_type() -> None:
-    """A classic one discards dead letters; a quorum one refuses what is published."""
+def test_full_dead_letter_queue_finding_depends_on_type() -> None:
     refusing = edited(sound(), "orders.dlq", max_length=5, overflow="reject-publish")
     (quorum_finding,) = found(refusing, "dead-letter-queue-limited")
     assert quorum_finding.severity is Severity.WARNING
@@ -35,14 +34,12 @@ def test_a_full_dead_letter_queue_loses_or_refuses_according_to_its_type() -> No
     assert "new dead letters are discarded" in classic_finding.explanation
 
 
-def test_a_stream_may_be_bounded() -> None:
-    """As a dead-letter queue it is read, not emptied, and its bound is its own affair."""
+def test_bounded_stream_is_accepted() -> None:
     stream = Queue("s.dlq", QueueType.STREAM, arguments={"x-max-length-bytes": 10**9})
     assert "dead-letter-queue-limited" not in rules(live(stream))
 
 
-def test_a_dead_letter_queue_that_leads_back_is_an_error() -> None:
-    """The broker-side re-drive loses whatever did not die by a rejection."""
+def test_dead_letter_queue_that_leads_back_is_an_error() -> None:
     back = edited(
         sound(),
         "orders.dlq",
@@ -55,8 +52,8 @@ def test_a_dead_letter_queue_that_leads_back_is_an_error() -> None:
     assert "leads back to `orders`" in finding.explanation
 
 
-def test_a_shared_dead_letter_queue_is_fine_where_messages_say_whence_they_come() -> None:
-    """What we publish there carries the name of the queue that failed; a rejection cannot."""
+def test_shared_dead_letter_queue_is_accepted_for_published_parking() -> None:
+    """A published dead letter names its queue."""
     plans = [retry_loop_plan(name, parking=Leave.REJECT) for name in ("a", "b")]
     shared = [replace(plan, parking=Parking("dlq", Leave.REJECT, "", "dlq")) for plan in plans]
     queues = [classic(name) for name in ("a", "b", "a.retry", "b.retry", "dlq")]
@@ -68,27 +65,23 @@ def test_a_shared_dead_letter_queue_is_fine_where_messages_say_whence_they_come(
     assert "dead-letter-queue-shared" not in rules(replace(rejecting, plans=published))
 
 
-def test_a_topology_without_plans_is_told_so_once() -> None:
-    """As read from a live broker; with nothing to consume there is nothing to say."""
+def test_topology_without_plans_is_reported_once() -> None:
     (finding,) = found(live(classic("a"), classic("b")), "queue-without-plan")
     assert (finding.place, finding.severity) == ("topology", "info")
     assert found(live(), "queue-without-plan") == []
 
 
-def test_a_stream_needs_no_plan() -> None:
-    """Nothing leaves it by being handled."""
+def test_stream_needs_no_plan() -> None:
     assert found(with_queue(sound(), Queue("s", QueueType.STREAM)), "queue-without-plan") == []
 
 
-def test_a_plan_of_an_undeclared_queue_is_said_before_all_else() -> None:
-    """Its ways mean nothing then."""
+def test_plan_of_undeclared_queue_is_reported_first() -> None:
     lone = replace(sound(), queues=())
     (finding,) = found(lone, "plan-leads-nowhere")
     assert "The queue `orders` is not declared" in finding.explanation
 
 
-def test_rejected_messages_must_go_where_the_plan_says() -> None:
-    """To a retry queue, or to the dead-letter queue, as it says."""
+def test_rejected_messages_must_reach_target_of_plan() -> None:
     astray = edited(REJECTING, "q", dead_letter_routing_key="q.dlq")
     (finding,) = found(astray, "plan-leads-nowhere")
     assert "meant to reach a retry queue and do not" in finding.explanation
@@ -97,24 +90,21 @@ def test_rejected_messages_must_go_where_the_plan_says() -> None:
     assert "meant to reach the dead-letter queue and do not" in finding.explanation
 
 
-def test_queues_reached_by_name_only_are_worth_knowing() -> None:
-    """Where others have exchanges; without any exchange everything is reached so."""
+def test_queues_reached_only_by_name_are_info() -> None:
     topology = replace(sound(), exchanges=(Exchange("x"),))
     (finding,) = found(topology, "unreachable-queue")
     assert (finding.place, finding.severity) == ("queue `orders`", "info")
     assert found(live(classic("q")), "unreachable-queue") == []
 
 
-def test_a_lease_on_a_consumed_queue_is_a_warning() -> None:
-    """It has consumers most of the time; a stream has no lease."""
+def test_expiry_of_consumed_queue_is_a_warning() -> None:
     (finding,) = found(live(classic("q", expires=5)), "queue-expires")
     assert finding.severity is Severity.WARNING
     stream = Queue("s", QueueType.STREAM, arguments={"x-expires": 5})
     assert found(live(stream), "queue-expires") == []
 
 
-def test_an_exchange_that_does_not_last_drops_what_goes_through_it() -> None:
-    """Only where failed messages go through it."""
+def test_temporary_exchange_for_failed_messages_is_reported() -> None:
     queues = (classic("q", dead_letter_exchange="dlx"), classic("dlq"))
     passing = live(
         *queues,
@@ -124,8 +114,7 @@ def test_an_exchange_that_does_not_last_drops_what_goes_through_it() -> None:
     assert [each.place for each in found(passing, "short-lived")] == ["exchange `dlx`"]
 
 
-def test_classic_dead_letter_queues_are_named_where_only_they_are_classic() -> None:
-    """A long list is cut short and counted."""
+def test_classic_dead_letter_queues_are_listed_and_counted() -> None:
     one = with_queue(sound(), classic("orders.dlq"))
     (finding,) = found(one, "classic-queue")
     assert finding.place == "queue `orders.dlq`"

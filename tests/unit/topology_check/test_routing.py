@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 
 def exchange(name: str, kind: str = "direct", **arguments: FieldValue) -> Exchange:
-    """An exchange; arguments with `_` for `-`."""
+    """An exchange. Arguments have `_` for `-`."""
     return Exchange(name, kind, arguments={k.replace("_", "-"): v for k, v in arguments.items()})
 
 
-def test_the_default_exchange_reaches_the_queue_of_that_name() -> None:
-    """And nothing when there is none."""
+def test_default_exchange_reaches_queue_of_that_name() -> None:
     table = RoutingTable([], ["q"], [])
     assert table.route("", "q") == ("q",)
     assert table.route("", "other") == ()
     assert table.route_keys("", ["q", "other", "q"]) == ("q",)
 
 
-def test_a_missing_exchange_is_a_key_error() -> None:
-    """A publish to it closes the channel, so it is never mistaken for an unroutable one."""
+def test_missing_exchange_raises_key_error() -> None:
     table = RoutingTable([], ["q"], [Binding("x", "q")])
     with pytest.raises(KeyError, match="x"):
         table.route("x", "")
@@ -38,8 +36,7 @@ def test_a_missing_exchange_is_a_key_error() -> None:
         table.route_keys("x", [""])
 
 
-def test_a_direct_exchange_compares_the_whole_key() -> None:
-    """A wildcard is a plain character to it."""
+def test_direct_exchange_compares_whole_key() -> None:
     table = RoutingTable(
         [exchange("x")], ["p", "q"], [Binding("x", "p", "a"), Binding("x", "q", "#")]
     )
@@ -48,21 +45,18 @@ def test_a_direct_exchange_compares_the_whole_key() -> None:
     assert table.route("x", "") == ()
 
 
-def test_a_fanout_exchange_reaches_each_queue_once_whatever_the_key() -> None:
-    """Two bindings to one queue are one copy; the order is that of the names."""
+def test_fanout_exchange_reaches_each_queue_once() -> None:
     bindings = [Binding("x", "q", "1"), Binding("x", "p"), Binding("x", "q", "2")]
     table = RoutingTable([exchange("x", "fanout")], ["q", "p"], bindings)
     assert table.route("x", "anything") == ("p", "q")
 
 
-def test_bindings_to_what_does_not_exist_lead_nowhere() -> None:
-    """Neither an undeclared queue nor an undeclared exchange is reached."""
+def test_bindings_to_missing_objects_are_ignored() -> None:
     bindings = [Binding("x", "gone"), Binding("x", "nowhere", to_exchange=True)]
     assert RoutingTable([exchange("x", "fanout")], ["q"], bindings).route("x", "") == ()
 
 
-def test_exchanges_bound_in_a_ring_end() -> None:
-    """Each exchange is visited once."""
+def test_exchange_cycle_ends() -> None:
     bindings = [
         Binding("x", "y", to_exchange=True),
         Binding("y", "x", to_exchange=True),
@@ -72,8 +66,7 @@ def test_exchanges_bound_in_a_ring_end() -> None:
     assert table.route("x", "k") == ("q",)
 
 
-def test_the_alternate_exchange_takes_what_matched_nothing() -> None:
-    """With the routing key it came with, and only then."""
+def test_alternate_exchange_gets_unmatched_messages() -> None:
     table = RoutingTable(
         [exchange("x", alternate_exchange="spare"), exchange("spare", "fanout")],
         ["p", "q"],
@@ -85,8 +78,7 @@ def test_the_alternate_exchange_takes_what_matched_nothing() -> None:
     assert table.route_keys("x", ["b", "c"]) == ("q",)
 
 
-def test_a_match_to_an_exchange_that_routes_nowhere_keeps_the_alternate_out() -> None:
-    """The alternate exchange asks whether a binding matched, not whether a queue was found."""
+def test_match_without_queue_does_not_use_alternate_exchange() -> None:
     table = RoutingTable(
         [exchange("x", alternate_exchange="spare"), exchange("y"), exchange("spare", "fanout")],
         ["q"],
@@ -95,8 +87,7 @@ def test_a_match_to_an_exchange_that_routes_nowhere_keeps_the_alternate_out() ->
     assert table.route("x", "a") == ()
 
 
-def test_a_missing_or_circular_alternate_exchange_ends() -> None:
-    """A name that is not declared counts for nothing; a ring of alternates is walked once."""
+def test_missing_or_circular_alternate_exchange_ends() -> None:
     lost = RoutingTable([exchange("x", alternate_exchange="gone")], ["q"], [])
     assert lost.route("x", "k") == ()
     ring = RoutingTable(
@@ -105,36 +96,31 @@ def test_a_missing_or_circular_alternate_exchange_ends() -> None:
     assert ring.route("x", "k") == ()
 
 
-def test_an_unknown_exchange_type_may_reach_all_that_is_bound() -> None:
-    """Better a queue too many in a report than one too few."""
+def test_unknown_exchange_type_may_reach_all_bound_queues() -> None:
     bindings = [Binding("x", "p", "1"), Binding("x", "q", "2")]
     table = RoutingTable([exchange("x", "x-consistent-hash")], ["p", "q"], bindings)
     assert table.route("x", "k") == ("p", "q")
 
 
-def test_a_delayed_exchange_routes_as_the_type_it_names() -> None:
-    """`x-delayed-type` decides."""
+def test_delayed_exchange_routes_as_its_named_type() -> None:
     delayed = exchange("x", "x-delayed-message", x_delayed_type="direct")
     table = RoutingTable([delayed], ["p", "q"], [Binding("x", "p", "1"), Binding("x", "q", "2")])
     assert table.route("x", "2") == ("q",)
 
 
-def test_a_pattern_alone_can_be_asked() -> None:
-    """`#` takes no word as well, `*` exactly one."""
+def test_topic_pattern_wildcards_match_words() -> None:
     assert topic_matches("a.#", "a")
     assert not topic_matches("a.*", "a")
 
 
-def test_every_virtual_host_has_its_six_exchanges() -> None:
-    """They route like any other of their type."""
+def test_every_virtual_host_has_six_exchanges() -> None:
     table = RoutingTable(PREDECLARED, ["q"], [Binding("amq.topic", "q", "a.#")])
     assert table.route("amq.topic", "a") == ("q",)
     assert table.route("amq.fanout", "a") == ()
     assert len(PREDECLARED) == 6
 
 
-def test_answers_that_depend_on_headers_are_not_remembered() -> None:
-    """Also where the headers exchange is reached by way of a binding or an alternate exchange."""
+def test_answers_that_depend_on_headers_are_not_cached() -> None:
     table = RoutingTable(
         [
             exchange("h", ExchangeType.HEADERS),
@@ -150,8 +136,7 @@ def test_answers_that_depend_on_headers_are_not_remembered() -> None:
         assert table.route(start, "k") == ()
 
 
-def test_the_memory_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many keys pass, and the answers stay right."""
+def test_routing_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "_MEMO_SIZE", 3)
     table = RoutingTable([exchange("x", "topic")], ["q"], [Binding("x", "q", "*.1")])
     for number in range(20):
@@ -197,6 +182,7 @@ def test_the_memory_of_answers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         ({"a": {"b": 1}}, {"a": {"b": True}}, False),
     ],
 )
-def test_headers_matching(arguments: Headers, headers: Headers, expected: bool) -> None:
-    """All or any, void asks for presence, `x-` keys only where asked for, types compared."""
+def test_headers_exchange_matches_all_or_any(
+    arguments: Headers, headers: Headers, expected: bool
+) -> None:
     assert headers_match(arguments, headers) is expected

@@ -1,4 +1,4 @@
-"""What a rule says on which version, and of a live broker."""
+"""Findings by version, and of a live broker."""
 
 from __future__ import annotations
 
@@ -105,17 +105,15 @@ QUORUM_LOOP = loop(quorum("q", dead_letter_exchange="", dead_letter_routing_key=
         ),
     ],
 )
-def test_severity_by_version(
+def test_severity_depends_on_version(
     topology: Topology, rule: str, severities: tuple[str | None, ...]
 ) -> None:
-    """On 3.10, 3.13, 4.0, 4.2 and 4.3; and the gravest of them where no version is meant."""
     versions = ("3.10", "3.13.7", "4.0", "4.2", "4.3", None)
     seen = [[str(each.severity) for each in found(topology, rule, version)] for version in versions]
     assert seen == [[severity] if severity else [] for severity in severities]
 
 
-def test_without_a_version_a_finding_says_for_which_it_holds() -> None:
-    """And does not where one is meant, or where it holds for all."""
+def test_finding_without_version_names_affected_versions() -> None:
     (for_all,) = found(DEFAULT_LIMIT, "looking-deletes")
     assert for_all.explanation.endswith(
         "(RabbitMQ: error from 4.0 and before 4.3, warning from 4.3.)"
@@ -126,8 +124,7 @@ def test_without_a_version_a_finding_says_for_which_it_holds() -> None:
     assert "RabbitMQ" not in everywhere.explanation
 
 
-def test_verdicts_are_spelled_out() -> None:
-    """Open at either end, at both, or at none."""
+def test_version_ranges_are_spelled_out() -> None:
     ends = (("", ""), ("4.0", ""), ("", "3.13"), ("3.13", "3.13.3"))
     severities = [VersionedSeverity.of(Severity.INFO, *each) for each in ends]
     assert format_severities(severities) == (
@@ -143,8 +140,7 @@ def test_verdicts_are_spelled_out() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(DESIGNS))
-def test_a_design_is_recognised_without_its_plans(name: str) -> None:
-    """The structure alone shows the same hazards, though it cannot be sure of all."""
+def test_design_is_recognised_without_plans(name: str) -> None:
     design = DESIGNS[name]
     faithful = design.build()
     told = {"queue-without-plan"}

@@ -14,7 +14,7 @@ __all__ = ["Pair", "open_pair"]
 
 
 class Pair:
-    """Two connections; `pump` carries all bytes over, in pieces of `step` bytes if given."""
+    """Two connections. `pump` transfers all bytes, in chunks of `step` bytes if given."""
 
     def __init__(self, *, step: int | None = None, limits: Limits | None = None) -> None:
         self.client = WireConnection(Side.CLIENT, limits)
@@ -24,7 +24,7 @@ class Pair:
         self.seen_by_server: list[Event] = []
 
     def pump(self) -> None:
-        """Carry bytes until neither side has anything to say."""
+        """Transfer bytes until neither side sends any."""
         while True:
             forth, back = self.client.take(), self.server.take()
             if not forth and not back:

@@ -15,8 +15,7 @@ def _names(pair: Pair) -> tuple[list[str], list[str]]:
     )
 
 
-def test_a_close_is_answered_at_once() -> None:
-    """close-ok needs nobody to ask for it, on channels and connections alike."""
+def test_close_is_answered_at_once() -> None:
     pair = open_pair()
     pair.server.send(1, "channel.close", reply_code=404, reply_text="NOT_FOUND")
     pair.pump()
@@ -27,8 +26,7 @@ def test_a_close_is_answered_at_once() -> None:
     assert pair.client.state is pair.server.state is ConnectionState.CLOSED
 
 
-def test_a_channel_closed_from_both_sides_at_once_ends_cleanly() -> None:
-    """Each answers the other; neither takes the other's answer for a violation."""
+def test_channel_closed_by_both_sides_ends_cleanly() -> None:
     pair = open_pair()
     pair.client.send(1, "channel.close", reply_code=200)
     pair.server.send(1, "channel.close", reply_code=406, reply_text="PRECONDITION_FAILED")
@@ -38,8 +36,7 @@ def test_a_channel_closed_from_both_sides_at_once_ends_cleanly() -> None:
     assert pair.client.state is pair.server.state is ConnectionState.OPEN
 
 
-def test_a_connection_closed_from_both_sides_at_once_ends_cleanly() -> None:
-    """The same for the whole connection."""
+def test_connection_closed_by_both_sides_ends_cleanly() -> None:
     pair = open_pair()
     pair.client.send(0, "connection.close", reply_code=200)
     pair.server.send(0, "connection.close", reply_code=320)
@@ -47,8 +44,7 @@ def test_a_connection_closed_from_both_sides_at_once_ends_cleanly() -> None:
     assert pair.client.state is pair.server.state is ConnectionState.CLOSED
 
 
-def test_whatever_comes_before_the_answer_to_a_close_is_ignored() -> None:
-    """Deliveries, replies and half messages on a closing channel neither count nor disturb."""
+def test_frames_before_close_ok_are_ignored() -> None:
     pair = open_pair()
     pair.client.send(1, "queue.declare", queue="q")
     pair.pump()
@@ -64,8 +60,7 @@ def test_whatever_comes_before_the_answer_to_a_close_is_ignored() -> None:
     assert pair.client.channels == {}
 
 
-def test_a_close_drops_a_message_half_received() -> None:
-    """A channel that ends in the middle of a message leaves nothing behind."""
+def test_close_drops_incomplete_message() -> None:
     pair = open_pair()
     deliver = encode_arguments(METHODS["basic.deliver"], {"consumer_tag": "c", "delivery_tag": 1})
     pair.client.receive(frame(METHOD, 1, deliver))
@@ -75,8 +70,8 @@ def test_a_close_drops_a_message_half_received() -> None:
     assert pair.client.channels == {}
 
 
-def test_a_cancel_by_the_server_is_told_and_answered_if_it_asks() -> None:
-    """RabbitMQ asks for no answer; a server that does gets one, even among our own requests."""
+def test_cancel_by_server_is_reported_and_answered_on_request() -> None:
+    """RabbitMQ requests no answer."""
     pair = open_pair()
     pair.client.send(1, "queue.declare", queue="q")
     pair.pump()
@@ -93,8 +88,7 @@ def test_a_cancel_by_the_server_is_told_and_answered_if_it_asks() -> None:
     assert pair.heard_by_server() == [(1, "basic.cancel-ok", {"consumer_tag": "b"})]
 
 
-def test_blocking_and_flow_are_told() -> None:
-    """connection.blocked reaches whoever publishes; channel.flow is answered."""
+def test_blocked_is_reported_and_flow_is_answered() -> None:
     pair = open_pair()
     pair.server.send(0, "connection.blocked", reason="low on memory")
     pair.server.send(0, "connection.unblocked")
@@ -108,8 +102,7 @@ def test_blocking_and_flow_are_told() -> None:
     assert pair.heard_by_server() == [(1, "channel.flow-ok", {"active": False})]
 
 
-def test_a_secret_can_be_updated() -> None:
-    """update-secret goes out and its answer comes back."""
+def test_update_secret_is_sent_and_answered() -> None:
     pair = open_pair()
     pair.client.send(0, "connection.update-secret", new_secret="token", reason="rotated")
     pair.pump()
@@ -120,8 +113,7 @@ def test_a_secret_can_be_updated() -> None:
     assert pair.seen_by_client == [MethodReceived(0, "connection.update-secret-ok", {})]
 
 
-def test_heartbeats_are_no_events() -> None:
-    """They only show that the line lives."""
+def test_heartbeats_are_not_events() -> None:
     pair = open_pair()
     pair.server.heartbeat()
     pair.pump()
@@ -129,8 +121,7 @@ def test_heartbeats_are_no_events() -> None:
     assert pair.client.channels[1].state is ChannelState.OPEN
 
 
-def test_nothing_is_delivered_once_the_connection_is_closing() -> None:
-    """Whole messages that come before the answer to our close are ignored too."""
+def test_deliveries_on_closing_connection_are_ignored() -> None:
     pair = open_pair()
     pair.client.send(0, "connection.close", reply_code=200)
     deliver = encode_arguments(METHODS["basic.deliver"], {"consumer_tag": "c", "delivery_tag": 1})
@@ -140,8 +131,8 @@ def test_nothing_is_delivered_once_the_connection_is_closing() -> None:
     assert pair.client.state is ConnectionState.CLOSED
 
 
-def test_frames_on_a_channel_that_the_broker_closed_are_ignored_until_it_is_opened_again() -> None:
-    """RabbitMQ 4.3 sends deliveries after its close, also between our next open and its answer."""
+def test_frames_on_channel_closed_by_broker_are_ignored_until_reopened() -> None:
+    """RabbitMQ 4.3 sends deliveries after its close, also between the next open and its answer."""
     pair = open_pair()
     deliver = encode_arguments(METHODS["basic.deliver"], {"consumer_tag": "c", "delivery_tag": 1})
 

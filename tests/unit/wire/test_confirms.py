@@ -50,16 +50,14 @@ def _three() -> Confirms[str]:
     return confirms
 
 
-def test_confirms_may_come_in_any_order() -> None:
-    """Each answer finds the publish of its tag, and no other."""
+def test_confirms_may_arrive_in_any_order() -> None:
     confirms = _three()
     answered = [_names(confirms.settle(tag, multiple=False)) for tag in (2, 3, 1)]
     assert answered == [["two"], ["three"], ["one"]]
     assert confirms.live == 0
 
 
-def test_a_multiple_confirm_answers_all_that_are_left_below() -> None:
-    """Those answered before are not answered again."""
+def test_multiple_confirm_answers_all_pending_below() -> None:
     confirms = _three()
     confirms.settle(1, multiple=False)
     assert _names(confirms.settle(2, multiple=True)) == ["two"]
@@ -67,15 +65,13 @@ def test_a_multiple_confirm_answers_all_that_are_left_below() -> None:
     assert _names(confirms.settle(0, multiple=True)) == ["three"]
 
 
-def test_an_unknown_tag_answers_nobody() -> None:
-    """A confirm for something never sent, or answered already, changes nothing."""
+def test_unknown_confirm_tag_is_ignored() -> None:
     confirms = _three()
     assert confirms.settle(9, multiple=False) == []
     assert confirms.live == 3
 
 
-def test_a_return_is_matched_by_what_was_sent() -> None:
-    """Of several in flight, the one with the returned body gets it."""
+def test_return_is_matched_by_content() -> None:
     confirms = _three()
     found = confirms.take_back(_returned(body=b"two"))
     assert found is not None
@@ -87,8 +83,7 @@ def test_a_return_is_matched_by_what_was_sent() -> None:
     ]
 
 
-def test_equal_message_ids_do_not_swap_fates() -> None:
-    """Two copies of one id, one routable: the return goes to the key that had no queue."""
+def test_return_with_equal_message_ids_is_matched_by_key() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "stored", key="here", properties=_with("same"))
     _send(confirms, "lost", key="gone", properties=_with("same"))
@@ -97,8 +92,7 @@ def test_equal_message_ids_do_not_swap_fates() -> None:
     assert found.ticket == "lost"
 
 
-def test_equal_publishes_are_returned_in_the_order_they_were_sent() -> None:
-    """Nothing tells them apart, so the earliest not yet returned is taken."""
+def test_equal_publishes_are_returned_in_order() -> None:
     confirms: Confirms[str] = Confirms()
     for name in ("first", "second"):
         _send(confirms, name)
@@ -107,8 +101,7 @@ def test_equal_publishes_are_returned_in_the_order_they_were_sent() -> None:
     assert confirms.take_back(_returned()) is None
 
 
-def test_headers_sorted_by_the_broker_still_match() -> None:
-    """The publish whose headers are equal but for their order is found, not merely the first."""
+def test_return_with_sorted_headers_is_matched() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "other", properties=_with("x", {"b": 1, "a": 3}))
     _send(confirms, "mine", properties=_with("x", {"b": 1, "a": 2}))
@@ -117,8 +110,8 @@ def test_headers_sorted_by_the_broker_still_match() -> None:
     assert found.ticket == "mine"
 
 
-def test_a_header_dropped_on_the_way_in_does_not_lose_the_return() -> None:
-    """RabbitMQ strips BCC: then the earliest with equal exchange, key and body is taken."""
+def test_return_without_bcc_header_is_matched() -> None:
+    """RabbitMQ strips BCC. The earliest publish with equal exchange, key and body is used."""
     confirms: Confirms[str] = Confirms()
     _send(confirms, "other", body=b"x")
     _send(confirms, "mine", body=b"y", properties=_with("m", {"BCC": ["z"]}))
@@ -127,16 +120,14 @@ def test_a_header_dropped_on_the_way_in_does_not_lose_the_return() -> None:
     assert found.ticket == "mine"
 
 
-def test_a_return_that_fits_nothing_is_not_given_to_anybody() -> None:
-    """Another key, or a publish that was not mandatory, cannot have been returned."""
+def test_unmatched_return_belongs_to_no_publish() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "optional", mandatory=False)
     _send(confirms, "elsewhere", key="other")
     assert confirms.take_back(_returned()) is None
 
 
-def test_time_runs_out_for_the_oldest_only() -> None:
-    """Whoever was sent later has more time; nobody is told twice."""
+def test_only_oldest_publish_times_out() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "old", deadline=1.0)
     _send(confirms, "new", deadline=2.0)
@@ -145,8 +136,7 @@ def test_time_runs_out_for_the_oldest_only() -> None:
     assert (confirms.live, confirms.abandon_count) == (1, 1)
 
 
-def test_a_late_return_does_not_hit_a_later_equal_publish() -> None:
-    """A publish that timed out still absorbs its own answers."""
+def test_late_return_does_not_match_later_equal_publish() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "old", deadline=1.0)
     confirms.expire(1.0)
@@ -159,8 +149,7 @@ def test_a_late_return_does_not_hit_a_later_equal_publish() -> None:
     assert (left.ticket, left.returned, confirms.live) == ("new", None, 0)
 
 
-def test_the_end_of_the_channel_leaves_nobody_waiting() -> None:
-    """Everyone who still waits is named once; those who timed out were told before."""
+def test_end_of_channel_ends_all_pending_publishes() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "old", deadline=1.0)
     _send(confirms, "new", deadline=2.0)

@@ -54,8 +54,7 @@ def _violation(pair: Pair, raw: bytes) -> Violation:
 
 @pytest.mark.parametrize("step", [None, 1, 7, 64])
 @pytest.mark.parametrize("size", [0, 1, 1000, 131_064, 131_065, 300_000])
-def test_deliveries_arrive_whole_however_they_are_cut(step: int | None, size: int) -> None:
-    """One frame or many, one read or thousands: the same deliveries, bit for bit."""
+def test_deliveries_are_equal_for_any_chunking(step: int | None, size: int) -> None:
     if step == 1 and size > 1000:
         step = 4096
     pair = open_pair(step=step)
@@ -76,7 +75,6 @@ def test_deliveries_arrive_whole_however_they_are_cut(step: int | None, size: in
 
 
 def test_messages_on_two_channels_may_interleave() -> None:
-    """Frames of different channels do not disturb each other's messages."""
     pair = open_pair(channels=2)
     _deliver(pair, 1, b"a" * 200_000, channel=1)
     first = pair.server.take()
@@ -89,8 +87,7 @@ def test_messages_on_two_channels_may_interleave() -> None:
     assert bodies == [b"b" * 200_000, b"a" * 200_000]
 
 
-def test_returns_gets_publishes_and_settlements_are_read() -> None:
-    """The other hot frames, each with all its fields."""
+def test_returns_gets_publishes_and_settlements_are_parsed() -> None:
     pair = open_pair()
     pair.client.content(
         1,
@@ -135,8 +132,8 @@ def test_returns_gets_publishes_and_settlements_are_read() -> None:
     assert (ack.name, ack.tag, ack.multiple, ack.requeue) == ("basic.ack", 9, True, False)
 
 
-def test_a_message_whose_properties_are_broken_can_still_be_read() -> None:
-    """`properties` never raises; the raw bytes stay."""
+def test_message_with_broken_properties_can_be_read() -> None:
+    """`properties` never raises, and the raw bytes stay."""
     pair = open_pair()
     method = _method("basic.deliver", consumer_tag="c", delivery_tag=1)
     pair.server.content(1, method, b"\x80\x00\x09abc", b"x")
@@ -147,8 +144,7 @@ def test_a_message_whose_properties_are_broken_can_still_be_read() -> None:
     assert found.raw_properties == b"\x80\x00\x09abc"
 
 
-def test_a_request_and_its_reply_pass() -> None:
-    """A method with its arguments, there and back."""
+def test_request_and_reply_are_transferred() -> None:
     pair = open_pair()
     pair.client.send(1, "queue.declare", queue="q", durable=True, arguments={"x-expires": 5})
     pair.pump()
@@ -166,8 +162,7 @@ def test_a_request_and_its_reply_pass() -> None:
     assert arguments == {"queue": "q", "message_count": 3, "consumer_count": 1}
 
 
-def test_settlements_leave_before_what_is_sent_after_them() -> None:
-    """An ack, then a close: the broker must see the ack."""
+def test_settlements_are_sent_before_later_frames() -> None:
     pair = open_pair()
     _deliver(pair, 1, b"x")
     pair.pump()
@@ -205,8 +200,7 @@ def test_settlements_leave_before_what_is_sent_after_them() -> None:
         (b"\x01\x00\x01\x00\x00\x00\x05\x00\x3c\x00\x50\x00\xce", 501),
     ],
 )
-def test_what_breaks_the_protocol_ends_the_connection(raw: bytes, code: int) -> None:
-    """Garbage, wrong places, wrong senders and unasked replies: told to the peer, then over."""
+def test_protocol_violation_closes_connection(raw: bytes, code: int) -> None:
     pair = open_pair()
     assert _violation(pair, raw).code == code
     closing = pair.client.take()
@@ -216,8 +210,7 @@ def test_what_breaks_the_protocol_ends_the_connection(raw: bytes, code: int) -> 
     assert pair.client.receive(_method("basic.ack", delivery_tag=1)) == []
 
 
-def test_events_before_a_violation_are_not_lost() -> None:
-    """What was sound in the same read is handed over first."""
+def test_events_before_violation_are_delivered() -> None:
     pair = open_pair()
     sound = _method("basic.ack", delivery_tag=1)
     ack, violation = pair.client.receive(sound + b"garbage!")
@@ -231,36 +224,31 @@ def _begun(pair: Pair, size: int) -> bytes:
     return method + frame(2, 1, header)
 
 
-def test_a_message_must_be_finished_before_the_next_method() -> None:
-    """Half a message followed by something else is a violation."""
+def test_method_within_message_is_a_violation() -> None:
     pair = open_pair()
     raw = _begun(pair, 10) + _method("basic.ack", delivery_tag=1)
     assert _violation(pair, raw).code == 505
 
 
-def test_a_body_longer_than_announced_is_refused() -> None:
-    """No byte beyond the announced size is taken."""
+def test_body_longer_than_announced_is_refused() -> None:
     pair = open_pair()
     assert _violation(pair, _begun(pair, 3) + frame(3, 1, b"four")).code == 501
 
 
-def test_a_second_header_is_refused() -> None:
-    """A message has one header."""
+def test_second_header_is_refused() -> None:
     pair = open_pair()
     header = b"\x00\x3c\x00\x00" + (3).to_bytes(8, "big") + b"\x00\x00"
     assert _violation(pair, _begun(pair, 3) + frame(2, 1, header)).code == 505
 
 
-def test_a_header_of_another_class_is_refused() -> None:
-    """Only class 60 has messages."""
+def test_header_of_another_class_is_refused() -> None:
     pair = open_pair()
     method = _method("basic.deliver", consumer_tag="c", delivery_tag=1)
     header = b"\x00\x0a\x00\x00" + (3).to_bytes(8, "big") + b"\x00\x00"
     assert _violation(pair, method + frame(2, 1, header)).code == 505
 
 
-def test_an_oversized_body_is_refused_before_it_comes() -> None:
-    """The announcement is enough; nothing is held in memory for it."""
+def test_oversized_body_is_refused_at_its_header() -> None:
     pair = open_pair(limits=Limits(body_max=1000))
     assert _violation(pair, _begun(pair, 1001)).code == 506
     pair = open_pair(limits=Limits(body_max=1000))
@@ -268,22 +256,19 @@ def test_an_oversized_body_is_refused_before_it_comes() -> None:
     assert _violation(pair, _begun(pair, 1001) + body).code == 506
 
 
-def test_unfinished_messages_together_are_bounded() -> None:
-    """Many channels, each with half a message, cannot fill the memory."""
+def test_unfinished_messages_are_limited_in_total() -> None:
     pair = open_pair(limits=Limits(partial_max=1000))
     assert _violation(pair, _begun(pair, 5000) + frame(3, 1, b"x" * 1001)).code == 506
 
 
-def test_the_book_of_unfinished_messages_is_settled_when_they_end() -> None:
-    """Finished messages no longer count against the bound."""
+def test_finished_messages_do_not_count_toward_limit() -> None:
     pair = open_pair(limits=Limits(partial_max=1000))
     for _ in range(5):
         raw = _begun(pair, 600) + frame(3, 1, b"x" * 300) + frame(3, 1, b"x" * 300)
         assert [type(event) for event in pair.client.receive(raw)] == [Delivered]
 
 
-def test_too_many_requests_at_once_are_refused() -> None:
-    """A client that never reads answers cannot pile up requests without end."""
+def test_too_many_pending_requests_are_refused() -> None:
     pair = open_pair(limits=Limits(requests_max=3))
     for _ in range(3):
         pair.server.receive(_method("queue.declare", queue="q"))
@@ -292,8 +277,8 @@ def test_too_many_requests_at_once_are_refused() -> None:
     assert found.code == 506
 
 
-def test_a_channel_beyond_the_agreed_number_is_refused() -> None:
-    """channel_max is how many channels there may be, not the highest number of one."""
+def test_channels_beyond_channel_max_are_refused() -> None:
+    """It is the number of channels, not the highest number."""
     pair = open_pair()
     (found,) = pair.server.receive(_method("channel.open", channel=65_535))
     assert isinstance(found, MethodReceived)
@@ -303,8 +288,7 @@ def test_a_channel_beyond_the_agreed_number_is_refused() -> None:
     assert found.code == 530
 
 
-def test_headers_beyond_one_frame_are_refused_by_the_sender() -> None:
-    """The broker would close the connection; the sender gets an error and the connection stays."""
+def test_headers_beyond_frame_are_refused_by_sender() -> None:
     pair = open_pair()
     method = _method("basic.publish", exchange="x")
     with pytest.raises(ProtocolError, match="one frame"):
@@ -323,15 +307,13 @@ def test_headers_beyond_one_frame_are_refused_by_the_sender() -> None:
         (0, "connection.start-ok"),
     ],
 )
-def test_we_do_not_send_what_is_not_allowed(number: int, name: str) -> None:
-    """The tables hold for our own side too."""
+def test_sender_refuses_methods_of_other_side(number: int, name: str) -> None:
     pair = open_pair()
     with pytest.raises(ProtocolError):
         pair.client.send(number, name)
 
 
-def test_a_server_refuses_whoever_speaks_something_else() -> None:
-    """The answer to a wrong protocol header is the right one."""
+def test_server_answers_wrong_protocol_header() -> None:
     server = WireConnection(Side.SERVER)
     assert server.receive(b"AM") == []
     (found,) = WireConnection(Side.SERVER).receive(b"GET / HTTP/1.1\r\n")
@@ -341,16 +323,14 @@ def test_a_server_refuses_whoever_speaks_something_else() -> None:
     assert server.take() == b"AMQP\x00\x00\x09\x01"
 
 
-def test_a_client_says_that_the_peer_speaks_another_version() -> None:
-    """A broker that wants another AMQP is named in the error."""
+def test_client_names_other_protocol_version() -> None:
     client = WireConnection(Side.CLIENT)
     (found,) = client.receive(b"AMQP\x00\x01\x00\x00")
     assert isinstance(found, Violation)
     assert "AMQP 1.0.0" in str(found.error)
 
 
-def test_channel_states_follow_a_close_from_either_side() -> None:
-    """Closed and forgotten on both sides; the number can be used again."""
+def test_channel_state_follows_close_from_either_side() -> None:
     pair = open_pair(channels=2)
     pair.server.send(1, "channel.close", reply_code=404, reply_text="NOT_FOUND")
     pair.client.send(2, "channel.close", reply_code=200)

@@ -44,8 +44,7 @@ def _halves(
 
 
 @pytest.mark.parametrize("step", [None, 1])
-def test_both_sides_open(step: int | None) -> None:
-    """After the handshake both are open and know of each other."""
+def test_handshake_opens_both_sides(step: int | None) -> None:
     pair = Pair(step=step)
     client, server = _halves(pair)
     pair.shake_hands(client, server)
@@ -59,15 +58,13 @@ def test_both_sides_open(step: int | None) -> None:
 
 
 def test_external_sends_no_password() -> None:
-    """With EXTERNAL the certificate speaks; the response is at most a name."""
     pair = Pair()
     client, server = _halves(pair, Credentials("", mechanism="EXTERNAL"))
     pair.shake_hands(client, server)
     assert server.user == "certificate"
 
 
-def test_a_wrong_password_is_refused_in_the_brokers_words() -> None:
-    """The error names user and reason, never the password."""
+def test_wrong_password_is_refused_without_showing_it() -> None:
     pair = Pair()
     client, server = _halves(pair, Credentials("ann", lambda: "hunter2"))
     with pytest.raises(ConnectionFailed, match=r"403 ACCESS_REFUSED.*'ann'") as caught:
@@ -75,8 +72,7 @@ def test_a_wrong_password_is_refused_in_the_brokers_words() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_unknown_virtual_host_is_refused() -> None:
-    """The error names it, and says that another try will not help."""
+def test_unknown_virtual_host_raises_login_refused() -> None:
     pair = Pair()
     client, server = _halves(pair, virtual_host="nowhere")
     with pytest.raises(LoginRefused, match=r"530 NOT_ALLOWED.*nowhere"):
@@ -99,10 +95,8 @@ def test_an_unknown_virtual_host_is_refused() -> None:
         (320, "CONNECTION_FORCED - broker forced connection closure", False),
     ],
 )
-def test_a_refusal_that_passes_is_told_apart_from_one_that_lasts(
-    code: int, text: str, lasts: bool
-) -> None:
-    """A virtual host that is starting, or full, may take us at the next try; a missing one will not."""
+def test_temporary_refusal_differs_from_permanent_one(code: int, text: str, lasts: bool) -> None:
+    """A virtual host that is starting or full may accept the next attempt."""
     pair = Pair()
     client, _ = _halves(pair)
     closed = {"reply_code": code, "reply_text": text, "class_id": 0, "method_id": 0}
@@ -111,8 +105,8 @@ def test_a_refusal_that_passes_is_told_apart_from_one_that_lasts(
     assert isinstance(caught.value, LoginRefused) is lasts
 
 
-def test_a_mechanism_that_is_not_offered_is_not_tried() -> None:
-    """No password is sent to a server that did not ask for one."""
+def test_mechanism_that_is_not_offered_is_not_tried() -> None:
+    """No password is sent."""
     pair = Pair()
     client, server = _halves(pair, mechanisms="EXTERNAL")
     with pytest.raises(ConnectionFailed, match="PLAIN, it offers EXTERNAL"):
@@ -129,10 +123,9 @@ def test_a_mechanism_that_is_not_offered_is_not_tried() -> None:
         (Tuning(20, 8192, 0), Tuning(20, 8192, 60), Tuning(20, 8192, 0)),
     ],
 )
-def test_the_lower_limit_holds_and_zero_is_none(
+def test_lower_tuning_limit_holds_and_zero_is_unlimited(
     ours: Tuning, theirs: Tuning, agreed: Tuning
 ) -> None:
-    """Both sides end with the same numbers, and the connection keeps them."""
     pair = Pair()
     client, server = _halves(pair, ours=ours, theirs=theirs)
     pair.shake_hands(client, server)
@@ -140,8 +133,7 @@ def test_the_lower_limit_holds_and_zero_is_none(
     assert pair.client.frame_max == pair.server.frame_max == agreed.frame_max
 
 
-def test_a_client_that_tunes_beyond_the_offer_is_refused() -> None:
-    """The server does not take more than it offered."""
+def test_client_that_tunes_beyond_offer_is_refused() -> None:
     pair = Pair()
     _, server = _halves(pair, theirs=Tuning(10, 8192, 60))
     pair.pump()

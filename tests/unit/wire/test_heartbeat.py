@@ -5,8 +5,7 @@ from __future__ import annotations
 from hopback.wire.transport import Heartbeat
 
 
-def test_we_speak_after_half_an_interval_of_silence() -> None:
-    """Traffic of our own puts it off."""
+def test_heartbeat_is_due_after_half_an_interval() -> None:
     heartbeat = Heartbeat(60, now=0)
     assert not heartbeat.due(29)
     assert heartbeat.due(30)
@@ -15,8 +14,7 @@ def test_we_speak_after_half_an_interval_of_silence() -> None:
     assert heartbeat.due(60)
 
 
-def test_a_peer_silent_for_two_intervals_is_dead() -> None:
-    """Anything it sends keeps it alive."""
+def test_peer_silent_for_two_intervals_is_dead() -> None:
     heartbeat = Heartbeat(60, now=0)
     assert not heartbeat.dead(120)
     assert heartbeat.dead(120.5)
@@ -24,8 +22,7 @@ def test_a_peer_silent_for_two_intervals_is_dead() -> None:
     assert not heartbeat.dead(219)
 
 
-def test_an_interval_of_zero_switches_everything_off() -> None:
-    """Neither sends nor expects."""
+def test_heartbeat_of_zero_is_disabled() -> None:
     heartbeat = Heartbeat(0, now=0)
     assert heartbeat.tick is None
     assert not heartbeat.due(1e9)

@@ -10,8 +10,7 @@ from hopback.errors import ProtocolError
 from hopback.wire.methods import BY_ID, METHODS, Side, decode_arguments, encode_arguments
 
 
-def test_the_table_is_whole() -> None:
-    """All methods of AMQP 0-9-1 and RabbitMQ's extensions are there, with their numbers."""
+def test_method_table_is_complete() -> None:
     classes = Counter(name.partition(".")[0] for name in METHODS)
     assert classes == {
         "connection": 14,
@@ -28,8 +27,7 @@ def test_the_table_is_whole() -> None:
     assert METHODS["connection.update-secret"].id == 10 << 16 | 70
 
 
-def test_every_request_has_replies_that_the_other_side_sends() -> None:
-    """Whoever is asked can answer, and nothing answers what was not asked."""
+def test_every_request_has_replies_of_other_side() -> None:
     answers = {name for method in METHODS.values() for name in method.replies}
     assert answers == {method.name for method in METHODS.values() if method.is_reply}
     for method in METHODS.values():
@@ -38,8 +36,7 @@ def test_every_request_has_replies_that_the_other_side_sends() -> None:
             assert asked <= METHODS[name].senders
 
 
-def test_arguments_have_the_bytes_of_the_specification() -> None:
-    """queue.declare: reserved short, name, five bits in one octet, arguments."""
+def test_queue_declare_has_bytes_of_specification() -> None:
     raw = encode_arguments(
         METHODS["queue.declare"],
         {"queue": "q", "durable": True, "auto_delete": True, "arguments": {"a": True}},
@@ -48,8 +45,7 @@ def test_arguments_have_the_bytes_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_survives_with_every_argument_set(name: str) -> None:
-    """What is encoded is decoded again, for each method of the table."""
+def test_every_method_round_trips(name: str) -> None:
     samples = {
         "octet": 7,
         "short": 300,
@@ -66,8 +62,7 @@ def test_every_method_survives_with_every_argument_set(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_a_cut_or_padded_method_is_an_error(name: str) -> None:
-    """A frame that is too short or too long never passes for a method."""
+def test_truncated_or_padded_method_is_refused(name: str) -> None:
     raw = encode_arguments(METHODS[name], {})
     with pytest.raises(ProtocolError):
         decode_arguments(METHODS[name], raw + b"\x00")
@@ -87,21 +82,20 @@ def test_a_cut_or_padded_method_is_an_error(name: str) -> None:
         ("queue.declare", {"arguments": {"x": object()}}),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(name: str, arguments: dict[str, object]) -> None:
-    """The error says which method and which argument."""
+def test_invalid_method_arguments_are_refused_by_name(
+    name: str, arguments: dict[str, object]
+) -> None:
     with pytest.raises(ProtocolError, match=f"{name}|field value"):
         encode_arguments(METHODS[name], arguments)
 
 
-def test_nowait_takes_the_reply_away() -> None:
-    """A method with replies awaits none when it was sent with nowait."""
+def test_nowait_method_awaits_no_reply() -> None:
     declare = METHODS["queue.declare"]
     assert declare.awaits_reply({})
     assert not declare.awaits_reply({"nowait": True})
     assert not METHODS["basic.ack"].awaits_reply({})
 
 
-def test_roles_are_each_others_other() -> None:
-    """Client and server face each other."""
+def test_sides_are_opposites() -> None:
     assert Side.CLIENT.other is Side.SERVER
     assert Side.SERVER.other is Side.CLIENT

@@ -29,35 +29,30 @@ FULL = Properties(
 )
 
 
-def test_all_fourteen_survive() -> None:
-    """Every property comes back, in the order AMQP gives them."""
+def test_all_fourteen_properties_round_trip() -> None:
     raw = encode_properties(FULL)
     assert raw[:2] == b"\xff\xfc"
     assert decode_properties(raw) == FULL
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Properties)][:-1])
-def test_each_one_alone_survives(name: str) -> None:
-    """No property leans on another being there."""
+def test_each_property_round_trips_alone(name: str) -> None:
     alone = replace(Properties(), **{name: getattr(FULL, name)})
     assert decode_properties(encode_properties(alone)) == alone
 
 
-def test_none_at_all_is_two_zero_bytes() -> None:
-    """Absent stays absent."""
+def test_empty_properties_are_two_zero_bytes() -> None:
     assert encode_properties(Properties()) == b"\x00\x00"
     assert decode_properties(b"\x00\x00") == Properties()
 
 
-def test_a_default_mode_fills_only_a_gap() -> None:
-    """Persistent unless said otherwise: what the sender chose is kept."""
+def test_default_delivery_mode_fills_only_missing_value() -> None:
     assert decode_properties(encode_properties(Properties(), default_mode=2)).delivery_mode == 2
     chosen = encode_properties(Properties(delivery_mode=1), default_mode=2)
     assert decode_properties(chosen).delivery_mode == 1
 
 
 def test_unreadable_headers_are_kept_and_never_written() -> None:
-    """A broker could find in them what nobody here has read."""
     broken = b"\x01kz\x00"
     raw = b"\x20\x00" + len(broken).to_bytes(4, "big") + broken
     found = decode_properties(raw)
@@ -67,7 +62,7 @@ def test_unreadable_headers_are_kept_and_never_written() -> None:
     assert (dict(ours.headers), ours.opaque_headers) == ({"hopback-attempts": 1}, b"")
 
 
-def test_absent_and_empty_headers_are_different_values() -> None:
+def test_absent_and_empty_headers_differ() -> None:
     absent, empty = Properties(), Properties(headers={})
     assert encode_properties(absent) == b"\x00\x00"
     assert encode_properties(empty) == b"\x20\x00" + bytes(4)
@@ -75,8 +70,7 @@ def test_absent_and_empty_headers_are_different_values() -> None:
     assert decode_properties(encode_properties(empty)) == empty != absent
 
 
-def test_a_header_that_comes_twice_and_one_without_text_travel_on() -> None:
-    """What has no place in a mapping is written behind it, as it was."""
+def test_repeated_header_and_header_without_text_round_trip() -> None:
     entries = b"\x01aV\x01at\x01\x01\xffV"
     raw = b"\x20\x00" + len(entries).to_bytes(4, "big") + entries
     found = decode_properties(raw)
@@ -85,8 +79,7 @@ def test_a_header_that_comes_twice_and_one_without_text_travel_on() -> None:
     assert encode_properties(found) == raw
 
 
-def test_text_that_is_no_utf8_survives() -> None:
-    """A producer's broken content type does not stop its message."""
+def test_text_with_invalid_utf8_round_trips() -> None:
     raw = b"\x80\x00\x02\xff\xfe"
     assert encode_properties(decode_properties(raw)) == raw
 
@@ -105,8 +98,7 @@ def test_text_that_is_no_utf8_survives() -> None:
         b"\x00\x00\x00",
     ],
 )
-def test_properties_that_do_not_fill_their_frame_are_an_error(raw: bytes) -> None:
-    """Too short, too long and unknown flags are told apart from sound ones."""
+def test_truncated_or_padded_properties_are_refused(raw: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_properties(raw)
 
@@ -122,15 +114,12 @@ def test_properties_that_do_not_fill_their_frame_are_an_error(raw: bytes) -> Non
         Properties(type="\ud800x"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_it_is_sent(wrong: Properties) -> None:
-    """The broker would close the connection; we say which property it is."""
+def test_property_that_does_not_fit_is_refused_before_sending(wrong: Properties) -> None:
     with pytest.raises(ProtocolError, match="property"):
         encode_properties(wrong)
 
 
-def test_canonical_form_forgets_order_and_nothing_else() -> None:
-    """Headers sorted by a broker are equal; another type or value is not."""
-
+def test_canonical_properties_ignore_only_header_order() -> None:
     def canonical(**headers: object) -> bytes:
         return canonical_properties(encode_properties(Properties(headers=headers)))  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from hopback.wire.settlement import Settlements
 
 
 class _Ledger:
-    """What a broker makes of the frames: which tags are settled, and how."""
+    """The effect of the frames on a broker: settled tags and their settlement."""
 
     def __init__(self, *delivered: int) -> None:
         self.held = set(delivered)
@@ -51,8 +51,7 @@ def _flush(settlements: Settlements, ledger: _Ledger) -> None:
     ledger.read(b"".join(out))
 
 
-def test_acks_of_one_turn_become_one_frame() -> None:
-    """When nothing below is held, one `multiple` ack says it all."""
+def test_acks_of_one_turn_are_one_frame() -> None:
     settlements, ledger = _channel(1, 2, 3, 4)
     for tag in (2, 1, 3):
         settlements.ack(tag)
@@ -61,8 +60,7 @@ def test_acks_of_one_turn_become_one_frame() -> None:
     assert (ledger.held, ledger.frames) == ({4}, 1)
 
 
-def test_a_held_delivery_is_never_covered() -> None:
-    """Acks above a delivery somebody still holds go one by one."""
+def test_held_delivery_is_never_covered_by_multiple_ack() -> None:
     settlements, ledger = _channel(1, 2, 3, 4)
     for tag in (1, 3, 4):
         settlements.ack(tag)
@@ -71,8 +69,7 @@ def test_a_held_delivery_is_never_covered() -> None:
     assert (ledger.held, ledger.frames) == ({2}, 3)
 
 
-def test_a_nack_in_the_same_turn_is_not_swallowed_by_an_ack() -> None:
-    """Whatever the order of calls, the nacked one is nacked and the others are acked."""
+def test_nack_in_same_turn_is_kept() -> None:
     settlements, ledger = _channel(1, 2, 3)
     settlements.ack(1)
     settlements.ack(3)
@@ -82,8 +79,7 @@ def test_a_nack_in_the_same_turn_is_not_swallowed_by_an_ack() -> None:
     assert ledger.frames == 2
 
 
-def test_nacks_and_rejects_go_one_by_one() -> None:
-    """Each dead-lettered or released message has its own frame, in the order of calls."""
+def test_nacks_and_rejects_are_single_frames() -> None:
     settlements, ledger = _channel(1, 2, 3, 4)
     settlements.nack(1, requeue=True)
     settlements.nack(2, requeue=False)
@@ -94,8 +90,7 @@ def test_nacks_and_rejects_go_one_by_one() -> None:
     assert list(ledger.settled) == [1, 2, 3, 4]
 
 
-def test_an_ack_of_everything_leaves_after_the_acks_before_it() -> None:
-    """A caller's own `multiple` does not make earlier acks name settled tags."""
+def test_multiple_ack_follows_earlier_acks() -> None:
     settlements, ledger = _channel(1, 2, 3, 4)
     settlements.ack(2)
     settlements.ack_through(3)
@@ -106,8 +101,7 @@ def test_an_ack_of_everything_leaves_after_the_acks_before_it() -> None:
 
 
 @pytest.mark.parametrize("tag", [0, 4])
-def test_nack_multiple_settles_all_up_to_its_tag(tag: int) -> None:
-    """0 means everything there is."""
+def test_multiple_nack_settles_all_up_to_tag(tag: int) -> None:
     settlements, ledger = _channel(1, 2, 3, 4)
     settlements.nack(tag, requeue=True, multiple=True)
     _flush(settlements, ledger)
@@ -115,8 +109,8 @@ def test_nack_multiple_settles_all_up_to_its_tag(tag: int) -> None:
     assert not settlements.unsettled
 
 
-def test_a_tag_settled_twice_reaches_the_broker_twice() -> None:
-    """The mistake is not hidden: the broker answers it with 406."""
+def test_tag_settled_twice_reaches_broker_twice() -> None:
+    """The broker answers with 406."""
     settlements, ledger = _channel(1, 2)
     settlements.ack(1)
     settlements.ack(1)
@@ -126,8 +120,7 @@ def test_a_tag_settled_twice_reaches_the_broker_twice() -> None:
     assert ledger.held == {2}
 
 
-def test_nothing_is_written_twice() -> None:
-    """A flush empties the books."""
+def test_flush_writes_each_settlement_once() -> None:
     settlements, ledger = _channel(1)
     settlements.ack(1)
     _flush(settlements, ledger)
@@ -136,8 +129,7 @@ def test_nothing_is_written_twice() -> None:
     assert not settlements.pending
 
 
-def test_recovered_deliveries_no_longer_hold_others_back() -> None:
-    """After basic.recover the old tags are gone, so acks of new ones coalesce again."""
+def test_recovered_deliveries_do_not_prevent_multiple_ack() -> None:
     settlements, _ = _channel(1, 2)
     settlements.forget()
     settlements.unsettled.update({3: True, 4: True})
@@ -148,8 +140,7 @@ def test_recovered_deliveries_no_longer_hold_others_back() -> None:
     assert (set(ledger.settled), ledger.frames) == ({3, 4}, 1)
 
 
-def test_deliveries_that_are_held_are_remembered_by_their_range() -> None:
-    """However many: nobody settles them one by one, and no `multiple` ack covers them."""
+def test_held_deliveries_are_stored_as_range() -> None:
     settlements, ledger = _channel(*range(1, 1001))
     for tag in range(1, 1001):
         if tag != 500:

@@ -55,10 +55,7 @@ _BYTES_OF = [
 
 
 @pytest.mark.parametrize(("value", "raw"), _BYTES_OF, ids=repr)
-def test_each_type_has_its_own_bytes_and_comes_back_as_itself(
-    value: FieldValue, raw: bytes
-) -> None:
-    """Every AMQP type is written with its own octet and read back equal in value and type."""
+def test_each_table_type_round_trips(value: FieldValue, raw: bytes) -> None:
     entry = b"\x01k" + raw
     assert encode_table({"k": value}) == len(entry).to_bytes(4, "big") + entry
     found, end = decode_table(encode_table({"k": value}))
@@ -79,10 +76,7 @@ class _Word(StrEnum):
         (Decimal("1E2"), Decimal(100)),
     ],
 )
-def test_values_of_kindred_types_are_written_as_what_they_are(
-    given: FieldValue, same: FieldValue
-) -> None:
-    """An enum that is text, a frozen mapping, a tuple and a round decimal need no conversion."""
+def test_related_python_types_are_encoded(given: FieldValue, same: FieldValue) -> None:
     assert encode_table({"k": given}) == encode_table({"k": same})
 
 
@@ -103,27 +97,23 @@ def test_values_of_kindred_types_are_written_as_what_they_are(
         Timestamp(-1),
     ],
 )
-def test_what_has_no_amqp_form_is_refused(value: Any) -> None:
-    """A value that would be cut or changed is an error before anything is sent."""
+def test_values_without_amqp_form_are_refused(value: Any) -> None:
     with pytest.raises(ProtocolError):
         encode_table({"k": value})
 
 
-def test_a_refusal_names_the_key() -> None:
-    """Whoever set the header finds it by the error's text."""
+def test_refused_value_names_key() -> None:
     with pytest.raises(ProtocolError, match="'x-big'"):
         encode_table({"x-big": 2**63})
 
 
 @pytest.mark.parametrize("key", ["é" * 128, "\ud800"])
-def test_a_key_must_be_short_valid_text(key: str) -> None:
-    """255 bytes is the end for a key, counted in UTF-8."""
+def test_table_key_must_be_short_valid_text(key: str) -> None:
     with pytest.raises(ProtocolError, match="key"):
         encode_table({key: 1})
 
 
-def test_the_longest_key_passes() -> None:
-    """255 bytes are allowed."""
+def test_key_of_255_bytes_is_accepted() -> None:
     assert decode_table(encode_table({"k" * 255: 1}))[0] == {"k" * 255: 1}
 
 
@@ -135,8 +125,7 @@ def _nested(depth: int, kind: type) -> FieldValue:
 
 
 @pytest.mark.parametrize("kind", [list, dict])
-def test_nesting_has_an_end_in_both_directions(kind: type) -> None:
-    """Tables and arrays may be 32 deep; what is deeper is not written, and read as it stands."""
+def test_nesting_is_limited_to_32_levels(kind: type) -> None:
     deepest = {"k": _nested(MAX_DEPTH, kind)}
     assert decode_table(encode_table(deepest))[0] == deepest
     with pytest.raises(ProtocolError, match="deep"):
@@ -151,8 +140,7 @@ def test_nesting_has_an_end_in_both_directions(kind: type) -> None:
     assert encode_entries(headers) == deeper + b"\x01aV"
 
 
-def test_a_hundred_thousand_levels_do_not_exhaust_the_stack() -> None:
-    """Hostile nesting is not followed beyond its 33rd level, and is kept as it is."""
+def test_hundred_thousand_levels_do_not_exhaust_stack() -> None:
     raw = b""
     for _ in range(1000):
         raw = b"A" + len(raw).to_bytes(4, "big") + raw
@@ -170,8 +158,7 @@ def test_a_hundred_thousand_levels_do_not_exhaust_the_stack() -> None:
         b"\x01kA\xff\xff\xff\xff",
     ],
 )
-def test_what_has_no_end_stays_bytes(rest: bytes) -> None:
-    """Entries before the broken one are read; the broken one and all after it are kept as bytes."""
+def test_truncated_entry_is_kept_as_bytes(rest: bytes) -> None:
     good = encode_table({"good": 1})[4:]
     assert decode_entries(good + rest) == ({"good": 1}, (), rest)
 
@@ -180,8 +167,7 @@ def test_what_has_no_end_stays_bytes(rest: bytes) -> None:
     "broken",
     [b"\x01kF\x00\x00\x00\x03\x01kz", b"\x01kA\x00\x00\x00\x01z", b"\x01kF\x00\x00\x00\x01\x09"],
 )
-def test_reading_goes_on_behind_a_broken_value_whose_end_is_known(broken: bytes) -> None:
-    """Nothing hides behind it; it is kept as bytes, because no broker would take it."""
+def test_entries_behind_broken_value_of_known_length_are_read(broken: bytes) -> None:
     good, more = encode_table({"good": 1})[4:], encode_table({"CC": ["vault"]})[4:]
     found = decode_entries(good + broken + more)
     assert found == ({"good": 1, "CC": ["vault"]}, (), broken)
@@ -195,8 +181,7 @@ def test_reading_goes_on_behind_a_broken_value_whose_end_is_known(broken: bytes)
         b"A\x00\x00\x00\x08F\x00\x00\x00\x03\x01\xffV",
     ],
 )
-def test_a_nested_table_that_no_mapping_can_hold_stays_as_it_is(odd: bytes) -> None:
-    """A key twice, or one that is no text: the value is carried as bytes, and what follows is read."""
+def test_nested_table_with_repeated_key_is_kept_raw(odd: bytes) -> None:
     found = decode_entries(b"\x01k" + odd + b"\x01aV")
     assert (found.headers, found.opaque) == ({"k": RawValue(odd), "a": None}, b"")
     assert encode_entries(found.headers) == b"\x01k" + odd + b"\x01aV"
@@ -206,27 +191,24 @@ def test_a_nested_table_that_no_mapping_can_hold_stays_as_it_is(odd: bytes) -> N
     "raw",
     [b"", b"z", b"VV", b"S\x00\x00\x00\x09short", b"F\x00\x00\x00\x01k", b"A\x00\x00\x00\x01z"],
 )
-def test_only_a_value_from_end_to_end_is_carried_raw(raw: bytes) -> None:
-    """Whoever makes a raw value cannot break the frame that carries it."""
+def test_raw_value_must_be_complete(raw: bytes) -> None:
     with pytest.raises(ValueError, match="from end to end"):
         RawValue(raw)
 
 
-def test_the_texts_of_a_raw_array_can_be_told() -> None:
-    """Those that stand directly in it, beside what is nested; a table has none."""
+def test_texts_of_raw_array_are_read() -> None:
     deep = RawValue(b"A\x00\x00\x00\x0dS\x00\x00\x00\x05vaultVt\x01")
     assert deep.texts() == ["vault"]
     assert RawValue(b"F\x00\x00\x00\x00").texts() is None
 
 
-def test_a_key_that_comes_twice_loses_nothing() -> None:
-    """The first value counts, as in RabbitMQ; the second is told apart from it."""
+def test_repeated_key_keeps_first_value() -> None:
+    """RabbitMQ does the same."""
     once, twice, after = b"\x01at\x01", b"\x01at\x00", b"\x01bV"
     assert decode_entries(once + twice + after) == ({"a": True, "b": None}, ((b"a", False),), b"")
 
 
-def test_equal_arrays_of_two_messages_are_not_one() -> None:
-    """What somebody changes in the record of one message is not changed in the next."""
+def test_equal_arrays_of_two_messages_are_separate() -> None:
     death: Any = {"queue": "orders", "routing-keys": ["orders"], "more": {"deep": [1]}}
     raw = encode_entries({"x-death": [death, [2]]})
     first: Any = decode_entries(raw).headers["x-death"]
@@ -239,8 +221,7 @@ def test_equal_arrays_of_two_messages_are_not_one() -> None:
     assert decode_entries(raw).headers["x-death"] == second == [death, [2]]
 
 
-def test_a_strict_table_is_read_whole_or_not_at_all() -> None:
-    """In a method's arguments nothing unreadable is borne."""
+def test_strict_table_is_read_whole_or_refused() -> None:
     with pytest.raises(ProtocolError):
         decode_table(b"\x00\x00\x00\x03\x01kz")
     with pytest.raises(ProtocolError):

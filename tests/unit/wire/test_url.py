@@ -34,10 +34,9 @@ def _login(url: str) -> bytes:
         ("amqp://h/v\n", (("h", 5672),), "v"),
     ],
 )
-def test_hosts_and_virtual_host(
+def test_url_hosts_and_virtual_host_are_parsed(
     url: str, hosts: tuple[tuple[str, int], ...], virtual_host: str
 ) -> None:
-    """Defaults, ports, IPv6, several hosts, percent-encoding."""
     found = parse_url(url)
     assert (found.hosts, found.virtual_host) == (hosts, virtual_host)
 
@@ -53,13 +52,11 @@ def test_hosts_and_virtual_host(
         ("amqp://ann:p[ss@h,[::1]", b"\0ann\0p[ss"),
     ],
 )
-def test_user_and_password(url: str, login: bytes) -> None:
-    """Percent-encoded or not, an empty password, a sign in it: all as the URL says."""
+def test_url_user_and_password_are_parsed(url: str, login: bytes) -> None:
     assert _login(url) == login
 
 
-def test_options_are_read() -> None:
-    """Everything that URLs of other clients say."""
+def test_url_options_are_parsed() -> None:
     found = parse_url(
         "amqps://h?heartbeat=5&connection_timeout=3&channel_max=9&frame_max=8192&verify=verify_none"
         "&cacertfile=/ca&certfile=/c&keyfile=/k&server_name_indication=broker.local"
@@ -69,8 +66,7 @@ def test_options_are_read() -> None:
     assert found.tls == TlsOptions("/ca", "/c", "/k", verify=False, server_name="broker.local")
 
 
-def test_tls_verifies_unless_told_otherwise() -> None:
-    """amqps means a verified peer, amqp means none at all."""
+def test_amqps_verifies_by_default() -> None:
     assert parse_url("amqps://h").tls == TlsOptions(verify=True)
     assert parse_url("amqp://h").tls is None
 
@@ -97,8 +93,7 @@ def test_tls_verifies_unless_told_otherwise() -> None:
         ("amqp://h/v#x", "%23"),
     ],
 )
-def test_a_wrong_url_says_what_is_wrong(url: str, says: str) -> None:
-    """The error names the part, and never a password."""
+def test_invalid_url_is_refused_without_password(url: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_url(url)
 
@@ -112,15 +107,13 @@ def test_a_wrong_url_says_what_is_wrong(url: str, says: str) -> None:
         "amqp://u:hunter2@h/a/b",
     ],
 )
-def test_no_error_shows_a_password(url: str) -> None:
-    """Whatever is wrong with the URL, its password stays out of the text."""
+def test_no_url_error_shows_password(url: str) -> None:
     with pytest.raises(ValueError, match="broker URL") as caught:
         parse_url(url)
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_address_shown_has_no_password() -> None:
-    """Neither str nor repr, of the address or of its credentials."""
+def test_printed_address_has_no_password() -> None:
     found = parse_url("amqp://ann:hunter2@a,[::1]:9/v?password_env=PW")
     assert str(found) == "amqp://a:5672,[::1]:9/v"
     for shown in (repr(found), str(found), repr(found.credentials), f"{found.credentials}"):
@@ -128,8 +121,8 @@ def test_an_address_shown_has_no_password() -> None:
     assert isinstance(found, Address)
 
 
-def test_the_password_may_be_in_a_file(tmp_path: Path) -> None:
-    """Read for each connection, so that a rotated secret is picked up."""
+def test_password_may_be_in_file(tmp_path: Path) -> None:
+    """It is read for each connection."""
     secret = tmp_path / "secret"
     secret.write_text("first\n")
     credentials = parse_url(f"amqp://ann@h?password_file={secret}").credentials
@@ -141,8 +134,7 @@ def test_the_password_may_be_in_a_file(tmp_path: Path) -> None:
         credentials.response()
 
 
-def test_the_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable that is not set is an error that names it."""
+def test_password_may_be_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     credentials = parse_url("amqp://ann@h?password_env=HB_TEST_PW").credentials
     monkeypatch.setenv("HB_TEST_PW", "secret")
     assert credentials.response() == b"\0ann\0secret"
@@ -152,5 +144,4 @@ def test_the_password_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_external_needs_no_password() -> None:
-    """The response is the user's name, or nothing."""
     assert _login("amqps://h?auth_mechanism=external") == b""

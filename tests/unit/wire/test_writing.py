@@ -1,4 +1,7 @@
-"""When a line writes: once a turn of the loop, or at once for what is waited for alone; how it reads."""
+"""When a connection writes: once per turn of the loop, or at once for a single awaited frame.
+
+And how it reads.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Socket(asyncio.Transport):
-    """Remembers what is written."""
+    """Records written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,21 +29,19 @@ class _Socket(asyncio.Transport):
 
 
 class _Nobody:
-    """Hears and does nothing."""
+    """Ignores all events."""
 
     def on_event(self, event: Event) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def on_writable(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-def test_reading_between_asking_to_write_and_the_writing_adds_no_further_writes() -> None:
-    """Ten speakers that say something in every turn need one write a turn, also after ten arrivals."""
-
+def test_reads_between_request_and_write_add_no_writes() -> None:
     async def run() -> int:
         wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
         wire.connection_made(socket)
@@ -63,9 +64,7 @@ def test_reading_between_asking_to_write_and_the_writing_adds_no_further_writes(
     assert asyncio.run(run()) <= 22
 
 
-def test_what_is_in_a_hurry_is_written_before_the_turn_ends() -> None:
-    """Nothing is left to be written at the end of the turn then."""
-
+def test_urgent_frame_is_written_before_end_of_turn() -> None:
     async def run() -> tuple[int, int]:
         wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
         wire.connection_made(socket)
@@ -80,9 +79,7 @@ def test_what_is_in_a_hurry_is_written_before_the_turn_ends() -> None:
     assert asyncio.run(run()) == (1, 1)
 
 
-def test_what_is_in_a_hurry_leaves_with_what_is_to_be_written_anyway() -> None:
-    """Something was queued before in the same turn: one write for both, at its end."""
-
+def test_urgent_frame_is_written_with_pending_frames() -> None:
     async def run() -> tuple[int, int]:
         wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
         wire.connection_made(socket)
@@ -100,7 +97,7 @@ def test_what_is_in_a_hurry_leaves_with_what_is_to_be_written_anyway() -> None:
 
 
 class _Client(_Nobody):
-    """Remembers what it was told."""
+    """Records its events."""
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -109,8 +106,7 @@ class _Client(_Nobody):
         self.told.append(event)
 
 
-def test_a_buffer_that_is_used_again_keeps_what_was_read_from_it() -> None:
-    """A method that comes in three reads, each over the bytes of the one before, is read as it was sent."""
+def test_reused_read_buffer_keeps_parsed_values() -> None:
     server = WireConnection(Side.SERVER)
     server.receive(PROTOCOL_HEADER)
     server.send(
