@@ -107,7 +107,7 @@ def _import_failure(name: str, error: Exception) -> CommandFailed:
         return CommandFailed(text, do=error.remedy, code=exit_of(error))
     return CommandFailed(
         f"{name} cannot be imported: {where}{type(error).__name__}: {error}",
-        do="Correct the module. `python -m` shows the whole traceback.",
+        do=f"Correct the module. `python -m {name}` shows the whole traceback.",
     )
 
 
