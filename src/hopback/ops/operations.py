@@ -389,14 +389,14 @@ class Operations:
             request, submission, self._who, snapshot, job_id, on_progress
         )
 
-        async def begin() -> Job:
-            job = await self._runner.begin(job_id, spec, snapshot, chosen)
+        async def start_and_audit() -> Job:
+            job = await self._runner.start(job_id, spec, snapshot, chosen)
             if job.id == job_id:
                 beside = {"otherConsumers": others} if others else {}
                 await self._audit_job("job.start", job, request.reason, more=beside)
             return job.view
 
-        return await self._runner.begin_shielded(begin())
+        return await self._runner.shield(start_and_audit())
 
     async def _audit_job(
         self,
@@ -468,7 +468,7 @@ class Operations:
         else:
             job.to(JobState.RUNNING, self.clock.now())
             self._check_broker(job)
-            job = await self._runner.begin_again(job, await self._planner.snapshot_for(job.spec))
+            job = await self._runner.resume(job, await self._planner.snapshot_for(job.spec))
         await self._audit_job("job.resume", job)
         return job.view
 
@@ -521,7 +521,7 @@ class Operations:
         job = await self._record(job_id)
         self._check_broker(job)
         spec = await self._planner.spec_for_failures(job, self.journal, self._who, reason)
-        again = await self._runner.begin(new_job_id(), spec, await self._planner.snapshot_for(spec))
+        again = await self._runner.start(new_job_id(), spec, await self._planner.snapshot_for(spec))
         await self._audit_job("job.retry-failures", again, spec.request.reason)
         return again.view
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.jobs.cursor import SelectionCursor
     from hopback.ops.jobs.job_record import JobRecord
-    from hopback.ops.jobs.job_run import JobRun
+    from hopback.ops.jobs.leased_job import LeasedJob
 
 _REQUEUE_S = 2.0
 """How long a restarted quorum queue may take to requeue the messages of a lost consumer, in seconds. Messages
@@ -42,7 +42,7 @@ _DOUBT = (
 
 
 async def choose_cursor(
-    broker: ManagedBroker, run: JobRun, snapshot: BrokerSnapshot, *, is_handed_over: bool
+    broker: ManagedBroker, leased: LeasedJob, snapshot: BrokerSnapshot, *, is_handed_over: bool
 ) -> SelectionCursor:
     """Return the cursor of a run: the first run of a job, or one that finds the rest of the selection.
 
@@ -50,7 +50,7 @@ async def choose_cursor(
     are counted while the job is connected: as long as the connection is open, the broker was not killed
     again.
     """
-    job, began, selection = run.job, run.job.checkpoint, run.job.spec.selection
+    job, began, selection = leased.job, leased.job.checkpoint, leased.job.spec.selection
     is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
     remembered = _REMEMBERED * job.spec.pace.in_flight
     if selection.digests is not None:
@@ -63,13 +63,13 @@ async def choose_cursor(
             is_in_place=is_classic,
         )
     if is_classic:
-        head = await _find_head(broker, run, snapshot) if is_resumed else 0
-        return ClassicCursor(run.job.checkpoint, remembered, head=head)
+        head = await _find_head(broker, leased, snapshot) if is_resumed else 0
+        return ClassicCursor(leased.job.checkpoint, remembered, head=head)
     by_count = None
     if is_resumed:
         ready = await _count_ready(broker, job)
         is_known = snapshot.effective(job.queue) is not None
-        run.doubt = "" if is_known else _doubt(job, ready)
+        leased.doubt = "" if is_known else _doubt(job, ready)
         if selection.behind is not None:
             by_count = ready - began.rest - selection.behind
     return QuorumCursor(
@@ -106,29 +106,31 @@ def _doubt(job: JobRecord, ready: int) -> str:
     return _DOUBT.format(queue=job.queue) if ready > expected else ""
 
 
-async def _find_head(broker: ManagedBroker, run: JobRun, snapshot: BrokerSnapshot) -> int | None:
+async def _find_head(
+    broker: ManagedBroker, leased: LeasedJob, snapshot: BrokerSnapshot
+) -> int | None:
     """Return the number of messages before the rest of the job in a classic queue, None if it is unknown.
 
     The job takes these messages again.
     """
-    job, began = run.job, run.job.checkpoint
-    run.doubt = ""
+    job, began = leased.job, leased.job.checkpoint
+    leased.doubt = ""
     ready, _ = await broker.count_ready(job.queue)
     limits = head_limits(job, ready)
     if limits.most <= began.kept:
         head = find_head(began, limits)
     else:
         if began.has_twins:
-            await run.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
+            await leased.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
         head = await read_head(broker.broker, job, limits, snapshot.cost(job.queue))
     if head is not None:
-        run.sent_again += max(head - began.kept - len(began.window), 0)
-        if (again := run.sent_again) > 0:
-            run.remark = f"{again:,} were sent again: the broker was killed and lost their acks"
+        leased.sent_again += max(head - began.kept - len(began.window), 0)
+        if (again := leased.sent_again) > 0:
+            leased.remark = f"{again:,} were sent again: the broker was killed and lost their acks"
         counts = job.certain or job.counts
         done = max(counts.selected - head - began.rest, 0)
         certain = structs.replace(counts, done=done, skipped=0, failed=0)
-        run.tell(replace(run.job, certain=certain))
+        leased.tell(replace(leased.job, certain=certain))
     return head
 
 

@@ -45,7 +45,7 @@ from hopback.ops.jobs.actions import Action, LeftOut
 from hopback.ops.jobs.batch_reader import TURN_BYTES, BatchReader, SelectedMessage
 from hopback.ops.jobs.cursor import CursorEvent, CursorState
 from hopback.ops.jobs.job_record import PROCESS_ENDED
-from hopback.ops.jobs.job_run import EndJob, JobRun
+from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.pace import Pacer
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.text import count_of
@@ -66,7 +66,7 @@ class Engine:
 
     def __init__(
         self,
-        run: JobRun,
+        leased: LeasedJob,
         driver: CursorDriver,
         reader: BatchReader,
         progress: JobProgress,
@@ -81,7 +81,7 @@ class Engine:
 
         Other tasks of the process run after `per_turn` messages were sent.
         """
-        self._run = run
+        self._leased = leased
         self._driver = driver
         self._reader = reader
         self._progress = progress
@@ -89,7 +89,7 @@ class Engine:
         self._sender = sender
         self._returns = returns
         self._requeue = requeue
-        self._pacer = Pacer(run.control)
+        self._pacer = Pacer(leased.control)
         self._per_turn = per_turn
         self._has_others = False
         """Whether the queue has messages that this job did not decide on, at the end of the run."""
@@ -105,11 +105,13 @@ class Engine:
             if away is not None:
                 await self._progress.save()
             else:
-                remarks = filter(None, (reason, self._run.remark))
+                remarks = filter(None, (reason, self._leased.remark))
                 await self._progress.enter(state, "; ".join(remarks))
             return away
         except LeaseLost as lost:
-            self._run.tell(replace(self._run.job, state=JobState.INTERRUPTED, reason=str(lost)))
+            self._leased.tell(
+                replace(self._leased.job, state=JobState.INTERRUPTED, reason=str(lost))
+            )
             return None
         except asyncio.CancelledError:
             await self._progress.enter(JobState.INTERRUPTED, PROCESS_ENDED)
@@ -134,7 +136,7 @@ class Engine:
         except LeaseLost:
             raise
         except Exception as fault:
-            _log.exception("job %s failed with an internal error", self._run.job.id)
+            _log.exception("job %s failed with an internal error", self._leased.job.id)
             await self._sender.drain()  # acks sent messages: a resumed job would send them again
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}", None
 
@@ -153,20 +155,20 @@ class Engine:
             if self._driver.is_exhausted:
                 await self._sender.drain()
         self._sender.check()
-        if self._returns.has_ramp and self._sender.sent > self._run.watched:
+        if self._returns.has_ramp and self._sender.sent > self._leased.watched:
             await self._returns.watch(self._sender.sent)
         await self._finish(is_final=True)
 
     async def _find_selection(self) -> None:
         """Find the beginning of the rest of the selection before any message is sent."""
-        job, cursor, progress = self._run.job, self._driver.cursor, self._progress
+        job, cursor, progress = self._leased.job, self._driver.cursor, self._progress
         if cursor.state is CursorState.FINDING:
             if job.run > 1:
                 await progress.save()  # not in place until the cursor has found the selection
             await self._check_not_shared()
             await self._driver.begin(job.checkpoint)
         if cursor.state is CursorState.STOPPED:
-            reason = self._run.doubt or cursor.reason.format(queue=job.queue)
+            reason = self._leased.doubt or cursor.reason.format(queue=job.queue)
             raise EndJob(JobState.FAILED, reason)
         if job.run > 1 and cursor.left is not None:
             done = max(progress.counts.selected - cursor.left, 0)
@@ -212,13 +214,13 @@ class Engine:
             self._driver.cursor.handle(CursorEvent.SHARED)
             raise EndJob(
                 JobState.FAILED,
-                f"{self._run.job.queue!r} has {count_of(others, 'other consumer')}, so it is"
+                f"{self._leased.job.queue!r} has {count_of(others, 'other consumer')}, so it is"
                 " unknown which messages are the first ones; end it, then start a new job",
             )
 
     async def _send(self, batch: list[SelectedMessage]) -> None:
         """Send the messages as soon as others were confirmed, so that the broker never waits for the job."""
-        sender, control = self._sender, self._run.control
+        sender, control = self._sender, self._leased.control
         await sender.wait_for_room()
         turns = Turns(TURN_BYTES)
         for message in batch:
@@ -241,7 +243,7 @@ class Engine:
 
     async def _wait_for_turn(self) -> None:
         """Wait until the pace of the job allows the next message."""
-        sender, control = self._sender, self._run.control
+        sender, control = self._sender, self._leased.control
         if sender.is_troubled or control.is_interrupting:
             await self._may_continue()
         if self._returns.ends_stage(sender.sent):
@@ -258,7 +260,7 @@ class Engine:
         try:
             prepared = self._action.prepare(message.delivery)
         except Exception as fault:  # an internal error: this message stays, the job continues
-            _log.exception("job %s cannot rewrite a message", self._run.job.id)
+            _log.exception("job %s cannot rewrite a message", self._leased.job.id)
             prepared = LeftOut(f"it cannot be rewritten: {type(fault).__name__}: {fault}")
         if prepared is None:
             return False
@@ -274,7 +276,7 @@ class Engine:
 
     async def _may_continue(self) -> None:
         """Send failed messages again, then wait or end if an operator requests it."""
-        sender, control = self._sender, self._run.control
+        sender, control = self._sender, self._leased.control
         sender.check()
         if sender.failed:
             await self._send_failed()
@@ -293,7 +295,7 @@ class Engine:
         sender.failed.sort(key=lambda message: message.delivery.tag)
         await self._action.reopen()
         while sender.failed:
-            if reason := await sender.retry(sender.failed[0], self._run.control):
+            if reason := await sender.retry(sender.failed[0], self._leased.control):
                 self._reader.leave(sender.failed[0], reason)
             del sender.failed[0]
 
@@ -320,12 +322,12 @@ class Engine:
 
     def _completed(self) -> tuple[JobState, str]:
         """Return the state of a job that has gone through its selection, and the reason."""
-        queue, cursor, progress = self._run.job.queue, self._driver.cursor, self._progress
+        queue, cursor, progress = self._leased.job.queue, self._driver.cursor, self._progress
         if why := cursor.why_incomplete(has_others=self._has_others):
             return JobState.FAILED, why.format(queue=queue)
         progress.add(done=cursor.moved_before)
-        if self._run.doubt and progress.counts.arrived_meanwhile:
-            return JobState.FAILED, self._run.doubt
+        if self._leased.doubt and progress.counts.arrived_meanwhile:
+            return JobState.FAILED, self._leased.doubt
         progress.counts = counts = structs.replace(progress.counts, gone=cursor.gone)
         reasons = []
         if cursor.gone:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.ops.contract.values import Counts, DeadLetter, FailedMessage, JobState, Moment
-from hopback.ops.jobs.job_run import EndJob, JobRun
+from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
@@ -25,11 +25,11 @@ class JobProgress:
     A run that resumes a job takes some messages again. Operators never see a count decrease by that.
     """
 
-    def __init__(self, run: JobRun, driver: CursorDriver, clock: Clock) -> None:
-        self.counts: Counts = run.job.certain or run.job.counts
+    def __init__(self, leased: LeasedJob, driver: CursorDriver, clock: Clock) -> None:
+        self.counts: Counts = leased.job.certain or leased.job.counts
         """Without the messages that this run has acked: the driver counts them."""
-        self.shown_before: Counts = run.job.counts
-        self._run = run
+        self.shown_before: Counts = leased.job.counts
+        self._leased = leased
         self._driver = driver
         self._clock = clock
         self._failures: list[FailedMessage] = []
@@ -56,7 +56,7 @@ class JobProgress:
         """Save the checkpoint and the counts."""
         self._saved_at = self._clock.now()
         job = self._count(self._shown, self._saved_at)
-        await self._write(replace(job, rate=self._run.control.rate))
+        await self._write(replace(job, rate=self._leased.control.rate))
 
     async def save_if_due(self) -> None:
         """Save if the last save is a second ago."""
@@ -65,7 +65,7 @@ class JobProgress:
 
     async def enter(self, state: JobState, reason: str) -> None:
         """Save the job in another state."""
-        if state is self._run.job.state:
+        if state is self._leased.job.state:
             return
         now = self._clock.now()
         # At the end every message has been seen again: these counts are exact.
@@ -76,10 +76,10 @@ class JobProgress:
 
     async def obey(self) -> None:
         """Wait while the job is paused. EndJob if it is cancelled. No message may be in flight."""
-        control = self._run.control
+        control = self._leased.control
         if control.is_paused and not control.is_cancelled:
             await self.enter(JobState.PAUSED, "paused")
-            while not await control.wait_at(self._run.job.rate):
+            while not await control.wait_at(self._leased.job.rate):
                 await self.save()  # shows that the new rate was accepted
             if not control.is_cancelled:
                 await self.enter(JobState.RUNNING, "")
@@ -88,7 +88,7 @@ class JobProgress:
 
     def _count(self, counts: Counts, now: float) -> JobRecord:
         self._driver.receive_delivered()
-        return self._run.job.counted(counts, self._driver.cursor.checkpoint(), now)
+        return self._leased.job.counted(counts, self._driver.cursor.checkpoint(), now)
 
     @property
     def _shown(self) -> Counts:
@@ -102,4 +102,4 @@ class JobProgress:
 
     async def _write(self, job: JobRecord) -> None:
         failures, self._failures = self._failures, []
-        await self._run.write(job, failures)
+        await self._leased.write(job, failures)

@@ -25,7 +25,7 @@ from hopback.ops.brokers.consumers import (
     look_connection_name,
 )
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.job_run import EndJob, JobRun
+from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.publish_failure import is_away
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Recovery:
         self._clock = clock
         self._patience_s = patience_s
 
-    async def wait_for_broker(self, run: JobRun, away: BrokerError) -> BrokerSnapshot:
+    async def wait_for_broker(self, leased: LeasedJob, away: BrokerError) -> BrokerSnapshot:
         """Wait until the broker answers, and begin the next run of the job.
 
         The job keeps its lease: no other job begins on the queue. HopbackError if the broker stays away or
@@ -78,51 +78,51 @@ class Recovery:
         """
         patience = format_duration(round(self._patience_s * 1000))
         reason = f"waiting for the broker, up to {patience}: {away}"
-        await self._write_reason(run, reason)
+        await self._write_reason(leased, reason)
         until = asyncio.get_running_loop().time() + self._patience_s
         for failures in itertools.count(1):
-            await run.control.sleep(_RECONNECT.delay(failures, random.random()))
-            if run.control.is_paused and not run.control.is_cancelled:
-                await self._write_reason(run, reason, JobState.PAUSED)
-                await run.control.wait()
-                await self._write_reason(run, reason, JobState.RUNNING)
-            if run.control.is_cancelled:
+            await leased.control.sleep(_RECONNECT.delay(failures, random.random()))
+            if leased.control.is_paused and not leased.control.is_cancelled:
+                await self._write_reason(leased, reason, JobState.PAUSED)
+                await leased.control.wait()
+                await self._write_reason(leased, reason, JobState.RUNNING)
+            if leased.control.is_cancelled:
                 raise EndJob(JobState.CANCELLED, "cancelled")
             try:
-                snapshot = await self._planner.snapshot_for(run.job.spec)
+                snapshot = await self._planner.snapshot_for(leased.job.spec)
             except HopbackError as failed:
                 if not is_away(failed) or asyncio.get_running_loop().time() >= until:
                     raise
             else:
                 break
-        run.tell(next_run(run.job))
-        await self._write_reason(run, "")
+        leased.tell(next_run(leased.job))
+        await self._write_reason(leased, "")
         return snapshot
 
-    async def wait_for_holders(self, run: JobRun) -> None:
+    async def wait_for_holders(self, leased: LeasedJob) -> None:
         """Wait until no connection of an earlier run holds messages: the job would take them for finished.
 
         The host of the earlier run may have died: the broker keeps its connection until heartbeats are
         missing. UnsafeOperation if that takes too long. EndJob if the job is cancelled.
         """
-        if run.job.run == 1:
+        if leased.job.run == 1:
             return
         until = asyncio.get_running_loop().time() + _HOLDERS_S
         reason = ""
-        while holder := await self._holder(run.job):
+        while holder := await self._holder(leased.job):
             reason = f"waiting until {holder} has ended: it may hold messages of this job"
             if asyncio.get_running_loop().time() >= until:
                 raise UnsafeOperation(
-                    f"{holder} may hold messages of {run.job.queue!r}, which the job would count as done:"
+                    f"{holder} may hold messages of {leased.job.queue!r}, which the job would count as done:"
                     " end it, then resume the job"
                 )
-            if run.job.reason != reason:
-                await self._write_reason(run, reason)
-            await run.control.sleep(_ASK_HOLDERS_S)
-            if run.control.is_cancelled:
+            if leased.job.reason != reason:
+                await self._write_reason(leased, reason)
+            await leased.control.sleep(_ASK_HOLDERS_S)
+            if leased.control.is_cancelled:
                 raise EndJob(JobState.CANCELLED, "cancelled")
         if reason:
-            await self._write_reason(run, "")
+            await self._write_reason(leased, "")
 
     async def _holder(self, job: JobRecord) -> str:
         """Name a connection that may hold messages of the job. Empty if there is none."""
@@ -141,8 +141,10 @@ class Recovery:
         looks = any(each.tag.startswith(LOOK_TAG) for each in consumers)
         return f"a look at {job.queue!r}" if looks else found
 
-    async def _write_reason(self, run: JobRun, reason: str, state: JobState | None = None) -> None:
+    async def _write_reason(
+        self, leased: LeasedJob, reason: str, state: JobState | None = None
+    ) -> None:
         """Record why an active job waits. Empty when it continues."""
         now = self._clock.now()
-        job = run.job if state is None else run.job.to(state, now)
-        await run.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))
+        job = leased.job if state is None else leased.job.to(state, now)
+        await leased.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))

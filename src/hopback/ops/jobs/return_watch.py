@@ -17,7 +17,7 @@ from hopback.headers import timestamp
 from hopback.ops.contract.requests import JobKind, Pace
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.job_progress import SAVE_EVERY_S, JobProgress
-from hopback.ops.jobs.job_run import EndJob, JobRun
+from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.watch_time import WatchTime, WatchTimer, seconds_text
 from hopback.text import count_of
@@ -103,15 +103,15 @@ class ReturnWatch:
 
     def __init__(
         self,
-        run: JobRun,
+        leased: LeasedJob,
         queue: DeadLetterQueue,
         counter: ArrivalCounter,
         driver: CursorDriver,
         progress: JobProgress,
         clock: Clock,
     ) -> None:
-        pace = run.job.spec.pace
-        self._run = run
+        pace = leased.job.spec.pace
+        self._leased = leased
         self._counter = counter
         self._driver = driver
         self._progress = progress
@@ -119,7 +119,7 @@ class ReturnWatch:
         self.timer: WatchTimer = WatchTimer(queue, pace.watch_s)
         self.stages: frozenset[int] = pace.stage_ends()
         """Numbers of sent messages after which the job watches."""
-        self.has_ramp = bool(pace.ramp) and run.job.kind is JobKind.REDRIVE
+        self.has_ramp = bool(pace.ramp) and leased.job.kind is JobKind.REDRIVE
         self.requeued: BrokerError | None = None
         """Why the broker requeued the held messages during a watch."""
         self._rule = StopRule(pace.max_returned)
@@ -140,18 +140,18 @@ class ReturnWatch:
 
     def ends_stage(self, sent: int) -> bool:
         """Whether a stage ends with this message, and was not watched yet."""
-        return sent in self.stages and sent != self._run.watched
+        return sent in self.stages and sent != self._leased.watched
 
     async def watch(self, sent: int) -> None:
         """Wait as long as a return may take. EndJob if messages return. No message may be in flight."""
         time = self.timer.time
-        self._run.tell(replace(self._run.job, watch_s=time.seconds, watch_text=time.text))
+        self._leased.tell(replace(self._leased.job, watch_s=time.seconds, watch_text=time.text))
         words = "watching until {} for returned messages"
         every = max(time.seconds / _LOOKS, SAVE_EVERY_S)
         async for _ in self._moments(time.seconds, every, words):
             self._check(await self.look(counts=True), sent)
         self._looked_at = asyncio.get_running_loop().time()
-        self._run.watched = sent
+        self._leased.watched = sent
         if self.requeued is not None:
             raise self.requeued  # the next run takes the remaining messages again
 
@@ -182,14 +182,14 @@ class ReturnWatch:
         while not is_over:
             due = min(loop.time() + every, until)
             while (wait := due - loop.time()) > 0:
-                if self._run.job.reason != waits:  # at first, and again after a pause
-                    self._run.tell(replace(self._run.job, reason=waits))
+                if self._leased.job.reason != waits:  # at first, and again after a pause
+                    self._leased.tell(replace(self._leased.job, reason=waits))
                     await self._progress.save()
-                await self._run.control.sleep(min(wait, SAVE_EVERY_S))
+                await self._leased.control.sleep(min(wait, SAVE_EVERY_S))
                 await self._progress.obey()
             is_over = due >= until
             yield
-        self._run.tell(replace(self._run.job, reason=""))
+        self._leased.tell(replace(self._leased.job, reason=""))
 
     async def look(self, *, counts: bool) -> Arrivals:
         """Count the arrived messages, and how many of them had been sent by this job.
@@ -210,8 +210,8 @@ class ReturnWatch:
         found = await self._counter.count(taken, holding=holding)
         before = progress.shown_before
         arrived = before.arrived_meanwhile + found.count
-        selection = self._run.job.spec.selection
-        if self._run.job.run != 1 and driver.is_exhausted and selection.behind is not None:
+        selection = self._leased.job.spec.selection
+        if self._leased.job.run != 1 and driver.is_exhausted and selection.behind is not None:
             # A job that was interrupted did not count the messages that arrived before. Its last run does
             # so at its end: by the messages in the queue besides those that the job has left there.
             gone = driver.cursor.gone

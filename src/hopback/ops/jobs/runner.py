@@ -36,7 +36,7 @@ from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_record import PROCESS_ENDED, ControlRequest, JobRecord, JobSpec
-from hopback.ops.jobs.job_run import EndJob, JobRun
+from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.recovery import Recovery, next_run
 from hopback.ops.jobs.return_watch import ReturnWatch
@@ -89,17 +89,17 @@ class JobRunner:
         self._settings = settings
         self._clock = clock
         self._recovery = Recovery(broker, planner, clock, settings.patience_s)
-        self._runs: dict[str, JobRun] = {}
-        self._beginning: set[asyncio.Task[Job]] = set()
+        self._leased: dict[str, LeasedJob] = {}
+        self._starting: set[asyncio.Task[Job]] = set()
 
-    async def begin_shielded(self, beginning: Coroutine[Any, Any, Job]) -> Job:
-        """Begin a job. It begins completely even if the caller is cancelled meanwhile."""
-        task = asyncio.create_task(beginning)
-        self._beginning.add(task)
-        task.add_done_callback(self._beginning.discard)
+    async def shield(self, starting: Coroutine[Any, Any, Job]) -> Job:
+        """Wait until a job has started. It starts completely even if the caller is cancelled meanwhile."""
+        task = asyncio.create_task(starting)
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
         return await asyncio.shield(task)
 
-    async def begin(
+    async def start(
         self,
         job_id: str,
         spec: JobSpec,
@@ -120,9 +120,9 @@ class JobRunner:
             updated=now,
             checkpoint=first_checkpoint(spec.selection.count),
         )
-        return await self._start(job, snapshot, chosen)
+        return await self._launch(job, snapshot, chosen)
 
-    async def begin_again(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
+    async def resume(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
         """Resume a job that was interrupted or failed. JobConflict if that is no longer possible."""
         if job.spec.selection.digests is None:
             # Another job that has moved messages has changed the first messages of the queue.
@@ -132,7 +132,7 @@ class JobRunner:
                         f"job {other.id} has worked on {job.queue!r} since; start a new one", other
                     )
         again = next_run(job.to(JobState.RUNNING, self._clock.now()))
-        return await self._start(again, snapshot, None)
+        return await self._launch(again, snapshot, None)
 
     async def take_over(
         self, jobs: Iterable[JobRecord]
@@ -148,9 +148,9 @@ class JobRunner:
                 continue
             # Another process was faster, another job has changed the queue, or the queue does not exist.
             with suppress(JobConflict, NoSuch):
-                yield job, await self.begin_again(job, await self._planner.snapshot_for(job.spec))
+                yield job, await self.resume(job, await self._planner.snapshot_for(job.spec))
 
-    async def _start(
+    async def _launch(
         self, job: JobRecord, snapshot: BrokerSnapshot, chosen: ChosenMessages | None
     ) -> JobRecord:
         owner = token_hex(8)
@@ -162,36 +162,38 @@ class JobRunner:
             # A session that has just ended has requeued its messages: the job takes them from the queue.
             with suppress(SessionOver):
                 handed = chosen.hand_over()
-        run = JobRun(job, owner, self._journal)
-        self._runs[job.id] = run
-        run.task = asyncio.create_task(self._run(run, snapshot, handed), name=f"job {job.id}")
+        leased = LeasedJob(job, owner, self._journal)
+        self._leased[job.id] = leased
+        leased.task = asyncio.create_task(
+            self._run_to_end(leased, snapshot, handed), name=f"job {job.id}"
+        )
         return job
 
-    async def _run(
-        self, run: JobRun, snapshot: BrokerSnapshot, handed: HandedMessages | None
+    async def _run_to_end(
+        self, leased: LeasedJob, snapshot: BrokerSnapshot, handed: HandedMessages | None
     ) -> None:
-        beat = asyncio.create_task(self._beat(run), name=f"heartbeat {run.job.id}")
+        beat = asyncio.create_task(self._beat(leased), name=f"heartbeat {leased.job.id}")
         try:
-            while (away := await self._run_engine(run, snapshot, handed)) is not None:
-                snapshot, handed = await self._recovery.wait_for_broker(run, away), None
-            await self._announce(run.job, snapshot)
-            await self._write_audit(run.job)
+            while (away := await self._run_once(leased, snapshot, handed)) is not None:
+                snapshot, handed = await self._recovery.wait_for_broker(leased, away), None
+            await self._announce(leased.job, snapshot)
+            await self._write_audit(leased.job)
         except asyncio.CancelledError:
-            await self._end(run, JobState.INTERRUPTED, PROCESS_ENDED)
+            await self._end(leased, JobState.INTERRUPTED, PROCESS_ENDED)
             raise
         except EndJob as end:
-            await self._end(run, end.state, str(end))
-            await self._write_audit(run.job)
+            await self._end(leased, end.state, str(end))
+            await self._write_audit(leased.job)
         except HopbackError as failed:
-            await self._end(run, JobState.INTERRUPTED, str(failed))
+            await self._end(leased, JobState.INTERRUPTED, str(failed))
         except Exception as fault:
-            _log.exception("job %s failed with an internal error", run.job.id)
-            await self._end(run, JobState.FAILED, f"{type(fault).__name__}: {fault}")
+            _log.exception("job %s failed with an internal error", leased.job.id)
+            await self._end(leased, JobState.FAILED, f"{type(fault).__name__}: {fault}")
         finally:
             beat.cancel()
-            run.changed.set()
-            if self._runs.get(run.job.id) is run:
-                del self._runs[run.job.id]
+            leased.changed.set()
+            if self._leased.get(leased.job.id) is leased:
+                del self._leased[leased.job.id]
 
     async def _write_audit(self, job: JobRecord) -> None:
         """Write an audit entry for a job that has ended or stopped."""
@@ -214,30 +216,30 @@ class JobRunner:
             job.spec.broker,
         )
 
-    async def _end(self, run: JobRun, state: JobState, reason: str) -> None:
+    async def _end(self, leased: LeasedJob, state: JobState, reason: str) -> None:
         """Record the end of a job, unless its engine has done so or another process runs it."""
-        if run.job.is_active:
-            job = run.job.to(state, self._clock.now(), reason)
+        if leased.job.is_active:
+            job = leased.job.to(state, self._clock.now(), reason)
             try:
-                await run.write(job)
+                await leased.write(job)
             except LeaseLost:
-                run.tell(job)
+                leased.tell(job)
             except StoreUnavailable as away:
                 # Its lease expires, and the next process that reads the job finds it interrupted.
                 _log.warning("the end of job %s was not recorded: %s", job.id, away)
-                run.tell(job)
+                leased.tell(job)
 
-    async def _run_engine(
-        self, run: JobRun, snapshot: BrokerSnapshot, handed: HandedMessages | None
+    async def _run_once(
+        self, leased: LeasedJob, snapshot: BrokerSnapshot, handed: HandedMessages | None
     ) -> BrokerError | None:
         """Run the engine on one connection. Return the error if the broker went away."""
         connection = None if handed is None else handed.connection
-        action = action_of(run.job, snapshot, self._broker.broker)
+        action = action_of(leased.job, snapshot, self._broker.broker)
         try:
             if connection is None:
-                await self._recovery.wait_for_holders(run)
-                connection = await self._broker.broker.connect(_connection_name(run.job))
-            engine = await self._engine(run, snapshot, connection, handed, action)
+                await self._recovery.wait_for_holders(leased)
+                connection = await self._broker.broker.connect(_connection_name(leased.job))
+            engine = await self._build_engine(leased, snapshot, connection, handed, action)
             return await engine.run()
         except BrokerError as failed:  # raised before the engine ran, which keeps its errors
             if is_away(failed):
@@ -251,54 +253,58 @@ class JobRunner:
                 with suppress(BrokerError):
                     await connection.close()
 
-    async def _engine(
+    async def _build_engine(
         self,
-        run: JobRun,
+        leased: LeasedJob,
         snapshot: BrokerSnapshot,
         connection: Connection,
         handed: HandedMessages | None,
         action: Action,
     ) -> Engine:
         """Build the engine and its parts."""
-        cursor = await choose_cursor(self._broker, run, snapshot, is_handed_over=handed is not None)
-        job, spec, queue = run.job, run.job.spec, snapshot.one(run.job.queue)
+        cursor = await choose_cursor(
+            self._broker, leased, snapshot, is_handed_over=handed is not None
+        )
+        job, spec, queue = leased.job, leased.job.spec, snapshot.one(leased.job.queue)
         messages = handed or queue_messages(
             job, snapshot, await connection.open_channel(), cursor, await self._journal.store_id()
         )
         is_known = snapshot.effective(job.queue) is not None
         driver = CursorDriver(messages, cursor, rate=job.rate, is_type_known=is_known)
-        progress = JobProgress(run, driver, self._clock)
+        progress = JobProgress(leased, driver, self._clock)
         limit = None if spec.forced else snapshot.cost(job.queue).limit
         counter = ArrivalCounter(self._broker, job, snapshot)
         return Engine(
-            run,
+            leased,
             driver,
             BatchReader(job, queue, driver, progress, limit),
             progress,
             action,
-            Sender(action, driver, spec.pace, run.watched),
-            ReturnWatch(run, queue, counter, driver, progress, self._clock),
+            Sender(action, driver, spec.pace, leased.watched),
+            ReturnWatch(leased, queue, counter, driver, progress, self._clock),
             requeue=connection.close,
             per_turn=self._settings.per_turn,
         )
 
-    async def _beat(self, run: JobRun) -> None:
+    async def _beat(self, leased: LeasedJob) -> None:
         """Renew the lease, and pass the requests of operators on to the job."""
         every = min(_BEAT_S, self._settings.lease_s / 3)
         while True:
             await asyncio.sleep(every)
             try:
-                request = await self._journal.renew(run.job.id, run.owner)
+                request = await self._journal.renew(leased.job.id, leased.owner)
             except LeaseLost as lost:
-                if not run.job.is_active:
+                if not leased.job.is_active:
                     return  # the job has ended, and with it its lease
                 _log.warning("%s", lost)
                 request = ControlRequest(cancelled=True)
             except StoreUnavailable as away:
                 # The next heartbeat tries again. If the lease expires meanwhile, the next checkpoint fails.
-                _log.warning("job %s: %s", run.job.id, away)
+                _log.warning("job %s: %s", leased.job.id, away)
                 continue
-            run.control.set(paused=request.paused, cancelled=request.cancelled, rate=request.rate)
+            leased.control.set(
+                paused=request.paused, cancelled=request.cancelled, rate=request.rate
+            )
 
     async def _announce(self, job: JobRecord, snapshot: BrokerSnapshot) -> None:
         """Publish the completion event, if the design of the queue has one."""
@@ -316,8 +322,8 @@ class JobRunner:
 
     async def current(self, job_id: str) -> JobRecord | None:
         """Return a job as it is now. None if it is unknown."""
-        run = self._runs.get(job_id)
-        return run.job if run is not None else await self._journal.job(job_id)
+        leased = self._leased.get(job_id)
+        return leased.job if leased is not None else await self._journal.job(job_id)
 
     async def change_control(
         self, job_id: str, change: Callable[[ControlRequest], ControlRequest]
@@ -325,9 +331,11 @@ class JobRunner:
         """Change the requests to a job. A job of another process gets them with its next heartbeat."""
         request = change(await self._journal.control(job_id))
         await self._journal.set_control(job_id, request)
-        run = self._runs.get(job_id)
-        if run is not None:
-            run.control.set(paused=request.paused, cancelled=request.cancelled, rate=request.rate)
+        leased = self._leased.get(job_id)
+        if leased is not None:
+            leased.control.set(
+                paused=request.paused, cancelled=request.cancelled, rate=request.rate
+            )
 
     async def count_back(self, job_id: str, found: int) -> None:
         """Record the number of returned messages of a job that has ended. A running job counts itself."""
@@ -339,14 +347,14 @@ class JobRunner:
     async def news(self, job_id: str) -> AsyncIterator[JobRecord]:
         """Yield the job now and after each change, until it is not active."""
         told: JobRecord | None = None
-        run: JobRun | None = None
+        leased: LeasedJob | None = None
         while True:
             # Read a run that has ended once more: its end may not have reached the journal.
-            ended = run if run is not None and not run.job.is_active else None
-            run = self._runs.get(job_id, ended)
-            if run is not None:
-                run.changed.clear()
-            job = run.job if run is not None else await self._journal.job(job_id)
+            ended = leased if leased is not None and not leased.job.is_active else None
+            leased = self._leased.get(job_id, ended)
+            if leased is not None:
+                leased.changed.clear()
+            job = leased.job if leased is not None else await self._journal.job(job_id)
             if job is None:
                 return
             if told is None or (job.changes, job.state) != (told.changes, told.state):
@@ -354,22 +362,24 @@ class JobRunner:
                 yield job
             if not job.is_active:
                 return
-            if run is None:
+            if leased is None:
                 await asyncio.sleep(_LOOK_AGAIN_S)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_AGAIN_S):
-                    await run.changed.wait()
+                    await leased.changed.wait()
 
     async def join(self, job_id: str) -> None:
         """Wait until the job has ended, if it runs in this process."""
-        run = self._runs.get(job_id)
-        if run is not None and run.task is not None:
-            await asyncio.wait({run.task})
+        leased = self._leased.get(job_id)
+        if leased is not None and leased.task is not None:
+            await asyncio.wait({leased.task})
 
     async def close(self) -> None:
         """Interrupt every job of this process. Jobs that have ended complete their audit entry."""
-        tasks = {run.task: run.job for run in self._runs.values() if run.task is not None}
+        tasks = {
+            leased.task: leased.job for leased in self._leased.values() if leased.task is not None
+        }
         ending = [task for task, job in tasks.items() if not job.is_active]
         if ending:
             await asyncio.wait(ending, timeout=_ENDING_S)

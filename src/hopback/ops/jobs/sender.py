@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError, HopbackError
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.job_run import EndJob
+from hopback.ops.jobs.leased_job import EndJob
 from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
 
 if TYPE_CHECKING:

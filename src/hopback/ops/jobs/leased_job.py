@@ -23,7 +23,7 @@ class EndJob(Exception):
         self.state = state
 
 
-class JobRun:
+class LeasedJob:
     """A job that runs in this process, with its lease and the requests of operators.
 
     It lasts over reconnections: each of them begins another run of the engine.
