@@ -300,7 +300,7 @@ def _redrive_too_early(page: Page, service: _Service) -> str:
     page.get_by_label("Why").fill("the provider says it is back")
     page.get_by_role("button", name="Next: review").click()
     expect(page.get_by_text("orders.retry")).to_be_visible()
-    expect(page.get_by_text("design says")).to_have_count(0)
+    expect(page.get_by_text("by design")).to_have_count(0)
     page.get_by_role("button", name=f"Re-drive {_ORDERS} messages").click()
     page.wait_for_url(re.compile("/jobs/"))
     job = page.url.rpartition("/")[2]

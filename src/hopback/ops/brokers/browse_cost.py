@@ -92,7 +92,7 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
         f"refused: the queue removes a message that was requeued {limit + 1} times, and each browse"
         " session requeues its messages once",
         limit,
-        f"Hopback cannot lift the limit: {why_not_lifted}. Raise or remove it where it was set, or"
+        f"The limit cannot be lifted: {why_not_lifted}. Raise or remove it where it was set, or"
         " accept the danger explicitly."
         if why_not_lifted
         else "Lift the limit (a policy with delivery-limit -1 for this queue), or accept the danger"

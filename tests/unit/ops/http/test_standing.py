@@ -157,7 +157,7 @@ async def test_redrive_of_queue_without_design_names_target_queue() -> None:
         ]
     for page in pages:
         assert page.status_code == 200
-        assert "design says" not in page.text
+        assert "by design" not in page.text
     assert pages[1].text.count('back to queue <b class="name">mail</b>') == 1
     assert "go back to queue mail" in pages[2].text
 
