@@ -199,7 +199,7 @@ def _find_out_what_broke(page: Page, service: _Service) -> None:
     expect(rows.locator(".num")).to_have_text(str(OTHERS["shipping_error"]))
     accessible(page)
     rows.get_by_role("link", name="Find messages").click()
-    expect(page.locator("[data-told]")).to_contain_text(f"{OTHERS['shipping_error']} found.")
+    expect(page.locator("[data-status]")).to_contain_text(f"{OTHERS['shipping_error']} found.")
 
 
 def _compare_numbers(page: Page, service: _Service, incident: Incident) -> None:
@@ -238,7 +238,7 @@ def _find_one_order(page: Page, service: _Service) -> None:
     page.goto("/")
     page.get_by_label("Search all queues").fill("C-00007")
     page.keyboard.press("Enter")
-    expect(page.locator("[data-told]")).to_contain_text("1 found.", timeout=30_000)
+    expect(page.locator("[data-status]")).to_contain_text("1 found.", timeout=30_000)
     expect(page.locator("[data-skipped]")).to_contain_text("ledger.dlq was skipped")
     accessible(page)
     page.get_by_role("button", name="Open").click()

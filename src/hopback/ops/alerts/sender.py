@@ -71,13 +71,11 @@ class AlertSender:
         except smtplib.SMTPResponseException as error:
             said = error.smtp_error
             text = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
-            raise NotTaken(
-                f"the mail server answered {error.smtp_code} {_shortened(text)}"
-            ) from None
+            raise NotTaken(f"the mail server answered {error.smtp_code} {_shorten(text)}") from None
         except smtplib.SMTPException as error:
-            raise NotTaken(_shortened(f"{type(error).__name__}: {error}")) from None
+            raise NotTaken(_shorten(f"{type(error).__name__}: {error}")) from None
         except OSError as error:
-            raise NotTaken(_shortened(error.strerror or type(error).__name__)) from None
+            raise NotTaken(_shorten(error.strerror or type(error).__name__)) from None
 
     async def _post(self, notice: AlertNotice) -> None:
         import httpx
@@ -104,9 +102,9 @@ class AlertSender:
                         break
                 if not answer.is_success:
                     text = said[:_LONGEST_ANSWER].decode("utf-8", "replace").strip()
-                    raise NotTaken(_shortened(f"it answered {answer.status_code} {text}"))
+                    raise NotTaken(_shorten(f"it answered {answer.status_code} {text}"))
         except httpx.HTTPError as error:
-            raise NotTaken(_shortened(str(error) or type(error).__name__)) from None
+            raise NotTaken(_shorten(str(error) or type(error).__name__)) from None
 
     def _mail(self, notice: AlertNotice) -> None:
         said = self.settings
@@ -125,7 +123,7 @@ class AlertSender:
             server.send_message(mail_of(notice, self._link, said.sender, said.to, self._address))
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     line = one_line(text.strip().splitlines()[0] if text.strip() else "")
     return line if len(line) <= _LONGEST_PROBLEM else f"{line[:_LONGEST_PROBLEM]}…"
 
@@ -166,11 +164,11 @@ def webhook_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
 
 def slack_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
     """Return the notice as a chat message. Names are escaped, so they cannot form links or mentions."""
-    lines = [f"*{_escaped(summary_of_notice(notice, address))}*"]
+    lines = [f"*{_escape(summary_of_notice(notice, address))}*"]
     for alert, word in _alerts_of(notice):
-        where = _escaped(one_line(_where(alert, address)))
+        where = _escape(one_line(_where(alert, address)))
         where = f"<{link}{alert.url}|{where}>" if link else f"`{where}`"
-        lines.append(f"• {word} {_escaped(one_line(alert.rule))}: {where} {_escaped(alert.text)}")
+        lines.append(f"• {word} {_escape(one_line(alert.rule))}: {where} {_escape(alert.text)}")
     lines += _left_out(notice)
     return json.dumps({"text": "\n".join(lines)}, ensure_ascii=False).encode()
 
@@ -210,5 +208,5 @@ def _left_out(notice: AlertNotice) -> list[str]:
     return [f"and {left} more: see the page"] if left else []
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -64,7 +64,7 @@ class Prefetch:
         return (
             self.kept * 2 >= self._size
             or self._size < self._choose(taken, count) // 2
-            or self._size > self._fitting(taken) * 2
+            or self._size > self._fit(taken) * 2
         )
 
     def exceeds_room(self, times: int) -> bool:
@@ -74,9 +74,9 @@ class Prefetch:
     def _choose(self, taken: int, count: int) -> int:
         if not taken:
             return min(self._first, count)
-        return min(self._wanted, self._fitting(taken), max(count - taken, 1))
+        return min(self._wanted, self._fit(taken), max(count - taken, 1))
 
-    def _fitting(self, taken: int) -> int:
+    def _fit(self, taken: int) -> int:
         """Return how many messages fit into memory. A job holds one until the next arrives: at least two."""
         average = max(self._bytes // max(taken, 1), 1)
         return max(min(self._room // average, LARGEST_PREFETCH), 2)

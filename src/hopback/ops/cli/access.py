@@ -136,11 +136,11 @@ def broker_access_options(command: _Command) -> _Command:
 
 def _with_access(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
     @wraps(command)
-    def called(**said: Any) -> object:
-        own = {name: said.pop(name) for name in OpsAccess.__slots__ if name in said}
-        return command(access=OpsAccess(**own), **said)
+    def invoke(**values: Any) -> object:
+        own = {name: values.pop(name) for name in OpsAccess.__slots__ if name in values}
+        return command(access=OpsAccess(**own), **values)
 
-    found = cast("_Command", called)
+    found = cast("_Command", invoke)
     for option in reversed(options):
         found = option(found)
     return found
@@ -149,7 +149,7 @@ def _with_access(command: _Command, *options: Callable[[_Command], _Command]) ->
 def with_dead_letters(access: OpsAccess, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
     """Do the work on the dead letters, on a new event loop."""
 
-    async def working() -> _T:
+    async def run_work() -> _T:
         async with open_dead_letters(access) as dead_letters:
             try:
                 return await work(dead_letters)
@@ -157,7 +157,7 @@ def with_dead_letters(access: OpsAccess, work: Callable[[DeadLetters], Awaitable
                 raise await _with_close_name(dead_letters, missing) from missing
 
     with asyncio.Runner(loop_factory=quick_loop()) as runner:
-        return runner.run(working())
+        return runner.run(run_work())
 
 
 async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> HopbackError:
@@ -381,7 +381,7 @@ def _user() -> Who:
 def resume_command(job: str) -> str:
     """Return the command that resumes a job, with the options of this command and without passwords."""
     ctx = click.get_current_context()
-    said = [
+    words = [
         word
         for param in ctx.command.params
         if param.name in OpsAccess.__slots__
@@ -389,7 +389,7 @@ def resume_command(job: str) -> str:
         and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
         for word in _option_words(param.opts[0], ctx.params[param.name])
     ]
-    return shlex.join(["hopback", "jobs", "resume", job, *said])
+    return shlex.join(["hopback", "jobs", "resume", job, *words])
 
 
 def _option_words(option: str, value: object) -> list[str]:
@@ -437,22 +437,22 @@ def _completions(
 ) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    said = {
+    chosen = {
         name: value
         for name, value in ctx.params.items()
         if name in OpsAccess.__slots__ and value is not None
     }
 
-    async def asking() -> list[tuple[str, str]]:
+    async def ask_names() -> list[tuple[str, str]]:
         async with (
             asyncio.timeout(_COMPLETION_S),
-            open_dead_letters(OpsAccess(**said)) as dead_letters,
+            open_dead_letters(OpsAccess(**chosen)) as dead_letters,
         ):
             return await ask(dead_letters)
 
     try:
         with redirect_stderr(io.StringIO()):
-            found = asyncio.run(asking())
+            found = asyncio.run(ask_names())
     except Exception:
         return []  # completion must not print errors
     return [

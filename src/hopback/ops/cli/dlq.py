@@ -26,10 +26,10 @@ from hopback.ops.cli.dlq_print import (
     print_not_looked_into,
     print_queue,
     print_queues,
-    progress_told,
-    told_search,
+    show_progress,
+    show_search,
 )
-from hopback.ops.cli.job_options import named_option
+from hopback.ops.cli.job_options import field_option
 from hopback.ops.contract.requests import (
     MOST_HELD,
     USUAL_SESSION,
@@ -63,7 +63,7 @@ _TO_BROWSE = "to browse it"
 _SHORTEST_DIGEST = 6  # characters of a hash, enough to identify one of thousands of messages
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
-filter_option = named_option(Selection, "filter", "terms")
+filter_option = field_option(Selection, "filter", "terms")
 lift_option = click.option(
     "--lift-limit",
     "lift",
@@ -99,11 +99,11 @@ class Look:
 
 def look_options(command: _Command) -> _Command:
     """Add --force and --lift-limit."""
-    return named_option(RedriveRequest, "forced")(lift_option(command))
+    return field_option(RedriveRequest, "forced")(lift_option(command))
 
 
 @contextmanager
-def refusals_explained(queue: str) -> Iterator[None]:
+def explain_refusals(queue: str) -> Iterator[None]:
     """Add the options that allow the operation to the error of a refused one."""
     try:
         yield
@@ -134,7 +134,7 @@ async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterato
     """Open a browse session of up to `size` messages. They are requeued at the end of the context."""
     if look.lift:
         await lift_if_needed(dead_letters, look.queue, look.reason)
-    with progress_told() as tell:
+    with show_progress() as tell:
         session = await dead_letters.open_session(
             look.queue,
             SessionLimits(limit=size, skip=look.skip),
@@ -269,13 +269,13 @@ def groups(
 
 async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, form: str) -> None:
     """Print the groups of a queue."""
-    with refusals_explained(look.queue):
+    with explain_refusals(look.queue):
         if look.lift:
             await lift_if_needed(dead_letters, look.queue)
         request = SearchRequest(
             look.terms, (look.queue,), 0, look.forced, by=str(by), first=look.limit
         )
-        found = await collect_survey(request, told_search(dead_letters.search(request)))
+        found = await collect_survey(request, show_search(dead_letters.search(request)))
     shown = found if form == "json" else found.groups
     output(form, shown, lambda: print_groups(found, time.time()))
 
@@ -319,7 +319,7 @@ def peek(
 async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> None:
     """Print the messages at the head of a queue."""
     size = look.limit or 20  # about one screen
-    with refusals_explained(look.queue):
+    with explain_refusals(look.queue):
         async with hold(dead_letters, look, size) as session:
             found = await dead_letters.messages(session, look.terms, size=size)
 
@@ -379,7 +379,7 @@ async def show_message(
     save: Path | None = None,
 ) -> None:
     """Find a message and print it. `form` may also be `bytes`."""
-    with refusals_explained(look.queue):
+    with explain_refusals(look.queue):
         async with hold_for(dead_letters, look, name) as (session, dead_letter):
             message = None
             if form != "bytes":
@@ -471,7 +471,7 @@ def errors(survey: bool, form: str, access: OpsAccess) -> None:
 
 
 async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
-    with progress_told() as tell:
+    with show_progress() as tell:
         found = await dead_letters.errors(survey=survey, on_progress=tell)
     output(
         form, found if form == "json" else found.items, lambda: _print_errors(found, time.time())
@@ -562,8 +562,8 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
     """Print matches when they are found, then the totals. Return the number of matches."""
     hits: list[SearchHit] = []
     last: SearchProgress | None = None
-    with refusals_explained(request.queues[0] if request.queues else "QUEUE"):
-        async with aclosing(told_search(dead_letters.search(request))) as progress:
+    with explain_refusals(request.queues[0] if request.queues else "QUEUE"):
+        async with aclosing(show_search(dead_letters.search(request))) as progress:
             async for last in progress:
                 if form == "ndjson":
                     output(form, last.hits, lambda: None)

@@ -22,17 +22,17 @@ from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, jso
 from hopback.ops.cli.access import OpsAccess, access_options, resume_command, with_dead_letters
 from hopback.ops.cli.dlq import (
     Look,
+    explain_refusals,
     hold_for,
     lift_if_needed,
     lift_option,
     look_options,
     queue_argument,
-    refusals_explained,
     within_option,
 )
-from hopback.ops.cli.dlq_print import form_option, output, place_text, print_plan, progress_told
+from hopback.ops.cli.dlq_print import form_option, output, place_text, print_plan, show_progress
 from hopback.ops.cli.job_follow import see_through
-from hopback.ops.cli.job_options import job_options, named_option
+from hopback.ops.cli.job_options import field_option, job_options
 from hopback.ops.contract.options import with_options
 from hopback.ops.contract.requests import (
     BY_CALLER,
@@ -65,10 +65,10 @@ def target_options(command: _Command) -> _Command:
     """Add --to, --routing-key and --reset. The command receives them as `target`."""
 
     @wraps(command)
-    def called(to: str, routing_key: str, reset: bool | None, **said: Any) -> object:
-        return command(target=target_of(to, routing_key, reset), **said)
+    def invoke(to: str, routing_key: str, reset: bool | None, **values: Any) -> object:
+        return command(target=target_of(to, routing_key, reset), **values)
 
-    found = cast("_Command", called)
+    found = cast("_Command", invoke)
     for option in (
         click.option(
             "--reset/--keep-attempts",
@@ -126,11 +126,11 @@ def _action_options(command: _Command) -> _Command:
     """Add the options for output and confirmation. The command receives them as `choices`."""
 
     @wraps(command)
-    def called(**said: Any) -> object:
-        own = {name: said.pop(name) for name in _ASKED}
-        return command(choices=ActionChoices(**own), **said)
+    def invoke(**values: Any) -> object:
+        own = {name: values.pop(name) for name in _ASKED}
+        return command(choices=ActionChoices(**own), **values)
 
-    found = cast("_Command", called)
+    found = cast("_Command", invoke)
     for option in (
         click.option(
             "--detailed-exit-code",
@@ -151,7 +151,7 @@ def _action_options(command: _Command) -> _Command:
 @job_options(RedriveRequest, "change")
 @_action_options
 @target_options
-@named_option(RedriveRequest, "change")
+@field_option(RedriveRequest, "change")
 @access_options
 @form_option
 def redrive(
@@ -268,7 +268,7 @@ async def plan_job(
     reason = request.reason.strip() or _PLANNED
     if choices.lift and not choices.dry_run:
         await lift_if_needed(dead_letters, request.queue, reason, job=True)
-    with progress_told() as tell:
+    with show_progress() as tell:
         request = structs.replace(request, reason=reason)
         return await dead_letters.plan(request, choices.submission, on_progress=tell)
 
@@ -323,8 +323,8 @@ async def run_job(
     if not dead_letters.keeps_jobs:
         click.echo("Warning: jobs are kept in memory. Use --store to resume them.", err=True)
     is_refused = plan is not None and plan.cost.price is Price.REFUSED
-    with refusals_explained(request.queue) if is_refused else nullcontext():
-        with progress_told() as tell:
+    with explain_refusals(request.queue) if is_refused else nullcontext():
+        with show_progress() as tell:
             job = await dead_letters.start(request, choices.submission, on_progress=tell)
         return await see_through(dead_letters, job, choices.form, resume_command(job.id))
 
@@ -349,7 +349,7 @@ async def run_job(
 )
 @click.option("--without", multiple=True, metavar="NAME", help="Header to remove. Repeatable.")
 @target_options
-@named_option(RedriveRequest, "reason")
+@field_option(RedriveRequest, "reason")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show the copy and stop.")
 @look_options
@@ -434,7 +434,7 @@ def _payload(path: Path) -> bytes:
 
 
 async def _find_message(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:
-    with refusals_explained(look.queue):
+    with explain_refusals(look.queue):
         async with hold_for(dead_letters, look, name) as (session, dead_letter):
             return await dead_letters.message(session, dead_letter.id)
 
@@ -470,7 +470,7 @@ async def send_edited(
 
 @click.command(name="restore-limit", short_help="Restore a lifted delivery limit.")
 @queue_argument
-@named_option(RedriveRequest, "reason")
+@field_option(RedriveRequest, "reason")
 @click.option("--yes", is_flag=True, help="Skip the confirmation.")
 @access_options
 def restore_limit(queue: str, reason: str, yes: bool, access: OpsAccess) -> None:

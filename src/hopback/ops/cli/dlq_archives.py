@@ -18,11 +18,11 @@ from hopback.cli.terminal import ask, details, on_terminal
 from hopback.ops.cli.access import OpsAccess, access_options, with_dead_letters
 from hopback.ops.cli.dlq import (
     Look,
+    explain_refusals,
     filter_option,
     lift_if_needed,
     look_options,
     queue_argument,
-    refusals_explained,
 )
 from hopback.ops.cli.dlq_print import form_option, output
 from hopback.ops.cli.job_options import rate_option
@@ -76,7 +76,7 @@ def export(
 
 async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | None) -> int:
     """Write the lines to a file or to stdout, and return their number."""
-    with refusals_explained(look.queue):
+    with explain_refusals(look.queue):
         if look.lift:
             await lift_if_needed(dead_letters, look.queue)
         selection = Selection(limit=look.limit, filter=look.terms)

@@ -69,8 +69,8 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason for 
 @access_options
 def add(queue: str, origin: str, reason: str, access: OpsAccess) -> None:
     """Declare that QUEUE contains dead letters, so that it is listed and can be browsed."""
-    said = QueueAnswer(queue, CandidateAnswer.ADD, origin, reason=reason)
-    with_dead_letters(access, lambda dead_letters: answer(dead_letters, said))
+    declared = QueueAnswer(queue, CandidateAnswer.ADD, origin, reason=reason)
+    with_dead_letters(access, lambda dead_letters: answer(dead_letters, declared))
 
 
 @click.command(short_help="Declare that a queue contains no dead letters.")
@@ -79,8 +79,8 @@ def add(queue: str, origin: str, reason: str, access: OpsAccess) -> None:
 @access_options
 def ignore(queue: str, reason: str, access: OpsAccess) -> None:
     """Declare that QUEUE contains no dead letters, so that it is not listed as a candidate."""
-    said = QueueAnswer(queue, CandidateAnswer.IGNORE, reason=reason)
-    with_dead_letters(access, lambda dead_letters: answer(dead_letters, said))
+    declared = QueueAnswer(queue, CandidateAnswer.IGNORE, reason=reason)
+    with_dead_letters(access, lambda dead_letters: answer(dead_letters, declared))
 
 
 @click.command(short_help="Withdraw the declaration about a queue.")
@@ -89,16 +89,16 @@ def ignore(queue: str, reason: str, access: OpsAccess) -> None:
 @access_options
 def forget(queue: str, reason: str, access: OpsAccess) -> None:
     """Withdraw the declaration about QUEUE. The topology of the broker decides again."""
-    said = QueueAnswer(queue, CandidateAnswer.FORGET, reason=reason)
-    with_dead_letters(access, lambda dead_letters: answer(dead_letters, said))
+    declared = QueueAnswer(queue, CandidateAnswer.FORGET, reason=reason)
+    with_dead_letters(access, lambda dead_letters: answer(dead_letters, declared))
 
 
-async def answer(dead_letters: DeadLetters, said: QueueAnswer) -> None:
+async def answer(dead_letters: DeadLetters, declared: QueueAnswer) -> None:
     """Record the declaration and print its effect."""
-    await dead_letters.answer_candidate(said)
+    await dead_letters.answer_candidate(declared)
     words = {
         CandidateAnswer.ADD: "is a dead-letter queue now",
         CandidateAnswer.IGNORE: "is ignored from now on",
         CandidateAnswer.FORGET: "is classified by the broker's topology again",
     }
-    click.echo(safe(f"{said.queue} {words[said.answer]}."))
+    click.echo(safe(f"{declared.queue} {words[declared.answer]}."))

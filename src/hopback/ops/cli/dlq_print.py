@@ -101,13 +101,13 @@ def _number(value: int | None) -> str:
     return "?" if value is None else f"{value:,}"
 
 
-def _clipped(text: str) -> str:
+def _clip(text: str) -> str:
     """Return the text on one line, cut to the width of a cell."""
     line = " ".join(text.split())
     return line if len(line) <= _ERROR_CELL else f"{line[: _ERROR_CELL - 1]}…"
 
 
-def _filled(
+def _print_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     right: Sequence[str] = (),
@@ -141,7 +141,7 @@ def print_queues(queues: Sequence[QueueSummary]) -> None:
         for one in queues
     ]
     columns = ("queue", "from", "messages", "held", "job", "note")
-    _filled(columns, rows, right=("messages", "held"), keep=("job",))
+    _print_table(columns, rows, right=("messages", "held"), keep=("job",))
     total = sum(one.messages or 0 for one in queues)
     full = sum(bool(one.messages) for one in queues)
     age = max((one.depth.age_s for one in queues), default=0.0)
@@ -205,7 +205,7 @@ def print_queue(queue: QueueDetail) -> None:
         )
         for one in queue.targets
     ]
-    _filled(("target", "where", "note"), rows)
+    _print_table(("target", "where", "note"), rows)
 
 
 def _target_name(queue: QueueDetail, choice: TargetChoice) -> str:
@@ -224,7 +224,7 @@ def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
             one.id,
             one.type,
             one.reason,
-            _clipped(_error(one)),
+            _clip(_error(one)),
             ("≥ " if one.attempts_at_least else "")
             + f"{one.attempts:,}"
             + (f" +{one.redrives} re-driven" if one.redrives else ""),
@@ -234,7 +234,7 @@ def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
         for one in messages
     ]
     columns = ("id", "type", "reason", "error", "attempts", "failed", "size")
-    _filled(columns, rows, right=("size", "failed"))
+    _print_table(columns, rows, right=("size", "failed"))
 
 
 def _error(message: DeadLetter) -> str:
@@ -242,7 +242,7 @@ def _error(message: DeadLetter) -> str:
 
 
 @contextmanager
-def progress_told() -> Iterator[OnProgress | None]:
+def show_progress() -> Iterator[OnProgress | None]:
     """Yield a callback that shows progress in a line of the terminal. Clear the line at the end."""
     if not on_terminal():
         yield None
@@ -258,19 +258,19 @@ def progress_told() -> Iterator[OnProgress | None]:
         click.echo("\x1b[2K", nl=False, err=True)
 
 
-async def told_search(
+async def show_search(
     progress: AsyncGenerator[SearchProgress, None],
 ) -> AsyncGenerator[SearchProgress, None]:
     """Yield the progress of a search, and show it in a line of the terminal."""
     async with aclosing(progress):
-        async for told in progress:
-            if on_terminal() and not told.is_over:
-                share = f"{told.seen:,} of {count_of(told.total)}"
-                line = f"{share} read, {told.matching:,} match, now in {told.queue}"
+        async for found in progress:
+            if on_terminal() and not found.is_over:
+                share = f"{found.seen:,} of {count_of(found.total)}"
+                line = f"{share} read, {found.matching:,} match, now in {found.queue}"
                 click.echo(f"\x1b[2K{safe(line)}\r", nl=False, err=True)
             elif on_terminal():
                 click.echo("\x1b[2K", nl=False, err=True)
-            yield told
+            yield found
 
 
 def print_held(held: Iterable[HeldMessages]) -> None:
@@ -295,7 +295,7 @@ def print_groups(found: Survey, now: float) -> None:
             _key(one),
             one.sample.reason,
             one.sample.origin or "?",
-            _clipped(_error(one.sample)),
+            _clip(_error(one.sample)),
             ago(one.first, now),
             ago(one.last, now),
         )
@@ -304,7 +304,7 @@ def print_groups(found: Survey, now: float) -> None:
     # Omit a second column with the property by which the messages are grouped.
     twin = "from" if found.by == GroupBy.ORIGIN else str(found.by)
     kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
-    _filled(
+    _print_table(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("count", "first", "last"),
@@ -318,7 +318,7 @@ def print_groups(found: Survey, now: float) -> None:
 
 def _key(group: Group) -> str:
     """Return the common value of a group. An error without a type is named by its message."""
-    return group.key or _clipped(group.sample.error_message) or "(none)"
+    return group.key or _clip(group.sample.error_message) or "(none)"
 
 
 def print_not_looked_into(number: int) -> None:
@@ -341,7 +341,7 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
     ]
     _section("Timeline", happened)
     if message.failure is not None and message.failure.stack:
-        click.echo(f"\nStack\n{_indented(message.failure.stack)}")
+        click.echo(f"\nStack\n{_indent(message.failure.stack)}")
     _section("Properties", [(name, str(value)) for name, value in message.properties.items()])
     if message.headers:
         gap()
@@ -355,10 +355,10 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
         table(("header", "type", "value"), rows)
         if message.more_headers:
             click.echo(f"{message.more_headers:,} more headers in an export")
-    inside, done = _unpacked(message, body, payload)
+    inside, done = _unpack_payload(message, body, payload)
     text, cut = payload_text(inside, payload)
     notes = ", ".join(filter(None, (size_text(len(body)), done, cut)))
-    click.echo(f"\nPayload ({safe(notes)})\n{_indented(text)}")
+    click.echo(f"\nPayload ({safe(notes)})\n{_indent(text)}")
 
 
 def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
@@ -395,11 +395,11 @@ def _section(title: str, pairs: list[tuple[str, str]]) -> None:
         details([(f"  {name}", value) for name, value in pairs])
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in safe_lines(text).split("\n"))
 
 
-def _unpacked(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]:
+def _unpack_payload(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]:
     """Return the unpacked body and a note about the conversion. `hex` leaves the body unchanged."""
     if form == "hex":
         return body, ""
@@ -535,7 +535,7 @@ def print_jobs(jobs: Sequence[Job], now: float) -> None:
         )
         for one in jobs
     ]
-    _filled(columns, rows, right=numbers, keep=("queue",))
+    _print_table(columns, rows, right=numbers, keep=("queue",))
 
 
 def came_back_text(counts: Counts) -> str:

@@ -71,14 +71,14 @@ def _waits_for(job: Job) -> str:
     return job.reason if job.state is JobState.RUNNING else ""
 
 
-def _finished_count(job: Job) -> int:
+def _count_finished(job: Job) -> int:
     return job.counts.done + job.counts.skipped + job.counts.failed
 
 
 def bar_line(job: Job, rate: float | None, columns: int) -> str:
     """Return the progress of a job as one line of at most `columns` characters."""
     counts = job.counts
-    finished = _finished_count(job)
+    finished = _count_finished(job)
     share = min(finished / max(counts.selected, 1), 1.0)
     cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
     filled = int(share * cells)
@@ -131,7 +131,7 @@ class Bar:
 
     def show(self, job: Job) -> None:
         """Draw the line."""
-        self._meter.add(self._now(), _finished_count(job))
+        self._meter.add(self._now(), _count_finished(job))
         columns = shutil.get_terminal_size().columns
         line = bar_line(job, self._meter.rate, columns)
         click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
@@ -156,7 +156,7 @@ class _EveryFewSeconds:
     def show(self, job: Job) -> None:
         """Write a line if it is due."""
         now, known = self._now(), self._reason
-        self._meter.add(now, _finished_count(job))
+        self._meter.add(now, _count_finished(job))
         self._reason = job.reason
         if now >= self._next or self._reason != known:
             self._next = now + _BETWEEN_RECORDS_S
@@ -215,7 +215,7 @@ class Signals:
 
 
 @contextmanager
-def signals_heard() -> Iterator[Signals]:
+def handle_signals() -> Iterator[Signals]:
     """Handle signals within the context."""
     loop, signals = asyncio.get_running_loop(), Signals()
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -240,7 +240,7 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
 
     `resume` is the command that resumes it after an interruption.
     """
-    with signals_heard() as signals:
+    with handle_signals() as signals:
         last = await follow(dead_letters, job, signals, form)
         if signals.heard and last.is_active and dead_letters.runs_jobs_here:
             click.echo("Finishing messages in flight. Press Ctrl-C again to exit now.", err=True)
@@ -278,8 +278,8 @@ async def follow(
     Without a terminal the progress is written as lines: text if `form` is `table`, otherwise JSON.
     """
     now = asyncio.get_running_loop().time
-    told = TextLines if form == "table" else Records
-    progress: Progress = Bar(now) if on_terminal(err=True) else told(now)
+    lines = TextLines if form == "table" else Records
+    progress: Progress = Bar(now) if on_terminal(err=True) else lines(now)
     last = job
 
     async def watch() -> None:

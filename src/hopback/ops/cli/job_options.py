@@ -63,12 +63,12 @@ def click_option(option: JobOption, name: str = "") -> Callable[[_Command], _Com
     return click.option(*names, metavar=option.metavar, help=option.text, **more)
 
 
-def named_option(kind: type[Struct], field: str, name: str = "") -> Callable[[_Command], _Command]:
+def field_option(kind: type[Struct], field: str, name: str = "") -> Callable[[_Command], _Command]:
     """Return the command option for one field of a request, or of a part of it."""
     return click_option(next(one for one in options_of(kind) if one.name == field), name)
 
 
-rate_option = named_option(Pace, "rate")
+rate_option = field_option(Pace, "rate")
 
 
 def job_options(kind: type[Struct], *own: str) -> Callable[[_Command], _Command]:
@@ -81,11 +81,11 @@ def job_options(kind: type[Struct], *own: str) -> Callable[[_Command], _Command]
 
     def decorate(command: _Command) -> _Command:
         @wraps(command)
-        def called(**said: Any) -> object:
-            given = {one.name: said.pop(one.name) for one in options}
-            return command(options=given, **said)
+        def invoke(**values: Any) -> object:
+            given = {one.name: values.pop(one.name) for one in options}
+            return command(options=given, **values)
 
-        found = cast("_Command", called)
+        found = cast("_Command", invoke)
         for one in reversed(options):
             found = click_option(one)(found)
         return found

@@ -18,7 +18,7 @@ from hopback.ops.cli.access import (
     with_dead_letters,
 )
 from hopback.ops.cli.dlq_print import form_option, output, print_job, print_jobs
-from hopback.ops.cli.job_follow import exit_code, follow, see_through, signals_heard
+from hopback.ops.cli.job_follow import exit_code, follow, handle_signals, see_through
 from hopback.ops.contract.values import FailedMessage, Job, JobState
 from hopback.text import count_of
 from hopback.text import one_line as safe
@@ -90,7 +90,7 @@ def watch(job: str, form: str, access: OpsAccess) -> int:
 
 async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
     """Follow a job of any process until it ends, and return the exit code."""
-    with signals_heard() as signals:
+    with handle_signals() as signals:
         last = await follow(dead_letters, await dead_letters.job(job), signals, form)
         if signals.heard:
             return Exit.INTERRUPTED

@@ -464,7 +464,7 @@ class Planner:
             )
         async with self._broker.query() as connection:
             ways = await dry_run.ways(connection, snapshot.live_routes())
-        reaches = await self._reached_queues(ways, snapshot.live_routes())
+        reaches = await self._find_reached_queues(ways, snapshot.live_routes())
         warnings[:0] = [
             f"{each.queue} has 0 consumers: messages wait there until one connects"
             for each in reaches
@@ -485,7 +485,7 @@ class Planner:
         if active is not None:
             barred.append(f"{request.queue!r} has an active job: {active.id}")
         watched, is_redrive = dry_run.timer.time, spec.kind is JobKind.REDRIVE
-        counted = _counted_selection(request, selection, dry_run)
+        counted = _count_selection(request, selection, dry_run)
         return JobPlan(
             kind=spec.kind,
             queue=spec.queue,
@@ -514,7 +514,7 @@ class Planner:
             duplicates=_duplicates_text(spec.pace, counted.count or 0) if is_redrive else "",
         )
 
-    async def _reached_queues(
+    async def _find_reached_queues(
         self, ways: Iterable[WayCheck], live_routes: RoutingTable | None
     ) -> tuple[ReachedQueue, ...]:
         """Return the queues that these targets lead to, as far as routes are known, with their consumers."""
@@ -588,7 +588,7 @@ class Planner:
             await self._broker.wait_until_ready(queue, ready)
 
 
-def _counted_selection(
+def _count_selection(
     request: JobRequest, selection: SelectionSnapshot, dry_run: DryRun
 ) -> Selection:
     """Return the selection with the count of the dry run, or with an estimate if it read only a part."""

@@ -107,7 +107,7 @@ class WatchTimer:
         """The longest wait of a plan: its tiers, until all attempts are used."""
         found, whose = 0.0, ""
         for plan in self._source.plans:
-            wait = planned_seconds(plan)
+            wait = plan_seconds(plan)
             if wait > found:
                 found, whose = wait, plan.queue
         if not whose:
@@ -154,7 +154,7 @@ class WatchTimer:
         return max(ways)
 
 
-def planned_seconds(plan: Plan) -> float:
+def plan_seconds(plan: Plan) -> float:
     """Return how long a re-driven message of this plan waits in all if it fails every time."""
     if not plan.redrive.reset or not plan.tiers:
         return 0.0

@@ -48,13 +48,13 @@ class Provider:
             found = await fetch_json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
         except Exception as error:  # the provider may answer anything
             _LOG.warning("the provider %s does not answer", issuer, exc_info=error)
-            raise _failed("its discovery document cannot be read") from None
+            raise _provider_error("its discovery document cannot be read") from None
         if not isinstance(found, dict) or found.get("issuer") != issuer:
             named = found.get("issuer") if isinstance(found, dict) else found
-            raise _failed(f"its issuer is {shorten(str(named))!r}, expected {issuer!r}")
+            raise _provider_error(f"its issuer is {shorten(str(named))!r}, expected {issuer!r}")
         for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
             if not is_safe_address(str(found.get(name, ""))):
-                raise _failed(f"its {name} is not an https address")
+                raise _provider_error(f"its {name} is not an https address")
         self._found = now, found
         return found
 
@@ -91,13 +91,13 @@ class Provider:
                 async for part in answer.aiter_bytes():
                     content += part
                     if len(content) > _MOST_BYTES:
-                        raise _failed("its answer is too large")
+                        raise _provider_error("its answer is too large")
             found = json.loads(content)
         except (httpx.HTTPError, ValueError) as error:
             _LOG.warning("the token endpoint of %s fails", self._settings.issuer, exc_info=error)
-            raise _failed("its token endpoint does not answer as it should") from None
+            raise _provider_error("its token endpoint does not answer as it should") from None
         if answer.status_code >= 500 or not isinstance(found, dict):
-            raise _failed(f"its token endpoint answers {answer.status_code}")
+            raise _provider_error(f"its token endpoint answers {answer.status_code}")
         if not answer.is_success:
             why = found.get("error_description") or found.get("error") or answer.status_code
             raise ProviderRefusal(f"the provider answered {shorten(str(why))!r}")
@@ -121,7 +121,7 @@ def shorten(text: str) -> str:
     return one_line(text)[:_SHOWN]
 
 
-def _failed(why: str) -> Refused:
+def _provider_error(why: str) -> Refused:
     return Refused(
         502, "provider-failed", f"The provider of the sign-in cannot be used now: {why}."
     )

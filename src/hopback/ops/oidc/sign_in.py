@@ -142,10 +142,10 @@ class OidcSignIn:
         needs_issuer = provider.get("authorization_response_iss_parameter_supported") is True
         expected = self.settings.issuer
         if answer.get("iss", None if needs_issuer else expected) != expected:
-            raise _denied("the answer comes from another issuer")
+            raise _denial("the answer comes from another issuer")
         if "code" not in answer:
             why = answer.get("error_description") or answer.get("error") or "no code"
-            raise _denied(f"the provider answered {shorten(why)!r}")
+            raise _denial(f"the provider answered {shorten(why)!r}")
         now = self._clock.now()
         try:
             tokens = await self._provider.tokens(
@@ -157,7 +157,7 @@ class OidcSignIn:
             until = now + self._session_s
             session = await self._check(tokens, attempt["nonce"], now, until)
         except (ProviderRefusal, BadToken) as error:
-            raise _denied(str(error)) from None
+            raise _denial(str(error)) from None
         session_id = secrets.token_urlsafe(16)
         await self._sessions.put(session_id, session, now)
         return self._principal(session), session_id, attempt["next"]
@@ -276,5 +276,5 @@ def _expiry_s(tokens: Mapping[str, Any]) -> float:
     return float(found) if isinstance(found, int | float) and found > 0 else _DEFAULT_EXPIRY_S
 
 
-def _denied(why: str) -> Refused:
+def _denial(why: str) -> Refused:
     return Refused(401, "sign-in-refused", f"The sign-in was refused: {why}.")

@@ -307,14 +307,14 @@ async def _search(visit: Visit) -> Response:
     )
 
 
-async def _named_queue(visit: Visit) -> tuple[str, ...]:
+async def _queue_field(visit: Visit) -> tuple[str, ...]:
     return (visit.field("in"),) if visit.field("in") else ()
 
 
 @DEADLETTER_PAGES.get(
     "/search/events",
     Role.OPERATOR,
-    QueueRule("the named queue, or the queues that the visitor may search", _named_queue),
+    QueueRule("the named queue, or the queues that the visitor may search", _queue_field),
     is_heavy=True,
 )
 async def _search_events(visit: Visit) -> Response:
@@ -340,12 +340,12 @@ def _answer_in(visit: Visit) -> QueueAnswer:
     return QueueAnswer(visit.field("queue"), CandidateAnswer(answer), main_queue)
 
 
-async def _answered_queues(visit: Visit) -> tuple[str, ...]:
+async def _queues_of_answer(visit: Visit) -> tuple[str, ...]:
     return queues_of_answer(_answer_in(visit))
 
 
 @DEADLETTER_PAGES.post(
-    "/candidates", Role.ADMIN, QueueRule("the queue and its main queue", _answered_queues)
+    "/candidates", Role.ADMIN, QueueRule("the queue and its main queue", _queues_of_answer)
 )
 async def _answer_candidate(visit: Visit) -> Response:
     await visit.operations.answer_candidate(_answer_in(visit))
@@ -717,7 +717,7 @@ class EditForm:
         return [(mark, visible(line)) for mark, line in found]
 
     @property
-    def carried(self) -> list[tuple[str, str]]:
+    def hidden_fields(self) -> list[tuple[str, str]]:
         """Values for the hidden fields of the review."""
         names = ("body", "content_type", "headers", "without", "target", "target_queue", "reason")
         return [(name, getattr(self, name)) for name in names]
@@ -748,21 +748,21 @@ def _lines(body: bytes) -> list[str]:
     return body.decode("utf-8", "replace").splitlines()
 
 
-def _dated(value: Any) -> Any:
+def _add_dates(value: Any) -> Any:
     """Replace AMQP timestamps, for example in `x-death`, by date and number."""
     match value:
         case Timestamp():
             return f"{clock_words(value)} ({int(value)})"
         case dict():
-            return {key: _dated(inner) for key, inner in value.items()}
+            return {key: _add_dates(inner) for key, inner in value.items()}
         case list() | tuple():
-            return [_dated(inner) for inner in value]
+            return [_add_dates(inner) for inner in value]
     return value
 
 
 def _value_text(value: Any) -> str:
     """Return a header's value as text: strings unchanged, other values as JSON."""
-    plain = plain_value(_dated(value))
+    plain = plain_value(_add_dates(value))
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)
     cut = text[:_VALUE_SHOWN]
     return visible(cut, lines=True) + ("…" if len(text) > len(cut) else "")

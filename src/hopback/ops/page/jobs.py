@@ -71,14 +71,14 @@ _SECOND = (
 JOB_PAGES = Pages()
 
 
-async def _moved_to(visit: Visit) -> Iterable[str] | None:
+async def _redrive_targets(visit: Visit) -> Iterable[str] | None:
     if visit.field("step", "1") in ("1", "2"):
         return ()
     target = form_target(visit.field("target"), visit.field("target_queue"))
     return await targets_of(visit, visit.path["queue"], target)
 
 
-_TARGETS = QueueRule("every queue that the re-drive reaches", _moved_to)
+_TARGETS = QueueRule("every queue that the re-drive reaches", _redrive_targets)
 
 
 @JOB_PAGES.get("/queues/{queue}/re-drive", Role.OPERATOR, PATH_QUEUE, reads_broker=True)
@@ -87,14 +87,14 @@ async def _redrive(visit: Visit) -> Response:
     if visit.field("change").strip():
         visit.need(Role.ADMIN, visit.path["queue"])
     target = form_target(visit.field("target"), visit.field("target_queue"))
-    pace = structs.replace(visit.read(Pace), ramp=RAMP if _ticked(visit, "ramp") else ())
+    pace = structs.replace(visit.read(Pace), ramp=RAMP if _is_ticked(visit, "ramp") else ())
     return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
 @JOB_PAGES.get("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE, reads_broker=True)
 @JOB_PAGES.post("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
 async def _discard(visit: Visit) -> Response:
-    confirm, export = visit.field("confirm"), _ticked(visit, "export")
+    confirm, export = visit.field("confirm"), _is_ticked(visit, "export")
     return await _step(visit, DiscardRequest(**_common(visit), confirm=confirm, export=export))
 
 
@@ -118,7 +118,7 @@ def _selection(visit: Visit) -> Selection:
     return visit.read(Selection)
 
 
-def _ticked(visit: Visit, box: str) -> bool:
+def _is_ticked(visit: Visit, box: str) -> bool:
     """Whether a box of step 2 is ticked. Until step 2 was submitted, every box counts as ticked."""
     step_was_sent = visit.field("on") == "2" or bool(visit.all("ramp") or visit.all("export"))
     return visit.field(box) == "1" or not (visit.request.method == "POST" and step_was_sent)
@@ -246,7 +246,7 @@ async def _with_change(visit: Visit, request: JobRequest) -> JobRequest:
 
 def _page(visit: Visit, request: JobRequest, step: int, trouble: str, **values: Any) -> Response:
     state: dict[str, Any] = {name: visit.field(name) for name in (*_FIRST, *_SECOND)}
-    boxes = {name: _ticked(visit, name) for name in ("ramp", "export")}
+    boxes = {name: _is_ticked(visit, name) for name in ("ramp", "export")}
     ids = visit.all("ids")
     # Hidden fields contain the values of the other steps.
     carried = [("on", str(step)), ("session", visit.field("session"))]

@@ -88,7 +88,7 @@ class Visit:
             raise Refused(
                 400,
                 "bad-field",
-                f"{name}: expected a number from {least} to {most}, got {_shortened(text)!r}.",
+                f"{name}: expected a number from {least} to {most}, got {_shorten(text)!r}.",
             )
         return int(text)
 
@@ -106,7 +106,7 @@ class Visit:
             if value is None or (one.least is not None and value < one.least):
                 expected = one.bounds_text or "a shorter text"
                 raise Refused(
-                    400, "bad-field", f"{one.json}: expected {expected}, got {_shortened(text)!r}."
+                    400, "bad-field", f"{one.json}: expected {expected}, got {_shorten(text)!r}."
                 )
         return convert(kind, {one.json: text for one, text in given}, strict=False)
 
@@ -119,7 +119,7 @@ class Visit:
         """Render a template in the layout."""
         text = self.templates.get_template(template).render(
             **frame_values(self.services, self.request, self.principal),
-            told=[_TOLD[code] for code in self.all("told")[:1] if code in _TOLD],
+            told=[_NOTICES[code] for code in self.all("told")[:1] if code in _NOTICES],
             **values,
         )
         return HTMLResponse(text, status)
@@ -300,7 +300,7 @@ async def in_time(
     return see_other(f"/working/{name}")
 
 
-def _waiting(visit: Visit) -> PageWork:
+def _find_work(visit: Visit) -> PageWork:
     """Return the slow request in the path. Refused if it belongs to another visitor."""
     found = visit.services.working.get(visit.path["work"])
     if found is None or found.by != visit.principal.id:
@@ -319,9 +319,9 @@ async def release_look(visit: Visit, queue: str) -> None:
 
 
 @WORK_PAGES.get("/working/{work}", None, NO_QUEUE)
-async def _working(visit: Visit) -> Response:
+async def _show_work(visit: Visit) -> Response:
     """Show the progress of a slow request. When it has ended, return its response once."""
-    waiting = _waiting(visit)
+    waiting = _find_work(visit)
     if waiting.work.task.done():
         await waiting.end()
         return waiting.work.task.result()
@@ -329,15 +329,15 @@ async def _working(visit: Visit) -> Response:
 
 
 @WORK_PAGES.get("/working/{work}/events", None, NO_QUEUE)
-async def _working_events(visit: Visit) -> Response:
-    waiting = _waiting(visit)
+async def _stream_work(visit: Visit) -> Response:
+    waiting = _find_work(visit)
     events = page_work_events(waiting.work, waiting.attend)
     return visit.services.shared.streams.open(events, visit.principal)
 
 
 @WORK_PAGES.post("/working/{work}/cancel", None, NO_QUEUE)
 async def _cancel_work(visit: Visit) -> Response:
-    waiting = _waiting(visit)
+    waiting = _find_work(visit)
     await waiting.end()
     return see_other(waiting.back)
 
@@ -475,12 +475,12 @@ def problem_page(
     return HTMLResponse(text, refused.status, refused.headers)
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 # Messages after an action, by code. A link contains only the code, so a forged one cannot add a text.
-_TOLD = {
+_NOTICES = {
     "released": "Messages requeued in order.",
     "copy-sent": "Changed copy sent. This message stays in the queue.",
     "surveyed": "Survey finished.",

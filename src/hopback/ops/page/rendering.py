@@ -105,7 +105,7 @@ def _sentence(text: str) -> str:
 
 
 @_filter
-def _ticked(text: str) -> Markup:
+def _mark_names(text: str) -> Markup:
     """Return the text with names in backticks marked up."""
     parts = text.split("`")
     return Markup("").join(
@@ -272,7 +272,7 @@ _DETAILS = {
 
 
 @_filter
-def _told(entry: AuditEntry) -> str:
+def _details_line(entry: AuditEntry) -> str:
     """Return the details of an audit entry on one line, without empty ones."""
     details = dict(entry.details)
     if details.pop("came_back_at_least", False) and details.get("came_back"):

@@ -224,7 +224,7 @@ async def test_times_show_their_zone_and_exact_value_on_hover() -> None:
 )
 def test_audit_details_are_written_in_words(entry: dict[str, object], words: str) -> None:
     made = AuditEntry(at=Moment(NOW), by="ada", **entry)  # type: ignore[arg-type]
-    assert renderer().filters["told"](made) == words
+    assert renderer().filters["details_line"](made) == words
 
 
 def test_joiner_is_kept_in_emoji_and_escaped_in_words() -> None:

@@ -60,9 +60,9 @@ function arrange(map, ratio) {
     ],
   });
   arrange(map, place.clientWidth / Math.max(place.clientHeight, 1));
-  const told = document.getElementById("reached");
-  if (told) {
-    const names = new Set(JSON.parse(told.dataset.reached));
+  const reached = document.getElementById("reached");
+  if (reached) {
+    const names = new Set(JSON.parse(reached.dataset.reached));
     map.nodes().forEach((each) => { if (names.has(each.data("name")) && each.data("kind") !== "exchange") each.addClass("reached"); });
   }
   map.on("tap", "node", (event) => {

@@ -267,17 +267,17 @@ window.addEventListener("pageshow", () => {
 function search() {
   const place = document.getElementById("search");
   if (!place) return;
-  const bar = place.querySelector("progress"), told = place.querySelector("[data-told]");
+  const bar = place.querySelector("progress"), status = place.querySelector("[data-status]");
   const rows = place.querySelector("tbody"), row = place.querySelector("template");
   const cancel = place.querySelector("[data-cancel]");
   const source = new EventSource(place.dataset.events);
-  const end = (words) => { source.close(); cancel.hidden = true; told.textContent = words; };
+  const end = (words) => { source.close(); cancel.hidden = true; status.textContent = words; };
   let last = null;
   const words = (found) => `${found.seen.toLocaleString("en")} of ${found.total.toLocaleString("en")} read, ${found.matching.toLocaleString("en")} found`;
   source.addEventListener("search", (event) => {
     last = JSON.parse(event.data);
     [bar.max, bar.value] = [Math.max(last.total, 1), last.seen];
-    told.textContent = words(last) + (last.queue ? `, now in ${last.queue}` : "");
+    status.textContent = words(last) + (last.queue ? `, now in ${last.queue}` : "");
     for (const { letter, excerpt, session } of last.hits) {
       const one = row.content.cloneNode(true), cells = one.querySelectorAll("th, td"), form = one.querySelector("form");
       cells[0].textContent = letter.type || letter.messageId || `message ${letter.place}`;
@@ -329,13 +329,13 @@ search();
 function wait() {
   const place = document.getElementById("work");
   if (!place) return;
-  const bar = place.querySelector("progress"), told = place.querySelector("[data-told]");
+  const bar = place.querySelector("progress"), status = place.querySelector("[data-status]");
   const source = new EventSource(place.dataset.events);
   const onward = () => { source.close(); location.replace(place.dataset.onward); };
   source.addEventListener("progress", (event) => {
     const { queue, seen, total } = JSON.parse(event.data);
     [bar.max, bar.value] = [Math.max(total, 1), seen];
-    told.textContent = `${seen.toLocaleString("en")} of ${total.toLocaleString("en")} messages read, now in ${queue}`;
+    status.textContent = `${seen.toLocaleString("en")} of ${total.toLocaleString("en")} messages read, now in ${queue}`;
   });
   source.addEventListener("end", onward);
   // A cancelled request has no result to open.
