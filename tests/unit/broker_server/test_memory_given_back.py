@@ -20,8 +20,8 @@ print(full - resident())
 """
 
 
-def test_what_a_burst_left_behind_is_given_back() -> None:
-    """Of 50 MB at least 40, although some messages are still there."""
+def test_memory_of_burst_is_returned() -> None:
+    """At least 40 of 50 MB, although some messages remain."""
     ran = subprocess.run(
         [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""What a server writes is what a client of the same wire reads."""
+"""Frames of the server are readable by the client."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def _sent(method: bytes, properties: Properties, body: bytes) -> object:
 
 @pytest.mark.parametrize("route", [("", "q"), ("é", "k" * 255), ("e\udcff", "\udc80")])
 @pytest.mark.parametrize("size", [0, 5, 400_000])
-def test_a_delivery_arrives_as_it_was(route: tuple[str, str], size: int) -> None:
-    """Route, tag, flag, properties and body, whatever bytes the names are."""
+def test_delivery_round_trips(route: tuple[str, str], size: int) -> None:
     properties = Properties(headers={"a": [1]}, message_id="m")
     sent = Received("", *route, b"x" * size, properties, True, tag=2**40)
     found = _sent(Envelopes().deliver(3, short_text("consumer"), sent), properties, sent.body)
@@ -41,29 +40,26 @@ def test_a_delivery_arrives_as_it_was(route: tuple[str, str], size: int) -> None
     assert (found.body, found.properties) == (sent.body, properties)
 
 
-def test_a_return_arrives_as_it_was() -> None:
-    """With the code and the words of RabbitMQ."""
+def test_return_round_trips() -> None:
     found = _sent(Envelopes().return_frame(3, "e", "k"), Properties(), b"m")
     assert isinstance(found, ReturnedMessage)
     assert (found.code, found.text) == (312, "NO_ROUTE")
     assert (found.exchange, found.routing_key) == ("e", "k")
 
 
-def test_confirms_arrive_as_they_were() -> None:
-    """Ack and nack, one or several."""
+def test_confirms_round_trip() -> None:
     frames = confirm_frame(3, 7, stored=True, multiple=True) + confirm_frame(3, 8, stored=False)
     ack, nack = _reading().receive(frames)
     assert str(ack) == "<basic.ack channel=3 tag=7 multiple=True requeue=False>"
     assert str(nack) == "<basic.nack channel=3 tag=8 multiple=False requeue=False>"
 
 
-def test_a_route_that_is_too_long_is_cut() -> None:
-    """Only a dead-letter routing key can be: it is an argument."""
+def test_too_long_route_is_truncated() -> None:
+    """Only a dead-letter routing key can be too long."""
     assert short_text("k" * 300) == b"\xff" + b"k" * 255
 
 
-def test_many_routes_do_not_fill_the_memory() -> None:
-    """What is remembered is bounded."""
+def test_cache_of_routes_is_bounded() -> None:
     envelopes = Envelopes()
     for number in range(2000):
         envelopes.return_frame(3, "e", str(number))

@@ -21,8 +21,8 @@ def _rights(configure: str = "", write: str = "", read: str = "") -> tuple[UserR
     return UserRights(permissions, "ann", "/"), permissions
 
 
-def test_a_pattern_is_searched_in_the_name() -> None:
-    """As in RabbitMQ: anywhere, unless it says otherwise; an empty one matches nothing."""
+def test_permission_pattern_is_searched_in_name() -> None:
+    """An empty pattern matches no name."""
     rights, permissions = _rights("orders", "^orders$", "")
     assert rights.allows(Right.CONFIGURE, "my.orders.dlq")
     assert rights.allows(Right.WRITE, "orders")
@@ -32,8 +32,7 @@ def test_a_pattern_is_searched_in_the_name() -> None:
     assert not UserRights(permissions, "bob", "/").allows(Right.CONFIGURE, "orders")
 
 
-def test_topics_are_free_until_something_is_said_about_them() -> None:
-    """Then only the keys that match, with the user's name in the pattern."""
+def test_topic_permissions_apply_once_set() -> None:
     rights, permissions = _rights()
     assert rights.allows_topic(Right.WRITE, "events", "any")
     permissions.put_topic("ann", "/", TopicPermission("events", "^{username}\\.", "^$"))
@@ -45,14 +44,12 @@ def test_topics_are_free_until_something_is_said_about_them() -> None:
     assert [*permissions, *permissions.topics()] == []
 
 
-def test_a_pattern_that_cannot_be_read_is_refused() -> None:
-    """Before anything depends on it."""
+def test_invalid_permission_pattern_is_refused() -> None:
     with pytest.raises(ValueError, match="invalid_regexp"):
         Permission(".*", "(", ".*")
 
 
-def test_a_hash_of_rabbitmq_is_understood() -> None:
-    """One that RabbitMQ 3.10 made for the password `p`; and there is none for nobody."""
+def test_password_hash_of_rabbitmq_is_accepted() -> None:
     theirs = Account("LYlDxBlse32Gg/G6z/z73ienG9AXeDSptPG/+RBVCMr301yt")
     assert theirs.accepts(b"p")
     assert not theirs.accepts(b"q")
@@ -74,9 +71,8 @@ def test_a_hash_of_rabbitmq_is_understood() -> None:
         (["--tags", "ann", "monitoring"], "expected a user of --user (guest)"),
     ],
 )
-def test_options_that_name_nobody_are_refused(
+def test_options_with_unknown_user_are_refused(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With what there is."""
     assert run(["broker", "--port", "0", *options]) == 2
     assert said in capsys.readouterr().err

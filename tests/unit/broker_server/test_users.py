@@ -1,4 +1,4 @@
-"""Who is let in: names and passwords, and guest from this machine alone."""
+"""Authentication by name and password, and guest from loopback only."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ _USERS = Users({"guest": "guest", "ann": "s3cret:ü"})
         (b"\0guest\0guest\0", "127.0.0.1", None),
     ],
 )
-def test_a_plain_response_is_checked(response: bytes, peer: str, found: str | None) -> None:
-    """Name and password must be right, whatever bytes come."""
+def test_plain_response_is_checked(response: bytes, peer: str, found: str | None) -> None:
     assert _USERS.sasl("PLAIN", response, peer) == found
     assert _USERS.sasl("AMQPLAIN", response, peer) is None
     assert _USERS.sasl("EXTERNAL", response, peer) is None
@@ -51,8 +50,7 @@ def test_a_plain_response_is_checked(response: bytes, peer: str, found: str | No
         ({}, None),
     ],
 )
-def test_an_amqplain_response_is_checked(table: Headers, found: str | None) -> None:
-    """The same in a field table without its length."""
+def test_amqplain_response_is_checked(table: Headers, found: str | None) -> None:
     assert _USERS.sasl("AMQPLAIN", encode_entries(table), "127.0.0.1") == found
 
 
@@ -68,12 +66,10 @@ def test_an_amqplain_response_is_checked(table: Headers, found: str | None) -> N
         ("", None),
     ],
 )
-def test_an_http_header_is_checked(header: str, found: str | None) -> None:
-    """The same for the management API."""
+def test_http_authorization_is_checked(header: str, found: str | None) -> None:
     assert _USERS.basic(header, "127.0.0.1") == found
 
 
-def test_guest_is_of_this_machine_over_http_too() -> None:
-    """From elsewhere it is nobody."""
+def test_guest_over_http_is_limited_to_loopback() -> None:
     header = "Basic " + base64.b64encode(b"guest:guest").decode()
     assert _USERS.basic(header, "203.0.113.9") is None

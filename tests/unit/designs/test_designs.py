@@ -60,7 +60,7 @@ _FILE_QUEUES = {
 }
 
 
-def test_the_file_pipeline_is_as_documented() -> None:
+def test_file_pipeline_topology_is_as_documented() -> None:
     """Seven queues, each with retry and dead-letter exchange and queue, 15 s, classic."""
     topology = file_pipeline()
     exchanges = {"domain.events": "topic", "domain.commands": "topic"}
@@ -92,8 +92,7 @@ def test_the_file_pipeline_is_as_documented() -> None:
     assert _bindings(topology) == bindings
 
 
-def test_the_plan_of_the_file_pipeline_is_as_documented() -> None:
-    """Three runs, out by reject, parked by publish with the document's four headers."""
+def test_file_pipeline_plan_is_as_documented() -> None:
     assert file_pipeline().plan("q.audit") == Plan(
         queue="q.audit",
         attempts=3,
@@ -116,13 +115,11 @@ def test_the_plan_of_the_file_pipeline_is_as_documented() -> None:
     ("service", "prefix"),
     [("wms-cincout", "wms"), ("xyz-service", "xyz"), ("noprefix", "default"), ("a-b-c", "a")],
 )
-def test_a_prefix_is_the_name_up_to_its_first_hyphen(service: str, prefix: str) -> None:
-    """The document's three examples, and a name with two hyphens."""
+def test_prefix_is_name_up_to_first_hyphen(service: str, prefix: str) -> None:
     assert prefix_of(service) == prefix
 
 
-def test_the_event_bus_is_as_documented() -> None:
-    """A fanout per prefix; per service a queue, a retry exchange and queue of 5 s, and a DLQ."""
+def test_event_bus_topology_is_as_documented() -> None:
     topology = event_bus(["wms-cincout", "noprefix"])
     assert _exchanges(topology) == {
         "wms.main-exchange": "fanout",
@@ -160,8 +157,7 @@ def test_the_event_bus_is_as_documented() -> None:
     }
 
 
-def test_the_plan_of_the_event_bus_is_as_documented() -> None:
-    """Ten retries, a local wait for what is not due, a re-drive whose count continues."""
+def test_event_bus_plan_is_as_documented() -> None:
     plan = event_bus().plan("wms.queue.wms-orders")
     assert plan == Plan(
         queue="wms.queue.wms-orders",
@@ -201,8 +197,7 @@ _DOMAINS = ("user", "auth", "alarm", "document", "workflow", "notification", "au
 _TIERS = {"30s": 30_000, "5m": 300_000, "30m": 1_800_000}
 
 
-def test_freeflow_is_as_documented() -> None:
-    """Six queues, 21 retry queues that return as `<domain>.retry`, one dead-letter queue."""
+def test_freeflow_topology_is_as_documented() -> None:
     topology = freeflow()
     assert _exchanges(topology) == {
         "freeflow.events": "topic",
@@ -239,8 +234,7 @@ def test_freeflow_is_as_documented() -> None:
     }
 
 
-def test_freeflows_audit_records_everything_if_it_is_asked_to() -> None:
-    """Bound by `#` as another page has it; only that binding is another."""
+def test_freeflow_audit_option_binds_everything() -> None:
     by_document, recording = freeflow(), freeflow(audit_keys=("#",))
     own = {("freeflow.events", "audit.*", "freeflow.audit.queue")}
     everything = {("freeflow.events", "#", "freeflow.audit.queue")}
@@ -248,8 +242,7 @@ def test_freeflows_audit_records_everything_if_it_is_asked_to() -> None:
     assert (recording.queues, recording.plans) == (by_document.queues, by_document.plans)
 
 
-def test_the_users_queue_of_freeflow_waits_in_the_domain_it_came_from() -> None:
-    """`user` and `auth` have their own retry queues; what is neither goes with the first."""
+def test_freeflow_users_queue_waits_in_its_domain() -> None:
     plan = freeflow().plan("freeflow.users.queue")
     assert plan is not None
     assert [tier.name for tier in plan.tiers] == ["30s", "5m", "30m"]
@@ -260,8 +253,7 @@ def test_the_users_queue_of_freeflow_waits_in_the_domain_it_came_from() -> None:
     )
 
 
-def test_the_plan_of_freeflow_is_as_documented() -> None:
-    """Out by publish with its count and origin, parked by reject; audit waits in its own queues."""
+def test_freeflow_plan_is_as_documented() -> None:
     plan = freeflow().plan("freeflow.audit.queue")
     assert plan is not None
     assert plan == Plan(
@@ -288,8 +280,7 @@ def test_the_plan_of_freeflow_is_as_documented() -> None:
     )
 
 
-def test_raffle_is_as_documented() -> None:
-    """Three exchanges, three queues, a wait of RETRY_TTL_MS, MAX_RETRIES retries."""
+def test_raffle_topology_is_as_documented() -> None:
     topology = raffle(retry_ttl_ms=7000, max_retries=5)
     assert _exchanges(topology) == {
         "raffle_exchange": "direct",
@@ -342,8 +333,7 @@ def test_raffle_is_as_documented() -> None:
     )
 
 
-def test_ratatoskr_is_as_documented() -> None:
-    """Three quorum queues, a loop through the default exchange, a fanout into the DLQ."""
+def test_ratatoskr_topology_is_as_documented() -> None:
     topology = ratatoskr()
     assert _exchanges(topology) == {
         "ratatoskr.events": "topic",
@@ -386,8 +376,7 @@ def test_ratatoskr_is_as_documented() -> None:
     )
 
 
-def test_ratatoskr_takes_its_parameters() -> None:
-    """Name, exchange, keys, delay, retries and type are the caller's."""
+def test_ratatoskr_accepts_parameters() -> None:
     topology = ratatoskr(
         "orders",
         exchange="shop",
@@ -404,8 +393,7 @@ def test_ratatoskr_takes_its_parameters() -> None:
     assert (topology.plans[0].attempts, topology.plans[0].tiers[0].delay_ms) == (1, 250)
 
 
-def test_the_recommended_design_needs_no_exchange_but_takes_one() -> None:
-    """All its queues are reached through the default exchange; a topic exchange may feed it."""
+def test_recommended_design_needs_no_exchange() -> None:
     topology = recommended("orders", tiers_ms=(1000, 90_000))
     assert [queue.name for queue in topology.queues] == [
         "orders",
@@ -423,8 +411,8 @@ _HARDENED = [(name, design.build(hardened=True)) for name, design in DESIGNS.ite
 
 
 @pytest.mark.parametrize(("name", "topology"), _HARDENED)
-def test_hardened_queues_never_let_the_broker_lose_a_message(name: str, topology: Topology) -> None:
-    """All quorum; what the broker moves it moves at least once; the dead-letter queue keeps all."""
+def test_hardened_queues_lose_no_message(name: str, topology: Topology) -> None:
+    """All are quorum queues, dead-letter at least once, and the dead-letter queue has no limit."""
     resting = {plan.parking.queue for plan in topology.plans}
     for queue in topology.queues:
         assert queue.type is QueueType.QUORUM
@@ -436,8 +424,7 @@ def test_hardened_queues_never_let_the_broker_lose_a_message(name: str, topology
 
 
 @pytest.mark.parametrize(("name", "topology"), _HARDENED)
-def test_hardened_plans_publish_count_and_come_straight_back(name: str, topology: Topology) -> None:
-    """Dead letters of the main queue rest, retry queues lead to their own queue alone."""
+def test_hardened_plans_publish_and_count_retries(name: str, topology: Topology) -> None:
     table = RoutingTable(
         topology.exchanges, [queue.name for queue in topology.queues], topology.bindings
     )
@@ -459,8 +446,7 @@ def test_hardened_plans_publish_count_and_come_straight_back(name: str, topology
 
 
 @pytest.mark.parametrize(("name", "topology"), _HARDENED)
-def test_the_hardened_form_keeps_names_bindings_and_numbers(name: str, topology: Topology) -> None:
-    """Exchanges, queue names, bindings, tiers, attempts and re-drive are those of the document."""
+def test_hardened_form_keeps_names_bindings_and_numbers(name: str, topology: Topology) -> None:
     faithful = DESIGNS[name].build()
     assert topology.exchanges == faithful.exchanges
     assert topology.bindings == faithful.bindings
@@ -472,8 +458,7 @@ def test_the_hardened_form_keeps_names_bindings_and_numbers(name: str, topology:
 
 @pytest.mark.parametrize("hardened", [False, True])
 @pytest.mark.parametrize("name", list(DESIGNS))
-def test_every_way_a_plan_names_exists(name: str, hardened: bool) -> None:
-    """Each route, each parking place and each re-drive target leads to the queue it promises."""
+def test_every_route_of_plan_exists(name: str, hardened: bool) -> None:
     topology = DESIGNS[name].build(hardened=hardened)
     names = [queue.name for queue in topology.queues]
     assert len(set(names)) == len(names)

@@ -1,4 +1,4 @@
-"""From a plan to its queues, and what a queue's dead letters come to."""
+"""From a plan to its queues, and the destination of dead letters."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from hopback.topology.model import Binding, Exchange, Queue, QueueType, Topology
 from hopback.topology.plan import Count, Leave, Parking, Plan, Redrive, Return, Route, Tier
 
 
-def test_the_recommended_plan_has_one_queue_per_delay_and_one_run_more() -> None:
-    """Names, ways and numbers of Hopback's own plan."""
+def test_recommended_plan_has_one_queue_per_delay() -> None:
     assert recommend_plan("orders", tiers_ms=(30_000, 300_000)) == Plan(
         queue="orders",
         attempts=3,
@@ -38,8 +37,7 @@ def test_the_recommended_plan_has_one_queue_per_delay_and_one_run_more() -> None
     assert recommend_plan("orders", tiers_ms=(1,), attempts=9).attempts == 9
 
 
-def test_everything_wrong_with_a_recommended_plan_is_said_at_once() -> None:
-    """Name, delays in order and within bounds, attempts."""
+def test_invalid_recommended_plan_reports_all_problems() -> None:
     with pytest.raises(InvalidTopology) as caught:
         recommend_plan("", tiers_ms=(0, 5000, 4999), attempts=0)
     assert [str(problem) for problem in caught.value.problems] == [
@@ -52,23 +50,20 @@ def test_everything_wrong_with_a_recommended_plan_is_said_at_once() -> None:
         recommend_plan("orders", tiers_ms=(), attempts=2)
 
 
-def test_a_plan_without_delays_parks_the_first_failure() -> None:
-    """One attempt, no retry queue, and a dead-letter queue all the same."""
+def test_plan_without_delays_parks_first_failure() -> None:
     plan = recommend_plan("orders", tiers_ms=())
     assert (plan.attempts, plan.tiers) == (1, ())
     assert [queue.name for queue in harden_queues(plan)] == ["orders", "orders.dlq"]
 
 
-def test_equal_delays_share_a_retry_queue() -> None:
-    """Three attempts with the same wait before the second and the third: one queue to wait in."""
+def test_equal_delays_share_retry_queue() -> None:
     plan = recommend_plan("orders", tiers_ms=(1000, 1000))
     assert (plan.attempts, len(plan.tiers)) == (3, 2)
     names = [queue.name for queue in harden_queues(plan)]
     assert names == ["orders", "orders.retry.1s", "orders.dlq"]
 
 
-def test_hardened_queues_are_main_retry_and_dead_letter_queue() -> None:
-    """All arguments of the three kinds, in the order they are declared."""
+def test_hardened_queues_have_documented_arguments() -> None:
     plan = recommend_plan("orders", tiers_ms=(30_000,))
     main, waiting, parked = harden_queues(plan)
     assert (main.name, dict(main.arguments)) == (
@@ -97,8 +92,7 @@ def test_hardened_queues_are_main_retry_and_dead_letter_queue() -> None:
     assert limited.arguments["x-delivery-limit"] == 50
 
 
-def test_a_retry_queue_reached_by_several_routes_is_one_queue() -> None:
-    """FreeFlow's users queue has three routes per tier into two queues."""
+def test_retry_queue_of_several_routes_is_declared_once() -> None:
     plan = DESIGNS["freeflow"].build().plan("freeflow.users.queue")
     assert plan is not None
     assert [name for name, _ in retry_queues(plan)] == [
@@ -108,8 +102,7 @@ def test_a_retry_queue_reached_by_several_routes_is_one_queue() -> None:
     ]
 
 
-def test_an_empty_key_is_left_out_of_the_arguments() -> None:
-    """A fanout needs no key, so the original one stays on the dead letter."""
+def test_empty_dead_letter_key_is_omitted() -> None:
     assert dead_lettering("x", "") == {"x-dead-letter-exchange": "x"}
 
 
@@ -124,10 +117,7 @@ def test_an_empty_key_is_left_out_of_the_arguments() -> None:
         *((name, True, True) for name in DESIGNS),
     ],
 )
-def test_whether_a_rejected_message_ends_in_the_dead_letter_queue(
-    name: str, hardened: bool, parks: bool
-) -> None:
-    """It does where the document says so, and in every hardened form; else it goes for retry."""
+def test_rejected_message_parks_where_documented(name: str, hardened: bool, parks: bool) -> None:
     topology = DESIGNS[name].build(hardened=hardened)
     assert {dead_letters_park(topology, plan) for plan in topology.plans} == {parks}
 
@@ -138,8 +128,7 @@ def _with_main(topology: Topology, **arguments: str) -> Topology:
     return replace(topology, queues=(main, *topology.queues[1:]))
 
 
-def test_a_queue_that_would_delete_or_scatter_its_dead_letters_does_not_park() -> None:
-    """No queue, no exchange, an undeclared exchange, or a key that depends on the message."""
+def test_queue_that_deletes_or_scatters_dead_letters_does_not_park() -> None:
     topology = raffle()
     (plan,) = topology.plans
     assert not dead_letters_park(replace(topology, queues=()), plan)
@@ -148,8 +137,7 @@ def test_a_queue_that_would_delete_or_scatter_its_dead_letters_does_not_park() -
     assert not dead_letters_park(_with_main(topology, exchange="raffle_dlx"), plan)
 
 
-def test_a_queue_whose_dead_letters_go_astray_for_some_keys_does_not_park() -> None:
-    """Bound by the empty key only, a direct exchange drops what has another."""
+def test_queue_that_loses_dead_letters_for_some_keys_does_not_park() -> None:
     topology = recommended()
     (plan,) = topology.plans
     loose = _with_main(
@@ -165,8 +153,7 @@ def test_a_queue_whose_dead_letters_go_astray_for_some_keys_does_not_park() -> N
     assert dead_letters_park(fanout, plan)
 
 
-def test_a_queue_of_another_type_can_be_asked_for() -> None:
-    """Classic ratatoskr says nothing of its type when it is declared."""
+def test_classic_queue_type_is_accepted() -> None:
     topology = ratatoskr(queue_type=QueueType.CLASSIC)
     main = topology.queue("my-service.events")
     assert isinstance(main, Queue)

@@ -23,16 +23,14 @@ def _said(name: str, params: dict[str, str]) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_the_command_knows_five_documented_designs_and_our_own() -> None:
-    """The registry names them in their order, each with a summary."""
+def test_registry_lists_five_documented_designs_and_recommended() -> None:
     documented = [name for name, design in DESIGNS.items() if design.documented]
     assert documented == ["ratatoskr", "freeflow", "event-bus", "raffle", "file-pipeline"]
     assert set(DESIGNS) - set(documented) == {"recommended"}
     assert all(design.summary for design in DESIGNS.values())
 
 
-def test_parameters_have_the_promised_defaults() -> None:
-    """Name and default of every parameter, as the command shows them."""
+def test_parameters_have_documented_defaults() -> None:
     shown = {
         name: {parameter.name: parameter.default for parameter in design.parameters}
         for name, design in DESIGNS.items()
@@ -69,13 +67,11 @@ def test_parameters_have_the_promised_defaults() -> None:
         ("recommended", recommended()),
     ],
 )
-def test_defaults_by_text_are_the_defaults_of_the_function(name: str, built: Topology) -> None:
-    """Building without parameters is calling the function without arguments."""
+def test_defaults_equal_those_of_function(name: str, built: Topology) -> None:
     assert DESIGNS[name].build() == built
 
 
-def test_values_reach_the_design() -> None:
-    """Every parameter of ratatoskr given as text is the argument given in Python."""
+def test_parameter_values_reach_design() -> None:
     given = {
         "queue": "orders",
         "exchange": "shop",
@@ -97,8 +93,7 @@ def test_values_reach_the_design() -> None:
     assert services == event_bus(["a-x", "b-y"], hardened=True)
 
 
-def test_everything_wrong_is_said_at_once_with_its_path() -> None:
-    """Unknown names, with a guess at what was meant, and values that cannot be read."""
+def test_invalid_parameters_are_reported_with_path() -> None:
     assert _said(
         "ratatoskr",
         {"retry_dely": "3s", "zzz": "", "max_retries": "-1", "queue_type": "q", "routing_keys": ""},
@@ -113,8 +108,7 @@ def test_everything_wrong_is_said_at_once_with_its_path() -> None:
     ]
 
 
-def test_a_design_without_parameters_takes_none() -> None:
-    """The refusal says so."""
+def test_design_without_parameters_refuses_them() -> None:
     assert _said("file-pipeline", {"services": "a"}) == [
         "params.services: expected no parameter (file-pipeline has none), got 'services'"
     ]
@@ -169,15 +163,13 @@ def test_a_design_without_parameters_takes_none() -> None:
         ("recommended", {"queue": ""}, "params.queue: expected a name, got ''"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_refused(
+def test_unusable_parameter_value_is_refused(
     name: str, params: dict[str, str], problem: str
 ) -> None:
-    """Each says where, what was expected and what was found."""
     assert _said(name, params) == [problem]
 
 
-def test_functions_refuse_what_no_text_can_say() -> None:
-    """Called from Python, a design checks its arguments all the same."""
+def test_design_functions_validate_arguments() -> None:
     with pytest.raises(InvalidTopology, match=r"params\.services: expected at least one"):
         event_bus([])
     with pytest.raises(InvalidTopology, match=r"params\.routing_keys: expected at least one"):
@@ -188,8 +180,7 @@ def test_functions_refuse_what_no_text_can_say() -> None:
         file_pipeline(attempts=0)
 
 
-def test_domains_and_tiers_of_freeflow_are_parameters() -> None:
-    """Known domains keep their queues, a new one gets its own; a tier is as long as its name says."""
+def test_freeflow_accepts_domains_and_tiers() -> None:
     given = {"domains": "auth,billing", "tiers": "10s,1h", "audit": "#"}
     built = DESIGNS["freeflow"].build(given)
     assert [queue.name for queue in built.queues] == [
@@ -212,8 +203,7 @@ def test_domains_and_tiers_of_freeflow_are_parameters() -> None:
     ]
 
 
-def test_freeflow_names_every_wrong_queue_domain_and_tier() -> None:
-    """Empty, repeated and dotted domains, no domains, no delay: all at once."""
+def test_freeflow_reports_every_invalid_domain_and_tier() -> None:
     with pytest.raises(InvalidTopology) as caught:
         freeflow(queues={"a": ("x", "x.y"), "b": ("x",), "c": ()}, tiers_ms={"now": 0})
     assert [str(problem) for problem in caught.value.problems] == [

@@ -36,8 +36,7 @@ def _entry(
     }
 
 
-def test_an_entry_is_read_as_the_broker_wrote_it() -> None:
-    """Every field of a well-formed entry."""
+def test_death_entry_is_parsed() -> None:
     assert deaths({"x-death": [_entry(count=3)]}) == (
         Death("q", "rejected", 3, "domain.events", ("files.uploaded.v1", "cc.key"), 1_700_000_000),
     )
@@ -56,13 +55,12 @@ def test_an_entry_is_read_as_the_broker_wrote_it() -> None:
         [{"reason": "rejected"}],
     ],
 )
-def test_what_names_no_queue_and_reason_is_no_death(value: FieldValue) -> None:
-    """Anything else under that name reads as no deaths at all."""
+def test_entry_without_queue_and_reason_is_ignored(value: FieldValue) -> None:
     assert deaths({"x-death": value}) == ()
 
 
-def test_a_half_broken_entry_is_read_as_far_as_it_makes_sense() -> None:
-    """A count that is no number still stands for one death; other fields fall back."""
+def test_partly_invalid_entry_is_read_with_defaults() -> None:
+    """An invalid count stands for one death."""
     broken: dict[str, FieldValue] = {
         "queue": "q",
         "reason": "rejected",
@@ -77,8 +75,8 @@ def test_a_half_broken_entry_is_read_as_far_as_it_makes_sense() -> None:
     )
 
 
-def test_only_failures_of_this_queue_count() -> None:
-    """Rejections and delivery limits, whatever their order; expiry and other queues do not count."""
+def test_only_failures_of_queue_are_counted() -> None:
+    """Rejections and delivery limits count. Expiry and other queues do not."""
     headers: dict[str, FieldValue] = {
         "x-death": [
             _entry("q.retry", "expired", 2),
@@ -91,24 +89,22 @@ def test_only_failures_of_this_queue_count() -> None:
     assert broker_failures(headers, "q") == 3
 
 
-def test_the_last_death_is_the_first_entry() -> None:
-    """Only the first place is certain on every broker; without entries the newer header tells."""
+def test_last_death_is_first_entry() -> None:
+    """Without entries the newer header is used."""
     assert last_death_queue({"x-death": [_entry("a"), _entry("b")]}) == "a"
     assert last_death_queue({"x-death": ["broken", _entry("b")]}) is None
     assert last_death_queue({"x-last-death-queue": "c"}) == "c"
     assert last_death_queue({"x-last-death-queue": 5}) is None
 
 
-def test_the_way_into_a_queue_is_that_of_its_first_death() -> None:
-    """Exchange and first routing key of the queue's own entry, if it has one."""
+def test_origin_of_queue_is_that_of_its_first_death() -> None:
     headers: dict[str, FieldValue] = {"x-death": [_entry("q.retry", "expired"), _entry("q")]}
     assert entry_route(headers, "q") == ("domain.events", "files.uploaded.v1")
     assert entry_route(headers, "elsewhere") is None
     assert entry_route({"x-death": [{**_entry(), "routing-keys": []}]}, "q") is None
 
 
-def test_what_a_broker_writes_is_well_formed() -> None:
-    """Also absent, empty, with more fields, and with another width of integer."""
+def test_x_death_of_broker_is_well_formed() -> None:
     assert well_formed_deaths({})
     assert well_formed_deaths({"x-death": []})
     extra: dict[str, FieldValue] = {**_entry(), "original-expiration": "300"}
@@ -132,19 +128,18 @@ def test_what_a_broker_writes_is_well_formed() -> None:
         ("routing-keys", [1]),
     ],
 )
-def test_what_a_broker_never_writes_is_not_well_formed(field: str, value: FieldValue) -> None:
-    """One wrong field is enough, as after a round trip through JSON."""
+def test_x_death_with_one_wrong_field_is_malformed(field: str, value: FieldValue) -> None:
+    """A round trip through JSON causes it."""
     assert not well_formed_deaths({"x-death": [_entry(), {**_entry(), field: value}]})
 
 
 @pytest.mark.parametrize("value", ["text", {"a": 1}, None, 3, ["text"], [[]]])
-def test_what_is_no_list_of_tables_is_not_well_formed(value: FieldValue) -> None:
-    """A header of another type, or a list of something else."""
+def test_x_death_that_is_not_a_list_of_tables_is_malformed(value: FieldValue) -> None:
     assert not well_formed_deaths({"x-death": value})
 
 
-def test_deaths_are_remembered_as_json_and_read_back() -> None:
-    """The ten most recent, with the broker's own names of fields."""
+def test_deaths_round_trip_as_json() -> None:
+    """The ten most recent ones are kept."""
     known = [Death(f"q{n}", "rejected", n + 1, "x", ("k",), 5) for n in range(12)]
     pieces = deaths_json(known, 10_000)
     assert pieces is not None
@@ -162,8 +157,7 @@ def test_deaths_are_remembered_as_json_and_read_back() -> None:
 
 
 @pytest.mark.parametrize("name", ["orders", "Aufträge", "\N{PACKAGE}" * 40])
-def test_no_piece_is_longer_than_the_broker_keeps_with_a_message(name: str) -> None:
-    """64 bytes, whatever the characters."""
+def test_stored_pieces_have_at_most_64_bytes(name: str) -> None:
     known = (Death(name, "rejected", 2, name, (name, "k"), 5), Death("q", "expired"))
     pieces = deaths_json(known, 10_000)
     assert pieces is not None
@@ -171,8 +165,7 @@ def test_no_piece_is_longer_than_the_broker_keeps_with_a_message(name: str) -> N
     assert read_deaths({"hopback-deaths": pieces}) == known
 
 
-def test_the_oldest_deaths_go_first_where_room_is_short() -> None:
-    """As many as fit, and nothing where not even one does."""
+def test_oldest_deaths_are_omitted_first() -> None:
     known = [Death(f"q{n}", "rejected") for n in range(3)]
     whole = deaths_json(known, 10_000)
     assert whole is not None
@@ -192,6 +185,5 @@ def test_the_oldest_deaths_go_first_where_room_is_short() -> None:
         *([], [5], ["["], ["[]", 5], [["[]"]], ["[" * 1000] * 100, ["["] * 40_000),
     ],
 )
-def test_a_memory_that_makes_no_sense_is_none(value: FieldValue) -> None:
-    """Not text, too long, not JSON, nested beyond reason, or not deaths."""
+def test_invalid_stored_deaths_are_ignored(value: FieldValue) -> None:
     assert read_deaths({"hopback-deaths": value}) == ()

@@ -48,8 +48,7 @@ def _decode() -> object:
     return json.loads("{")
 
 
-def test_a_record_names_type_message_and_our_frame_nearest_to_the_error() -> None:
-    """The frame is the application's, also where a library raised."""
+def test_failure_record_has_type_message_and_application_frame() -> None:
     failure = failure_from_exception(_caught(_divide))
     assert failure.type == "ZeroDivisionError"
     assert failure.message == "division by zero"
@@ -60,9 +59,7 @@ def test_a_record_names_type_message_and_our_frame_nearest_to_the_error() -> Non
     assert inside.stack.startswith("json.decoder:")
 
 
-def test_a_fingerprint_tells_kinds_of_failure_apart_and_nothing_else() -> None:
-    """Same type and frame, same print, whatever the message; another type or frame, another."""
-
+def test_fingerprint_depends_on_type_and_frame_only() -> None:
     def refuse(text: str) -> None:
         if text:
             raise ValueError(text)
@@ -78,15 +75,13 @@ def test_a_fingerprint_tells_kinds_of_failure_apart_and_nothing_else() -> None:
     assert elsewhere.fingerprint != one.fingerprint
 
 
-def test_an_exception_that_was_never_raised_has_no_frame() -> None:
-    """No traceback, no frame, no stack; still a type and a print."""
+def test_exception_that_was_never_raised_has_no_frame() -> None:
     failure = failure_from_exception(KeyError("x"))
     assert (failure.type, failure.frame, failure.stack) == ("KeyError", "", "")
     assert failure.fingerprint
 
 
-def test_a_failure_in_libraries_alone_names_the_nearest_frame() -> None:
-    """Where no frame is the application's, the one that raised stands for it."""
+def test_failure_in_libraries_names_nearest_frame() -> None:
     code = compile("def f():\n    raise ValueError('x')\nf()", "<generated>", "exec")
     error = _caught(lambda: exec(code, {"__name__": "made.up"}))
     while error.__traceback__ and error.__traceback__.tb_frame.f_code.co_filename == __file__:
@@ -94,8 +89,8 @@ def test_a_failure_in_libraries_alone_names_the_nearest_frame() -> None:
     assert failure_from_exception(error).frame == "made.up:f"
 
 
-def test_the_stack_tells_causes_within_bounds() -> None:
-    """At most three exceptions of a chain; `from None` ends it."""
+def test_stack_has_at_most_three_causes() -> None:
+    """`from None` ends the chain."""
 
     def chain(depth: int) -> None:
         try:
@@ -122,9 +117,7 @@ def test_the_stack_tells_causes_within_bounds() -> None:
     assert "caused by KeyError: 'inner'" in failure_from_exception(_caught(during)).stack
 
 
-def test_deep_recursion_gives_the_innermost_frames_only() -> None:
-    """Thirty frames are enough to see where it went wrong."""
-
+def test_deep_recursion_keeps_innermost_frames() -> None:
     def down(depth: int) -> None:
         if depth == 0:
             raise ValueError("bottom")
@@ -134,22 +127,20 @@ def test_deep_recursion_gives_the_innermost_frames_only() -> None:
     assert len(stack.splitlines()) == 30
 
 
-def test_what_cannot_be_printed_or_encoded_is_still_recorded() -> None:
-    """A message that raises, and one with bytes that are no text."""
+def test_unprintable_exception_is_recorded() -> None:
     assert failure_from_exception(_Unprintable()).message == "(its message could not be read)"
     failure = failure_from_exception(ValueError("\udc80 x"))
     assert failure.message == "\\udc80 x"
 
 
-def test_a_long_message_is_cut_with_an_ellipsis() -> None:
-    """At most a kilobyte, never in the middle of a character."""
+def test_long_message_is_truncated_with_ellipsis() -> None:
     failure = failure_from_exception(ValueError("ü" * 5000))
     assert len(failure.message.encode()) <= 1024
     assert failure.message.endswith("ü…")
 
 
-def test_a_reason_is_a_failure_without_frame() -> None:
-    """Its print ignores numbers and ids, not words."""
+def test_reason_without_exception_has_fingerprint() -> None:
+    """It ignores numbers and ids."""
     one = failure_from_reason("order 17 (3f9a2c11-77de) is late")
     two = failure_from_reason("order 9 (00112233-4455) is late")
     assert one.fingerprint == two.fingerprint
@@ -171,8 +162,7 @@ def _full() -> Failure:
     )
 
 
-def test_a_record_is_json_with_times_people_can_read() -> None:
-    """All fields, and back to the same record."""
+def test_failure_record_round_trips_as_json() -> None:
     text = failure_json(_full())
     assert text is not None
     found = json.loads(text)
@@ -184,8 +174,7 @@ def test_a_record_is_json_with_times_people_can_read() -> None:
     assert failure_in(text) == _full()
 
 
-def test_the_stack_shrinks_before_the_message_and_the_rest_goes_last() -> None:
-    """Each loss of room costs the least useful part."""
+def test_stack_is_shortened_before_message() -> None:
     rooms = [failure_in(failure_json(_full(), room)) for room in (8192, 3000, 900, 195)]
     whole, less, little, least = rooms
     assert whole is not None
@@ -201,8 +190,7 @@ def test_the_stack_shrinks_before_the_message_and_the_rest_goes_last() -> None:
     assert failure_json(_full(), 20) is None
 
 
-def test_no_record_is_larger_than_its_limit() -> None:
-    """Also where every character needs an escape."""
+def test_failure_record_stays_within_limit() -> None:
     loud = Failure(type='"' * 900, message="\x00" * 5000, stack="\x01" * 9000, host="\x02" * 900)
     text = failure_json(loud, 1_000_000)
     assert text is not None
@@ -212,19 +200,17 @@ def test_no_record_is_larger_than_its_limit() -> None:
 @pytest.mark.parametrize(
     "value", [5, None, b"{}", "no json", "[]", "3", "[" * 70_000, "[" * 30_000]
 )
-def test_what_is_no_record_reads_as_none(value: FieldValue) -> None:
-    """Not text, not JSON, not an object, too long, nested beyond reason."""
+def test_invalid_failure_record_is_ignored(value: FieldValue) -> None:
     assert failure_in(value) is None
 
 
-def test_fields_that_make_no_sense_read_as_absent() -> None:
-    """A record of another version, or of a hostile hand, costs nothing but itself."""
+def test_invalid_fields_of_record_are_ignored() -> None:
     odd = {"type": 5, "message": "m", "first": "never", "last": 7, "attempts": "x", "more": []}
     assert failure_in(json.dumps(odd)) == Failure("", "m")
     assert failure_in(json.dumps({"attempts": -3})) == Failure("", "")
 
 
-def test_http_statuses_tell_failures_apart_but_other_numbers_do_not() -> None:
+def test_fingerprint_includes_http_status_but_no_other_numbers() -> None:
     reasons = (
         "HTTP 422",
         "HTTP 503",
@@ -251,7 +237,7 @@ class _Refused(Exception):
     [_Refused, lambda status: HTTPError("http://x", status, "no", Message(), None)],
     ids=["httpx", "urllib"],
 )
-def test_http_status_of_an_exception_is_part_of_its_fingerprint(
+def test_http_status_of_exception_is_part_of_fingerprint(
     make: Callable[[int], Exception],
 ) -> None:
     def failure(status: int) -> str:

@@ -1,4 +1,4 @@
-"""Our own headers, read for one queue; identity; texts and counts of unknown origin."""
+"""Hopback's headers read for one queue, identity, and untrusted texts and counts."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ def _is_empty(history: History) -> bool:
     return not any(_told(history).values())
 
 
-def test_a_history_is_everything_our_headers_tell() -> None:
-    """Counts, failure, re-drives, origin, and deaths of now and before."""
+def test_history_contains_counts_failure_origin_and_deaths() -> None:
     assert _told(read_history(_headers(), "q")) == {
         "attempts": 2,
         "snoozes": 1,
@@ -78,23 +77,21 @@ def test_a_history_is_everything_our_headers_tell() -> None:
     }
 
 
-def test_counts_of_another_queue_are_not_ours() -> None:
-    """A copy that reached another queue keeps its origin and re-drives and loses its counts."""
+def test_counts_of_another_queue_are_ignored() -> None:
+    """Origin and re-drives are kept."""
     found = read_history(_headers(), "audit")
     assert (found.attempts, found.snoozes, found.failure) == (0, 0, None)
     assert found.copy_id is None
     assert (found.redrives, found.origin_routing_key) == (4, "k")
 
 
-def test_a_message_without_our_headers_has_no_history() -> None:
-    """Nothing is made up."""
+def test_message_without_headers_has_empty_history() -> None:
     assert _is_empty(read_history({"tenant": "acme"}, "q"))
     assert queue_of_count({}) is None
     assert queue_of_count({"hopback-queue": 3}) is None
 
 
-def test_values_of_a_wrong_type_read_as_absent() -> None:
-    """Whatever a hostile producer writes under our names, the history stays empty."""
+def test_headers_of_wrong_type_are_ignored() -> None:
     wrong: Headers = dict.fromkeys(_headers(), b"\xff") | {"hopback-queue": "q"}
     assert _is_empty(read_history(wrong, "q"))
 
@@ -113,15 +110,13 @@ def test_values_of_a_wrong_type_read_as_absent() -> None:
         (None, 0),
     ],
 )
-def test_a_count_is_a_number_within_reason(value: FieldValue, count: int) -> None:
-    """Anything else counts for nothing."""
+def test_invalid_counts_are_zero(value: FieldValue, count: int) -> None:
     assert count_in(value) == count
     assert counter_in({"x-retries": value}, "x-retries") == count
     assert counter_in({"x-retries": value}, None) == 0
 
 
-def test_texts_are_short_and_times_are_real() -> None:
-    """Too long a text is none; a moment that no calendar has is the beginning of time."""
+def test_long_texts_and_invalid_times_are_ignored() -> None:
     assert text_in("ü" * 127) == "ü" * 127
     assert text_in("ü" * 128) is None
     assert text_in(b"bytes") is None
@@ -132,8 +127,7 @@ def test_texts_are_short_and_times_are_real() -> None:
     assert seconds_in("soon") == seconds_in(5) == 0.0
 
 
-def test_a_cut_never_exceeds_its_limit() -> None:
-    """Down to no room at all."""
+def test_truncation_never_exceeds_limit() -> None:
     assert clip("abcdef", 6) == "abcdef"
     assert clip("abcdef", 5) == "ab…"
     assert clip("abcdef", 3) == ""
@@ -143,14 +137,12 @@ def _message(**headers: FieldValue) -> Received:
     return Received("q", "x", "k", b"body", Properties(type="Order", headers=headers))
 
 
-def test_a_message_id_is_the_identity() -> None:
-    """Nothing else matters where there is one."""
+def test_message_id_is_the_identity() -> None:
     message = replace(_message(), properties=Properties(message_id="m-1"))
     assert identity(message) == "m-1"
 
 
-def test_a_message_without_id_is_known_by_what_no_hop_changes() -> None:
-    """Not by queue, route, flags of the broker, our headers or the designs'."""
+def test_identity_without_id_ignores_headers_changed_by_hops() -> None:
     here = _message(tenant="acme")
     there = Received(
         "q.dlq", "", "parking", b"body",
@@ -181,21 +173,18 @@ def test_a_message_without_id_is_known_by_what_no_hop_changes() -> None:
         ),
     ],
 )
-def test_messages_that_differ_are_two(other: Received) -> None:
-    """In body, property, header value, header type, header name or unreadable headers."""
+def test_different_messages_have_different_identities(other: Received) -> None:
     assert identity(other) != identity(_message(tenant="acme"))
 
 
-def test_order_of_headers_does_not_matter_but_nested_values_do() -> None:
-    """Some brokers sort headers, also inside tables."""
+def test_identity_ignores_order_of_headers() -> None:
     one = _message(a={"x": 1, "y": [Timestamp(1)]}, b=2)
     two = _message(b=2, a={"y": [Timestamp(1)], "x": 1})
     three = _message(b=2, a={"y": [1], "x": 1})
     assert identity(one) == identity(two) != identity(three)
 
 
-def test_a_record_that_is_one_goes_on_as_it_stands() -> None:
-    """It need not be taken apart and put together again; what is no record, or too large, does not."""
+def test_valid_record_is_passed_on_unchanged() -> None:
     text = '{"type":"E","message":"m"}'
     large = f'{{"type":"{"E" * 9000}"}}'
     told = {

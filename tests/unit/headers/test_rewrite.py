@@ -1,4 +1,4 @@
-"""New properties for every hop: what stays, what goes, what is added, and what never fits."""
+"""New properties for every hop: kept, removed, added and oversized headers."""
 
 from __future__ import annotations
 
@@ -71,8 +71,7 @@ def _written(
     return written
 
 
-def test_a_retry_replays_nothing_that_could_harm_it() -> None:
-    """Deaths are copied and stripped; expiration, routes, login and stale counts go."""
+def test_retry_strips_deaths_expiration_and_routes() -> None:
     written = _written(retry_properties, Mark("q", 2), _received())
     assert list(written.headers) == [
         "tenant",
@@ -90,8 +89,7 @@ def test_a_retry_replays_nothing_that_could_harm_it() -> None:
     assert kept == replace(_received(), headers={})
 
 
-def test_parking_keeps_the_record_of_deaths() -> None:
-    """`x-death` and its companions stay as they were; what is stale or routes goes."""
+def test_parking_keeps_x_death() -> None:
     written = _written(park_properties, Mark("q", 3), _received())
     assert written.headers["x-death"] == [_DEATH]
     assert "hopback-deaths" not in written.headers
@@ -100,8 +98,8 @@ def test_parking_keeps_the_record_of_deaths() -> None:
     assert (written.expiration, written.user_id, written.delivery_mode) == (None, None, 2)
 
 
-def test_a_redrive_shows_deaths_only_where_asked_and_only_the_brokers() -> None:
-    """By default stripped as for a retry; kept where the design says so, unless malformed."""
+def test_redrive_keeps_x_death_only_on_request() -> None:
+    """A malformed one is never kept."""
     plain = _written(redrive_properties, Mark("q", 0), _received())
     assert "x-death" not in plain.headers
     assert "hopback-deaths" in plain.headers
@@ -116,8 +114,7 @@ def test_a_redrive_shows_deaths_only_where_asked_and_only_the_brokers() -> None:
     assert "hopback-deaths" in safe.headers
 
 
-def test_the_mark_says_all_it_knows() -> None:
-    """Every field of the mark has its header, counts as integers."""
+def test_mark_writes_all_its_fields() -> None:
     mark = Mark(
         queue="q",
         attempts=2,
@@ -148,8 +145,7 @@ def test_the_mark_says_all_it_knows() -> None:
     }
 
 
-def test_what_the_mark_does_not_say_stays_as_it_was() -> None:
-    """Re-drives, job, login, last failure and older deaths travel on."""
+def test_headers_outside_mark_are_kept() -> None:
     mark = Mark("q", 1, failure=Failure("E", "m"), redrives=2, redrive_job="job")
     first = _written(retry_properties, mark, _received())
     second = _written(retry_properties, Mark("q", 2), first)
@@ -157,22 +153,19 @@ def test_what_the_mark_does_not_say_stays_as_it_was() -> None:
     assert changed == {"hopback-attempts"}
 
 
-def test_the_failure_of_another_queue_does_not_travel_on() -> None:
-    """A copy that fails elsewhere begins its own record."""
+def test_failure_of_another_queue_is_removed() -> None:
     first = _written(retry_properties, Mark("q", 1, failure=Failure("E", "m")), _received())
     second = _written(retry_properties, Mark("audit", 1), first)
     assert "hopback-failure" not in second.headers
 
 
-def test_no_design_can_write_over_what_is_ours_or_the_brokers() -> None:
-    """A stamp by such a name is not written."""
+def test_stamps_cannot_overwrite_reserved_headers() -> None:
     mark = Mark("q", 1, design={"hopback-attempts": 9, "x-death": "forged", "CC": ["x"]})
     written = _written(park_properties, mark, Properties())
     assert dict(written.headers) == {"hopback-queue": "q", "hopback-attempts": 1}
 
 
-def test_what_we_add_stays_within_its_budget() -> None:
-    """However much the design wants to say, and the record of the failure shrinks first."""
+def test_added_headers_stay_within_budget() -> None:
     chatty: dict[str, FieldValue] = {f"x-note-{n}": "n" * 1000 for n in range(40)}
     mark = Mark("q", 1, failure=Failure("E", "m", stack="s" * 4000), design=chatty)
     written = _written(retry_properties, mark, Properties())
@@ -187,24 +180,21 @@ def _filled(size: int) -> Properties:
     return replace(empty, headers={"u": "u" * (size - frame_size(empty))})
 
 
-def test_near_the_limit_everything_but_the_count_is_left_out() -> None:
-    """The frame is full up to the last hundred bytes: the count is there, the rest is not."""
+def test_nearly_full_frame_keeps_only_attempt_count() -> None:
     mark = Mark("q", 1, origin_routing_key="k", failure=Failure("E", "m"), design={"x-a": "b"})
     written = _written(retry_properties, mark, _filled(FRAME_BYTES - 100))
     assert set(written.headers) == {"u", "hopback-queue", "hopback-attempts"}
     assert frame_size(written) <= FRAME_BYTES
 
 
-def test_room_is_left_for_the_death_that_the_broker_will_add() -> None:
-    """Optional headers stop two kilobytes before the end of the frame."""
+def test_optional_headers_leave_room_for_next_death() -> None:
     mark = Mark("q", 1, failure=Failure("E", "m" * 1000, stack="s" * 4000))
     written = _written(retry_properties, mark, _filled(FRAME_BYTES - 3000))
     assert "hopback-failure" in written.headers
     assert frame_size(written) <= FRAME_BYTES - 2048
 
 
-def test_a_retry_without_room_for_its_count_does_not_exist() -> None:
-    """One byte decides."""
+def test_retry_without_room_for_count_is_refused() -> None:
     mark = Mark("q", 1)
     needed = frame_size(_written(retry_properties, mark, _filled(100))) - 100
     assert retry_properties(_filled(FRAME_BYTES - needed), mark) is not None
@@ -212,8 +202,8 @@ def test_a_retry_without_room_for_its_count_does_not_exist() -> None:
     assert redrive_properties(_filled(FRAME_BYTES - needed + 1), mark) is None
 
 
-def test_parking_gives_up_our_headers_then_the_deaths_then_the_largest_headers() -> None:
-    """What the producer wrote is left out only where no frame holds it, and its size is told."""
+def test_parking_drops_own_headers_then_deaths_then_largest() -> None:
+    """The size of dropped producer headers is recorded."""
     full = _filled(FRAME_BYTES)
     bare = _written(park_properties, Mark("q", 1), full)
     assert dict(bare.headers) == dict(full.headers)
@@ -229,8 +219,7 @@ def test_parking_gives_up_our_headers_then_the_deaths_then_the_largest_headers()
     assert frame_size(shortened) + left_out > FRAME_BYTES > left_out
 
 
-def test_a_size_is_what_the_wire_carries() -> None:
-    """Each property at its cost, and every header that is written."""
+def test_properties_size_equals_encoded_size() -> None:
     assert frame_size(Properties()) == 14
     assert frame_size(Properties(priority=1, delivery_mode=2, timestamp=3)) == 14 + 10
     texts = Properties(
@@ -244,10 +233,9 @@ def test_a_size_is_what_the_wire_carries() -> None:
 
 
 @pytest.mark.parametrize("write", [retry_properties, park_properties, redrive_properties])
-def test_headers_that_could_not_be_read_travel_on_as_bytes(
+def test_unreadable_headers_are_passed_on_as_bytes(
     write: Callable[[Properties, Mark], Properties | None],
 ) -> None:
-    """A message with broken headers can still be moved, and at the next hop they are still there."""
     written = _written(write, Mark("q", 1), Properties(opaque_headers=b"\x01x"))
     again = _written(write, Mark("q", 2), written)
     for each in (written, again):
@@ -255,8 +243,7 @@ def test_headers_that_could_not_be_read_travel_on_as_bytes(
         assert each.headers["hopback-unread-headers"] == b"\x01x"
 
 
-def test_unread_headers_that_were_cut_stay_known_as_cut() -> None:
-    """The length that they had is told at every further hop."""
+def test_truncated_unreadable_headers_keep_original_length() -> None:
     full = Properties(headers={"b": b"b" * 130_000}, opaque_headers=b"z" * 4000)
     parked = _written(park_properties, Mark("q", 1), full)
     assert parked.headers["hopback-unread-bytes"] == 4000
@@ -266,8 +253,7 @@ def test_unread_headers_that_were_cut_stay_known_as_cut() -> None:
     assert again.headers["hopback-unread-bytes"] == 4000
 
 
-def test_a_job_name_is_cut_to_what_can_be_read_back() -> None:
-    """A header of ours is never longer than we read."""
+def test_job_name_is_truncated_to_readable_length() -> None:
     written = _written(redrive_properties, Mark("q", 0, redrive_job="j" * 999), Properties())
     job = written.headers["hopback-redrive-job"]
     assert read_history(written.headers, "q").redrive_job == job

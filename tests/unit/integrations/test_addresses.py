@@ -21,8 +21,7 @@ from hopback.integrations.pika import parameters_url
 from hopback.wire.url import parse_url
 
 
-def test_what_needs_quoting_is_quoted() -> None:
-    """A password with every sign that means something in a URL, and a virtual host with a slash."""
+def test_url_parts_are_quoted() -> None:
     url = broker_url("::1", 5673, user="a:b", password="p@:/?#%", virtual_host="a/b")
     found = parse_url(url)
     assert found.hosts == (("::1", 5673),)
@@ -48,14 +47,13 @@ def _connection(url: str, context: ssl.SSLContext | None = None) -> Any:
         ("amqps://h/?auth=EXTERNAL", "amqps://h:5671/%2F?auth_mechanism=external"),
     ],
 )  # fmt: skip
-def test_addresses_of_aio_pika(theirs: str, ours: str) -> None:
-    """What both know is carried over; what only aio-pika knows is left out."""
+def test_aio_pika_address_is_converted(theirs: str, ours: str) -> None:
     assert connection_url(_connection(theirs)) == ours
     parse_url(ours)
 
 
-def test_a_context_of_tls_cannot_be_read() -> None:
-    """Nobody is connected without TLS, or with other authorities, in silence."""
+def test_ssl_context_is_refused() -> None:
+    """Ignoring it would connect without TLS or with other authorities."""
     with pytest.raises(UnsafeOperation, match="publish_to"):
         connection_url(_connection("amqps://h/", ssl.create_default_context()))
     secured = pika.SSLOptions(ssl.create_default_context())
@@ -63,8 +61,7 @@ def test_a_context_of_tls_cannot_be_read() -> None:
         parameters_url(pika.ConnectionParameters(ssl_options=secured))
 
 
-def test_parameters_of_pika() -> None:
-    """Host, port, credentials, virtual host and heartbeat; of several parameters, the first."""
+def test_pika_parameters_are_converted() -> None:
     login = pika.PlainCredentials("u", "p@")
     one = pika.ConnectionParameters("h", 5673, "shop", login, heartbeat=7)
     assert (
@@ -81,8 +78,7 @@ class _Long(int):
     """A number as some clients have it."""
 
 
-def test_headers_keep_their_values() -> None:
-    """Each type of AMQP that a client decodes has its type of ours; what AMQP has not is left out."""
+def test_headers_keep_their_types() -> None:
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     found = header_values(
         {

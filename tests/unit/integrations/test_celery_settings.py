@@ -1,4 +1,4 @@
-"""What the settings of an application of Celery can lose."""
+"""Settings of Celery applications that can lose messages."""
 
 # mypy: disable-error-code="attr-defined, import-untyped, no-untyped-call"
 
@@ -26,7 +26,7 @@ _SAFE: dict[str, Any] = {
 
 
 def _work() -> None:
-    """What a task does is not asked."""
+    """A task without work."""
 
 
 def _app(**settings: Any) -> Any:
@@ -40,15 +40,13 @@ def _found(**settings: Any) -> dict[str, Severity]:
     return {one.rule: one.severity for one in check_settings(_app(**settings))}
 
 
-def test_an_application_that_loses_nothing_has_no_findings() -> None:
-    """Acks late, gives back what was killed, parks, confirms, and keeps delays in the broker."""
+def test_safe_celery_application_has_no_findings() -> None:
     app = _app(**_SAFE)
     park_failed_tasks(app)
     assert check_settings(app) == ()
 
 
-def test_the_defaults_of_celery() -> None:
-    """They ack early, forget what failed, publish unconfirmed and keep delays in memory."""
+def test_celery_defaults_have_findings() -> None:
     assert [*_found()] == [
         "celery-acks-early",
         "celery-eta-in-memory",
@@ -87,22 +85,19 @@ _WARNING, _ERROR, _INFO = Severity.WARNING, Severity.ERROR, Severity.INFO
         ({"accept_content": ["json", "pickle"]}, "celery-pickle", _WARNING),
     ],
 )
-def test_each_setting_that_loses_has_its_finding(
+def test_each_unsafe_setting_has_its_finding(
     changed: dict[str, Any], rule: str, severity: Severity
 ) -> None:
-    """One setting is other than the safe ones: that finding is among those reported."""
     assert _found(**{**_SAFE, **changed})[rule] is severity
 
 
-def test_every_rule_has_a_test() -> None:
-    """The table names the rules that exist, and each of them was seen above."""
-    marks = test_each_setting_that_loses_has_its_finding.pytestmark
+def test_every_celery_rule_has_a_test() -> None:
+    marks = test_each_unsafe_setting_has_its_finding.pytestmark
     seen = {case[1] for case in marks[0].args[1]}
     assert seen == set(CELERY_RULES)
 
 
-def test_a_finding_names_the_tasks_it_is_about() -> None:
-    """Where not every task is meant, those that are."""
+def test_finding_names_its_tasks() -> None:
     app = _app(**_SAFE)
     app.task(name="refund", acks_late=False)(_work)
     places = {one.rule: one.place for one in check_settings(app)}

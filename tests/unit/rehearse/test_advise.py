@@ -1,4 +1,4 @@
-"""Advice: what it proposes meets the goals when it is played."""
+"""Advice: its proposals meet the goals in a rehearsal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from tests.unit.rehearse.worlds import scenario
 _ORDERS = recommended("orders")
 
 
-def test_goals_are_read_from_words() -> None:
-    """The three forms of the reference; others are refused with all three."""
+def test_goals_are_parsed() -> None:
     assert parse_goal("no dead letters up to 1h outage") == Goal(
         GoalKind.DEAD_LETTERS, "no dead letters up to 1h outage", 0.0, 3600.0
     )
@@ -33,8 +32,7 @@ def test_goals_are_read_from_words() -> None:
         parse_goal("be good")
 
 
-def test_the_best_proposal_survives_what_was_asked() -> None:
-    """A plan built from its waits and attempts parks nothing in the outage of the goal."""
+def test_best_proposal_survives_outage_of_goal() -> None:
     played = scenario(concurrency=20)
     today, best, *_ = advise(
         _ORDERS, played, "orders", [parse_goal("no dead letters up to 1h outage")]
@@ -59,7 +57,6 @@ def test_the_best_proposal_survives_what_was_asked() -> None:
 
 
 def test_several_goals_hold_at_once() -> None:
-    """Recovery and the load on the dependency, of the scenario's own outage."""
     played = scenario(outage=(300.0, 1800.0), rate=20.0)
     goals = [parse_goal("recovered within 15m"), parse_goal("at most 5 retries/s")]
     found = advise(_ORDERS, played, "orders", goals)
@@ -71,8 +68,7 @@ def test_several_goals_hold_at_once() -> None:
     assert len(found) > 1
 
 
-def test_a_plan_that_is_good_enough_stays() -> None:
-    """Nothing is changed for its own sake."""
+def test_sufficient_plan_is_kept() -> None:
     found = advise(
         _ORDERS, scenario(concurrency=20), "orders", [parse_goal("no dead letters up to 20m")]
     )
@@ -87,8 +83,7 @@ def test_a_plan_that_is_good_enough_stays() -> None:
         ("recovered within 1s", "for all its messages."),
     ],
 )
-def test_why_there_is_no_jitter_is_said_for_this_outage(goal: str, said: str) -> None:
-    """It lowers what comes back in a second only where it spreads it over longer than it failed."""
+def test_advice_explains_missing_jitter(goal: str, said: str) -> None:
     goals, played = [parse_goal(goal)], scenario(concurrency=20)
     today, *_ = advise(_ORDERS, played, "orders", goals)
     note = jitter_note(played, goals, today)

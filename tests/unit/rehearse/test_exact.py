@@ -1,4 +1,4 @@
-"""The exact engine, in virtual time: the same for the same seed, and what the runtime does."""
+"""The exact engine in virtual time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def _exact(topology: Topology, played: Scenario) -> dict[str, object]:
     return forecast_document(rehearse(topology, played, EngineKind.EXACT))
 
 
-def test_the_same_seed_gives_the_same_forecast() -> None:
-    """Poisson arrivals, failures by chance, a spread of run times: all drawn from the seed."""
+def test_same_seed_gives_same_forecast() -> None:
     played = scenario(
         rate=2.0, fail=0.2, spread_s=0.05, arrivals=ArrivalKind.POISSON, duration_s=300.0
     )
@@ -41,8 +40,7 @@ def test_the_same_seed_gives_the_same_forecast() -> None:
 
 
 @pytest.mark.parametrize("name", list(DESIGNS))
-def test_every_design_counts_as_its_plan_says(name: str) -> None:
-    """Attempts and tiers of all designs: with nothing but failures, both engines park the same."""
+def test_every_design_parks_equally_in_both_engines(name: str) -> None:
     topology = DESIGNS[name].build()
     plan = topology.plans[0]
     played = scenario(
@@ -57,8 +55,7 @@ def test_every_design_counts_as_its_plan_says(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_crash_gives_everything_back_and_a_redrive_brings_back_what_was_parked() -> None:
-    """After both, the sums agree to the message."""
+def test_crash_and_redrive_keep_message_count() -> None:
     played = scenario(
         rate=0.7,
         outage=(10.0, 2300.0),
@@ -74,8 +71,7 @@ def test_a_crash_gives_everything_back_and_a_redrive_brings_back_what_was_parked
     assert course.dropped == 0
 
 
-def test_the_oldest_message_is_as_old_in_both_engines() -> None:
-    """All waits together once attempts run out; next to nothing when all is well again."""
+def test_oldest_message_age_is_equal_in_both_engines() -> None:
     played = scenario(rate=0.2, outage=(300.0, 2700.0), duration_s=6000.0, samples=60)
     exact = rehearse(_ORDERS, played, EngineKind.EXACT).stations[0]
     fluid = rehearse(_ORDERS, played).stations[0]
@@ -85,8 +81,7 @@ def test_the_oldest_message_is_as_old_in_both_engines() -> None:
     assert fluid.oldest_s[-1] < 5
 
 
-def test_progress_is_told() -> None:
-    """From the beginning to the end."""
+def test_progress_is_reported() -> None:
     told: list[float] = []
     rehearse(_ORDERS, scenario(duration_s=60.0), EngineKind.EXACT, progress=told.append)
     assert told[0] == 0.0

@@ -1,4 +1,4 @@
-"""Findings: what is said of a forecast, and what would help."""
+"""Findings of a forecast and their remedies."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def _found(topology: Topology, forecast: Forecast) -> dict[str, Finding]:
     return {finding.rule: finding for finding in findings_of(topology, forecast)}
 
 
-def test_a_long_outage_says_which_tier_would_help() -> None:
-    """And the tier is tried: with it none is parked."""
+def test_long_outage_finding_names_sufficient_tier() -> None:
     forecast = rehearse(_ORDERS, scenario(outage=(300.0, 3600.0), duration_s=28_800.0))
     found = _found(_ORDERS, forecast)["attempts-run-out"]
     assert "35m30s" in found.explanation
@@ -29,19 +28,16 @@ def test_a_long_outage_says_which_tier_would_help() -> None:
     assert found.fix == "A further tier of 1h would park none."
 
 
-def test_a_calm_day_has_no_findings() -> None:
-    """Nothing is said where nothing is wrong."""
+def test_calm_day_has_no_findings() -> None:
     assert findings_of(_ORDERS, rehearse(_ORDERS, scenario())) == ()
 
 
-def test_overload_names_the_consumers_that_are_needed() -> None:
-    """Rate times time of a run, rounded up."""
+def test_overload_finding_names_needed_consumers() -> None:
     forecast = rehearse(_ORDERS, scenario(rate=100.0, concurrency=5))
     assert "1×10 are needed" in _found(_ORDERS, forecast)["overload"].fix
 
 
-def test_returns_beyond_capacity_are_a_herd() -> None:
-    """Capacity of one and a half times the traffic is too little for what comes back."""
+def test_returns_beyond_capacity_are_reported() -> None:
     forecast = rehearse(_ORDERS, scenario(outage=(300.0, 1800.0), rate=10.0, concurrency=1,
                                           handler_s=0.07, duration_s=14_400.0))  # fmt: skip
     found = _found(_ORDERS, forecast)
@@ -50,8 +46,7 @@ def test_returns_beyond_capacity_are_a_herd() -> None:
     assert "BreakerPolicy()" in found["dependency-load"].fix
 
 
-def test_a_full_queue_refuses_publishers() -> None:
-    """With max-length and reject-publish, from the moment the limit is reached."""
+def test_full_queue_that_refuses_publishers_is_reported() -> None:
     limited = Topology(
         name="limited",
         queues=tuple(
@@ -69,15 +64,13 @@ def test_a_full_queue_refuses_publishers() -> None:
     assert forecast.queue("orders").peak < 1200
 
 
-def test_copies_are_said() -> None:
-    """Retries through an exchange reach those who did not fail."""
+def test_copies_of_retries_are_reported() -> None:
     design = freeflow(audit_keys=("#",))
     forecast = rehearse(design, scenario(queue="freeflow.users.queue", outage=(300.0, 60.0)))
     assert "freeflow.audit.queue" in _found(design, forecast)["copies"].explanation
 
 
-def test_a_broker_that_is_too_small_is_an_error() -> None:
-    """Memory and disk are compared with what the scenario gives them."""
+def test_too_small_broker_is_an_error() -> None:
     forecast = rehearse(
         _ORDERS, scenario(outage=(300.0, 1800.0), rate=500.0, concurrency=40, memory=10_000_000)
     )

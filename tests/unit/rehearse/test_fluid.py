@@ -1,4 +1,4 @@
-"""The fluid model, against what can be worked out by hand."""
+"""The fluid model compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def _balance(forecast: Forecast) -> float:
     )
 
 
-def test_quiet_traffic_passes_through() -> None:
-    """Nothing waits: what is in hand is the rate times the time of a run."""
+def test_low_traffic_does_not_wait() -> None:
     forecast = rehearse(_ORDERS, scenario())
     assert forecast.queue("orders").peak == pytest.approx(0.5)
     assert forecast.stations[0].done == pytest.approx(36_000)
@@ -48,8 +47,7 @@ def test_quiet_traffic_passes_through() -> None:
     assert forecast.recovery_s == 0.0
 
 
-def test_an_outage_fills_the_first_tier_with_rate_times_delay() -> None:
-    """By Little's law: 5/s for 30 s."""
+def test_outage_fills_first_tier_by_rate_times_delay() -> None:
     forecast = rehearse(_ORDERS, scenario(outage=(300.0, 1200.0)))
     assert forecast.queue("orders.retry.30s").peak == pytest.approx(150, rel=0.02)
     assert forecast.queue("orders.retry.5m").peak == pytest.approx(1500, rel=0.02)
@@ -57,8 +55,8 @@ def test_an_outage_fills_the_first_tier_with_rate_times_delay() -> None:
     assert forecast.recovery_s == pytest.approx(1800, abs=60)
 
 
-def test_an_outage_longer_than_all_waits_parks_what_came_early() -> None:
-    """35m30s of waits: of an outage of 45 minutes the first 9m30s are parked, runs and waits apart."""
+def test_outage_longer_than_all_waits_parks_early_messages() -> None:
+    """The waits are 35m30s. Of an outage of 45 minutes the first 9m30s are parked."""
     forecast = rehearse(
         _ORDERS, scenario(outage=(300.0, 2700.0), concurrency=50, duration_s=10_800.0)
     )
@@ -66,8 +64,7 @@ def test_an_outage_longer_than_all_waits_parks_what_came_early() -> None:
     assert forecast.first_dead_letter_s == pytest.approx(300 + 2130, abs=2)
 
 
-def test_overload_grows_by_what_is_too_much() -> None:
-    """10/s against 8/s: two more each second, and the head waits ever longer."""
+def test_overload_grows_by_excess_rate() -> None:
     forecast = rehearse(
         _ORDERS, scenario(rate=10.0, concurrency=1, handler_s=0.125, duration_s=600.0)
     )
@@ -76,8 +73,10 @@ def test_overload_grows_by_what_is_too_much() -> None:
     assert forecast.stations[0].runs[-1] == pytest.approx(8.0)
 
 
-def test_failures_by_chance_have_a_geometric_sum() -> None:
-    """A tenth of runs fail: a ten-thousandth of messages is parked, runs are 1.111 times as many."""
+def test_random_failures_have_geometric_sum() -> None:
+    """A tenth of the runs fail: 1/10,000 of the messages are parked, and there are 1.111 runs per
+    message.
+    """
     forecast = rehearse(_ORDERS, scenario(fail=0.1, duration_s=86_400.0))
     course = forecast.stations[0]
     assert course.run_count / course.published == pytest.approx(1.111, rel=0.01)
@@ -85,8 +84,7 @@ def test_failures_by_chance_have_a_geometric_sum() -> None:
 
 
 @pytest.mark.parametrize("fail", [0.0, 0.3])
-def test_no_message_is_made_or_lost(fail: float) -> None:
-    """Whatever happens, the sums agree to a thousandth."""
+def test_number_of_messages_is_conserved(fail: float) -> None:
     forecast = rehearse(
         _ORDERS,
         scenario(
@@ -102,8 +100,8 @@ def test_no_message_is_made_or_lost(fail: float) -> None:
     assert abs(_balance(forecast)) < 0.001 * forecast.stations[0].published
 
 
-def test_a_breaker_keeps_messages_in_their_queue() -> None:
-    """They use up no attempts: an outage of two hours parks next to none."""
+def test_breaker_keeps_messages_in_queue() -> None:
+    """They use no attempts."""
     without = rehearse(_ORDERS, scenario(outage=(300.0, 7200.0), duration_s=14_400.0))
     braked = rehearse(
         _ORDERS,
@@ -114,8 +112,7 @@ def test_a_breaker_keeps_messages_in_their_queue() -> None:
     assert braked.queue("orders").peak > 30_000
 
 
-def test_a_redrive_brings_dead_letters_back() -> None:
-    """What was parked comes in again at its rate; poison is parked once more."""
+def test_redrive_returns_dead_letters() -> None:
     forecast = rehearse(
         _ORDERS, scenario(poison=0.1, duration_s=14_400.0, redrives=(RedriveWave(7200.0, 5.0),))
     )
@@ -124,8 +121,7 @@ def test_a_redrive_brings_dead_letters_back() -> None:
     assert course.dead_letters > course.redriven
 
 
-def test_a_redrive_that_goes_on_counting_has_one_run() -> None:
-    """In the event bus a re-driven message keeps its attempts."""
+def test_redrive_that_keeps_count_has_one_run() -> None:
     forecast = rehearse(
         event_bus(),
         scenario(
@@ -138,7 +134,6 @@ def test_a_redrive_that_goes_on_counting_has_one_run() -> None:
 
 
 def test_copies_of_returning_messages_reach_other_queues() -> None:
-    """Freeflow's retries come back through an exchange that feeds the audit queue as well."""
     from hopback.designs.freeflow import freeflow
     from hopback.rehearse import Load, Outage, RateStep, Scenario
 
@@ -156,8 +151,7 @@ def test_copies_of_returning_messages_reach_other_queues() -> None:
     assert copied == pytest.approx(published + forecast.stations[0].retried, rel=0.01)
 
 
-def test_a_peak_between_two_samples_is_seen() -> None:
-    """A breaker opens after some failures: they wait together for 30 s, and samples are a minute apart."""
+def test_peak_between_two_samples_is_detected() -> None:
     played = scenario(
         rate=5.0,
         outage=(330.0, 300.0),
@@ -171,8 +165,7 @@ def test_a_peak_between_two_samples_is_seen() -> None:
         assert forecast.stations[0].most_retrying >= 10
 
 
-def test_a_day_takes_few_steps_though_some_runs_fail() -> None:
-    """A retry queue into which goes what comes out of it does not make steps of its short wait."""
+def test_day_with_failures_takes_few_steps() -> None:
     hours = tuple(RateStep(3600.0 * hour, 100.0 + hour) for hour in range(24))
     day = Scenario((Load("orders", hours, fail=0.05, concurrency=40),), duration_s=86_400.0)
     (station,) = stations_of(_ORDERS, day)
@@ -185,10 +178,7 @@ def test_a_day_takes_few_steps_though_some_runs_fail() -> None:
 
 @pytest.mark.parametrize("breaker", [None, BreakerPolicy()])
 @pytest.mark.parametrize("wait_ms", [10, 30])
-def test_a_wait_shorter_than_a_step_makes_no_endless_steps(
-    wait_ms: int, breaker: BreakerPolicy | None
-) -> None:
-    """What came back after the outage fades out; what a breaker kept is worked off in few steps."""
+def test_wait_shorter_than_step_ends(wait_ms: int, breaker: BreakerPolicy | None) -> None:
     orders = recommended("orders", tiers_ms=[wait_ms], attempts=2)
     played = scenario(
         outage=(300.0, 2400.0), rate=500.0, processes=4, concurrency=40, breaker=breaker

@@ -22,8 +22,7 @@ def _played(queue: str = "orders") -> tuple[Forecast, tuple[TimedFinding, ...]]:
     return forecast, findings_of(topology, forecast)
 
 
-def test_an_svg_shows_rates_ages_depths_and_bytes_with_outage_and_findings() -> None:
-    """One chart for each, the outage shaded in all of them, the findings numbered."""
+def test_svg_shows_rates_ages_depths_and_bytes() -> None:
     forecast, findings = _played()
     drawn = ET.fromstring(svg_document("orders", charts_of(forecast, findings)))
     space = {"s": "http://www.w3.org/2000/svg"}
@@ -38,8 +37,7 @@ def test_an_svg_shows_rates_ages_depths_and_bytes_with_outage_and_findings() -> 
     assert sorted(numbers) == [str(number) for number in range(1, len(findings) + 1)]
 
 
-def test_curves_stay_inside_their_frame() -> None:
-    """Every point lies between the axes, also where a queue holds a million."""
+def test_curves_stay_inside_frame() -> None:
     topology = recommended("orders")
     played = scenario(rate=5000.0, concurrency=2000, outage=(300.0, 1800.0))
     drawn = svg_document("orders", charts_of(rehearse(topology, played)))
@@ -50,7 +48,7 @@ def test_curves_stay_inside_their_frame() -> None:
 
 
 class _Loaded(HTMLParser):
-    """What a page would run or load, and its tags."""
+    """The scripts and resources of a page, and its tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,8 +64,7 @@ class _Loaded(HTMLParser):
         ]
 
 
-def test_the_page_is_one_file_whose_policy_forbids_everything_else() -> None:
-    """No script, no link, nothing inline but the style that the policy names by its digest."""
+def test_html_page_is_one_file_with_strict_policy() -> None:
     page = html_page(*_played())
     found = _Loaded()
     found.feed(page)
@@ -79,8 +76,7 @@ def test_the_page_is_one_file_whose_policy_forbids_everything_else() -> None:
     assert found.tags.count("h1") == 1
 
 
-def test_the_page_has_every_answer() -> None:
-    """What is asked of an outage, as numbers, and the findings with what to do."""
+def test_html_page_contains_numbers_and_findings() -> None:
     forecast, findings = _played()
     page = html_page(forecast, findings)
     for words in ("Dead letters", "First dead letter", "Time to recover", "Deepest queue", "Oldest message",
@@ -92,8 +88,7 @@ def test_the_page_has_every_answer() -> None:
     assert forecast.dead_letters > 7000  # 5/s for 24m30s, by which the outage outlasts all waits
 
 
-def test_a_hostile_name_is_only_a_name() -> None:
-    """It is shown, spelled out, in page and picture."""
+def test_hostile_name_is_escaped_in_page_and_picture() -> None:
     forecast, findings = _played(_EVIL)
     page = html_page(forecast, findings)
     assert "<script" not in page

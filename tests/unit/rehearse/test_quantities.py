@@ -1,4 +1,4 @@
-"""Rates, shares, sizes and times as people write them."""
+"""Parsing of rates, shares, sizes and times."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from hopback.rehearse import quantities as q
     ("text", "rate"),
     [("500/s", 500.0), ("30k/min", 500.0), ("1.8M/h", 500.0), ("500", 500.0), (2, 2.0)],
 )
-def test_a_rate_is_messages_per_second(text: str | int, rate: float) -> None:
-    """Thousands and millions, per second, minute or hour."""
+def test_rates_are_parsed_per_second(text: str | int, rate: float) -> None:
     assert q.parse_rate(text) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "-1/s", "5/week", "1e9/s", True])
-def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
-    """The error says what was expected."""
+def test_invalid_rate_is_refused_with_example(text: str) -> None:
     with pytest.raises(ValueError, match="expected a rate"):
         q.parse_rate(text)
 
 
-def test_shares_spreads_consumers_and_sizes() -> None:
-    """Every form that the reference shows."""
+def test_shares_spreads_consumers_and_sizes_are_parsed() -> None:
     assert q.parse_share("5%") == q.parse_share(0.05) == pytest.approx(0.05)
     assert q.parse_spread("40ms±20ms") == q.parse_spread("40ms+-20ms") == (0.04, 0.02)
     assert q.parse_consumers("4×10") == q.parse_consumers("4x10") == (4, 10)
@@ -44,15 +41,13 @@ def test_shares_spreads_consumers_and_sizes() -> None:
         (q.parse_size, "many"),
     ],
 )
-def test_nonsense_is_refused(parse: object, text: str) -> None:
-    """More than all, wider than its mean, nobody, no size."""
+def test_invalid_quantities_are_refused(parse: object, text: str) -> None:
     assert callable(parse)
     with pytest.raises(ValueError, match="expected"):
         parse(text)
 
 
-def test_numbers_are_shown_as_people_read_them() -> None:
-    """Two units of time, no needless digits."""
+def test_numbers_are_formatted_with_two_units() -> None:
     assert q.show_seconds(2130.4) == "35m30s"
     assert q.show_seconds(7512) == "2h5m"
     assert q.show_seconds(0.25) == "250ms"

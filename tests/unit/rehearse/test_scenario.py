@@ -1,4 +1,4 @@
-"""Scenario files: what they say, and what is said of wrong ones."""
+"""Scenario files and their errors."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ ramp = "2m"
 """
 
 
-def test_a_file_says_everything() -> None:
-    """Each key reaches its value."""
+def test_scenario_file_sets_every_value() -> None:
     scenario = read_scenario(_WHOLE)
     load = scenario.loads[0]
     assert load.rates == (RateStep(0.0, 500.0), RateStep(3600.0, 200.0))
@@ -71,8 +70,7 @@ def test_a_file_says_everything() -> None:
     assert scenario.last_trouble_s == 2430.0
 
 
-def test_every_mistake_is_named_with_its_path() -> None:
-    """All at once, each with what was expected."""
+def test_scenario_mistakes_are_reported_with_path() -> None:
     text = """
     [queues.orders]
     rate = "fast"
@@ -98,8 +96,7 @@ def test_every_mistake_is_named_with_its_path() -> None:
         ({"loads": ()}, "at least one queue"),
     ],
 )
-def test_values_that_make_no_sense_are_refused(change: dict[str, object], words: str) -> None:
-    """Also where no file is involved."""
+def test_invalid_scenario_values_are_refused(change: dict[str, object], words: str) -> None:
     given: dict[str, object] = {
         "loads": (Load("orders", (RateStep(0.0, 1.0),)),),
         "duration_s": 60.0,
@@ -108,14 +105,12 @@ def test_values_that_make_no_sense_are_refused(change: dict[str, object], words:
         Scenario(**(given | change))  # type: ignore[arg-type]
 
 
-def test_broken_toml_is_no_traceback() -> None:
-    """A syntax error is told as any other mistake."""
+def test_invalid_toml_is_reported_without_traceback() -> None:
     with pytest.raises(InvalidTopology, match="valid TOML"):
         read_scenario("for = ")
 
 
-def test_a_profile_is_rows_of_time_and_rate() -> None:
-    """With or without a header; what is not in order is refused."""
+def test_profile_is_parsed_as_time_and_rate() -> None:
     rows = "seconds,rate\n0,100\n3600,250/s\n2h,50\n"
     assert read_profile(rows) == (
         RateStep(0.0, 100.0),
@@ -128,8 +123,7 @@ def test_a_profile_is_rows_of_time_and_rate() -> None:
         read_profile("10")
 
 
-def test_a_scenario_names_its_profile() -> None:
-    """The file is read by whoever knows where it is."""
+def test_scenario_names_its_profile() -> None:
     text = 'for = "1h"\n[queues.orders]\nprofile = "day.csv"\n'
     scenario = read_scenario(text, profile={"day.csv": "0,5\n60,9\n"}.__getitem__)
     assert scenario.loads[0].top_rate == 9.0

@@ -1,4 +1,4 @@
-"""What waiting messages cost: between the measured rows, and for versions before, among and after them."""
+"""The storage cost of waiting messages between measured sizes and versions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from tests.unit.rehearse.worlds import scenario
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_measured_sizes_cost_what_was_measured(kind: str) -> None:
-    """Of every version that was measured."""
+def test_measured_sizes_have_measured_cost(kind: str) -> None:
     for version, rows in BYTES_EACH[kind]:
         for size, cost in rows:
             assert storage_of(kind, size, version) == pytest.approx(cost)
 
 
-def test_between_and_beyond_lies_a_straight_line() -> None:
-    """5,500 bytes are half way between 1,000 and 10,000; nothing costs less than the smallest."""
+def test_cost_between_sizes_is_interpolated() -> None:
     v4 = BrokerVersion(4, 0)
     assert storage_of("quorum", 5_500, v4).disk == pytest.approx((1_299 + 10_287) / 2)
     assert storage_of("quorum", 1, v4).disk == 390
@@ -28,14 +26,12 @@ def test_between_and_beyond_lies_a_straight_line() -> None:
 
 
 def test_classic_queues_keep_bodies_in_memory_only_before_4_0() -> None:
-    """A version counts as the last measured one that is not newer."""
     old, new = (storage_of("classic", 1_000, BrokerVersion(*v)).memory for v in ((3, 13), (4, 9)))
     assert (old, new) == (1_694, 13)
     assert storage_of("classic", 1_000, BrokerVersion(3, 8)).memory == old
 
 
-def test_the_log_of_quorum_queues_bounds_what_they_hold_in_memory() -> None:
-    """A hundred times the messages do not need a hundred times the memory; disk they do."""
+def test_quorum_queue_memory_is_bounded_by_log() -> None:
     one, other = (
         rehearse(
             recommended("orders"), scenario(rate=rate, concurrency=9000, outage=(300.0, 1800.0))

@@ -10,7 +10,7 @@ __all__ = ["scenario"]
 
 
 def scenario(*, outage: tuple[float, float] | None = None, **given: Any) -> Scenario:
-    """One queue, `orders`; keys of a load go there, the others to the scenario."""
+    """One queue `orders`. Keys of a load go there, the others to the scenario."""
     fields = Scenario.__dataclass_fields__
     whole = {name: value for name, value in given.items() if name in fields}
     load = {name: value for name, value in given.items() if name not in fields}

@@ -44,10 +44,9 @@ def _kept(execute: Execute) -> list[str]:
     return [key for (key,) in execute("SELECT id FROM hopback_api_keys ORDER BY id")]
 
 
-async def test_the_file_is_made_by_the_first_work_and_is_its_owners_alone(
+async def test_file_is_created_by_first_transaction_and_private(
     database: SqliteDatabase, tmp_path: Path
 ) -> None:
-    """Its tables are those of the latest version; nothing is made before it is needed."""
     file = tmp_path / "jobs.db"
     assert not file.exists()
     found = await database.write(lambda execute: versions.version_of(execute, "sqlite"))
@@ -59,9 +58,7 @@ async def test_the_file_is_made_by_the_first_work_and_is_its_owners_alone(
     assert applied == [(7.0,)]
 
 
-async def test_work_that_fails_leaves_nothing(database: SqliteDatabase) -> None:
-    """Neither of its own errors nor of a row that the database refuses; the next work goes on."""
-
+async def test_failed_transaction_leaves_no_rows(database: SqliteDatabase) -> None:
     def fail(execute: Execute) -> None:
         _keep(execute)
         raise LookupError
@@ -80,8 +77,7 @@ async def test_work_that_fails_leaves_nothing(database: SqliteDatabase) -> None:
     assert await database.read(_kept) == ["k"]
 
 
-async def test_work_whose_caller_is_cancelled_is_done_as_a_whole(database: SqliteDatabase) -> None:
-    """There is no half of a transaction, and the file is closed behind it."""
+async def test_transaction_of_cancelled_caller_completes(database: SqliteDatabase) -> None:
     began, go_on = threading.Event(), threading.Event()
 
     def keep(execute: Execute) -> None:
@@ -99,10 +95,9 @@ async def test_work_whose_caller_is_cancelled_is_done_as_a_whole(database: Sqlit
     assert await database.read(_kept) == ["a", "b"]
 
 
-async def test_a_writer_waits_for_another_and_not_forever(
+async def test_writer_waits_for_lock_up_to_timeout(
     database: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process holds the lock for a while, then for too long."""
     monkeypatch.setattr(sqlite, "_BUSY_S", 0.3)
     await database.write(_keep)
     with _locked(tmp_path / "jobs.db") as other:
@@ -129,10 +124,9 @@ def _locked(file: Path) -> Iterator[sqlite3.Connection]:
         other.close()
 
 
-async def test_who_waits_for_another_ends_with_the_database(
+async def test_closing_database_ends_waiting_writer(
     database: SqliteDatabase, tmp_path: Path
 ) -> None:
-    """Somebody presses Ctrl-C: a command does not stay for as long as it would have waited."""
     await database.write(_keep)
     with _locked(tmp_path / "jobs.db"):
         waiting = asyncio.create_task(database.write(partial(_keep, key="l")))
@@ -144,7 +138,7 @@ async def test_who_waits_for_another_ends_with_the_database(
         await database.read(_kept)
 
 
-async def test_a_file_that_nobody_holds_and_cannot_be_used_is_said_at_once(
+async def test_unusable_file_is_reported_at_once(
     database: SqliteDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only a lock is waited for."""
@@ -154,18 +148,16 @@ async def test_a_file_that_nobody_holds_and_cannot_be_used_is_said_at_once(
         await asyncio.wait_for(database.write(_keep), 30)
 
 
-async def test_to_read_what_is_not_there_does_not_make_it(
+async def test_reading_missing_file_does_not_create_it(
     database: SqliteDatabase, tmp_path: Path
 ) -> None:
-    """Nothing is kept yet, and a look writes nothing, above all not on a full disk."""
     assert await database.read(_kept) == []
     assert await asyncio.to_thread(os.listdir, tmp_path) == []
     await database.write(_keep)
     assert await database.read(_kept) == ["k"]
 
 
-async def test_of_many_that_make_the_file_at_once_all_find_it(tmp_path: Path) -> None:
-    """Commands that begin together on a new machine."""
+async def test_concurrent_creations_of_file_succeed(tmp_path: Path) -> None:
     made = [SqliteDatabase(tmp_path / "jobs.db", ManualClock()) for _ in range(6)]
     await asyncio.gather(*(one.write(partial(_keep, key=f"{n}")) for n, one in enumerate(made)))
     assert await made[0].read(_kept) == [str(number) for number in range(6)]
@@ -173,8 +165,7 @@ async def test_of_many_that_make_the_file_at_once_all_find_it(tmp_path: Path) ->
 
 
 @in_virtual_time
-async def test_time_stands_still_while_it_works(tmp_path: Path) -> None:
-    """A test in virtual time does not run ahead of the thread."""
+async def test_virtual_time_stops_while_transaction_runs(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     database, before = SqliteDatabase(tmp_path / "jobs.db", ManualClock()), loop.time()
     await database.write(_keep)
@@ -197,8 +188,7 @@ async def test_time_stands_still_while_it_works(tmp_path: Path) -> None:
         ("sqlite:////st%3Fx/jobs.db", "/st?x/jobs.db"),
     ],
 )
-def test_a_url_names_the_same_file_for_everybody(url: str, file: str | None) -> None:
-    """A command and a service that read it differently would keep two journals."""
+def test_url_names_same_file_for_command_and_service(url: str, file: str | None) -> None:
     found = sqlite_file(url)
     assert (None if found is None else str(found)) == file
     if found is not None:
@@ -206,6 +196,6 @@ def test_a_url_names_the_same_file_for_everybody(url: str, file: str | None) -> 
         assert sqlite_file(sqlite_url(found)) == found
 
 
-def test_values_of_a_list_have_a_name_each() -> None:
-    """For `IN (…)`, which takes no list."""
+def test_list_values_have_separate_parameters() -> None:
+    """`IN (…)` takes no list."""
     assert placeholders("k", ["a", "b"]) == (":k0, :k1", {"k0": "a", "k1": "b"})
