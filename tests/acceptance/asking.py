@@ -32,24 +32,27 @@ SCHEMA = schemathesis.openapi.from_dict(openapi_document(ENDPOINTS))
 
 
 def asked_service() -> PageServer:
-    """The service with a seeded broker, behind a real socket; it knows who asks."""
+    """The service with a seeded broker on a real socket and with sign-in."""
     return PageServer(settings=parse_settings(_SETTINGS, {}, "test"))
 
 
 def authorization() -> dict[str, str]:
-    """What an admin says to be let in; always a new one, because Schemathesis adds to it."""
+    """The authorization of an admin.
+
+    It is a new object each time, because Schemathesis changes it.
+    """
     return {"Authorization": f"Bearer {_KEY}"}
 
 
 def ask(case: Case[Any], url: str, **transport: Any) -> Response:
-    """The answer, if its status, media type and shape are in the document and it is no 5xx.
+    """Return the answer if its status, media type and shape are documented and it is not a 5xx.
 
-    FailureGroup has everything that is wrong with it. `transport` is for `Case.call`.
+    FailureGroup contains all failures. `transport` is for `Case.call`.
     """
     return case.call_and_validate(
         base_url=url,
         timeout=_PATIENCE_S,
-        # What has the right shape may still name no queue, or not repeat its name.
+        # A valid shape may still name a missing queue or omit the repeated name.
         excluded_checks=[positive_data_acceptance],
         **transport,
     )

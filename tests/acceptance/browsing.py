@@ -1,4 +1,4 @@
-"""A browser for tests, and what it says about whether everybody can use a page."""
+"""A browser for tests, and accessibility checks of a page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_browser() -> Iterator[Browser]:
 
 
 def accessible(page: Page, *rules: str) -> None:
-    """No violation of WCAG A and AA that axe can find; of these rules only, if some are named."""
+    """Assert that axe finds no violation of WCAG A and AA, or of the given rules only."""
     wanted = {"type": "rule", "values": rules} if rules else {"type": "tag", "values": _WCAG}
     # One evaluation: between two of them a page that was just asked for might take the other's place.
     run = f"only => {{ {_AXE.read_text()}; return axe.run(document, {{runOnly: only}}); }}"

@@ -1,4 +1,4 @@
-"""The package as users get it: built, installed into an environment of its own, run as a process."""
+"""The package as users get it: built, installed into a separate environment and run as a process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Installed:
     def run(
         self, *arguments: str, cwd: Path | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command, away from the source tree unless told otherwise."""
+        """Run the command outside the source tree by default."""
         return subprocess.run(
             [str(self.command), *arguments],
             cwd=cwd or self.wheel.parent,
@@ -45,7 +45,7 @@ class Installed:
 
 @pytest.fixture(scope="session")
 def installed() -> Installed:
-    """The built wheel in a fresh environment that borrows only our dependencies; one for the run."""
+    """The built wheel in a new environment that uses only our dependencies, once per run."""
     folder = made_once("installed", _install)
     return Installed(next(folder.glob("*.whl")), folder / "environment" / "bin" / "python")
 
@@ -68,7 +68,10 @@ def _build(folder: Path) -> Path:
 
 
 def _borrow_dependencies(environment: Path) -> None:
-    """Make the dependencies visible; an editable install beside them is not, being a .pth file."""
+    """Make the dependencies visible.
+
+    An editable install next to them stays hidden, because it is a .pth file.
+    """
     ours = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     (ours / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
 

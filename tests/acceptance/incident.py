@@ -127,7 +127,7 @@ class Incident:
             _put(channel, "orders", body, headers, message_id=f"order-{number}")
 
     def _consume(self) -> None:
-        """Two laps through the retry queue, then a rejection; once repaired, an ack."""
+        """Two laps through the retry queue, then a rejection. After the repair, an ack."""
         laps: Counter[str] = Counter()  # kept here, because RabbitMQ 4 believes no client's x-death
         with pika.BlockingConnection(self._parameters) as connection:
             channel = connection.channel()
@@ -150,7 +150,7 @@ class Incident:
                     channel.basic_reject(method.delivery_tag, requeue=False)
 
 
-# --- what stands in the other queues
+# --- the messages of the other queues
 
 
 def _make_others(channel: BlockingChannel, times: int) -> None:
@@ -336,7 +336,7 @@ def _expired_and_pushed_out(channel: BlockingChannel, times: int) -> None:
 
 
 def _ledger(channel: BlockingChannel, times: int) -> None:
-    """Delivered too often; its dead-letter queue has a limit itself."""
+    """Delivered too often. Its dead-letter queue has a limit too."""
     limited = {"x-queue-type": "quorum", "x-delivery-limit": 1}
     _queue(channel, "ledger.dlq", **{**limited, "x-delivery-limit": 5})
     _queue(channel, "ledger", **limited, **_dead_letters_to("ledger.dlq"))

@@ -1,4 +1,4 @@
-"""The admin service over a seeded broker in a thread of its own, behind a real socket."""
+"""The admin service over a seeded broker in a separate thread on a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `hopback run` as a process: what it says, what it answers, how it ends."""
+"""`hopback run` as a process: output, probes and exit."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Running:
 
     @property
     def out(self) -> str:
-        """What it printed."""
+        """Its stdout."""
         return (self._folder / "out").read_text()
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        """The lines of its log so far; only what cannot start at all speaks in plain words."""
+        """The lines of its log so far. Only a start failure is plain text."""
         lines = self.err.splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
     @property
     def err(self) -> str:
-        """What it wrote to stderr."""
+        """Its stderr."""
         return (self._folder / "err").read_text()
 
     def said(self, event: str, **fields: object) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Running:
                 return error.code, error.read().decode()
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Return when it holds; fail with what was said if it does not in time."""
+        """Return when the condition holds. Fail with the output if it does not in time."""
         deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
@@ -89,7 +89,7 @@ class Running:
 def running(
     installed: Installed, folder: Path, *arguments: str, **environment: str
 ) -> Iterator[Running]:
-    """Run `hopback run` with these arguments in a folder; it is gone afterwards."""
+    """Run `hopback run` with these arguments in a folder and end it afterwards."""
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(
             [str(installed.command), "run", *arguments],

@@ -49,8 +49,8 @@ def _run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_passes_alone_is_named(tmp_path: Path) -> None:
-    """The run passes, and says which test it was."""
+def test_test_that_passes_alone_is_named(tmp_path: Path) -> None:
+    """The run passes."""
     ran = _run(tmp_path, _FAILS_ONCE)
     assert ran.returncode == 0
     assert "passed only alone, give them patience:\n  test_given.py::test_chance" in ran.stdout
@@ -69,22 +69,21 @@ def test_group_and_subtest_are_removed_from_a_name(name: str, plain: str) -> Non
     assert plain_name(name) == plain
 
 
-def test_what_is_broken_fails_alone_too(tmp_path: Path) -> None:
-    """Two runs, and the status of the second."""
+def test_broken_test_fails_alone_too(tmp_path: Path) -> None:
+    """The status is that of the second run."""
     ran = _run(tmp_path, _FAILS_ALWAYS.format(number=2))
     assert ran.returncode == 1
     assert "2 failed in parallel with other tests and are run again alone" in ran.stdout
 
 
-def test_many_failures_are_no_chance(tmp_path: Path) -> None:
-    """They are not run again."""
+def test_many_failures_are_not_run_again(tmp_path: Path) -> None:
     ran = _run(tmp_path, _FAILS_ALWAYS.format(number=6))
     assert ran.returncode == 1
     assert "once more" not in ran.stdout
 
 
-def test_marked_tests_of_ours_can_run_alone() -> None:
-    """Marks of pytest-xdist are known without it: else nothing could be collected for the second run."""
+def test_marked_tests_can_run_alone_without_xdist() -> None:
+    """The marks of pytest-xdist must be known for the second run."""
     marked = ["tests/acceptance/ops/test_page.py", "tests/faults/test_cluster.py"]
     options = ["-p", "no:xdist", "-p", "no:schemathesis", "--collect-only", "-q"]
     ran = subprocess.run(
@@ -98,8 +97,8 @@ def test_marked_tests_of_ours_can_run_alone() -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_half_of_the_workers_take_what_waits_and_the_others_the_rest() -> None:
-    """The longest first; and anything, when there is no more of that."""
+def test_half_of_workers_take_waiting_tests() -> None:
+    """The longest are first. Without such tests a worker takes any."""
     groups = ["a", "matrix_waits-5", "b", "storm_waits-60"]
     waits = that_wait(groups)
     assert waits == ["storm_waits-60", "matrix_waits-5"]

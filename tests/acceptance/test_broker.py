@@ -54,8 +54,8 @@ def _broker(installed: Installed, *arguments: str) -> Iterator[_Broker]:
         process.communicate()
 
 
-def test_a_topology_is_applied_judged_and_looked_at(installed: Installed, tmp_path: Path) -> None:
-    """apply, plan, doctor and dlq work on it as on RabbitMQ."""
+def test_topology_commands_work_on_broker_server(installed: Installed, tmp_path: Path) -> None:
+    """apply, plan, doctor and dlq work as on RabbitMQ."""
     with _broker(installed) as broker:
         applied = installed.run("topology", "apply", "event-bus", "--yes", *broker.options)
         assert applied.returncode == 0, applied.stderr
@@ -71,8 +71,9 @@ def test_a_topology_is_applied_judged_and_looked_at(installed: Installed, tmp_pa
         assert "dlq" in listed.stdout
 
 
-def test_the_clock_is_turned_and_ctrl_c_stops_it(installed: Installed, tmp_path: Path) -> None:
-    """Definitions are loaded at the start; half an hour passes over HTTP; the end is clean."""
+def test_broker_command_loads_definitions_advances_clock_and_stops_on_ctrl_c(
+    installed: Installed, tmp_path: Path
+) -> None:
     definitions = tmp_path / "definitions.json"
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work"}
     waits = {"name": "waits", "arguments": {"x-message-ttl": 1_800_000, **back}}
@@ -115,8 +116,8 @@ async def handle(order: dict, context) -> None:
 """
 
 
-def test_several_processes_share_it(installed: Installed, tmp_path: Path) -> None:
-    """A service of two processes fails, retries and handles what a client of another make sent."""
+def test_several_processes_share_broker_server(installed: Installed, tmp_path: Path) -> None:
+    """A service of two processes fails, retries and handles messages of another client library."""
     (tmp_path / "shop.py").write_text(_SHOP)
     handled = tmp_path / "handled"
     handled.touch()
@@ -137,8 +138,7 @@ def test_several_processes_share_it(installed: Installed, tmp_path: Path) -> Non
     assert len({process for process, _ in lines}) == 2
 
 
-def test_a_port_that_is_taken_is_told(installed: Installed) -> None:
-    """With what to do about it, and the code for what cannot be reached."""
+def test_occupied_broker_port_is_reported_with_remedy(installed: Installed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ran = installed.run("broker", "--port", port, "--no-http")
@@ -147,8 +147,9 @@ def test_a_port_that_is_taken_is_told(installed: Installed) -> None:
     assert "Traceback" not in ran.stderr
 
 
-def test_wrong_options_are_told(installed: Installed, tmp_path: Path) -> None:
-    """Without a password in the words."""
+def test_invalid_broker_options_are_refused_without_password(
+    installed: Installed, tmp_path: Path
+) -> None:
     (tmp_path / "bad.json").write_text('{"queues": [{"name": 5}]}')
     for arguments, words in (
         (("--user", "s3cret"), "NAME:PASSWORD"),

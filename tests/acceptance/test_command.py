@@ -1,4 +1,4 @@
-"""The installed command as scripts and people meet it: exit codes, streams, terminals."""
+"""The installed command: exit codes, streams and terminals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOSTILE = (
 
 
 def _on_a_terminal(installed: Installed, *arguments: str, **environment: str) -> str:
-    """What a terminal receives from the command."""
+    """The output of the command on a terminal."""
     ours, theirs = pty.openpty()
     ran = subprocess.Popen(
         [str(installed.command), *arguments],
@@ -39,7 +39,7 @@ def _on_a_terminal(installed: Installed, *arguments: str, **environment: str) ->
         while chunk := os.read(ours, 65536):
             received += chunk
     except OSError:
-        pass  # Linux says "input/output error" when the other end is closed.
+        pass  # Linux reports "input/output error" when the other end is closed.
     ran.wait(timeout=60)
     os.close(ours)
     return received.decode()
@@ -50,7 +50,6 @@ def _on_a_terminal(installed: Installed, *arguments: str, **environment: str) ->
 def test_every_design_is_shown_checked_exported_and_drawn(
     installed: Installed, system: str, form: str
 ) -> None:
-    """All of `topology` works for both forms of the five designs."""
     options = ["--hardened"] if form == "hardened" else []
     for command in ("show", "export", "diagram"):
         ran = installed.run("topology", command, system, *options)
@@ -61,8 +60,8 @@ def test_every_design_is_shown_checked_exported_and_drawn(
     assert checked.returncode == (1 if any(f["severity"] == "error" for f in findings) else 0)
 
 
-def test_check_fails_where_the_version_makes_a_hazard_an_error(installed: Installed) -> None:
-    """ratatoskr is safe on 3.10; from 4.0 on the default delivery limit feeds its retry loop."""
+def test_check_fails_where_version_makes_hazard_an_error(installed: Installed) -> None:
+    """ratatoskr is safe on 3.10. From 4.0 on the default delivery limit feeds its retry loop."""
     assert (
         installed.run("topology", "check", "ratatoskr", "--broker-version", "3.10").returncode == 0
     )
@@ -71,8 +70,7 @@ def test_check_fails_where_the_version_makes_a_hazard_an_error(installed: Instal
     assert "delivery" in checked.stdout
 
 
-def test_a_detailed_exit_code_tells_findings_from_failure(installed: Installed) -> None:
-    """With --detailed-exit-code any finding leaves with 10, and none with 0."""
+def test_detailed_exit_code_is_10_for_findings(installed: Installed) -> None:
     arguments = ("topology", "check", "--detailed-exit-code", "raffle")
     assert installed.run(*arguments).returncode == 10
     assert installed.run(*arguments, "--hardened").returncode == 0
@@ -90,10 +88,9 @@ def test_a_detailed_exit_code_tells_findings_from_failure(installed: Installed) 
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_an_error_is_words_on_stderr_and_a_code(
+def test_error_is_text_on_stderr_with_exit_code(
     installed: Installed, arguments: tuple[str, ...], code: int
 ) -> None:
-    """Nothing on stdout, no traceback, and the documented exit code."""
     ran = installed.run(*arguments)
     assert ran.returncode == code, ran.stderr
     assert ran.stdout == ""
@@ -101,8 +98,7 @@ def test_an_error_is_words_on_stderr_and_a_code(
     assert "Traceback" not in ran.stderr
 
 
-def test_a_wrong_file_reports_every_problem(installed: Installed, tmp_path: Path) -> None:
-    """All problems at once, each with its path; exit code 1."""
+def test_invalid_file_reports_every_problem(installed: Installed, tmp_path: Path) -> None:
     path = tmp_path / "shop.toml"
     path.write_text(
         '[queues.orders]\nretry = [{ delay = "soon" }, { delay = "-5s" }]\n[queues.mail]\nretry = "x"\n'
@@ -114,8 +110,7 @@ def test_a_wrong_file_reports_every_problem(installed: Installed, tmp_path: Path
     assert "queues.mail.retry" in ran.stderr
 
 
-def test_definitions_round_trip_through_the_command(installed: Installed, tmp_path: Path) -> None:
-    """What was exported can be read, shown and exported again, unchanged."""
+def test_definitions_round_trip_through_command(installed: Installed, tmp_path: Path) -> None:
     first = installed.run("topology", "export", "freeflow", "-o", "definitions").stdout
     (tmp_path / "freeflow.json").write_text(first)
     again = installed.run(
@@ -124,10 +119,7 @@ def test_definitions_round_trip_through_the_command(installed: Installed, tmp_pa
     assert json.loads(again.stdout) == json.loads(first)
 
 
-def test_a_topology_file_round_trips_through_the_command(
-    installed: Installed, tmp_path: Path
-) -> None:
-    """A design written as TOML is the same design when read from there."""
+def test_topology_file_round_trips_through_command(installed: Installed, tmp_path: Path) -> None:
     text = installed.run("topology", "export", "freeflow", "-o", "toml").stdout
     path = tmp_path / "freeflow.toml"
     path.write_text(text)
@@ -137,8 +129,7 @@ def test_a_topology_file_round_trips_through_the_command(
     assert json.loads(shown) == json.loads(original)
 
 
-def test_a_terminal_gets_colour_unless_told_otherwise(installed: Installed) -> None:
-    """Tables are drawn and coloured on a terminal; NO_COLOR leaves the drawing."""
+def test_terminal_output_is_coloured_unless_no_color(installed: Installed) -> None:
     coloured = _on_a_terminal(installed, "topology", "check", "raffle")
     plain = _on_a_terminal(installed, "topology", "check", "raffle", NO_COLOR="1")
     assert "\x1b[" in coloured
@@ -147,8 +138,7 @@ def test_a_terminal_gets_colour_unless_told_otherwise(installed: Installed) -> N
     assert "\x1b[9" not in plain
 
 
-def test_off_a_terminal_nothing_is_drawn(installed: Installed) -> None:
-    """A pipe gets plain columns."""
+def test_piped_output_is_plain_columns(installed: Installed) -> None:
     printed = installed.run("systems").stdout
     assert "\x1b" not in printed
     assert "─" not in printed
@@ -156,10 +146,9 @@ def test_off_a_terminal_nothing_is_drawn(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "check", "export", "diagram"])
-def test_a_hostile_name_cannot_speak_to_the_terminal(
+def test_escape_sequence_in_queue_name_never_reaches_terminal(
     installed: Installed, tmp_path: Path, command: str
 ) -> None:
-    """An escape sequence in a queue's name never reaches the terminal."""
     path = tmp_path / "hostile.toml"
     path.write_text(_HOSTILE)
     received = _on_a_terminal(installed, "topology", command, str(path), NO_COLOR="1")
@@ -168,16 +157,14 @@ def test_a_hostile_name_cannot_speak_to_the_terminal(
     assert "\x07" not in received
 
 
-def test_a_reader_that_leaves_early_is_no_failure(installed: Installed) -> None:
-    """`| head` ends the command quietly."""
+def test_closed_pipe_ends_command_quietly(installed: Installed) -> None:
     line = f"'{installed.command}' topology export file-pipeline -o definitions | head -n 1"
     ran = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
     assert ran.stdout == "{\n"
     assert ran.stderr == ""
 
 
-def test_an_interrupt_leaves_with_130(installed: Installed) -> None:
-    """Ctrl-C is answered with one word and the code shells expect."""
+def test_interrupt_exits_with_130(installed: Installed) -> None:
     ran = subprocess.run(
         [str(installed.python), "-c", _INTERRUPTED], capture_output=True, text=True, check=False
     )

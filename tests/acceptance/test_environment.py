@@ -1,4 +1,4 @@
-"""The set-up before everything: what is not what was pinned does not get in."""
+"""The environment setup installs only pinned files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
 
 def _wheel(folder: Path) -> str:
-    """A package of one file; its hash."""
+    """A package of one file and its hash."""
     path = folder / "pinned-1.0-py3-none-any.whl"
     info = "pinned-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
@@ -31,7 +31,7 @@ def _wheel(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the set-up and a package; the environment that the first test makes serves them all."""
+    """A folder with the setup and a package. The environment of the first test serves all tests."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "tools" / "pins").mkdir(parents=True)
     shutil.copy(_TOOLS / "environment.py", folder / "tools")
@@ -47,10 +47,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("2.0", False, "the pinned versions are not available here", True),
     ],
 )
-def test_a_file_that_is_not_the_pinned_one_is_refused(
+def test_file_with_wrong_hash_is_refused(
     project: Path, version: str, spoiled: bool, says: str, falls_back: bool
 ) -> None:
-    """A wrong hash ends the set-up; only a version that is not available leads to the newest."""
+    """Only an unavailable version leads to the newest."""
     digest = _wheel(project)
     for installed in project.glob(".venv/lib/*/site-packages/pinned*"):
         shutil.rmtree(installed) if installed.is_dir() else installed.unlink()
@@ -84,14 +84,13 @@ _UNKNOWN = {"name": "rich", "skip_reason": "not found"}
         ([_WEAK, _UNKNOWN], 1, "click 8 CVE-1 fixed in 9\n", "could not reach its database"),
     ],
 )
-def test_an_audit_that_nobody_answered_is_no_verdict(
+def test_audit_without_answer_has_its_own_exit_code(
     capsys: pytest.CaptureFixture[str],
     answered: list[dict[str, object]],
     status: int,
     out: str,
     err: str,
 ) -> None:
-    """Nothing known, something known and nobody asked are three exit codes."""
     assert runpy.run_path(str(_TOOLS / "audit.py"))["told"](answered) == status
     said = capsys.readouterr()
     assert said.out.startswith(out)

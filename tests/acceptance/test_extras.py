@@ -1,4 +1,4 @@
-"""What somebody is told who has not installed the extra: which one it is, as a line to type."""
+"""Errors for missing extras name the extra and the command to install it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hopback.testing.threads import BrokerThread
 if TYPE_CHECKING:
     from pathlib import Path
 
-# As if the library were not there: importing it raises what Python raises for a missing one.
+# As if the library were missing: the import raises Python's error.
 _WITHOUT = "import sys; sys.modules[sys.argv[1]] = None\n"
 _COMMAND = _WITHOUT + "from hopback.cli.app import run; sys.exit(run(sys.argv[2:]))"
 _EMBEDDED = ("--broker", "embedded")
@@ -59,8 +59,7 @@ _POSTGRES = "postgresql://nobody@localhost/none"
         ),
     ],
 )
-def test_the_library_names_the_extra(program: str, library: str, extra: str) -> None:
-    """An ImportError as before, and one of ours: its words are the line to type."""
+def test_library_error_names_missing_extra(program: str, library: str, extra: str) -> None:
     catching = (
         f"from hopback.errors import HopbackError\ntry:\n    {program}\n"
         "except HopbackError as error:\n    assert isinstance(error, ImportError)\n    print(error)"
@@ -89,10 +88,9 @@ def test_the_library_names_the_extra(program: str, library: str, extra: str) -> 
         (["run", "shop:app", *_EMBEDDED], "psycopg", "postgres"),
     ],
 )
-def test_the_command_names_the_extra(
+def test_command_error_names_missing_extra(
     tmp_path: Path, arguments: list[str], library: str, extra: str
 ) -> None:
-    """In words, without a traceback, and without advice to repair anything."""
     (tmp_path / "traced.py").write_text(
         "from hopback import App\napp = App('traced')\n"
         "@app.handler('q', retry=None)\nasync def handle(order: dict) -> None: ...\n"
@@ -189,7 +187,7 @@ _COMMANDS = {
 }
 
 
-def test_a_command_without_extras_works_or_names_the_extra(tmp_path: Path) -> None:
+def test_command_without_extras_works_or_names_extra(tmp_path: Path) -> None:
     names = set(root.list_commands(click.Context(root))) - {"topology", "dlq"}
     for name, group in (("topology", topology), ("dlq", dlq)):
         names |= {f"{name} {each}" for each in group.list_commands(click.Context(group))}
@@ -223,7 +221,7 @@ def test_a_command_without_extras_works_or_names_the_extra(tmp_path: Path) -> No
     assert dict(zip(_COMMANDS, named, strict=True)) == dict(zip(_COMMANDS, expected, strict=True))
 
 
-def test_the_first_screen_works_without_extras(tmp_path: Path) -> None:
+def test_first_screen_works_without_extras(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from hopback import App\napp = App('shop')\n"
         "@app.handler('orders', retry=['30s', '5m'])\n"
@@ -261,8 +259,7 @@ def test_the_first_screen_works_without_extras(tmp_path: Path) -> None:
             running.terminate()
 
 
-def test_a_module_of_the_users_own_that_is_missing_is_no_extra(tmp_path: Path) -> None:
-    """What their module imports is theirs to install."""
+def test_missing_module_of_user_is_not_an_extra(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import no_such_library\n")
     ran = subprocess.run(
         [sys.executable, "-c", _COMMAND, "nothing", "run", "shop:app", "--broker", "embedded"],

@@ -54,7 +54,7 @@ def test_init_does_not_overwrite_files(installed: Installed, folder: Path) -> No
     assert not (folder / "compose.yaml").exists()
 
 
-def test_steps_of_the_containerfile_give_a_service_that_handles_a_message(
+def test_containerfile_steps_give_a_working_service(
     installed: Installed, folder: Path, tmp_path: Path
 ) -> None:
     """Each instruction is executed here, without a container engine."""
@@ -103,7 +103,7 @@ def test_steps_of_the_containerfile_give_a_service_that_handles_a_message(
         assert service.end(signal.SIGTERM) == 0
 
 
-def test_the_compose_file_builds_the_containerfile_and_connects_the_service(folder: Path) -> None:
+def test_compose_file_builds_containerfile_and_connects_service(folder: Path) -> None:
     compose: dict[str, Any] = yaml.safe_load((folder / "compose.yaml").read_text())
     services = compose["services"]
     assert services.keys() == {"rabbitmq", "shop"}

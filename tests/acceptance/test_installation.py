@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and that the command it installs is light and works anywhere."""
+"""The wheel: its contents, and a light command that works anywhere."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from tests.acceptance.conftest import Installed
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(installed: Installed) -> None:
-    """No tests, no tools; the marker for type checkers and the licence are there."""
+def test_wheel_contains_only_the_package(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as archive:
         names = archive.namelist()
     assert {name.split("/")[0] for name in names} == {
@@ -27,8 +26,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(installed: Installed) -> N
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_metadata_says_what_is_needed(installed: Installed) -> None:
-    """Python 3.11, light core dependencies, extras for the rest."""
+def test_metadata_names_python_and_dependencies(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as archive:
         text = archive.read(f"hopback-{__version__}.dist-info/METADATA").decode()
     metadata = Parser().parsestr(text)
@@ -39,8 +37,7 @@ def test_the_metadata_says_what_is_needed(installed: Installed) -> None:
     assert {"all", "management", "speed"} <= set(metadata.get_all("Provides-Extra") or [])
 
 
-def test_the_installed_package_is_the_wheel(installed: Installed) -> None:
-    """What the command imports lies in its own environment, not in the source tree."""
+def test_installed_package_is_the_wheel(installed: Installed) -> None:
     where = subprocess.run(
         [str(installed.python), "-c", "import hopback; print(hopback.__file__)"],
         capture_output=True,
@@ -52,8 +49,7 @@ def test_the_installed_package_is_the_wheel(installed: Installed) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["topology", "--help"]])
-def test_help_loads_nothing_heavy(installed: Installed, arguments: list[str]) -> None:
-    """Help is shown without the event loop, HTTP, tables, brokers or the designs."""
+def test_help_imports_no_heavy_modules(installed: Installed, arguments: list[str]) -> None:
     program = (
         "import sys; from hopback.cli.app import run; code = run(sys.argv[1:]);"
         "print(*sys.modules, file=sys.stderr); sys.exit(code)"
@@ -78,8 +74,7 @@ def test_help_loads_nothing_heavy(installed: Installed, arguments: list[str]) ->
     assert loaded & heavy == set()
 
 
-def test_the_module_runs_as_the_command(installed: Installed) -> None:
-    """`python -m hopback` is the same command."""
+def test_python_m_hopback_is_the_command(installed: Installed) -> None:
     ran = subprocess.run(
         [str(installed.python), "-m", "hopback", "--version"],
         capture_output=True,

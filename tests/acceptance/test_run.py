@@ -91,8 +91,10 @@ def _is_ready(service: Running) -> bool:
     return bool(service.said("consumer.started"))
 
 
-def test_an_application_runs_without_rabbitmq(installed: Installed, folder: Path) -> None:
-    """On the embedded broker, with probes, metrics and traces; SIGTERM ends it in order with 0."""
+def test_application_runs_on_embedded_broker_and_stops_on_sigterm(
+    installed: Installed, folder: Path
+) -> None:
+    """Probes, metrics and traces work."""
     options = ("--broker", "embedded", "--http", "0", "--otel")
     with running(installed, folder, "shop:app", *options) as service:
         service.until(lambda: _is_ready(service))
@@ -106,10 +108,10 @@ def test_an_application_runs_without_rabbitmq(installed: Installed, folder: Path
 
 
 @pytest.mark.broker
-def test_messages_are_handled_retried_parked_and_counted(
+def test_messages_are_handled_retried_parked_and_logged(
     installed: Installed, folder: Path, amqp_url: str
 ) -> None:
-    """On RabbitMQ: the log tells each failure, nothing tells a payload, and the report counts."""
+    """The log contains each failure and no payload."""
     options = ("--broker", amqp_url, "--http", "0", "--log-level", "debug")
     with running(installed, folder, "shop:app", *options) as service:
         service.until(lambda: _is_ready(service))
@@ -127,10 +129,10 @@ def test_messages_are_handled_retried_parked_and_counted(
 
 
 @pytest.mark.broker
-def test_a_queue_is_paused_and_resumed_by_command(
+def test_queue_is_paused_and_resumed_by_command(
     installed: Installed, folder: Path, amqp_url: str
 ) -> None:
-    """`hopback pause` and `resume` find the control socket by the port of the service."""
+    """The commands find the control socket by the port of the service."""
     with running(installed, folder, "shop:app", "--http", "0", HOPBACK_BROKER=amqp_url) as service:
         service.until(lambda: _is_ready(service))
         port = service.urls[-1].rpartition(":")[2]
@@ -148,7 +150,7 @@ def test_a_queue_is_paused_and_resumed_by_command(
     assert "no service of this user answers" in gone.stderr
 
 
-def test_a_handler_whose_thread_never_returns_does_not_keep_the_process(
+def test_thread_that_never_returns_does_not_keep_process(
     installed: Installed, folder: Path
 ) -> None:
     (folder / "stuck.py").write_text(_STUCK)
@@ -164,10 +166,10 @@ def test_a_handler_whose_thread_never_returns_does_not_keep_the_process(
 
 @pytest.mark.broker
 @pytest.mark.parametrize(("grace", "signals", "code"), [("30", 2, 130), ("0.2", 1, 3)])
-def test_what_is_interrupted_is_reported(
+def test_interrupted_message_is_reported_and_kept(
     installed: Installed, folder: Path, amqp_url: str, grace: str, signals: int, code: int
 ) -> None:
-    """A second signal does not wait, nor does one after the grace time; the broker keeps the message."""
+    """A second signal or the end of the grace period interrupts it."""
     options = ("shop:app", "--broker", amqp_url, "--grace", grace)
     with running(installed, folder, *options) as service:
         service.until(lambda: _is_ready(service))
@@ -178,8 +180,8 @@ def test_what_is_interrupted_is_reported(
     assert _waiting(amqp_url) == 1
 
 
-def test_a_broker_that_is_away_is_waited_for(installed: Installed, folder: Path) -> None:
-    """Alive, not ready, and stopped by the first signal."""
+def test_service_waits_for_unreachable_broker(installed: Installed, folder: Path) -> None:
+    """It is alive, not ready, and stops at the first signal."""
     options = ("shop:app", "--broker", "amqp://guest:hunter2@127.0.0.1:1/", "--http", "0")
     with running(installed, folder, *options) as service:
         service.until(lambda: [one for one in service.said("connection.state") if one["reason"]])
@@ -189,8 +191,7 @@ def test_a_broker_that_is_away_is_waited_for(installed: Installed, folder: Path)
     assert "hunter2" not in json.dumps(service.log)
 
 
-def test_an_error_of_the_topology_refuses_the_start(installed: Installed, folder: Path) -> None:
-    """Exit code 1 and the findings, unless the rule is accepted by its name."""
+def test_topology_error_refuses_start_unless_accepted(installed: Installed, folder: Path) -> None:
     (folder / "design.py").write_text(_DESIGN.format(name="ratatoskr"))
     ran = installed.run("run", "design:app", "--broker", "embedded", cwd=folder)
     assert ran.returncode == 1
@@ -205,8 +206,7 @@ def test_an_error_of_the_topology_refuses_the_start(installed: Installed, folder
         assert service.end(signal.SIGTERM) == 0
 
 
-def test_a_faithful_design_says_once_what_it_can_lose(installed: Installed, folder: Path) -> None:
-    """Each warning of `topology check`, once, and it runs."""
+def test_faithful_design_logs_each_warning_once(installed: Installed, folder: Path) -> None:
     (folder / "design.py").write_text(_DESIGN.format(name="event-bus"))
     with running(installed, folder, "design:app", "--broker", "embedded") as service:
         service.until(lambda: _is_ready(service))
@@ -229,10 +229,10 @@ def test_a_faithful_design_says_once_what_it_can_lose(installed: Installed, fold
     ],
     ids=str,
 )
-def test_what_cannot_start_leaves_with_its_code(
+def test_start_failure_exits_with_its_code(
     installed: Installed, folder: Path, arguments: tuple[str, ...], code: int
 ) -> None:
-    """In words, without a traceback; several processes give up as one does."""
+    """There is no traceback. Several processes exit like one."""
     ran = installed.run("run", *arguments, cwd=folder)
     assert ran.returncode == code, ran.stderr
     assert "Error:" in ran.stderr
@@ -255,8 +255,8 @@ def _exists(process: int) -> bool:
 
 
 @pytest.mark.broker
-def test_a_process_that_dies_is_replaced(installed: Installed, folder: Path, amqp_url: str) -> None:
-    """Of two, one is killed: its message comes back, a new one takes its place, one report is given."""
+def test_killed_process_is_replaced(installed: Installed, folder: Path, amqp_url: str) -> None:
+    """Its message is redelivered, and one report is printed."""
     with running(
         installed, folder, "shop:app", "--broker", amqp_url, "--processes", "2"
     ) as service:
@@ -276,10 +276,10 @@ def test_a_process_that_dies_is_replaced(installed: Installed, folder: Path, amq
 
 
 @pytest.mark.broker
-def test_children_do_not_outlive_their_parent(
+def test_children_stop_when_parent_is_killed(
     installed: Installed, folder: Path, amqp_url: str
 ) -> None:
-    """They stop in order when it is killed. HOPBACK_PROCESSES starts no further processes in them."""
+    """HOPBACK_PROCESSES starts no further processes in them."""
     environment = {"HOPBACK_BROKER": amqp_url, "HOPBACK_PROCESSES": "2"}
     with running(installed, folder, "shop:app", **environment) as service:
         service.until(lambda: len(service.said("consumer.started")) == 2)
@@ -291,7 +291,7 @@ def test_children_do_not_outlive_their_parent(
 
 
 @pytest.mark.broker
-def test_a_changed_file_restarts_the_application(
+def test_changed_file_restarts_application(
     installed: Installed, folder: Path, amqp_url: str
 ) -> None:
     """A file that does not import is waited for until it is repaired."""
@@ -306,9 +306,7 @@ def test_a_changed_file_restarts_the_application(
         assert service.end(signal.SIGTERM) == 0
 
 
-def test_a_reload_keeps_the_embedded_broker_and_its_messages(
-    installed: Installed, folder: Path
-) -> None:
+def test_reload_keeps_embedded_broker_and_messages(installed: Installed, folder: Path) -> None:
     options = ("--broker", "embedded", "--reload")
     with running(installed, folder, "shop:app", *options) as service:
         service.until(lambda: len(service.said("consumer.started")) == 1)

@@ -36,7 +36,7 @@ async def invoice(order: dict[str, int]) -> int:
 
 
 def _checked(installed: Installed, folder: Path) -> list[tuple[int, str]]:
-    """Line and rule of everything that pyright says of the files in a folder."""
+    """Line and rule of every pyright error of the files in a folder."""
     (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     # It asks the first Python that it finds where packages lie.
     path = f"{installed.python.parent}{os.pathsep}{os.environ['PATH']}"
@@ -57,14 +57,13 @@ def _checked(installed: Installed, folder: Path) -> list[tuple[int, str]]:
     ]
 
 
-def test_a_service_passes_in_strict_mode(installed: Installed, tmp_path: Path) -> None:
-    """Handlers, dependencies, publishers, dead letters and tests: no error and no unknown type."""
+def test_typed_service_passes_pyright_strict(installed: Installed, tmp_path: Path) -> None:
     shutil.copy(_SERVICE, tmp_path)
     assert _checked(installed, tmp_path) == []
 
 
-def test_what_would_lose_a_message_is_found(installed: Installed, tmp_path: Path) -> None:
-    """A publish that nobody awaits, waits that are a text, a handler that returns what is no outcome."""
+def test_pyright_reports_mistakes_that_lose_messages(installed: Installed, tmp_path: Path) -> None:
+    """An unawaited publish, waits as text, a handler that returns a value that is not an outcome."""
     (tmp_path / "wrong.py").write_text(_WRONG)
     found = _checked(installed, tmp_path)
     assert [line for line, _ in found if line == 6] == [6]

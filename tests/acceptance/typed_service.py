@@ -59,7 +59,7 @@ async def open_warehouse() -> AsyncGenerator[Warehouse]:
 async def lifespan(
     app: App, warehouse: Annotated[Warehouse, Depends(open_warehouse, scope="application")]
 ) -> AsyncGenerator[None]:
-    """Around everything, with what lives as long."""
+    """Setup and teardown around the whole run."""
     await warehouse.take(1)
     yield
 
@@ -120,7 +120,7 @@ async def operate(broker: EmbeddedBroker) -> int:
 
 
 async def run() -> None:
-    """As a program of its own."""
+    """Run as a program."""
     service = Service(app, EmbeddedBroker())
     service.stop()
     report = await service.run()
