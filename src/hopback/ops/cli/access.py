@@ -68,7 +68,7 @@ class OpsAccess:
     amqp_only: bool = False
     topologies: tuple[str, ...] = ()
     hardened: bool = False
-    named: tuple[str, ...] = ()
+    dlq: tuple[str, ...] = ()
     store: str | None = None
     server: str | None = None
     token: str | None = None
@@ -94,7 +94,7 @@ _BROKER = (
     click.option("--hardened", is_flag=True, help="Use the hardened form of the design."),
     click.option(
         "--dlq",
-        "named",
+        "dlq",
         multiple=True,
         metavar="QUEUE[=ORIGIN]",
         help="Additional dead-letter queue, and the queue in which its messages failed."
@@ -267,7 +267,7 @@ async def open_broker(
         management=await _management(access, broker, stack, ask=ask),
         vhost=vhost,
         topologies=topologies,
-        overrides=map(_override, access.named),
+        overrides=map(_override, access.dlq),
         clock=clock,
     )
 
@@ -304,7 +304,7 @@ def apply_settings(named: BrokerSettings, access: OpsAccess) -> OpsAccess:
         amqp_only=access.amqp_only or named.amqp_only,
         topologies=access.topologies or named.topologies,
         hardened=access.hardened or named.hardened,
-        named=(*named.dlq, *access.named),
+        dlq=(*named.dlq, *access.dlq),
     )
 
 

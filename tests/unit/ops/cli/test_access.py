@@ -111,8 +111,8 @@ def test_broker_name_selects_its_settings(settings: Path) -> None:
     """Command options override the file."""
     found = {each.name: each for each in file_brokers(settings)}
     assert list(found) == ["prod", "lab:a", "lab:b/c"]
-    access = apply_settings(found["lab:b/c"], OpsAccess(named=("more",)))
-    assert (access.broker, access.named, access.topologies) == (
+    access = apply_settings(found["lab:b/c"], OpsAccess(dlq=("more",)))
+    assert (access.broker, access.dlq, access.topologies) == (
         "amqp://lab.test:3/b%2Fc",
         ("failed=orders", "more"),
         ("raffle",),
