@@ -98,7 +98,8 @@ _ROWS = (
     ),
     EventDescription(
         "handler.slow",
-        "A handler has not returned for 5 minutes, or for half of the consumer timeout. Reported once.",
+        "A handler has not returned for 5 minutes, its longer deadline, or half of the known consumer"
+        " timeout. Reported once per run.",
         ("queue", "message_id", "duration", "stack"),
     ),
     EventDescription(
@@ -132,7 +133,8 @@ _ROWS = (
     ),
     EventDescription(
         "periodic.clock",
-        "The clock of a sender of periodic messages jumped, or was behind the recorded progress.",
+        "The clock of a process that sends periodic messages jumped, returned after a jump, or was behind"
+        " the recorded progress.",
         ("queue", "seconds", "reason"),
     ),
     EventDescription(
@@ -232,7 +234,7 @@ class Bus:
         """Whether there are subscribers."""
         return bool(self._subscribers)
 
-    def hears(self, name: str) -> bool:
+    def has_listener(self, name: str) -> bool:
         """Check whether a subscriber wants this event, to skip building its fields."""
         return bool(self._listeners_of(name))
 

@@ -41,7 +41,7 @@ _COUNTERS = {
     "inbox_duplicates": ("Messages that the inbox had already recorded.", ("consumer",)),
     "publish_failures": ("Publishes without a confirm.", ("exchange",)),
     "overdue": ("Handler runs that exceeded their deadline.", ("queue",)),
-    "slow": ("Handler runs longer than 5 minutes.", ("queue",)),
+    "slow": ("Handler runs reported by `handler.slow`.", ("queue",)),
     "taken_back": ("Deliveries requeued by the broker during their run.", ("queue",)),
     "consumers_lost": ("Consumers cancelled by the broker.", ("queue",)),
     "delays_cancelled": ("Cancelled delayed messages.", ("queue",)),
