@@ -149,7 +149,7 @@ def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     """
     room = min(room, FAILURE_BYTES)
     if len(failure.stack) <= _STACK_BYTES and failure.stack.isascii():
-        # The first of the ever smaller ones, which nearly always fits.
+        # Candidates are ever smaller. The first one nearly always fits.
         last = timestamp(failure.last)
         first = last if failure.first == failure.last else timestamp(failure.first)
         times = f'"first":"{first}","last":"{last}","attempts":{failure.attempts}}}'
@@ -173,7 +173,7 @@ def _write_start(
 
 
 def failure_in(value: FieldValue) -> Failure | None:
-    """The record in a header, or None if it makes no sense."""
+    """Return the record of a header, or None if it is invalid."""
     if not isinstance(value, str) or len(value) > _LONGEST_JSON:
         return None
     found = json_in(value)
@@ -209,7 +209,9 @@ def _field(found: dict[str, object], name: str, limit: int = _NAME_BYTES) -> str
 
 
 def _fields(failure: Failure) -> dict[str, str | int]:
-    """The record as JSON has it, every text but the stack as short as reading it again would make it."""
+    """Return the record as a JSON object. Every text but the stack is cut to the length that
+    reading allows.
+    """
     last = timestamp(failure.last)
     return {
         "type": clip(failure.type, _NAME_BYTES),
@@ -225,7 +227,7 @@ def _fields(failure: Failure) -> dict[str, str | int]:
 
 
 def _written(fields: dict[str, str | int]) -> str:
-    """As `json.dumps` without spaces writes it, in half its time: each failure needs one."""
+    """Write the object as `json.dumps` without spaces does, in half the time. Every failure needs it."""
     each = [
         f'"{name}":{encode_basestring(value) if isinstance(value, str) else value}'
         for name, value in fields.items()
@@ -286,7 +288,7 @@ def _place(frame: FrameType) -> str:
 
 
 def _own_frame(frames: list[tuple[FrameType, int]]) -> str:
-    """The frame nearest to the error that is neither a library's nor ours, else the nearest."""
+    """Return the frame nearest to the error outside of libraries and Hopback, or else the nearest one."""
     for frame, _ in reversed(frames):
         place = _place(frame)
         if _is_application(frame.f_code.co_filename, place):

@@ -21,7 +21,7 @@ from hopback.headers.names import DEATHS, X_DEATH
 from hopback.text import clip, count_in, json_in, text_in
 
 REMEMBERED_DEATHS = 10
-"""How many deaths `hopback-deaths` remembers."""
+"""Maximum number of deaths in `hopback-deaths`."""
 
 # Types from the wire, from JSON, and from programs that write headers in Python. A tuple, because
 # `isinstance` with a union is slower.
@@ -149,9 +149,9 @@ def _texts(value: FieldValue) -> tuple[str, ...]:
 
 
 def _entry_json(death: Death) -> str:
-    """The entry as our JSON has it: the broker's field names, every text bounded.
+    """Return the entry as JSON, with the broker's field names and bounded texts.
 
-    Written out by hand: every message that is retried or re-driven carries some of these.
+    It is written without `json`, because every retry and re-drive contains some of these.
     """
     keys = ",".join([_quote(key) for key in death.routing_keys[:_KEYS]])
     time = "null" if death.time is None else death.time
@@ -166,7 +166,7 @@ def _entry_json(death: Death) -> str:
 def _quote(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # surrogates for bytes that are not UTF-8: escapes keep them
+    except UnicodeEncodeError:  # escapes preserve surrogates of bytes that are not UTF-8
         return encode_basestring_ascii(text[:_NAME_BYTES])
     return encode_basestring(clip(text, _NAME_BYTES))
 
@@ -212,7 +212,7 @@ class History:
 
     @property
     def attempts(self) -> int:
-        """The runs that failed so far."""
+        """Number of failed runs."""
         return count_in(self._headers.get(names.ATTEMPTS)) if self._here else 0
 
     @property
@@ -278,7 +278,7 @@ class History:
 
     @property
     def broker_failures(self) -> int:
-        """How often the broker took the message from this queue because its handling failed."""
+        """Number of times the broker dead-lettered the message from this queue after a failure."""
         return sum(
             death.count
             for death in self.broker_deaths
@@ -300,7 +300,7 @@ def read_history(headers: Headers, queue: str) -> History:
 
 
 def broker_failures(headers: Headers, queue: str) -> int:
-    """How often the broker took the message from `queue` because its handling failed."""
+    """Return how often the broker dead-lettered the message from `queue` after a failure."""
     return History(headers, queue).broker_failures
 
 

@@ -1,4 +1,4 @@
-"""The names of headers that mean something to us: ours, and the broker's."""
+"""Names of the headers of Hopback and of the broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ORIGIN_ROUTING_KEY = "hopback-origin-routing-key"
 ORIGIN_USER = "hopback-origin-user-id"
 DEATHS = "hopback-deaths"
 DELAY = "hopback-delay"
-"""A message that waits to become due, in one table. It is not in OURS: a retry or redrive in the
+"""A message that waits to become due, in one table. It is not in OURS: a retry or re-drive in the
 queue of due messages rewrites its marks and must keep this header.
 """
 REDRIVES = "hopback-redrives"

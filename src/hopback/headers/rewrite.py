@@ -1,5 +1,5 @@
 """New properties for a message that Hopback publishes again: for a retry, a dead letter or a
-redrive.
+re-drive.
 
 The producer's headers keep their values and order. Headers that would harm the next hop are
 removed. Hopback's headers are appended within a size budget. If space is short, the failure record
@@ -43,16 +43,17 @@ if TYPE_CHECKING:
 
 
 FRAME_BYTES = 131_072
-"""Bytes that RabbitMQ accepts in a header frame at its usual frame_max, of which it does not deduct the
-8 bytes of the envelope. One byte more ends the connection."""
+"""Maximum size of a header frame at RabbitMQ's default frame_max, in bytes. RabbitMQ does not
+subtract the 8 bytes of the envelope. It closes the connection on a larger frame.
+"""
 
 ADDED_BYTES = 32 * 1024 - 1
-"""The most that we add to a message."""
+"""Maximum size of the headers that Hopback adds to a message, in bytes."""
 
-# The broker adds its record of a death when the retry queue lets the message go: leave it room.
+# Room for the death record that the broker adds when the message leaves the retry queue.
 _ROOM_FOR_A_DEATH = 2048
 DEATHS_BYTES = 12 * 1024
-"""The most that `hopback-deaths` takes."""
+"""Maximum size of `hopback-deaths`, in bytes."""
 _NAME_BYTES = 255
 _PERSISTENT = 2
 _FRAME_OVERHEAD = 14
@@ -62,8 +63,9 @@ _MOST_WITHOUT_HEADERS = 14 + 10 * 256 + 10
 """Maximum size of the other thirteen properties: ten short texts, three numbers and the overhead.
 """
 _SHORT_DESIGN_BYTES = 4096
-"""A design's headers are a few short texts. With them, twelve KiB of deaths, eight of a failure and seven
-names a mark takes less than `ADDED_BYTES`."""
+"""A design's headers are a few short texts. Together with 12 KiB of deaths, 8 KiB of a failure and
+seven names they stay below `ADDED_BYTES`.
+"""
 _ROOMY = FRAME_BYTES - ADDED_BYTES - _ROOM_FOR_A_DEATH - _MOST_WITHOUT_HEADERS
 """A header table up to this size has room for every added header, so no exact sizes are needed."""
 
@@ -74,8 +76,8 @@ class Mark(NamedTuple):
 
     `counters` holds the design's counter, which is as indispensable as Hopback's. `design` holds
     the design's other headers, which are omitted if there is no room. `without` names design
-    headers that are no longer true. `copy_id` is written only for a retry: a message taken out of a
-    dead-letter queue, with whichever tool, starts anew and must not be mistaken for a copy.
+    headers that are no longer true. `copy_id` is written only for a retry. A message that any tool
+    moves out of a dead-letter queue starts anew and must not be taken for a copy.
     """
 
     queue: str
@@ -132,10 +134,10 @@ def park_properties(
 
 
 def bare_properties(properties: Properties) -> Properties:
-    """For a message that cannot be rewritten: as it came, persistent, without CC, BCC and the rest
-    that a broker acts upon.
+    """Return the properties of a message that cannot be rewritten: unchanged, persistent, without
+    `CC`, `BCC` and other headers that the broker interprets.
 
-    Looks at names only: no value can make it fail.
+    Only header names are examined, so no value can make it fail.
     """
     headers: dict[str, FieldValue] = {
         name: value for name, value in properties.headers.items() if not _is_stale(name)
@@ -171,7 +173,7 @@ def redrive_properties(
     *,
     keep_deaths: bool = False,
 ) -> Properties | None:
-    """Return the properties of a redrive from the dead-letter queue.
+    """Return the properties of a re-drive from the dead-letter queue.
 
     `x-death` is kept only if the design requires it and it has the broker's format. Returns None if
     the count does not fit into the frame.
@@ -217,7 +219,7 @@ def unread_headers(properties: Properties) -> bytes:
 
 
 def frame_size(properties: Properties) -> int:
-    """How many bytes the header frame of a message with these properties carries."""
+    """Return the size of the header frame of a message with these properties."""
     size = _size_without_headers(properties)
     if properties.has_headers:
         size += table_size(properties.headers) + further_size(properties.further_headers)
@@ -254,7 +256,7 @@ def _is_stale(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_harmful(name: str) -> bool:
-    """Untrue or dangerous in a publish that can return to a main queue."""
+    """Whether a header is wrong or dangerous in a publish that can return to a main queue."""
     return _is_stale(name) or names.is_death(name)
 
 
@@ -300,14 +302,14 @@ def _plain(properties: Properties, kept: _Kept) -> Properties:
 
 
 def _is_roomy(properties: Properties, headers: Headers, further: FurtherHeaders) -> bool:
-    """Whether the frame has room for these headers and all that we may add, whatever it is."""
+    """Whether the frame has room for these headers and the largest possible addition."""
     if properties.opaque_headers or names.UNREAD in properties.headers:
         return False
     return table_size(headers) + (further_size(further) if further else 0) <= _ROOMY
 
 
 def _plain_size(properties: Properties, kept: _Kept) -> int:
-    """How large the frame of `_plain` would be, without making it."""
+    """Return the frame size of the properties that `_plain` would build."""
     unsent = (properties.expiration, properties.user_id)
     dropped = sum(1 + text_bytes(text) for text in unsent if text is not None)
     mode = 1 if properties.delivery_mode is None else 0
@@ -364,7 +366,7 @@ def _mark(
 
 
 def _is_short(mark: Mark, properties: Properties) -> bool:
-    """Whether all that the mark writes is less than we may add, as it nearly always is."""
+    """Whether the mark certainly fits into `ADDED_BYTES`, as it nearly always does."""
     for text in (
         mark.queue, mark.origin_exchange, mark.origin_routing_key, mark.copy_id, properties.user_id,
     ):  # fmt: skip
@@ -395,7 +397,7 @@ def _mark_in_full(
 
 
 def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
-    """Return the headers that limit how often a message is handled and redriven."""
+    """Return the headers that limit how often a message is handled and re-driven."""
     redrives = known.redrives if mark.redrives is None else mark.redrives
     found: dict[str, FieldValue] = {names.QUEUE: mark.queue, names.ATTEMPTS: mark.attempts}
     if mark.snoozes:
@@ -452,8 +454,7 @@ class _Budget:
         return True
 
     def keep_unread(self, properties: Properties) -> None:
-        """Keep unparsed headers as bytes, cut to the available room and then with their full
-        length.
+        """Keep unparsed headers as bytes. If they are cut, also record their full length.
 
         They do not count as added, because the frame contained them before.
         """

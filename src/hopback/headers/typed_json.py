@@ -42,7 +42,7 @@ _RANGES = {
     "b": (-(2**7), 2**7), "B": (0, 2**8), "s": (-(2**15), 2**15), "u": (0, 2**16), "I": (-(2**31), 2**31),
     "i": (0, 2**32), "l": (-(2**63), 2**63), "L": (0, 2**64), "T": (0, 2**64),
 }  # fmt: skip
-"""Of each code the smallest number, and the number after the largest."""
+"""Smallest number of each code, and the number after the largest."""
 
 
 def _integer(kind: type, code: str) -> Callable[[Any], FieldValue]:

@@ -1,4 +1,6 @@
-"""Deciding, apart from doing: outcomes, decisions, effects. Pure, total, deterministic."""
+"""Outcomes, decisions and effects. This package decides and does no I/O: its functions are pure,
+total and deterministic.
+"""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ class BackoffWaits:
 
 
 def delay(attempt: int, policy: BackoffWaits, chance: float) -> float:
-    """The wait before the run after `attempt` (from 1): at most `cap` and its jitter."""
+    """Return the wait after `attempt` (counted from 1), at most `cap` plus jitter."""
     plain = _plain(max(attempt, 1), policy)
     return plain + plain * policy.jitter * max(0.0, min(1.0, chance))
 
 
 def schedule(policy: BackoffWaits, attempts: int) -> tuple[float, ...]:
-    """The waits after each of the first `attempts` attempts, without jitter."""
+    """Return the waits after each of the first `attempts` attempts, without jitter."""
     return tuple(_plain(attempt, policy) for attempt in range(1, attempts + 1))
 
 
@@ -47,7 +47,7 @@ def show_schedule(policy: BackoffWaits, attempts: int) -> str:
 
 def _plain(attempt: int, policy: BackoffWaits) -> float:
     try:
-        # As floats: whole numbers would grow without end instead of overflowing.
+        # Use floats, which overflow. Integers would grow without limit.
         return min(policy.first * float(policy.factor) ** (attempt - 1), policy.cap)
     except OverflowError:
         return policy.cap

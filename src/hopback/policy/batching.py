@@ -1,4 +1,4 @@
-"""Batches as a pure state machine: when a window is full or due, and how a bad one is split."""
+"""Batches as pure functions: when a batch is full or due, and how a failed batch is split."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class BatchWindow:
         return held >= self.size
 
     def due_at(self, first_at: float) -> float:
-        """The moment at which a batch whose first message came at `first_at` has to go."""
+        """Return when a batch closes whose first message arrived at `first_at`."""
         return first_at + self.wait
 
 
 def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Two halves of a batch of at least two: bad rows are found by trying each half alone."""
+    """Split a batch of at least two messages in half. Failing rows are found by running each half alone."""
     middle = len(batch) // 2
     return batch[:middle], batch[middle:]

@@ -1,4 +1,4 @@
-"""When everything fails: a circuit breaker as a pure state machine.
+"""A circuit breaker as a pure state machine. It pauses a queue while all of its messages fail.
 
 A closed breaker counts failures in a row. At the limit it opens: the queue is paused. After the
 cool-down it lets probes through (half open). A success closes it. A failure opens it again for twice
@@ -23,7 +23,7 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class BreakerPolicy:
-    """When to pause, for how long, and how many probes to let through at a time.
+    """Threshold, pauses and number of concurrent probes of a breaker.
 
     The queue pauses after `failures` failures in a row. The first pause is `cool_down`, and each
     further one twice as long, up to `longest_cool_down`. Both become seconds.
@@ -55,7 +55,7 @@ class BreakerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The state of one queue: failures in a row, how often it opened in a row, until when."""
+    """The breaker of one queue: consecutive failures, consecutive openings, and the end of the pause."""
 
     state: BreakerState = BreakerState.CLOSED
     failures: int = 0
@@ -64,14 +64,14 @@ class Breaker:
 
 
 def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: float) -> Breaker:
-    """The state after a handler has run. Runs that were active when it opened do not change it."""
+    """Return the state after a run. Runs that were active when the breaker opened do not change it."""
     if breaker.state is BreakerState.OPEN:
         return breaker
     if not failed:
         return Breaker()
     failures = breaker.failures + 1
     if breaker.state is BreakerState.HALF_OPEN or failures >= policy.failures:
-        # Open. Each opening in a row lasts twice as long as the one before.
+        # Open. Each consecutive opening lasts twice as long as the one before.
         # The exponent is bounded: a float overflows long before a cool-down becomes useful.
         doubled = policy.cool_down * 2.0 ** min(breaker.openings, 32)
         return Breaker(
@@ -83,7 +83,7 @@ def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: flo
 
 
 def at(breaker: Breaker, now: float) -> Breaker:
-    """The state at a moment: an open breaker whose cool-down is over is half open."""
+    """Return the state at a given time. An open breaker is half open after its cool-down."""
     if breaker.state is BreakerState.OPEN and now >= breaker.until:
         return replace(breaker, state=BreakerState.HALF_OPEN)
     return breaker

@@ -1,7 +1,7 @@
-"""Second copies: which deliveries are copies of a message whose run has ended already.
+"""Recognise deliveries that are copies of a message whose run has already ended.
 
-A retry is stored before the delivery that failed is acked. If the process, its connection or the broker
-dies in between there are two copies of one message, and each would run all attempts that are left.
+A retry is stored before the failed delivery is acked. If the process, its connection or the broker
+dies in between, two copies of the message exist, and each would run all remaining attempts.
 """
 
 # A copy may be dropped only if the other copy has ended: its handler was done, or the broker has
@@ -58,7 +58,7 @@ def token_of(reading: Reading) -> bytes | None:
 
 
 class EndedRuns:
-    """The runs of one queue that this process saw end: the newest of them, forgotten oldest first."""
+    """The most recent ended runs of one queue in this process. The oldest are forgotten first."""
 
     __slots__ = ("_most", "_tokens")
 

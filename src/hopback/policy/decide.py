@@ -100,7 +100,7 @@ def decide(
 
 
 class _Case(NamedTuple):
-    """Everything that a decision looks at."""
+    """The inputs of a decision."""
 
     reading: Reading
     plan: Plan
@@ -115,7 +115,7 @@ class _Case(NamedTuple):
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether this run was the last that the plan allows."""
+        """Whether the plan allows no further run."""
         return self.attempt >= self.plan.attempts
 
     @property
@@ -139,11 +139,11 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
 
 
 def _local_wait(wait: LocalWait, seconds: float, chance: float, *, again: bool) -> float:
-    """Seconds in the consumer before a requeue: the time still due, within limits.
+    """Return the seconds to wait in the consumer before a requeue: the remaining time, within limits.
 
     The lower limit is the plan's minimum. The upper limit of the first wait is random within the plan's
     range. A message that was requeued before may wait longer, so that a receiver that never becomes
-    ready is not called more often than it has to be.
+    ready is called less often.
     """
     spread = wait.min_ms + max(0.0, min(1.0, chance)) * (wait.max_ms - wait.min_ms)
     longest = wait.max_ms + wait.min_ms if again else spread
@@ -172,8 +172,8 @@ def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decisio
 
 
 def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
-    """Move the message to the tier's retry queue by the plan's way or the safe one, or else park
-    it.
+    """Move the message to the tier's retry queue by the plan's route or the safe one. Park it if
+    neither is possible.
     """
     rejecting = counted and _may_reject(case, case.plan.leave) and tier == case.plan.tiers[0]
     by = Leave.REJECT if rejecting and not case.reading.history.attempts else Leave.PUBLISH
@@ -199,12 +199,12 @@ def _park(case: _Case, reason: str) -> Decision:
 
 
 def _may_reject(case: _Case, by: Leave) -> bool:
-    """Whether the plan lets the broker move it, and this broker can be trusted with it."""
+    """Whether the plan lets the broker move the message, and this broker version does so safely."""
     return by is Leave.REJECT and _is_trusted(case)
 
 
 def _is_trusted(case: _Case) -> bool:
-    """Whether dead-lettering by the broker cannot be harmed by the `x-death` it finds."""
+    """Whether the message's `x-death` is harmless when the broker dead-letters it."""
     reading = case.reading
     if case.version >= _V4_0:
         return True
@@ -216,13 +216,13 @@ def _is_trusted(case: _Case) -> bool:
 def _count_fits(case: _Case, *, counted: bool) -> bool:
     properties = case.reading.delivery.properties
     if not (properties.headers or properties.further_headers or case.unread):
-        return True  # a queue, two counts, and the other properties, which are short: there is room
+        return True  # a queue, two counts and the other short properties always fit
     mark = count_mark(case.reading, case.attempt, counted=counted)
     return can_retry(properties, mark, case.reading.history)
 
 
 def _seconds(value: float) -> float:
-    """A time as a handler gave it: never negative, never too large, never not a number."""
+    """Return a handler's duration as a valid number: not negative, not too large, not NaN."""
     try:
         seconds = float(value)
     except OverflowError:

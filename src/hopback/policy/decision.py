@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The message is done with."""
+    """Ack the message. Its handling is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """It waits in our hands for `delay` seconds and then goes back to the head of its queue."""
+    """Hold the delivery for `delay` seconds, then requeue it at the head of its queue."""
 
     delay: float
 
@@ -69,11 +69,13 @@ Decision: TypeAlias = Ack | Retry | Park | Requeue | Keep
 
 
 class Settlement(StrEnum):
-    """The three ways a delivery can be settled."""
+    """How a delivery is settled."""
 
     ACK = "ack"
     DEAD_LETTER = "dead-letter"
-    """`basic.nack(requeue=False)`, never `basic.reject`: on 4.3 that raises a count that travels."""
+    """`basic.nack(requeue=False)`. On 4.3 `basic.reject` would raise a count that moves with the
+    message.
+    """
     RELEASE = "release"
     """`basic.nack(requeue=True)`."""
 
@@ -87,14 +89,14 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait this many seconds with the delivery in hand."""
+    """Hold the delivery for this number of seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Settle the delivery: always the last effect, and at most one."""
+    """Settle the delivery. It is the last effect and occurs at most once."""
 
     how: Settlement
 

@@ -41,32 +41,34 @@ from hopback.topology.delays import is_from_level, levels_of, way_in
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """A delayed message as it is to be sent on, and the moment it is due (milliseconds, 1970)."""
+    """A delayed message, and the time when it is due (milliseconds since 1970)."""
 
     message: Message
     due_ms: int
     by_clock: bool = False
-    """Whether the clock decides that it is due: it was published with a moment, or waits were shortened."""
+    """Whether the clock decides when it is due, because it was published with a time or its waits
+    were shortened.
+    """
     laps: int = 0
     """How often it arrived early and waited again."""
     paused_ms: int = 0
-    """The wait that is left after a pause outside the ladder."""
+    """Remaining wait after a pause outside the delay queues."""
     paused_at_ms: int = 0
     """When the last pause began."""
 
 
 def delay(message: Message, delay_ms: int, due_ms: int, *, by_clock: bool = False) -> Message:
-    """The message so that it waits `delay_ms` in the broker. With `by_clock` it is due at `due_ms`."""
+    """Return the message that waits `delay_ms` in the broker. With `by_clock` it is due at `due_ms`."""
     return _delayed_copy(Delayed(message, due_ms, by_clock), *way_in(delay_ms))
 
 
 def wait_again(delayed: Delayed, wait_ms: int) -> Message:
-    """The message so that it enters the ladder for this time, without the deaths of the last lap."""
+    """Return the message that waits in the delay queues for this time, without earlier deaths there."""
     return _delayed_copy(replace(delayed, paused_ms=0), *way_in(wait_ms))
 
 
 def pause(delayed: Delayed, exchange: str, routing_key: str) -> Message:
-    """The message so that it waits in a queue outside the ladder."""
+    """Return the message that waits in a queue other than the delay queues."""
     return _delayed_copy(delayed, exchange, routing_key)
 
 
@@ -92,7 +94,8 @@ def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     waiting.update({name: value for name, value in _counts(delayed).items() if value})
     further = [entry for entry in properties.further_headers if may_stand_twice(entry[0])]
     if shallow := [entry for entry in further if not _is_deep(entry[1])]:
-        # One after the other: beside the table, the second of a name would be taken for the first.
+        # Add them one after another. Next to the table, the second header of a name would replace
+        # the first.
         waiting["further"] = [part for entry in shallow for part in entry]
     plain = replace(
         properties,
@@ -105,7 +108,7 @@ def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
 
 
 def _is_deep(value: FieldValue) -> bool:
-    """Whether the value cannot be nested two levels deeper, which is its place in the table of `DELAY`."""
+    """Whether the value cannot be nested two levels deeper, as the table of `DELAY` requires."""
     return nests_deeper(value, MAX_DEPTH - 2)
 
 
@@ -194,7 +197,7 @@ def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
 
 
 def is_shortened(delivery: Delivery) -> bool:
-    """Whether the broker let the message go before its time in one of the levels after the first.
+    """Whether the broker released the message early in one of the levels after the first.
 
     The times in `x-death` are whole seconds of the broker's clock.
     """
@@ -213,7 +216,7 @@ def is_shortened(delivery: Delivery) -> bool:
 
 
 def _passed_queues(delivery: Delivery) -> dict[str, int | None]:
-    """The queues in which the message has waited, each with the second in which it left."""
+    """Return the delay queues of the message, each with the second in which the message left it."""
     return {
         death.queue: death.time
         for death in deaths(delivery.properties.headers)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_TEXT_BYTES = 1024  # bytes. A longer reason is hard to read
+_TEXT_BYTES = 1024  # bytes
 _NAME_BYTES = 255  # the longest name that DNS knows
 
 
@@ -72,7 +72,7 @@ def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
 
 
 def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
-    """Everything written on a message that is parked."""
+    """Return the headers written on a parked message."""
     plan = reading.plan
     bare = Mark(plan.queue, decision.attempt, reading.history.snoozes)
     failure = _failure(decision, reading, occasion)
@@ -80,15 +80,15 @@ def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
 
 
 def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Failure:
-    """The record of this failure, with the time of the first one in this queue."""
+    """Return the record of this failure, with the time of the first failure in this queue."""
     before = reading.history.failure
-    now = occasion.failure or failure_said(decision.reason, occasion.status)
+    now = occasion.failure or failure_from_outcome(decision.reason, occasion.status)
     host = clip(occasion.host, _NAME_BYTES)
     first = before.first if before is not None and before.first else occasion.now
     return Failure(*now[:5], host, first, occasion.now, decision.attempt)
 
 
-def failure_said(reason: str, status: int | None) -> Failure:
+def failure_from_outcome(reason: str, status: int | None) -> Failure:
     """The record of a failure without an exception: an HTTP status, or a reason."""
     return failure_from_reason(reason) if status is None else failure_from_status(status, reason)
 
@@ -107,7 +107,7 @@ def _complete(
     A header of the design without a value for this move is removed.
     """
     origin, present = reading.origin, reading.history.headers
-    # By place: by name it would cost as much as all the rest here.
+    # Positional arguments: keywords would double the cost of this function.
     complete = Mark(
         counts.queue, counts.attempts, counts.snoozes, *origin, failure, None, None, copy_id, counts.counters
     )  # fmt: skip
@@ -185,9 +185,9 @@ def effects(
 
 
 def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, ...]]:
-    """Ways to park a delivery that cannot be rewritten, to be tried in turn.
+    """Return the publishes that can park a delivery that cannot be rewritten, in the order to try.
 
-    As it came with the reason, as it came, and at last the body alone.
+    First unchanged with the reason, then unchanged, last the body alone.
     """
     if plan.parking.by is Leave.REJECT:
         return [_DEAD_LETTER]

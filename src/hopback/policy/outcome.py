@@ -28,7 +28,7 @@ def _read(duration: Duration) -> float:
 
 
 class _Raisable(BaseException):
-    """A value that a handler can return or raise: immutable, and equal to others of its content.
+    """A value that a handler can return or raise. It is immutable and compared by content.
 
     It is a BaseException, as pytest's outcomes are: `except Exception` between the raise and the
     handler must not swallow the decision.
@@ -98,7 +98,7 @@ class Retry(_Raisable):
 
 
 class Park(_Raisable):
-    """It is hopeless: put it into the dead-letter queue now, with this reason."""
+    """Park the message now, with this reason. Retrying would not help."""
 
     __slots__ = ("reason",)
     __match_args__ = ("reason",)

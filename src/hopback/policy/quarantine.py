@@ -66,7 +66,7 @@ def is_suspected(delivery: Delivery, ordinary: int = _ORDINARY_RETURNS) -> bool:
 
 
 def suspect_token(reading: Reading) -> str:
-    """Return a token that is stable across returns and changes after a retry or redrive."""
+    """Return a token that is stable across returns and changes after a retry or re-drive."""
     delivery, known = reading.delivery, reading.history
     parts = (
         reading.plan.queue,

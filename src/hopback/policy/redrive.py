@@ -1,8 +1,8 @@
 """Redrive as pure functions: find the plan of a dead letter, check it, and build the message to
 send.
 
-Most redriven messages are built from their original bytes: unchanged headers are copied without
-being parsed. A typical dead letter has twenty headers, of which a redrive reads six and writes
+Most re-driven messages are built from their original bytes: unchanged headers are copied without
+being parsed. A typical dead letter has twenty headers, of which a re-drive reads six and writes
 eight. Parsing and encoding all of them costs several times as much as cutting the table where it
 changes. The result is equivalent to the message of `redrive_message`. Where that is not certain,
 the fast path returns None and the caller uses `redrive_message`.
@@ -71,7 +71,7 @@ _BROKERS = ("CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count")
 
 
 class RedriveOccasion(NamedTuple):
-    """The operator, the time and the job of a redrive.
+    """The operator, the time and the job of a re-drive.
 
     `stamped` also writes the file pipeline's `x-redriven-…` headers and `x-original-routing-key`.
     `operation` is their correlation id.
@@ -107,7 +107,7 @@ def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
 def redrive_refusal(
     delivery: Delivery, plan: Plan, *, max_redrives: int | None = MAX_REDRIVES
 ) -> str | None:
-    """Why this dead letter must not go back, or None if it may. `max_redrives` None: no limit."""
+    """Return why this dead letter must not be re-driven, or None. `max_redrives` None: no limit."""
     refusal = loop_guard(delivery, max_redrives)
     if refusal is not None:
         return refusal
@@ -117,7 +117,7 @@ def redrive_refusal(
 
 
 def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> str | None:
-    """Return why a message has reached the redrive limit, or None if it may be redriven."""
+    """Return why a message has reached the re-drive limit, or None if it may be re-driven."""
     redrives = counter_in(delivery.properties.headers, REDRIVES)
     if max_redrives is not None and redrives >= max_redrives:
         return f"re-driven {redrives} times already, expected fewer than {max_redrives}"
@@ -127,7 +127,7 @@ def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> s
 def redrive_message(
     delivery: Delivery, plan: Plan, occasion: RedriveOccasion, *, target: Redrive | None = None
 ) -> Message:
-    """Build the redriven message, for the plan's target unless another is given.
+    """Build the re-driven message, for the plan's target unless another is given.
 
     The target specifies whether its attempts restart or continue. Its history is kept. Raises
     UnsafeOperation if its headers have no room for the counts. `redrive_refusal` reports that case
@@ -144,7 +144,7 @@ def redrive_message(
 
 
 class Redriver:
-    """Builds the messages for one redrive target. Faster than `redrive_message` for plain messages.
+    """Builds the messages for one re-drive target. Faster than `redrive_message` for plain messages.
 
     Most dead letters of other consumers have none of the headers that need special handling. They
     all get the same few headers, and only their existing headers have to be measured.
@@ -169,12 +169,12 @@ class Redriver:
         """Build the same message as `message` from the received bytes.
 
         Returns None if the bytes are not available or need special handling. A message built here
-        does not need the loop guard, because its bytes contain no redrive counter.
+        does not need the loop guard, because its bytes contain no re-drive counter.
         """
         return None if self._raw is None else self._raw.message(delivery)
 
     def message(self, delivery: Delivery) -> Message:
-        """Build the redriven message. Raises UnsafeOperation if its headers have no room for the
+        """Build the re-driven message. Raises UnsafeOperation if its headers have no room for the
         counts.
         """
         properties = delivery.properties
@@ -287,9 +287,9 @@ _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
 )  # fmt: skip
 _READ_NAMES = (_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE)
 _RECORDS = frozenset({_X_DEATH, _DEATHS})
-"""Arrays that are read, once for all messages that have the same."""
+"""Arrays that are parsed once for all messages with equal bytes."""
 _LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.COPY_ID})
-"""Hopback headers that a redrive rewrites or drops, whatever their values."""
+"""Hopback headers that a re-drive rewrites or drops, whatever their values."""
 _pack_u32 = struct.Struct(">I").pack
 _unpack_u32 = struct.Struct(">I").unpack_from
 
@@ -304,7 +304,7 @@ class RawMessage(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """The result of the death records of a message: the header that remembers them, and its origin."""
+    """Derived from the death records of a message: the `hopback-deaths` header and the origin."""
 
     header: bytes
     entered_by: tuple[str, str] | None
@@ -347,7 +347,7 @@ class _Shape:
         self._read: dict[bytes, bytes] = {}
 
     def learn(self, entries: bytes, headers: list[_Header]) -> None:
-        """Another message of this shape: values that are others are not expected to be the same."""
+        """Learn from another message of this shape: values that differ are variable."""
         before, known = self._last
         for number, (old, new) in enumerate(zip(known, headers, strict=False)):
             if before[old.value_at : old.end] != entries[new.value_at : new.end]:
@@ -421,7 +421,7 @@ class RawRedriver:
         self._design_tells = any(stamp.fact is Fact.ORIGIN_ROUTING_KEY for stamp in stamps)
 
     def message(self, delivery: Delivery) -> RawMessage | None:
-        """Build the redriven message, or return None if it needs the slow path."""
+        """Build the re-driven message, or return None if it needs the slow path."""
         raw: bytes | None = getattr(delivery, "raw_properties", None)
         if raw is None or len(raw) > _SMALL_BYTES:
             return None
@@ -455,7 +455,7 @@ class RawRedriver:
             value_at = at + 1 + entries[at]
             name = entries[at + 1 : value_at]
             kind = entries[value_at]
-            if kind == _TEXT:  # as most are: read right here, a function costs as much again
+            if kind == _TEXT:  # usual case, inlined: a call would double the time
                 end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
             else:
                 found = value_end(entries, value_at, size)
@@ -496,13 +496,13 @@ class RawRedriver:
         if text in self._without or is_harmful(text):
             fate = _DROP
         elif text in names.OURS:
-            fate = _CARE  # it was re-driven before, or something of it could not be read
+            fate = _CARE  # it was re-driven before, or some of its headers were not read
         if len(self._judged) < _JUDGED_NAMES:
             self._judged[name] = fate
         return fate
 
     def _deaths(self, read: dict[bytes, bytes], delivery: Delivery) -> _Known | None:
-        """The same for all that died in the same second and for the same reason: read once."""
+        """Read a death array once for all messages with the same second and reason."""
         properties = delivery.properties
         if properties.further_headers or properties.opaque_headers:
             return None
@@ -546,7 +546,7 @@ class RawRedriver:
         value = read.get(_FAILURE)
         if value is None or read.get(_QUEUE) != self._queue:
             return b""
-        # Records of one failure differ in their times: with every digit a 0 they are the same.
+        # Records of one failure differ only in their times. Replace every digit by 0 to compare them.
         form = value.translate(_DIGITS_AS_0)
         digits = self._records.get(form)
         # A number with a leading 0 is not valid JSON.
@@ -566,12 +566,10 @@ class RawRedriver:
 def _last_digits(text: str) -> int:
     """Count the digits of the last value if it is the only number and all others are texts, else 0.
 
-    Then other digits in the same places make a valid record too, except for a leading 0.
+    Other digits in the same places then make a valid record, unless the first is 0.
     """
     found = json_in(text)
-    if (
-        not isinstance(found, dict) or _written(found) != text
-    ):  # odd spaces, a name that is there twice
+    if not isinstance(found, dict) or _written(found) != text:  # unusual spaces or a repeated name
         return 0
     *others, last = found.values()
     is_number = isinstance(last, int) and not isinstance(last, bool) and last >= 0
@@ -579,7 +577,7 @@ def _last_digits(text: str) -> int:
 
 
 def _is_name(value: bytes) -> bool:
-    """Whether the value is a text as names are: short, and without anything that needs care."""
+    """Whether the value is a short text without characters that need escaping."""
     return value[0] == _TEXT and len(value) <= 5 + _NAME_BYTES and value[5:].isascii()
 
 
