@@ -107,7 +107,7 @@ async def run_hostile(
             while len(done) < bystanders or await _count(channel) < messages:  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
     except TimeoutError:
-        result.held = sum(one.in_flight + one.held for one in service.consumers)
+        result.held = sum(one.in_flight + one.held_count for one in service.consumers)
     finally:
         service.stop()
         await running

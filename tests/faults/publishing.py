@@ -277,7 +277,7 @@ async def _is_calm(
         state = await count_now(connection, name)
         if state is not None and state.messages:
             return False
-    return not any(one.in_flight or one.held for one in service.consumers)
+    return not any(one.in_flight or one.held_count for one in service.consumers)
 
 
 async def _drain(connection: Connection, queue: str) -> list[int]:

@@ -90,7 +90,7 @@ async def test_killed_apply_is_completed_by_next_apply(
     assert killed >= 2
     assert await (await _applying(amqp_url, rabbitmq.management_url)).wait() == 0
     async with Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management:
-        assert (await live_plan(desired, connection, management, vhost)).settled
+        assert (await live_plan(desired, connection, management, vhost)).is_up_to_date
     channel = await connection.open_channel()
     kept = await channel.get(names[0])
     assert kept is not None

@@ -54,10 +54,10 @@ async def test_every_design_is_applied_and_then_settled(
     """The second plan is empty."""
     desired = DESIGNS[name].build({}, hardened=hardened)
     planned = await live_plan(desired, connection, management, vhost)
-    assert not planned.settled
+    assert not planned.is_up_to_date
     await apply(planned, connection, management, vhost=vhost)
     after = await live_plan(desired, connection, management, vhost)
-    assert after.settled
+    assert after.is_up_to_date
     assert after.diff.extra == ()
 
 
@@ -127,7 +127,7 @@ async def test_message_published_after_plan_is_kept(
     channel = await connection.open_channel()
     await channel.publish(Message("x", "k", b"late"))
     await apply(planned, connection, management, vhost=vhost, replace=["a"], watch_s=WATCH_S)
-    assert (await live_plan(SMALL, connection, management, vhost)).settled
+    assert (await live_plan(SMALL, connection, management, vhost)).is_up_to_date
     found = await channel.get("a")
     assert found is not None
     assert found.body == b"late"
@@ -140,7 +140,7 @@ async def test_replaced_queue_keeps_all_bindings(
     await make_other(connection)
     planned = await live_plan(SMALL, connection, management, vhost)
     await apply(planned, connection, management, vhost=vhost, replace=["a"], watch_s=WATCH_S)
-    assert (await live_plan(SMALL, connection, management, vhost)).settled
+    assert (await live_plan(SMALL, connection, management, vhost)).is_up_to_date
     channel = await connection.open_channel()
     await channel.publish(Message("x", "other", b"routed"))
 

@@ -17,7 +17,7 @@ from hopback.version import BrokerVersion
 from tests.properties.ledger import Ledger
 
 if TYPE_CHECKING:
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.fields import FieldValue
 
 _NAMES = ("a", "b", "c")
@@ -52,7 +52,7 @@ _Drawn: TypeAlias = "tuple[QueueType, dict[str, FieldValue], dict[str, FieldValu
 class _Sink:
     """Forgets what it is told: tags are read from the channel."""
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         """A delivery."""
 
     def on_cancel(self, tag: str) -> None:

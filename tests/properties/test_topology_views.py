@@ -62,7 +62,7 @@ def test_a_table_lets_no_control_character_through(topology: Topology) -> None:
 def test_nothing_differs_from_itself(topology: Topology) -> None:
     """Compared with itself, everything is the same."""
     found = diff(topology, topology)
-    assert found.settled
+    assert found.is_up_to_date
     assert (found.create, found.conflict, found.extra) == ((), (), ())
     parts = (topology.exchanges, topology.queues, topology.policies)
     assert len(found.same) >= sum(map(len, parts))

@@ -116,7 +116,7 @@ class ApplyPlan:
         return () if self.live is None else _unfinished_queues(self.desired, self.live)
 
     @property
-    def settled(self) -> bool:
+    def is_up_to_date(self) -> bool:
         """Whether no change is pending and no conflict exists."""
         return not self.steps and not self.conflicts and not self.interrupted
 

@@ -44,7 +44,7 @@ class LiftedLimit:
     policy: Policy
 
 
-def exactly(name: str) -> str:
+def exact_pattern(name: str) -> str:
     """A policy pattern that matches this name and no other."""
     return f"^{re.escape(name)}$"
 
@@ -70,7 +70,7 @@ def lift_policy(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy
     kept = dict(former.definition) if former else {}
     return Policy(
         name=prefix + queue.name,
-        pattern=exactly(queue.name),
+        pattern=exact_pattern(queue.name),
         definition={**kept, "delivery-limit": -1},
         priority=former.priority + 1 if former else 1,
         apply_to="queues",
@@ -108,7 +108,7 @@ class PolicyLedger(Ledger, Protocol):
         """Delete a policy. A missing policy is not an error."""
 
 
-def spent(count: int, limit: int | None) -> bool:
+def is_near_limit(count: int, limit: int | None) -> bool:
     """Whether the count has reached half of the limit."""
     return limit is not None and count * 2 >= limit
 
@@ -180,7 +180,7 @@ async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
     finally:
         await channel.close()
     # This check returned each message once more. The next return must not approach the limit.
-    near = [count + 1 for count in counts if spent(count + 1, limit)]
+    near = [count + 1 for count in counts if is_near_limit(count + 1, limit)]
     if near:
         raise UnsafeOperation(
             f"no changes were made: {len(near)} messages of {queue!r} were returned up to {max(near)}"

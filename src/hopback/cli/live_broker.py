@@ -55,7 +55,7 @@ def plan(
         document(json_text(_plan_data(planned)))
     else:
         _print_plan(planned)
-    return Exit.FOUND if detailed_exit_code and not planned.settled else Exit.OK
+    return Exit.FOUND if detailed_exit_code and not planned.is_up_to_date else Exit.OK
 
 
 @click.command(short_help="Create missing objects on a live broker.")
@@ -121,7 +121,7 @@ async def _apply(access: Access, desired: Topology, choices: _ApplyChoices) -> i
         if choices.form == "table":
             _print_plan(planned)
         offered = choices.lift_main_limits and planned.offers
-        acts = not choices.dry_run and (offered or not planned.settled)
+        acts = not choices.dry_run and (offered or not planned.is_up_to_date)
         if acts:
             if not choices.yes:
                 ask("Apply?")
@@ -206,7 +206,7 @@ def _print_plan(planned: ApplyPlan) -> None:
         click.echo(safe(f"  {note}"))
     others = Counter(str(entry.kind) for entry in planned.diff.extra)
     left = ", ".join(f"{count} {kind}" for kind, count in others.items())
-    if planned.settled:
+    if planned.is_up_to_date:
         summary = f"Nothing to do: {len(planned.diff.same)} objects are as desired."
     else:
         summary = (
@@ -220,7 +220,7 @@ def _plan_data(planned: ApplyPlan) -> dict[str, object]:
     found = planned.diff
     return {
         "broker_version": str(planned.version),
-        "settled": planned.settled,
+        "settled": planned.is_up_to_date,
         "create": [
             {"kind": str(step.kind), "name": step.name, "why": step.why} for step in planned.steps
         ],

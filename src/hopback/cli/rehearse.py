@@ -90,7 +90,7 @@ class RehearseOptions:
     broker: str | None
     management: str | None
 
-    def given(self) -> list[str]:
+    def list_given(self) -> list[str]:
         """The options that a scenario file takes the place of."""
         given = {
             "--queue": self.queue, "--rate": self.rate, "--outage": self.outages or None,
@@ -230,7 +230,7 @@ def rehearse(
 
 
 def _from_file(name: str, options: RehearseOptions) -> Scenario:
-    given = options.given()
+    given = options.list_given()
     if given:
         raise click.UsageError(f"{', '.join(given)}: the scenario file defines it.")
     path = Path(name)

@@ -70,7 +70,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
         # The parent survives this process. It keeps the suspected message that runs alone here, and passes on
         # the messages that killed earlier processes.
         connection = parent = ParentConnection(settings.parent)
-        supervisor = SupervisorLink(lambda token: parent.say(alone=token), deaths_in(os.environ))
+        supervisor = SupervisorLink(lambda token: parent.send(alone=token), deaths_in(os.environ))
     tracing: dict[str, Any] = {}
     if settings.otel:
         from hopback.runtime.tracing import trace_batch, trace_run
@@ -88,7 +88,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
                 concurrency=settings.concurrency,
             ),
             environment=Environment(bus=bus, supervisor=supervisor, **tracing),
-            attendants=await _watchers(lambda: service, settings, metrics, bus, stack),
+            connection_tasks=await _watchers(lambda: service, settings, metrics, bus, stack),
         )
         stopper = Stopper(service.stop)
         listen_to_signals(stopper)
@@ -97,7 +97,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
             await stack.enter_async_context(_background_task(_follow(connection, service, stopper)))
         report = await service.run()
         if connection is not None:
-            connection.say(report=asdict(report))
+            connection.send(report=asdict(report))
         return report, stopper.forced
 
 
@@ -199,11 +199,11 @@ async def _listen_to_commands(control: ControlEndpoint, port: int, stack: AsyncE
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:
     """Report to the parent that the service is ready. Stop when the parent has ended."""
-    async with _background_task(parent.broken()) as broken:
-        ready, _ = await first_of(service.ready.wait(), broken)
+    async with _background_task(parent.wait_closed()) as parent_end:
+        ready, _ = await first_of(service.ready.wait(), parent_end)
         if ready is not None and not ready.exception():
-            parent.say(ready=True)
-        await broken
+            parent.send(ready=True)
+        await parent_end
     stopper()
 
 

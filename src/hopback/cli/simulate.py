@@ -94,7 +94,7 @@ def _print(timeline: Timeline, form: str) -> None:
         times = max(len(format_duration(entry.at_ms)) for entry in timeline.entries)
         for entry in timeline.entries:
             at = format_duration(entry.at_ms).rjust(times)
-            click.echo(f"{at}  {safe(entry.queue).ljust(queues)}  {safe(entry.told)}")
+            click.echo(f"{at}  {safe(entry.queue).ljust(queues)}  {safe(entry.description)}")
             if entry.headers:
                 headers = ", ".join(f"{name}: {value}" for name, value in entry.headers.items())
                 click.echo(f"{' ' * times}    {safe(headers)}")

@@ -53,7 +53,7 @@ def event_bus(
     `{prefix}.retry-queue.{service}`, waits 5 s and returns only to that service. After ten retries
     its next failure is parked in `{prefix}.dlq.{service}` by a confirmed publish: a failing event
     runs eleven times, once and ten retries. An event that is not due yet (425) waits locally and is
-    requeued without counting. A redriven event continues its count, so that its first failure parks
+    requeued without counting. A re-driven event continues its count, so that its first failure parks
     it again.
 
     Guaranteed: a failing service does not affect others, and parking loses no message. In the

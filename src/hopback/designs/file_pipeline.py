@@ -15,7 +15,7 @@ REDRIVE_COMPLETED = CompletionEvent(
     routing_key="operations.dlq.redrive.completed.v1",
     type="DlqRedriveCompleted.v1",
 )
-"""The event that the document requires after a redrive."""
+"""The event that the document requires after a re-drive."""
 
 _BOUND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("q.upload.commands", _COMMANDS, ("commands.upload.#", "commands.file.reprocess.*")),
@@ -42,7 +42,7 @@ def file_pipeline(
 
     Two topic exchanges feed seven queues. A failed message is rejected into `retry.q.X`, waits 15 s
     in `q.X.retry` and returns only to `q.X`. Its third failure is parked in `q.X.dlq` by a
-    confirmed publish. A redriven message waits once more and its attempts restart.
+    confirmed publish. A re-driven message waits once more and its attempts restart.
 
     Guaranteed: a retry reaches only the consumer that failed, and parking loses no message. In the
     faithful form (classic queues) the broker moves messages into and out of the retry queue at most

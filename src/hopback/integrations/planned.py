@@ -195,7 +195,7 @@ class PlannedQueues:
             RabbitMQ(broker) if isinstance(broker, str) else broker,
             options=ServiceOptions(ownership=self._ownership, accept=self._accept),
             environment=self._environment,
-            attendants=(meet,),
+            connection_tasks=(meet,),
             foreign_queues=self._foreign_queues(whole),
         )
         self._version, self._service = version, service

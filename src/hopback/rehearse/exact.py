@@ -31,7 +31,7 @@ from hopback.waiting import first_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.topology.model import Topology
 
 _FAILED = Retry("rehearsed failure")
@@ -64,7 +64,7 @@ def rehearse_exact(
 class _UnusedSink:
     """The receiver of a channel whose events are not used."""
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         """Discard a message of a queue that is not rehearsed."""
 
     def on_cancel(self, tag: str) -> None:

@@ -149,7 +149,7 @@ class Flow:
             self._settle(out, span, conditions, capacity)
 
     def _next_change(self, until: float) -> float:
-        """Enter the present conditions and return when they change or a redrive starts."""
+        """Enter the present conditions and return when they change or a re-drive starts."""
         following = self._place + 1
         while following < len(self._conditions) and (
             self._conditions[following].begin <= self.now + TINY

@@ -35,8 +35,10 @@ DONE = Answer(Done())
 Run: TypeAlias = "Callable[[Delivery], Awaitable[Answer]]"
 """Runs a handler on one delivery."""
 
-_Told: TypeAlias = "Callable[[Sequence[Answer]], None]"
-BatchObserver: TypeAlias = "Callable[[Sequence[Delivery], Plan], AbstractContextManager[_Told]]"
+_ReportAnswers: TypeAlias = "Callable[[Sequence[Answer]], None]"
+BatchObserver: TypeAlias = (
+    "Callable[[Sequence[Delivery], Plan], AbstractContextManager[_ReportAnswers]]"
+)
 """Surrounds the handling of a batch. The yielded function is called with the answers."""
 
 

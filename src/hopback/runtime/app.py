@@ -52,7 +52,7 @@ from hopback.runtime.handler import (
     explain_options,
     inspect_batch_handler,
     inspect_handler,
-    name_errors,
+    locate_errors,
     require_queue_name,
     waits_ms,
 )
@@ -205,7 +205,7 @@ class Router:
         if retry is not None and not tiers_ms:
             found = Problem("retry", 'waits like ["30s", "5m"], or None for no retry', "no wait")
             raise InvalidDeclaration((found,), where=where)
-        with name_errors(where):
+        with locate_errors(where):
             declared = _Declared(tiers_ms, attempts, feeds_of(bind or {}))
             declared.plan(self.prefix + name)  # refuse an impossible plan here
         self._declare(self.prefix + name, declared)
@@ -273,7 +273,7 @@ class Router:
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
         where = f"handler of queue {queue!r}"
-        with name_errors(where):
+        with locate_errors(where):
             options = HandlerOptions(
                 concurrency=concurrency,
                 prefetch=prefetch,
@@ -296,7 +296,7 @@ class Router:
                     known = TypedHandlers(queue, handler.options, {}, type_of, unhandled)
                 elif not isinstance(known, TypedHandlers):
                     self._refuse_second_handler(known, handler)
-                self._put(known.joined(message_type, handler))
+                self._put(known.with_handler(message_type, handler))
             return call
 
         return register
@@ -353,7 +353,7 @@ class Router:
         queue = self.prefix + queue
         where = f"batch handler of queue {queue!r}"
         checked = check_rules(rules, where=where)
-        with name_errors(where):
+        with locate_errors(where):
             options = BatchOptions(
                 size,
                 read_seconds(wait, "wait", where=where),
@@ -641,7 +641,7 @@ class App(Router):
             )
         return whole
 
-    def connected(
+    def connect(
         self,
         publish: Callable[[Message], Coroutine[Any, Any, None]] | None,
         service: Service | None = None,
@@ -754,7 +754,7 @@ class App(Router):
 def _move_handler(handler: AnyHandler, queue: str) -> AnyHandler:
     """The same handler for the queue under its full name."""
     if isinstance(handler, TypedHandlers):
-        return handler.moved(queue)
+        return handler.with_queue(queue)
     if isinstance(handler, BatchHandler) and handler.prepare is not None:
         return replace(handler, queue=queue, prepare=replace(handler.prepare, queue=queue))
     return replace(handler, queue=queue)

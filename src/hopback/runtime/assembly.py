@@ -15,7 +15,7 @@ from hopback.runtime.dependencies import Injector, Need, Overrides, Provider
 from hopback.runtime.handler import BatchHandler, Handler, HandlerOptions
 from hopback.runtime.message_types import TypedHandlers, TypedRunner
 from hopback.runtime.push import PushHandler, PushRunner
-from hopback.runtime.quarantine import Quarantine, Solitude
+from hopback.runtime.quarantine import Isolation, Quarantine
 from hopback.runtime.settling import Environment, Settling
 from hopback.runtime.slow_runs import SlowRuns
 from hopback.runtime.worker import FunctionRunner, OneByOne, Work, inside_middleware
@@ -55,7 +55,7 @@ class Assembly:
     codecs: Codecs | None = None
     reply_queues: Sequence[str] = ()
     """Queues that may be named as reply addresses, in addition to direct reply-to."""
-    solitude: Solitude = field(default_factory=Solitude)
+    isolation: Isolation = field(default_factory=Isolation)
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
     _works: list[Work] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Assembly:
     async def close(self) -> None:
         """Close the runners with their connections and threads."""
         for work in self._works:
-            self.solitude.leave(work)
+            self.isolation.leave(work)
         for runner in self._runners:
             await runner.close()
 
@@ -105,7 +105,7 @@ class Assembly:
             run = self.environment.wrap_run(run, plan)
         settled = None
         if not isinstance(runner, PushRunner) and runner.waits_for_settlement:
-            settled = runner.settled
+            settled = runner.close_delivery_scope
         work = partial(OneByOne, handler.queue, options, run, settling, settled)
         limits = ConsumerLimits(options.window, options.concurrency, options.breaker)
         return self._build(plan, limits, work, options.deadline)
@@ -147,13 +147,13 @@ class Assembly:
         quarantine = None
         if can_suspect(plan):
             limit = arguments.get("x-delivery-limit")
-            quarantine = Quarantine(plan, self.solitude, self.environment, limit)
+            quarantine = Quarantine(plan, self.isolation, self.environment, limit)
 
         # All other work is paused while a suspected message of any queue runs alone.
         def make(observe: Callable[[Answer], object]) -> Work:
             made = work(observe)
             self._works.append(made)
-            self.solitude.join(made)
+            self.isolation.join(made)
             return made
 
         def watch(work: Work) -> SlowRuns:

@@ -213,7 +213,7 @@ class _Gathered:
     run: _MiddlewareRun | None
 
     @property
-    def left_with(self) -> Answer | None:
+    def early_answer(self) -> Answer | None:
         """The answer of a middleware that did not wait for the batch."""
         return self.run.answer() if self.run is not None and self.run.task.done() else None
 
@@ -264,7 +264,7 @@ class Batches:
         self._rate = None if rate is None else RateLimit(rate, self._start_full)
         self._concluding = 0
         self._held = False
-        self.concluded: int = 0
+        self.settled_count: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -272,19 +272,19 @@ class Batches:
         return sum(map(len, self._running.values())) + len(self._pool.running)
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """How many deliveries can neither be settled nor moved."""
-        return self._settling.kept
+        return self._settling.kept_count
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """How many deliveries their next queue does not take."""
-        return self._settling.held
+        return self._settling.held_count
 
     @property
-    def stuck(self) -> int:
+    def stuck_count(self) -> int:
         """How many batches wait for the end of all of their deliveries while some are held."""
-        return min(self._concluding, self._settling.held)
+        return min(self._concluding, self._settling.held_count)
 
     @property
     def trouble(self) -> str:
@@ -325,14 +325,14 @@ class Batches:
         self._held = True
         self._pool.hold()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._held = False
-        self._pool.go_on()
+        self._pool.resume()
         self._start_full()
 
-    async def still(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for the batches that run."""
-        await self._pool.still()
+        await self._pool.wait_idle()
         while quick := self._running.keys() - self._slow:
             await asyncio.wait(quick)
 
@@ -342,11 +342,11 @@ class Batches:
         self._close_open()
         while self._rate is not None and self._full and self._limit and not self._held:
             await self._end_of_one()
-        await self.still()
+        await self.wait_idle()
 
-    async def settled(self, taken: HeldDelivery) -> None:
+    async def wait_settled(self, taken: HeldDelivery) -> None:
         """Close its batch, and wait for the end of that."""
-        await self._pool.finished(taken)
+        await self._pool.wait_finished(taken)
         self._close_open()
         while tasks := [task for task, batch in self._running.items() if taken in batch]:
             await asyncio.wait(tasks)
@@ -423,7 +423,7 @@ class Batches:
         began = loop_time()
         try:
             if self._settling.settle_copy(taken):
-                self.concluded += 1
+                self.settled_count += 1
                 return
             answer = await self._enter(taken)
         except asyncio.CancelledError:
@@ -465,7 +465,7 @@ class Batches:
             try:
                 payload = await self._prepare.value(taken.delivery, payload)
             finally:
-                await self._prepare.settled(taken.delivery)
+                await self._prepare.close_delivery_scope(taken.delivery)
             if isinstance(payload, Answer):
                 return payload
             if isinstance(payload, OUTCOMES):
@@ -521,22 +521,22 @@ class Batches:
             await self._handle_with(isolating, batch)
         finally:
             for opened in isolating.opened:
-                await opened.settled()
+                await opened.close_delivery_scope()
 
     async def _handle_with(self, isolating: Isolating, batch: list[_Gathered]) -> None:
         began = loop_time()
         alive = [one for one in batch if not one.taken.session.ended.is_set()]
         if self._prepare is None and not self._middleware:
             copies = [one for one in alive if self._settling.settle_copy(one.taken)]
-            self.concluded += len(copies)
+            self.settled_count += len(copies)
             alive = [one for one in alive if one not in copies] if copies else alive
         elif self._middleware:
             _end_runs(one for one in batch if one.taken.session.ended.is_set())
-            left = [(one, answer) for one in alive if (answer := one.left_with) is not None]
+            left = [(one, answer) for one in alive if (answer := one.early_answer) is not None]
             await self._conclude_all(
                 [one.taken for one, _ in left], [said for _, said in left], 0.0
             )
-            alive = [one for one in alive if one.left_with is None]
+            alive = [one for one in alive if one.early_answer is None]
         if not alive:
             return
         deliveries = [one.taken.delivery for one in alive]
@@ -578,13 +578,13 @@ class Batches:
         )
 
     async def _conclude_all(
-        self, takens: Iterable[HeldDelivery], answers: Iterable[Answer], duration: float
+        self, held: Iterable[HeldDelivery], answers: Iterable[Answer], duration: float
     ) -> None:
         """Settle each message by its answer. Failed messages are moved concurrently."""
         slow = []
-        for taken, answer in zip(takens, answers, strict=True):
+        for taken, answer in zip(held, answers, strict=True):
             if answer is DONE and self._settling.acknowledge(taken, duration):
-                self.concluded += 1
+                self.settled_count += 1
             else:
                 slow.append(self._conclude(taken, answer, duration))
             self._observe(answer)
@@ -597,7 +597,7 @@ class Batches:
     async def _conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> None:
         try:
             settled = await self._settling.conclude(taken, answer, duration)
-            self.concluded += settled
+            self.settled_count += settled
         except asyncio.CancelledError:
             self._settling.abandon(taken, duration, "interrupted")
             raise

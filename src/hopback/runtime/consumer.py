@@ -191,7 +191,7 @@ class Intake:
                 if self._open and self._prefetch != 1:
                     await self._close_window()
                     is_closed = True
-                drained = await quarantine.drained(self._work)
+                drained = await quarantine.drain(self._work)
                 if not self._stopped:  # meanwhile
                     await quarantine.run(self._suspected.popleft(), self._work, drained=drained)
                 if is_closed and not self._suspected:
@@ -350,9 +350,9 @@ class Consumer:
         """Set when it first consumes, or when it is paused before that."""
 
     @property
-    def handled(self) -> int:
+    def settled_count(self) -> int:
         """How many deliveries were settled so far."""
-        return self._work.concluded
+        return self._work.settled_count
 
     @property
     def state(self) -> ConsumerState:
@@ -360,10 +360,10 @@ class Consumer:
             return ConsumerState.CLOSED
         if not self._wanted.is_set():
             return ConsumerState.PAUSED
-        return ConsumerState.CONSUMING if self.consuming else ConsumerState.STARTING
+        return ConsumerState.CONSUMING if self.is_consuming else ConsumerState.STARTING
 
     @property
-    def consuming(self) -> bool:
+    def is_consuming(self) -> bool:
         """Whether the broker knows this consumer now, as far as we know."""
         return self._intake is not None and self._intake.is_taking
 
@@ -373,27 +373,27 @@ class Consumer:
         return self._work.in_flight
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """How many deliveries are in hand because they cannot be moved on or settled."""
-        return self._work.held + self._work.kept
+        return self._work.held_count + self._work.kept_count
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """How many deliveries could be neither settled nor moved."""
-        return self._work.kept
+        return self._work.kept_count
 
     @property
     def standstill(self) -> str:
         """Why no more deliveries can be handled: held deliveries use all capacity. Empty if they do
         not.
         """
-        full = self._work.stuck >= self._limits.concurrency
-        if full or 0 < self._limits.prefetch <= self.held:
+        full = self._work.stuck_count >= self._limits.concurrency
+        if full or 0 < self._limits.prefetch <= self.held_count:
             return self._work.trouble or "they cannot be settled safely"
         return ""
 
     @property
-    def stuck(self) -> str:
+    def stuck_runs(self) -> str:
         """The messages whose handlers have not returned, if no worker is free. Otherwise empty."""
         full = len(self.slow_runs.stuck) >= self._limits.concurrency
         return self.slow_runs.names() if full else ""
@@ -551,11 +551,11 @@ class Consumer:
         intake = self._intake
         received = self._received + (0 if intake is None else intake.received)
         seen, self._seen = self._seen, received
-        if not self.consuming or (intake is not None and intake.isolating):
+        if not self.is_consuming or (intake is not None and intake.isolating):
             return False
         session = self._session
         in_hand = session is not None and self._work.holds(session)
-        busy = self._work.in_flight or self._work.kept or in_hand
+        busy = self._work.in_flight or self._work.kept_count or in_hand
         idle = seen == received and not busy
         return queue.consumers == 0 or (queue.messages > 0 and idle and self._brake.is_closed)
 
@@ -601,7 +601,7 @@ class Consumer:
         """Interrupt the runs in progress, end the session, and return the unsettled deliveries."""
         self._closing = True
         self._brake.release()
-        kept = self._work.kept
+        kept = self._work.kept_count
         for session in (*self.retired, *filter(None, [self._session])):
             session.ended.set()
         interrupted = await self._work.stop()

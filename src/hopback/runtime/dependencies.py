@@ -109,7 +109,7 @@ class Opened:
     """The handler's exception. It is passed to providers, so that they do not commit a failed run.
     """
 
-    async def settled(self) -> None:
+    async def close_delivery_scope(self) -> None:
         """Close the values with the lifetime of the delivery. Errors are only logged."""
         error = self.error
         kind, trace = (None, None) if error is None else (type(error), error.__traceback__)

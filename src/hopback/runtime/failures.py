@@ -50,7 +50,7 @@ class FailedRuns:
                 report(error, context)
             except FAILURES:
                 _LOG.exception("%r of app.on_error raised", report)
-        if isinstance(error, Undecodable) or not self._bus.hears("handler.failed"):
+        if isinstance(error, Undecodable) or not self._bus.has_listener("handler.failed"):
             return  # the reason of the outcome already describes an invalid payload
         kind = context.plan.queue, failure.fingerprint if failure else type(error).__name__
         if kind not in self._counts and len(self._counts) >= _MOST_KINDS:

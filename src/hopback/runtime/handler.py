@@ -156,7 +156,7 @@ def explain_options(declare: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def name_errors(where: str) -> Iterator[None]:
+def locate_errors(where: str) -> Iterator[None]:
     """Let an error about the declaration inside name its place, such as the queue."""
     try:
         yield

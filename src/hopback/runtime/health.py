@@ -103,17 +103,17 @@ class Health:
                 reasons.append(f"{one.queue} is {one.state}{trouble}")
             elif one.standstill:
                 reasons.append(
-                    f"{one.queue} does not progress: all deliveries ({one.held}) are held: "
+                    f"{one.queue} does not progress: all deliveries ({one.held_count}) are held: "
                     f"{one.standstill}"
                 )
-            elif one.stuck:
+            elif one.stuck_runs:
                 reasons.append(
                     f"{one.queue} has no free handler, because these calls have not returned for "
-                    f"minutes: {one.stuck}"
+                    f"minutes: {one.stuck_runs}"
                 )
-            elif one.kept:
+            elif one.kept_count:
                 reasons.append(
-                    f"{one.queue} holds {one.kept} deliveries that could be neither settled nor moved: "
+                    f"{one.queue} holds {one.kept_count} deliveries that could be neither settled nor moved: "
                     "see their delivery.held and delivery.abandoned events, then restart the service"
                 )
             elif one.breaker is not BreakerState.CLOSED:

@@ -73,7 +73,7 @@ class TypedHandlers:
     unhandled: Outcome | None = None
     """None parks, with a reason that names the type."""
 
-    def joined(self, name: str, handler: Handler) -> TypedHandlers:
+    def with_handler(self, name: str, handler: Handler) -> TypedHandlers:
         """Return a copy with one handler more. InvalidDeclaration if it conflicts with the others."""
         where = f"handler of queue {self.queue!r}"
         if name in self.handlers:
@@ -87,7 +87,7 @@ class TypedHandlers:
             raise InvalidDeclaration((Problem("options", expected, "others"),), where=where)
         return replace(self, handlers={**self.handlers, name: handler})
 
-    def moved(self, queue: str) -> TypedHandlers:
+    def with_queue(self, queue: str) -> TypedHandlers:
         """The same for the queue under its full name."""
         handlers = {name: replace(one, queue=queue) for name, one in self.handlers.items()}
         return replace(self, queue=queue, handlers=handlers)
@@ -120,10 +120,10 @@ class TypedRunner:
         """Whether one of the handlers needs something that lives until then."""
         return any(one.waits_for_settlement for one in self._runners.values())
 
-    async def settled(self, delivery: Delivery) -> None:
+    async def close_delivery_scope(self, delivery: Delivery) -> None:
         """Close the values that live until the delivery is settled."""
         for runner in self._runners.values():
-            await runner.settled(delivery)
+            await runner.close_delivery_scope(delivery)
 
 
 _PLACE = "#/components/schemas/{}"

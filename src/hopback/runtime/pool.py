@@ -51,7 +51,7 @@ class KeyedItems(Generic[T]):
         """Return the next item and its key. Raises IndexError if none is ready."""
         return self._ready.popleft()
 
-    def finished(self, key: str | None) -> bool:
+    def finish(self, key: str | None) -> bool:
         """Mark an item of this key as finished. Returns True if another one became ready."""
         if key is None:
             return False
@@ -156,21 +156,21 @@ class Pool(Generic[T]):
             self._wake()
 
     def hold(self) -> None:
-        """Start no items until `go_on`, whatever limit is set meanwhile."""
+        """Start no items until `resume`, whatever limit is set meanwhile."""
         self._held = True
         self._limit = 0
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Start waiting items again, up to the limit."""
         self._held = False
         self.limit(self._wished)
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Let `still` and `drain` not wait for these workers."""
+        """Let `wait_idle` and `drain` not wait for these workers."""
         self._slow = {task for task in self._running if task in slow}
         self._settle_quiet()
 
-    async def still(self) -> None:
+    async def wait_idle(self) -> None:
         """Return when only slow items are running. Items may still be waiting."""
         while len(self._running) > len(self._slow):
             await self._end_of_one()
@@ -180,7 +180,7 @@ class Pool(Generic[T]):
         while len(self._items) or len(self._running) > len(self._slow):
             await self._end_of_one()
 
-    async def finished(self, item: T) -> None:
+    async def wait_finished(self, item: T) -> None:
         """Return when the item neither runs nor waits."""
         while item in self:
             await self._end_of_one()
@@ -260,7 +260,7 @@ class Pool(Generic[T]):
                     del self._running[me], item  # an idle worker holds no message
                     if self._slow:
                         self._slow.discard(me)
-                    if self._items.finished(key) or me not in self._tasks:
+                    if self._items.finish(key) or me not in self._tasks:
                         self._wake()
                     self._settle_quiet()
                 if copy_context() != clean or me.cancelling():

@@ -44,20 +44,20 @@ class ParentConnection:
         # Processes started by the application must not keep it open after this process has ended.
         self._socket.set_inheritable(False)
 
-    async def broken(self) -> None:
+    async def wait_closed(self) -> None:
         """Return when the parent is gone."""
         with suppress(OSError):
             while await asyncio.get_running_loop().sock_recv(self._socket, 1024):
                 pass
 
-    def say(self, **fact: object) -> None:
+    def send(self, **fact: object) -> None:
         """Send a fact to the parent. It is dropped if the parent is gone."""
         with suppress(OSError):
             self._socket.send(json.dumps(fact).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessEnd:
     """The end of a child: its exit code (negative: the signal) and its reports.
 
     `alone` is the token of the message that it was handling alone at its end.
@@ -100,7 +100,7 @@ class Child:
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(process, reader, writer)
 
-    async def ended(self, on_ready: Callable[[], object]) -> Ended:
+    async def wait_end(self, on_ready: Callable[[], object]) -> ProcessEnd:
         ready, report, alone = False, None, None
         try:
             async for line in self.reader:
@@ -115,7 +115,7 @@ class Child:
                     on_ready()
                 report = fact.get("report", report)
                 alone = fact.get("alone", alone)
-            return Ended(await self.process.wait(), ready, report, alone)
+            return ProcessEnd(await self.process.wait(), ready, report, alone)
         finally:
             self.writer.close()
 
@@ -207,7 +207,7 @@ class Supervisor:
             self.restarts += 1
             await self._unless_ending(changed, self.backoff.delay(failures, self.chance()))
 
-    async def _live(self, number: int) -> Ended:
+    async def _live(self, number: int) -> ProcessEnd:
         child = await Child.start(
             lambda descriptor: self.command(number, descriptor),
             {**self.environment, _DEATHS: json.dumps(self.deaths)},
@@ -216,7 +216,7 @@ class Supervisor:
         if self._ending.is_set():
             child.stop()
         try:
-            ended = await child.ended(lambda: _LOG.info("process %d is ready", number))
+            ended = await child.wait_end(lambda: _LOG.info("process %d is ready", number))
         finally:
             del self._children[number]
         if ended.report is not None:

@@ -52,7 +52,7 @@ class SupervisorLink:
     deaths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class Solitude:
+class Isolation:
     """All work of this process, with a way to run one message alone.
 
     Of several waiting messages, the one with the fewest returns runs first. The message that kills
@@ -77,22 +77,22 @@ class Solitude:
         self._works.remove(work)
 
     @asynccontextmanager
-    async def alone(self, mine: Work, returns: int) -> AsyncIterator[bool]:
-        """Let only `mine` start runs inside this context. Yields False if others did not finish in
+    async def isolate(self, work: Work, returns: int) -> AsyncIterator[bool]:
+        """Let only `work` start runs inside this context. Yields False if others did not finish in
         time.
 
         `returns` is the number of returns of the message.
         """
         await self._turn(returns)
-        others = [work for work in self._works if work is not mine]
-        for work in others:
-            work.hold()
+        others = [other for other in self._works if other is not work]
+        for other in others:
+            other.hold()
         try:
-            are_still = await _in_time(asyncio.gather(*(work.still() for work in others)))
-            yield are_still and not any(work.in_flight for work in others)
+            is_idle = await _in_time(asyncio.gather(*(other.wait_idle() for other in others)))
+            yield is_idle and not any(other.in_flight for other in others)
         finally:
-            for work in others:
-                work.go_on()
+            for other in others:
+                other.resume()
             self._busy = False
             self._quiet_since = asyncio.get_running_loop().time()
             self._changed.set()
@@ -129,12 +129,12 @@ class Quarantine:
     def __init__(
         self,
         plan: Plan,
-        solitude: Solitude,
+        isolation: Isolation,
         environment: Environment,
         delivery_limit: object = None,
     ) -> None:
         self._plan = plan
-        self._solitude = solitude
+        self._isolation = isolation
         self._environment = environment
         self._ordinary_returns = ordinary_returns(delivery_limit)
 
@@ -142,7 +142,7 @@ class Quarantine:
         """Whether the message returned often enough to be suspected of killing the process."""
         return is_suspected(delivery, self._ordinary_returns)
 
-    async def drained(self, work: Work) -> bool:
+    async def drain(self, work: Work) -> bool:
         """Wait until the queue's other deliveries are settled. Returns False after a timeout."""
         return await _in_time(work.drain()) and not work.in_flight
 
@@ -158,12 +158,12 @@ class Quarantine:
             work.conclude(taken, Answer(park))
             await _in_time(work.drain())
             return
-        async with self._solitude.alone(work, returns_of(taken.delivery)) as alone:
+        async with self._isolation.isolate(work, returns_of(taken.delivery)) as alone:
             if supervisor is not None and alone and drained:
                 supervisor.report(token)
             try:
                 work.submit(taken)
-                await _in_time(work.settled(taken))
+                await _in_time(work.wait_settled(taken))
             finally:
                 if supervisor is not None:
                     supervisor.report(None)

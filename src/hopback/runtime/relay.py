@@ -109,7 +109,7 @@ class Relay:
 
     async def run(self) -> None:
         """Sweep repeatedly, with pauses while the outbox is empty."""
-        self._skips_looks = is_time_virtual() and hasattr(self._outbox, "written")
+        self._skips_looks = is_time_virtual() and hasattr(self._outbox, "written_count")
         self._written_at = self._time()
         while True:
             self._nudged.clear()
@@ -138,7 +138,7 @@ class Relay:
         """
         if not self._skips_looks:
             return False
-        now, written = self._time(), getattr(self._outbox, "written", 0)
+        now, written = self._time(), getattr(self._outbox, "written_count", 0)
         if written != self._written:
             self._written, self._written_at = written, now
         is_quiet = now - self._written_at > _QUIET_S and not self._found

@@ -35,10 +35,10 @@ from hopback.runtime.delays import DelayQueues
 from hopback.runtime.failures import FailedRuns
 from hopback.runtime.handler import require
 from hopback.runtime.periodic import PeriodicSender
-from hopback.runtime.quarantine import Solitude
+from hopback.runtime.quarantine import Isolation
 from hopback.runtime.requests import RequestClient
 from hopback.runtime.settling import Environment
-from hopback.runtime.shutdown import Report, Shutdown, Stopping
+from hopback.runtime.shutdown import Report, Shutdown, StopRequest
 from hopback.runtime.upkeep import Upkeep
 from hopback.topology.model import ExchangeType, Queue, Topology
 from hopback.waiting import first_of, is_on_loop
@@ -134,7 +134,7 @@ class _Member:
             FailedRuns(service.environment.bus, app.error_reports),
             app.codecs,
             app.reply_queues,
-            service.solitude,
+            service.isolation,
         )
         # Workers inherit the context in which their pool is created.
         context = copy_context()
@@ -151,20 +151,20 @@ class _Member:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         """Open the lifespan and the dependencies of the application."""
-        self.app.connected(self._service.outlet.send, self._service)
+        self.app.connect(self._service.outlet.send, self._service)
         try:
             opened = self.assembly.open_dependencies(self.app.lifespan, self.app.lifespan_needs)
             async with opened:
                 yield
         finally:
-            self.app.connected(None)
+            self.app.connect(None)
 
 
 class Service:
     """Runs an application on a broker. `asyncio.run(Service(app, "amqp://…").run())` is a whole program.
 
     `broker` is a broker or the address of a RabbitMQ.
-    The service calls each of `attendants` with every consuming connection. The function runs until the
+    The service calls each of `connection_tasks` with every consuming connection. The function runs until the
     connection ends, on its own channels. Its exceptions are logged. `foreign_queues` are queues that
     another library declares. The service does not declare them, and the check for hazards assumes that
     they exist.
@@ -177,12 +177,12 @@ class Service:
         *,
         options: ServiceOptions | None = None,
         environment: Environment | None = None,
-        attendants: Sequence[Callable[[Connection], Awaitable[None]]] = (),
+        connection_tasks: Sequence[Callable[[Connection], Awaitable[None]]] = (),
         foreign_queues: Sequence[Queue] = (),
     ) -> None:
         self.app = app
         self.broker: Broker = broker_at(broker)
-        self._attendants = tuple(attendants)
+        self._connection_tasks = tuple(connection_tasks)
         self.options: ServiceOptions = options or ServiceOptions()
         self.environment: Environment = environment or Environment()
         topology = app.topology
@@ -218,12 +218,12 @@ class Service:
         )
         """Sends requests and waits for replies. It connects with the first request."""
         self.outlet: Outlet = Outlet(self.send)
-        self.solitude: Solitude = Solitude()
+        self.isolation: Isolation = Isolation()
         self._member = _Member(app, topology, self._find_queues(), self)
         self._added: dict[App, tuple[_Member, AsyncExitStack]] = {}
         self._session_group: tuple[Connection, asyncio.TaskGroup] | None = None
         self._handled_by_removed = 0
-        self._stopping = Stopping()
+        self._stopping = StopRequest()
         self.ready: _ReadyEvent = _ReadyEvent()
         """Set when every consumer of `app` has started. `wait` raises the exception of `run`."""
         self._failures: dict[str, str] = {}
@@ -461,7 +461,7 @@ class Service:
                 group.create_task(self.upkeep.watch(connection, self.options.upkeep))
                 group.create_task(self._watch(connection))
                 group.create_task(self._announce())
-                for attend in self._attendants:
+                for attend in self._connection_tasks:
                     group.create_task(_attend(attend, connection))
                 self._session_group = connection, group
                 for member in self._members:

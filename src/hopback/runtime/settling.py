@@ -24,7 +24,7 @@ from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide
 from hopback.policy.decision import Decision, Effect, Hold, Publish, Settle, Settlement
-from hopback.policy.effects import Occasion, effects, failure_said, park_raw
+from hopback.policy.effects import Occasion, effects, failure_from_outcome, park_raw
 from hopback.runtime.answer import DONE, Answer, BatchObserver, ConsumeSession, HeldDelivery, Run
 from hopback.runtime.context import Send, context_with
 
@@ -88,7 +88,7 @@ class Settling:
         self._holding = 0
         self._kept: list[HeldDelivery] = []
         self._ended = EndedRuns()
-        self.held: int = 0
+        self.held_count: int = 0
         """Number of deliveries held because one of their publishes failed."""
         self.trouble: str = ""
         """Why the last of them failed. Empty if none is held."""
@@ -98,7 +98,7 @@ class Settling:
         self._context = context_with(None, (), environment.clock)
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """Number of deliveries without a safe action. They are unsettled on open channels."""
         self._kept = [taken for taken in self._kept if not taken.session.ended.is_set()]
         return len(self._kept)
@@ -270,7 +270,7 @@ class Settling:
     ) -> None:
         """Repeat a publish that failed with `error` until it is confirmed or the delivery is lost."""
         failures = 0
-        self.held += 1
+        self.held_count += 1
         try:
             while True:
                 failures += 1
@@ -288,8 +288,8 @@ class Settling:
                 except BrokerError as again:
                     error = again
         finally:
-            self.held -= 1
-            self.trouble = self.trouble if self.held else ""
+            self.held_count -= 1
+            self.trouble = self.trouble if self.held_count else ""
 
     def _record(
         self, taken: HeldDelivery, answer: Answer, decision: Decision, duration: float
@@ -349,7 +349,7 @@ def _can_be_sent(message: Message) -> bool:
 
 
 def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:
-    failure = answer.failure or failure_said(reason, answer.status)
+    failure = answer.failure or failure_from_outcome(reason, answer.status)
     return {
         "reason": reason,
         "error": failure.type or None,

@@ -41,7 +41,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class Stopping:
+class StopRequest:
     """Whether the end was asked for, and how urgently."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -62,7 +62,7 @@ class Shutdown:
     """Ends the consumers of a service. The service itself closes its connections afterwards."""
 
     consumers: Sequence[Consumer]
-    stopping: Stopping
+    stopping: StopRequest
     bus: Bus
     grace: float
     _not_started: dict[str, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Shutdown:
         left = [await one.close(self._not_started.get(one.queue, 0)) for one in self.consumers]
         self._step(5, "close")
         return Report(
-            sum(one.handled for one in self.consumers),
+            sum(one.settled_count for one in self.consumers),
             tuple(one for one in left if one.not_started or one.interrupted or one.kept),
         )
 

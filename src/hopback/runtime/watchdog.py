@@ -64,7 +64,7 @@ class Watchdog:
         self._thread.join(_NOTICED_S)
 
     @property
-    def stood_still(self) -> float:
+    def blocked_seconds(self) -> float:
         """For how many seconds the loop has not come round."""
         late = self._now() - self._came_round - _LOOK_S
         return late if late > 0 else 0.0
@@ -79,7 +79,7 @@ class Watchdog:
         while not self._ended.wait(_LOOK_S):
             now = self._now()
             paused, looked = now - looked > _NOTICED_S, now
-            still = self.stood_still
+            still = self.blocked_seconds
             if still < _NOTICED_S:
                 told_at = 0.0
             # If the whole process was stopped or the machine slept, no code is to blame.
@@ -170,7 +170,7 @@ class ThreadEndpoint:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(asked), _ANSWER_S)
         except TimeoutError:
-            still = self._watchdog.stood_still
+            still = self._watchdog.blocked_seconds
             alive = request.path.strip("/") == "healthz" and still < _DEAD_S
             reason = f"the event loop has been blocked for {still:.0f} s"
             said = {

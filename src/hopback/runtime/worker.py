@@ -131,7 +131,7 @@ class FunctionRunner:
 
     def value(self, delivery: Delivery, payload: Any = _UNREAD) -> Coroutine[Any, Any, Any]:
         """Decode and call. Returns the handler's return value, or an Answer for an exception."""
-        return self._handle(delivery, payload, _same)
+        return self._handle(delivery, payload, _identity)
 
     async def _handle(
         self, delivery: Delivery, payload: Any, finished: Callable[[Any], Any]
@@ -207,11 +207,11 @@ class FunctionRunner:
         """Whether something that the handler needs lives until its delivery is settled."""
         return self._injector is not None and self._injector.waits_for_settlement
 
-    async def settled(self, delivery: Delivery) -> None:
+    async def close_delivery_scope(self, delivery: Delivery) -> None:
         """Close the dependencies that live until the delivery is settled."""
         opened = self._opened.pop(id(delivery), None)
         if opened is not None:
-            await opened.settled()
+            await opened.close_delivery_scope()
 
     async def close(self) -> None:
         """Shut down the threads. A busy thread ends when its handler returns."""
@@ -283,7 +283,7 @@ def _answer_of(returned: Any) -> Answer:
     return Answer(outcome_of(returned))
 
 
-def _same(returned: Any) -> Any:
+def _identity(returned: Any) -> Any:
     return returned
 
 
@@ -358,19 +358,19 @@ class Work(Protocol):
         """How many deliveries are being handled now."""
 
     @property
-    def concluded(self) -> int:
+    def settled_count(self) -> int:
         """How many deliveries were settled so far."""
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """Number of deliveries held unsettled because no safe action is possible."""
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """How many deliveries wait in hand because their next queue does not take them."""
 
     @property
-    def stuck(self) -> int:
+    def stuck_count(self) -> int:
         """How many of those that could work wait for such a delivery."""
 
     @property
@@ -387,18 +387,18 @@ class Work(Protocol):
         """Set the maximum number of concurrent runs. 0 pauses."""
 
     def hold(self) -> None:
-        """Start no runs until `go_on`, because another task in this process must run alone."""
+        """Start no runs until `resume`, because another task in this process must run alone."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Start the waiting runs again."""
 
-    async def still(self) -> None:
+    async def wait_idle(self) -> None:
         """Return when only slow runs are in progress. Deliveries may still be waiting."""
 
     async def drain(self) -> None:
         """Return when no delivery is waiting or gathered and only slow runs are in progress."""
 
-    async def settled(self, taken: HeldDelivery) -> None:
+    async def wait_settled(self, taken: HeldDelivery) -> None:
         """Return when this delivery, which was submitted, is neither handled nor waiting."""
 
     def runs(self) -> Sequence[CurrentRun]:
@@ -408,7 +408,7 @@ class Work(Protocol):
         """Whether a delivery of the session is in hand: it waits, is handled or is kept."""
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """These runs are slow: `still` and `drain` do not wait for them."""
+        """These runs are slow: `wait_idle` and `drain` do not wait for them."""
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
         """Interrupt this run, and conclude its deliveries by this answer."""
@@ -461,26 +461,26 @@ class OneByOne:
         self._time = loop_time
         self._answers: dict[asyncio.Task[Any], Answer] = {}
         """The answers of runs that are being ended early."""
-        self.concluded: int = 0
+        self.settled_count: int = 0
 
     @property
     def in_flight(self) -> int:
         return len(self._pool.running)
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """How many deliveries can neither be settled nor moved."""
-        return self._settling.kept
+        return self._settling.kept_count
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """How many deliveries their next queue does not take."""
-        return self._settling.held
+        return self._settling.held_count
 
     @property
-    def stuck(self) -> int:
+    def stuck_count(self) -> int:
         """Each of them occupies a worker."""
-        return self._settling.held
+        return self._settling.held_count
 
     @property
     def trouble(self) -> str:
@@ -512,18 +512,18 @@ class OneByOne:
     def hold(self) -> None:
         self._pool.hold()
 
-    def go_on(self) -> None:
-        self._pool.go_on()
+    def resume(self) -> None:
+        self._pool.resume()
 
-    async def still(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for the handlers that run."""
-        await self._pool.still()
+        await self._pool.wait_idle()
 
     async def drain(self) -> None:
         await self._pool.drain()
 
-    async def settled(self, taken: HeldDelivery) -> None:
-        await self._pool.finished(taken)
+    async def wait_settled(self, taken: HeldDelivery) -> None:
+        await self._pool.wait_finished(taken)
 
     def runs(self) -> list[CurrentRun]:
         return [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
@@ -572,7 +572,7 @@ class OneByOne:
         try:
             try:
                 if self._settling.settle_copy(taken):
-                    self.concluded += 1
+                    self.settled_count += 1
                     return
                 answer = taken.answer or await self._run(taken.delivery)
             except asyncio.CancelledError:
@@ -583,12 +583,12 @@ class OneByOne:
                 answer = answer_for(error)
             duration = self._time() - began
             if answer is DONE and self._settling.acknowledge(taken, duration):
-                self.concluded += 1
+                self.settled_count += 1
             else:
                 # Not in one statement: deliveries concluded by other tasks during the await would
                 # not be counted.
                 settled = await self._settling.conclude(taken, answer, duration)
-                self.concluded += settled
+                self.settled_count += settled
         except asyncio.CancelledError:
             self._settling.abandon(taken, self._time() - began, "the handler was interrupted")
             raise

@@ -177,7 +177,7 @@ class Transaction:
         message that was processed before is reported as the event `inbox.duplicate`, outside a handler in
         the log.
         """
-        known = known_by(message, key)
+        known = inbox_identifier(message, key)
         is_first = await self._mark(consumer, known)
         if not is_first:
             _report_duplicate(consumer, known)
@@ -294,7 +294,7 @@ async def forget_processed(engine: AsyncEngine, before: float) -> int:
     return result.rowcount
 
 
-def known_by(message: str | Delivery, key: str | Callable[[Delivery], str] | None) -> str:
+def inbox_identifier(message: str | Delivery, key: str | Callable[[Delivery], str] | None) -> str:
     """Return the identifier of a message in the inbox: the text, or the key of the delivery."""
     if not isinstance(message, str):
         return inbox_key(message, key)
@@ -383,7 +383,7 @@ class CursorTransaction:
         key: str | Callable[[Delivery], str] | None = None,
     ) -> bool:
         """Mark the message as processed by this consumer, as `Transaction.first_time` does."""
-        known = known_by(message, key)
+        known = inbox_identifier(message, key)
         self._execute(_MARK, mark_row(consumer, known, self._clock.now()))
         is_first = self._cursor.fetchone() is not None
         if not is_first:
@@ -436,7 +436,7 @@ class Outbox:
         self.lease: float = read_seconds(lease, "lease", where="Outbox", zero=False)
 
     @property
-    def written(self) -> int:
+    def written_count(self) -> int:
         """Number of messages that this process has written to outboxes."""
         return _written
 

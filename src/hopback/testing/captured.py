@@ -114,9 +114,9 @@ class Tally:
 _COUNTED = {f"delivery.{field}": field for field in Tally.__dataclass_fields__}
 
 
-def tally_of(happenings: Iterable[Happening]) -> Tally:
+def tally_of(events: Iterable[Happening]) -> Tally:
     counts = dict.fromkeys(Tally.__dataclass_fields__, 0)
-    for one in happenings:
+    for one in events:
         field = _COUNTED.get(one.name)
         if field is not None:
             counts[field] += 1

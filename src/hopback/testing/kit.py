@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
     from datetime import datetime
 
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.durations import Duration
     from hopback.message import Message
     from hopback.rehearse.forecast import Forecast
@@ -477,7 +477,7 @@ class Producer:
         if fate in (EventKind.RETURNED, EventKind.REFUSED):
             raise publish_refused(fate, message)
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         """Not used: the producer does not consume."""
 
     def on_cancel(self, tag: str) -> None:

@@ -130,7 +130,7 @@ class TimelineEvent:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         return self.text if self.step is TimelineStep.RUN else f"{self.step} {self.text}".rstrip()
 
 
@@ -409,7 +409,7 @@ def sequence_of(timeline: Timeline) -> str:
     last = known[timeline.queue]
     for entry in timeline.entries:
         arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)
-        text = f"{format_duration(entry.at_ms)}, {entry.told}"
+        text = f"{format_duration(entry.at_ms)}, {entry.description}"
         lines.append(f"    {arrow}: {label(text)}")
         if entry.step is TimelineStep.WAITS:
             last = known[entry.queue]

@@ -407,7 +407,7 @@ class _Writer:
             ("policies", self.topology.policies),
         )
         for section, items in sections:
-            whole[section] = [*self.written(section, items), *_list(whole.get(section))]
+            whole[section] = [*self.write_section(section, items), *_list(whole.get(section))]
         if self.named_vhost is not None:
             vhosts = _list(whole.get("vhosts"))
             known = any(
@@ -416,7 +416,7 @@ class _Writer:
             whole["vhosts"] = vhosts if known else [*vhosts, {"name": self.named_vhost}]
         return self.restore_order(whole)
 
-    def written(self, section: str, items: tuple[Definable, ...]) -> list[object]:
+    def write_section(self, section: str, items: tuple[Definable, ...]) -> list[object]:
         """Write the objects of one section. Unchanged objects keep their original form."""
         originals: dict[object, tuple[Definable, Mapping[str, object]]] = {}
         for raw in _list(thaw(self.record.get(section))):

@@ -158,7 +158,7 @@ class Diff:
     extra: tuple[DiffEntry, ...] = ()
 
     @property
-    def settled(self) -> bool:
+    def is_up_to_date(self) -> bool:
         """Whether all desired objects exist as desired. Additional objects do not matter."""
         return not self.create and not self.conflict
 

@@ -160,7 +160,7 @@ class RoutingTable:
             return self.route(exchange, routing_key)
         return self._all_behind((exchange,))
 
-    def beside(self, queues: Iterable[str]) -> tuple[str, ...]:
+    def reachable_with(self, queues: Iterable[str]) -> tuple[str, ...]:
         """The queues that a publish can reach which also reaches one of these, by any exchange and key."""
         leading = {
             name for name in self._matchers if not set(queues).isdisjoint(self._all_behind((name,)))

@@ -431,7 +431,7 @@ async def test_interrupted_replacement_is_completed_on_request() -> None:
     await on.fill("a" + SHADOW, 3)
     desired = Topology("t", queues=(Queue("a"),))
     planned = await live_plan(desired, on.connection, on.management, "/")
-    assert not planned.settled
+    assert not planned.is_up_to_date
     assert any("--replace a" in note for note in planned.notes)
     await on.replace(desired, "a")
     assert await on.bodies("a") == numbered(3)

@@ -13,7 +13,7 @@ from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.fields import FieldValue, Headers
 
 __all__ = ["EVERY_VERSION", "START", "Client", "Setup", "deaths", "pass_time", "to"]
@@ -56,12 +56,12 @@ class Client:
     def __init__(self, setup: Setup, *, user: str = "guest") -> None:
         self.setup = setup
         self.session = setup.node.connect("test", user)
-        self.deliveries: list[Taken] = []
+        self.deliveries: list[UnackedDelivery] = []
         self.cancellations: list[str] = []
         self.refusal: Refusal | None = None
         self.channel = self.session.open_channel(self)
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         """The node's sink."""
         self.deliveries.append(taken)
 
@@ -116,13 +116,13 @@ class Client:
             for body in bodies or ("m",)
         ]
 
-    def get(self, queue: str) -> Taken:
+    def get(self, queue: str) -> UnackedDelivery:
         """Take one message that must be there."""
         taken = self.channel.get(queue)
         assert taken is not None, f"nothing ready in {queue}"
         return taken
 
-    def drain(self, queue: str) -> list[Taken]:
+    def drain(self, queue: str) -> list[UnackedDelivery]:
         """Take and ack everything that is ready."""
         found = []
         while (taken := self.channel.get(queue)) is not None:
@@ -141,7 +141,7 @@ def to(queue: str, **more: FieldValue) -> dict[str, FieldValue]:
     return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, **arguments}
 
 
-def deaths(taken: Taken) -> list[dict[str, FieldValue]]:
+def deaths(taken: UnackedDelivery) -> list[dict[str, FieldValue]]:
     """The `x-death` header of a delivery."""
     found = taken.properties.headers.get("x-death")
     assert isinstance(found, list)

@@ -12,7 +12,7 @@ from hopback.version import BrokerVersion
 from tests.unit.embedded.node_setup import deaths, pass_time, to
 
 if TYPE_CHECKING:
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ async def _copies(channel: EmbeddedChannel) -> int:
     return (await channel.declare_queue(Queue("copy"), passive=True)).messages
 
 
-async def _take(channel: EmbeddedChannel, queue: str) -> Taken:
+async def _take(channel: EmbeddedChannel, queue: str) -> UnackedDelivery:
     taken = await channel.get(queue)
     assert taken is not None
     return taken

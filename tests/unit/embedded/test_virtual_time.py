@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import aiosqlite
 import pytest
 
-from hopback.broker.embedded import NothingCanHappen, VirtualTimeLoop, run_virtual
+from hopback.broker.embedded import StuckLoop, VirtualTimeLoop, run_virtual
 from hopback.broker.embedded.virtual_time import LoopClock
 from tests.unit.embedded.node_setup import START, pass_time
 
@@ -53,7 +53,7 @@ def test_waiting_forever_raises_with_place() -> None:
     async def main() -> None:
         await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(NothingCanHappen, match=r"test_virtual_time\.py:\d+"):
+    with pytest.raises(StuckLoop, match=r"test_virtual_time\.py:\d+"):
         run_virtual(main())
 
 
@@ -67,7 +67,7 @@ def test_endless_timers_raise() -> None:
         again()
         await loop.create_future()
 
-    with pytest.raises(NothingCanHappen, match="virtual time ran out"):
+    with pytest.raises(StuckLoop, match="virtual time ran out"):
         run_virtual(main())
 
 

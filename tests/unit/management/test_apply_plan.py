@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hopback.broker.apply import AtRisk, plan
-from hopback.broker.limits import exactly
+from hopback.broker.limits import exact_pattern
 from hopback.designs import DESIGNS
 from hopback.topology.diff import Kind
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
@@ -43,7 +43,7 @@ def test_existing_topology_is_settled(name: str, version: BrokerVersion) -> None
     desired = DESIGNS[name].build({}, hardened=True)
     first = plan(desired, NOTHING, version)
     policies = tuple(step.item for step in first.steps if isinstance(step.item, Policy))
-    assert plan(desired, replace(desired, policies=policies), version).settled
+    assert plan(desired, replace(desired, policies=policies), version).is_up_to_date
 
 
 def test_limit_of_quorum_dead_letter_queue_is_lifted_from_4_0() -> None:
@@ -52,7 +52,7 @@ def test_limit_of_quorum_dead_letter_queue_is_lifted_from_4_0() -> None:
     (step,) = (s for s in plan(ratatoskr(), NOTHING, V4).steps if s.kind is Kind.POLICY)
     assert isinstance(step.item, Policy)
     assert dict(step.item.definition) == {"delivery-limit": -1}
-    assert step.item.pattern == exactly("q.dlq")
+    assert step.item.pattern == exact_pattern("q.dlq")
 
 
 def test_hardened_form_needs_no_policy() -> None:
@@ -77,7 +77,7 @@ def test_lifting_policy_follows_changed_policy() -> None:
     assert isinstance(step.item, Policy)
     same = replace(desired, policies=(Policy("ops", "dlq$", {"max-length": 7}), step.item))
     changed = replace(desired, policies=(Policy("ops", "dlq$", {"max-length": 9}), step.item))
-    assert plan(desired, same, V4).settled
+    assert plan(desired, same, V4).is_up_to_date
     (update,) = plan(desired, changed, V4).steps
     assert isinstance(update.item, Policy)
     assert update.item.definition["max-length"] == 9
@@ -121,7 +121,7 @@ def test_conflict_names_messages_at_risk() -> None:
     assert planned.at_risk == (risks[0],)
     assert planned.live is not None
     assert planned.live.bindings == (binding,)
-    assert not planned.settled
+    assert not planned.is_up_to_date
     assert str(risks[0]) == ("queue a: 5 messages at risk (3 ready, 2 unacked); 1 consumers")
 
 

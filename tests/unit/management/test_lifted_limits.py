@@ -6,7 +6,7 @@ import pytest
 
 from hopback.broker.limits import (
     DLQ_LIMIT_PREFIX,
-    exactly,
+    exact_pattern,
     find_lifted_limits,
     has_default_limit,
     lift_policy,
@@ -21,7 +21,7 @@ DLQ = Queue("shop.dlq", QueueType.QUORUM)
 
 
 def test_exact_pattern_matches_only_its_queue() -> None:
-    policy = Policy("p", exactly("shop.dlq"), {})
+    policy = Policy("p", exact_pattern("shop.dlq"), {})
     for other in ("shopxdlq", "shop.dlq.2", "a.shop.dlq"):
         assert effective_policy(Queue(other), [policy]) is None
     assert effective_policy(DLQ, [policy]) == policy
@@ -52,7 +52,7 @@ def test_lifting_policy_overrides_policy_in_force() -> None:
         "overflow": "reject-publish",
         "delivery-limit": -1,
     }
-    assert (new.priority, new.pattern, new.apply_to) == (8, exactly("shop.dlq"), "queues")
+    assert (new.priority, new.pattern, new.apply_to) == (8, exact_pattern("shop.dlq"), "queues")
     assert effective_policy(DLQ, [former, new]) == new
     assert effective_policy(Queue("shop.other", QueueType.QUORUM), [former, new]) == former
 

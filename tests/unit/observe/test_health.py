@@ -176,7 +176,7 @@ async def test_http_port_accepts_no_commands() -> None:
         control = ControlEndpoint(test.service, _health(test))
         answer = await control(_asked("POST", "/queues/orders/pause"))
         assert answer.status == 404
-        assert test.service.consumer("orders").consuming
+        assert test.service.consumer("orders").is_consuming
 
 
 @pytest.mark.parametrize("variable", ["XDG_RUNTIME_DIR", "TMPDIR"])

@@ -269,10 +269,10 @@ async def test_message_that_cannot_be_moved_stays_unacked_and_is_counted() -> No
     settling = Settling(plan, publish, environment)
     assert not await settling.conclude(HeldDelivery(delivery, session), Answer(Park("no")), 0.0)
     assert said == [("delivery.held", None)]
-    assert settling.kept == 1
+    assert settling.kept_count == 1
     assert len(broker.snapshot().queue(plan.queue).unacked) == 1
     session.ended.set()
-    assert settling.kept == 0
+    assert settling.kept_count == 0
     await connection.close()
 
 

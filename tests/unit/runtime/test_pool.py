@@ -39,7 +39,7 @@ def test_lanes_keep_order_and_lose_no_item(steps: list[tuple[str, str | None]]) 
             running.append(taken)
             gone.setdefault(taken[0], []).append(taken[1])
         elif step == "finish" and running:
-            items.finished(running.pop(0)[0])
+            items.finish(running.pop(0)[0])
         elif step == "clear":
             for item in items.clear():
                 gone.setdefault(keys[item], []).append(item)

@@ -242,7 +242,7 @@ async def test_check_errors_refuse_start_unless_accepted_by_name() -> None:
     async with AppTest(app, options=ServiceOptions(accept=accept)) as test:
         test.broker.cut()
         await test.advance(60)
-        assert test.service.consumers[0].consuming
+        assert test.service.consumers[0].is_consuming
     said = [one.fields["rule"] for one in test.find_events("topology.warning")]
     assert set(accept) <= set(said)
     places = [

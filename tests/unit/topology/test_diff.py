@@ -59,8 +59,8 @@ def test_diff_lists_missing_and_additional_objects() -> None:
         "policy o",
     ]
     assert found.conflict == ()
-    assert not found.settled
-    assert Diff(extra=found.extra).settled
+    assert not found.is_up_to_date
+    assert Diff(extra=found.extra).is_up_to_date
 
 
 def test_bindings_differ_by_arguments() -> None:
@@ -79,7 +79,7 @@ def test_arguments_that_broker_ignores_do_not_differ() -> None:
         (Queue("q", arguments={"x-message-ttl": Int32(5), "x-mesage-ttl": 1}),),
     )
     actual = Topology("a", (Exchange("x"),), (Queue("q", arguments={"x-message-ttl": 5}),))
-    assert diff(desired, actual).settled
+    assert diff(desired, actual).is_up_to_date
 
 
 def test_conflict_names_each_argument_with_advice() -> None:
@@ -144,7 +144,7 @@ def test_policy_is_offered_where_it_overrides_argument(
 def test_true_and_one_differ() -> None:
     one = Queue("q", arguments={"x-single-active-consumer": True})
     other = Queue("q", arguments={"x-single-active-consumer": 1})
-    assert not diff(queues(one), queues(other)).settled
+    assert not diff(queues(one), queues(other)).is_up_to_date
 
 
 def test_exchange_conflicts_are_reported() -> None:

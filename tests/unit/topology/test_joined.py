@@ -49,5 +49,5 @@ def test_arrival_queues_of_publish_follow_routing() -> None:
     assert table.reachable("w", "k") == ("t",)
     assert table.reachable("", "t") == ("t",)
     assert table.reachable("missing", "k") is None
-    assert table.beside(["s"]) == ("r", "s")
-    assert table.beside([]) == ()
+    assert table.reachable_with(["s"]) == ("r", "s")
+    assert table.reachable_with([]) == ()

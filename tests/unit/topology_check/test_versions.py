@@ -130,8 +130,8 @@ def test_version_ranges_are_spelled_out() -> None:
     assert format_severities(severities) == (
         "info, info from 4.0, info before 3.13, info from 3.13 and before 3.13.3"
     )
-    assert [each.everywhere for each in severities] == [True, False, False, False]
-    assert [each.holds(BrokerVersion(3, 13, 2)) for each in severities] == [
+    assert [each.is_universal for each in severities] == [True, False, False, False]
+    assert [each.applies_to(BrokerVersion(3, 13, 2)) for each in severities] == [
         True,
         False,
         False,

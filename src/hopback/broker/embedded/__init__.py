@@ -11,7 +11,7 @@ from hopback.broker.embedded.profile import PROFILES, Profile, profile_for
 from hopback.broker.embedded.refusal import Refusal
 from hopback.broker.embedded.session import Session, SessionChannel, Sink
 from hopback.broker.embedded.snapshot import NodeSnapshot, QueueSnapshot, StoredMessage
-from hopback.broker.embedded.virtual_time import NothingCanHappen, VirtualTimeLoop, run_virtual
+from hopback.broker.embedded.virtual_time import StuckLoop, VirtualTimeLoop, run_virtual
 
 __all__ = [
     "PROFILES",
@@ -26,7 +26,6 @@ __all__ = [
     "Loss",
     "Node",
     "NodeSnapshot",
-    "NothingCanHappen",
     "Profile",
     "QueueSnapshot",
     "Refusal",
@@ -34,6 +33,7 @@ __all__ = [
     "SessionChannel",
     "Sink",
     "StoredMessage",
+    "StuckLoop",
     "VirtualTimeLoop",
     "advance",
     "profile_for",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded.connection import EmbeddedConnection
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.fields import Headers
     from hopback.topology.model import Binding, Exchange, Queue
 
@@ -109,10 +109,10 @@ class EmbeddedChannel:
 
     # Calls from the node (the node's `Sink`).
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         self._put(self._hand, taken)
 
-    def _hand_over(self, taken: Taken) -> None:
+    def _hand_over(self, taken: UnackedDelivery) -> None:
         if self._over or taken.consumer is None:
             return
         found = self._consumers.get(taken.consumer.tag)
@@ -390,11 +390,11 @@ class EmbeddedChannel:
             await self._ask(lambda: self._state.cancel(tag))
             self._consumers.pop(tag, None)
 
-    async def get(self, queue: str) -> Taken | None:
+    async def get(self, queue: str) -> UnackedDelivery | None:
         """Get one message, unsettled, or None if the queue has no ready message."""
         return await self._ask(lambda: self._state.get(queue), orphaned=self._give_back)
 
-    def _give_back(self, taken: Taken | None) -> None:
+    def _give_back(self, taken: UnackedDelivery | None) -> None:
         """Requeue a message whose caller no longer waits."""
         if taken is not None and not self._over:
             self.nack(taken.tag, requeue=True)

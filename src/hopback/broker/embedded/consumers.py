@@ -12,7 +12,7 @@ from hopback.broker.embedded.timers import Deadline
 if TYPE_CHECKING:
     from hopback.broker.embedded.queue import LiveQueue
     from hopback.broker.embedded.session import SessionChannel
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.fields import Headers
 
 
@@ -36,7 +36,7 @@ class ConsumerTimeout:
         self._earliest = inf
         """The deadline the alarm was set for. It takes effect at the next check after that."""
 
-    def watch(self, taken: Taken) -> None:
+    def watch(self, taken: UnackedDelivery) -> None:
         """A delivery has been handed out."""
         timeout = self._timeout(taken)
         if timeout is not None and taken.at + timeout < self._earliest:
@@ -50,7 +50,7 @@ class ConsumerTimeout:
         ticks = ceil((due - self._opened) / _TICK_S)
         self._alarm.set(self._opened + ticks * _TICK_S)
 
-    def _timeout(self, taken: Taken) -> float | None:
+    def _timeout(self, taken: UnackedDelivery) -> float | None:
         node, queue = self._channel.node, taken.source
         if node.profile.consumer_timeout_cancels and not queue.is_quorum:
             return None

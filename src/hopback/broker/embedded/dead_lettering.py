@@ -18,7 +18,7 @@ from hopback.broker.embedded.stored import (
     Entry,
     StoredContent,
     copy_table,
-    taken_off,
+    remove_header,
     with_headers,
 )
 from hopback.broker.embedded.timers import Deadline
@@ -74,9 +74,9 @@ def bury(
         older = _read(headers.get("x-death"))
         if len(older) > 1:
             older.reverse()
-    same = [table for table in older if _same(table, death)]
-    others = [table for table in older if not _same(table, death)]
-    deaths = [_again(same[0]) if same else death, *others]
+    same = [table for table in older if _is_same_death(table, death)]
+    others = [table for table in older if not _is_same_death(table, death)]
+    deaths = [_increment_count(same[0]) if same else death, *others]
     # Write the record to the headers, with the first and the last death.
     begun = "x-death" in headers if profile.scrambles_deaths else bool(content.deaths)
     headers["x-death"] = list(deaths)
@@ -87,7 +87,7 @@ def bury(
             headers[f"x-last-death-{key}"] = death[key]
     further = content.properties.further_headers
     if routing_key is not None and profile.removes_cc:
-        further = taken_off(headers, further, "CC")
+        further = remove_header(headers, further, "CC")
     headers = dict(sorted(headers.items()))
     dead_letter = StoredContent(
         content.body,
@@ -142,11 +142,11 @@ def _read(found: FieldValue) -> list[_Table]:
     return tables
 
 
-def _same(table: _Table, death: _Table) -> bool:
+def _is_same_death(table: _Table, death: _Table) -> bool:
     return table.get("queue") == death["queue"] and table.get("reason") == death["reason"]
 
 
-def _again(table: _Table) -> _Table:
+def _increment_count(table: _Table) -> _Table:
     """Return a copy of the entry with its count increased, because message copies share the
     entry.
     """
@@ -230,7 +230,7 @@ def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredConten
     dead_letter.parent = entry.number
     dead_letter.redelivered = entry.redelivered and queue.profile.carries_redelivered
     if queue.profile.carries_failures:
-        dead_letter.failed, dead_letter.acquired = queue.counts_of_dead_letter(entry, reason)
+        dead_letter.failed, dead_letter.acquired = queue.dead_letter_counts(entry, reason)
     return dead_letter
 
 

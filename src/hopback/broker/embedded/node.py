@@ -39,9 +39,9 @@ from hopback.broker.embedded.session import Session
 from hopback.broker.embedded.settings import Policies
 from hopback.broker.embedded.stored import (
     StoredContent,
-    Taken,
+    UnackedDelivery,
     copy_table,
-    taken_off,
+    remove_header,
     with_headers,
 )
 from hopback.broker.embedded.timers import Timers
@@ -99,7 +99,7 @@ class PublishChecker:
         keys: tuple[str, ...] = (message.routing_key,)
         if headers and ("CC" in headers or "BCC" in headers):
             keys += (*_copies(headers, "CC"), *_copies(headers, "BCC"))
-            further = taken_off(headers, properties.further_headers, "BCC")
+            further = remove_header(headers, properties.further_headers, "BCC")
             properties = with_headers(properties, headers, further=further)
         if properties.further_headers and self._profile.sorts_headers:
             # The broker keeps the first of each name only.
@@ -232,11 +232,11 @@ class Node:
         self.sessions.append(session)
         return session
 
-    def deliveries_of(self, queue: LiveQueue) -> list[Taken]:
+    def deliveries_of(self, queue: LiveQueue) -> list[UnackedDelivery]:
         """List the unacked deliveries of a queue."""
         return [taken for taken in self.deliveries() if taken.source is queue]
 
-    def deliveries(self) -> Iterator[Taken]:
+    def deliveries(self) -> Iterator[UnackedDelivery]:
         for session in self.sessions:
             for channel in session.channels.values():
                 yield from (taken for taken in channel.unacked.values() if not taken.void)

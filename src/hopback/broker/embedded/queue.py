@@ -10,7 +10,7 @@ from hopback.broker.embedded.dead_lettering import AtLeastOnce, Reason
 from hopback.broker.embedded.journal import EventKind, Loss
 from hopback.broker.embedded.profile import CountHeaders, Discards, Profile
 from hopback.broker.embedded.ready import ClassicReady, PriorityReady, QuorumReady, Ready
-from hopback.broker.embedded.stored import Entry, StoredContent, Taken
+from hopback.broker.embedded.stored import Entry, StoredContent, UnackedDelivery
 from hopback.broker.embedded.timers import Deadline, Delays, QueueExpiry, Ticks
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class LiveQueue:
                 both = {"x-delivery-count": entry.failed, "x-acquired-count": acquired}
                 return {name: count for name, count in both.items() if count} or None
 
-    def counts_of_dead_letter(self, entry: Entry, reason: Reason) -> tuple[int, int]:
+    def dead_letter_counts(self, entry: Entry, reason: Reason) -> tuple[int, int]:
         """The failure count and the return count that go with a dead letter (4.x)."""
         if not self.is_quorum:
             return entry.content.failed, entry.content.acquired
@@ -263,7 +263,7 @@ class LiveQueue:
 
     # Settlement.
 
-    def settled(self, taken: Taken) -> None:
+    def ack(self, taken: UnackedDelivery) -> None:
         """A client is done with a delivery."""
         self.ticks.before_change()
         self.unacked -= 1
@@ -271,7 +271,7 @@ class LiveQueue:
             self.node.journal.entry(EventKind.ACKED, taken.entry, self.name)
         self._free(taken)
 
-    def discarded(self, taken: Taken, how: ReturnKind) -> None:
+    def discard(self, taken: UnackedDelivery, how: ReturnKind) -> None:
         """A client rejected a delivery without requeueing it: dead-letter it as rejected."""
         self.ticks.before_change()
         self.unacked -= 1
@@ -280,7 +280,7 @@ class LiveQueue:
         self._let_die(taken.entry, Reason.REJECTED)
         self._free(taken)
 
-    def returned(self, deliveries: Iterable[Taken], how: ReturnKind) -> None:
+    def requeue(self, deliveries: Iterable[UnackedDelivery], how: ReturnKind) -> None:
         """Requeue deliveries in this order."""
         self.ticks.before_change()
         for taken in deliveries:
@@ -329,12 +329,12 @@ class LiveQueue:
         self.byte_count += len(entry.content.body)
         self._expiring = self._expiring or entry.expires is not None
 
-    def _free(self, taken: Taken) -> None:
+    def _free(self, taken: UnackedDelivery) -> None:
         self._vacate(taken)
         if len(self.ready) and (taken.consumer is None or not taken.consumer.cancelled):
             self.pump()
 
-    def _vacate(self, taken: Taken) -> None:
+    def _vacate(self, taken: UnackedDelivery) -> None:
         """Its consumer has room for another."""
         consumer = taken.consumer
         if consumer is not None:

@@ -191,7 +191,7 @@ class QuorumReady:
 
     def pop_expired(self, now: float) -> Entry | None:
         """Remove and return an expired head. On 4.3 the head of any priority is checked."""
-        for waiting in self._lists():
+        for waiting in self._checked_lists():
             if waiting and waiting[0].expires is not None and waiting[0].expires <= now:
                 self._length -= 1
                 return waiting.popleft()
@@ -199,10 +199,10 @@ class QuorumReady:
 
     def next_expiry(self) -> float | None:
         """When the first of the watched heads expires."""
-        heads = (waiting[0].expires for waiting in self._lists() if waiting)
+        heads = (waiting[0].expires for waiting in self._checked_lists() if waiting)
         return min((moment for moment in heads if moment is not None), default=None)
 
-    def _lists(self) -> Iterator[deque[Entry]]:
+    def _checked_lists(self) -> Iterator[deque[Entry]]:
         if self._priorities is Priorities.STRICT:
             return chain((self._returned,), reversed(self._fresh))
         return iter((self._returned or self._next_fresh(),))

@@ -23,7 +23,7 @@ from hopback.broker.embedded.rights import (
     access_refusal,
     topic_refusal,
 )
-from hopback.broker.embedded.stored import Entry, Taken
+from hopback.broker.embedded.stored import Entry, UnackedDelivery
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ T = TypeVar("T")
 class Sink(Protocol):
     """The output of a channel. It must not call the broker back."""
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         """A delivery for the consumer `taken.consumer`."""
 
     def on_cancel(self, tag: str) -> None:
@@ -151,7 +151,7 @@ class SessionChannel:
         self.ceiling: int = 0
         """For the channel as a whole."""
         self.consumers: dict[str, QueueConsumer] = {}
-        self.unacked: dict[int, Taken] = {}
+        self.unacked: dict[int, UnackedDelivery] = {}
         self._tag = 0
         self._lowest = 1
         self._consumer_timeout = ConsumerTimeout(self)
@@ -345,12 +345,12 @@ class SessionChannel:
         if self.consumers.pop(consumer.tag, None) is not None and self.is_open:
             self.sink.on_cancel(consumer.tag)
 
-    def end_consumer(self, consumer: QueueConsumer, held: Sequence[Taken]) -> None:
+    def end_consumer(self, consumer: QueueConsumer, held: Sequence[UnackedDelivery]) -> None:
         """End a consumer and requeue these deliveries. Settling them later has no effect."""
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.queue.remove_consumer(consumer)
             self.sink.on_cancel(consumer.tag)
-        consumer.queue.returned([taken for taken in held if not taken.void], ReturnKind.TIMEOUT)
+        consumer.queue.requeue([taken for taken in held if not taken.void], ReturnKind.TIMEOUT)
         for taken in held:
             taken.void = True
 
@@ -371,7 +371,7 @@ class SessionChannel:
         self.sink.deliver(taken)
 
     @_refusable
-    def get(self, name: str, *, no_ack: bool = False) -> Taken | None:
+    def get(self, name: str, *, no_ack: bool = False) -> UnackedDelivery | None:
         """Take one message, or None if none is ready."""
         queue = self._readable(name)
         entry = queue.take()
@@ -389,9 +389,11 @@ class SessionChannel:
         self._tag += 1
         return self._tag
 
-    def _take(self, queue: LiveQueue, entry: Entry, consumer: QueueConsumer | None) -> Taken:
+    def _take(
+        self, queue: LiveQueue, entry: Entry, consumer: QueueConsumer | None
+    ) -> UnackedDelivery:
         self._tag += 1
-        taken = Taken(self._tag, queue, entry, consumer, self.node.now())
+        taken = UnackedDelivery(self._tag, queue, entry, consumer, self.node.now())
         if queue.is_quorum:
             taken.counts = queue.counts(entry, by_get=consumer is None)
         if self.node.journal is not None:
@@ -402,7 +404,7 @@ class SessionChannel:
         if self.node.journal is not None:
             self.node.journal.entry(EventKind.ACKED, entry, queue.name)
 
-    def _remember(self, taken: Taken) -> None:
+    def _remember(self, taken: UnackedDelivery) -> None:
         self.unacked[taken.tag] = taken
         taken.source.unacked += 1
         self._consumer_timeout.watch(taken)
@@ -412,7 +414,7 @@ class SessionChannel:
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         for taken in self._take_named(tag, multiple=multiple):
             if not taken.void:
-                taken.source.settled(taken)
+                taken.source.ack(taken)
         if self.ceiling:
             self._wake_all()
 
@@ -427,25 +429,25 @@ class SessionChannel:
         held, self.unacked = list(self.unacked.values()), {}
         self._give_back(held, ReturnKind.RECOVER)
 
-    def _refuse(self, deliveries: list[Taken], how: ReturnKind, *, requeue: bool) -> None:
+    def _refuse(self, deliveries: list[UnackedDelivery], how: ReturnKind, *, requeue: bool) -> None:
         if requeue:
             self._give_back(deliveries, how)
         else:
             for taken in deliveries:
                 if not taken.void:
-                    taken.source.discarded(taken, how)
+                    taken.source.discard(taken, how)
         if self.ceiling:
             self._wake_all()
 
-    def _give_back(self, deliveries: Iterable[Taken], how: ReturnKind) -> None:
-        by_queue: dict[LiveQueue, list[Taken]] = {}
+    def _give_back(self, deliveries: Iterable[UnackedDelivery], how: ReturnKind) -> None:
+        by_queue: dict[LiveQueue, list[UnackedDelivery]] = {}
         for taken in deliveries:
             if not taken.void:
                 by_queue.setdefault(taken.source, []).append(taken)
         for queue, held in by_queue.items():
-            queue.returned(held, how)
+            queue.requeue(held, how)
 
-    def _take_named(self, tag: int, *, multiple: bool) -> list[Taken]:
+    def _take_named(self, tag: int, *, multiple: bool) -> list[UnackedDelivery]:
         """Take the deliveries that a settlement names off the books."""
         if multiple and tag == 0:
             held, self.unacked = list(self.unacked.values()), {}

@@ -167,7 +167,7 @@ class _Sources:
         found = self.first(name, policy_wins=policy_wins)
         return found if isinstance(found, str) else None
 
-    def least(self, name: str) -> int | None:
+    def minimum(self, name: str) -> int | None:
         return self._choose(name, min)
 
     def limit(self, name: str) -> int | None:
@@ -176,7 +176,7 @@ class _Sources:
 
     def seconds(self, name: str) -> float | None:
         """Return the smallest value, converted from milliseconds."""
-        least = self.least(name)
+        least = self.minimum(name)
         return None if least is None else least / 1000
 
     def _choose(self, name: str, choice: Callable[[list[int]], int]) -> int | None:
@@ -202,7 +202,7 @@ def settings_for(
         expires = found / 1000 if isinstance(found, int) else None
     delivery_limit = None
     if quorum:
-        chosen = sources.limit if profile.negative_limit_is_none else sources.least
+        chosen = sources.limit if profile.negative_limit_is_none else sources.minimum
         delivery_limit = chosen("delivery-limit")
         if delivery_limit is None:
             delivery_limit = profile.delivery_limit
@@ -211,8 +211,8 @@ def settings_for(
     return QueueSettings(
         ttl=sources.seconds("message-ttl"),
         expires=expires,
-        max_length=sources.least("max-length"),
-        max_bytes=sources.least("max-length-bytes"),
+        max_length=sources.minimum("max-length"),
+        max_bytes=sources.minimum("max-length-bytes"),
         overflow="drop-head" if quorum and overflow == "reject-publish-dlx" else overflow,
         dead_letter_exchange=exchange,
         dead_letter_routing_key=sources.text("dead-letter-routing-key"),

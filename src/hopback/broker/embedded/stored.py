@@ -34,7 +34,9 @@ def copy_table(table: Headers) -> dict[str, FieldValue]:
     }
 
 
-def taken_off(headers: dict[str, FieldValue], further: FurtherHeaders, name: str) -> FurtherHeaders:
+def remove_header(
+    headers: dict[str, FieldValue], further: FurtherHeaders, name: str
+) -> FurtherHeaders:
     """Remove the first header of that name. The next one of that name replaces it.
 
     Return the remaining `further` headers.
@@ -144,7 +146,7 @@ class Entry:
         """Number of failed deliveries, here or (on 4.x) in earlier quorum queues."""
 
 
-class Taken:
+class UnackedDelivery:
     """An unsettled delivery of a copy to a client."""
 
     __slots__ = (

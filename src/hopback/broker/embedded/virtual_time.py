@@ -48,7 +48,7 @@ _IN_THREADS = ("aiosqlite.core", "sqlalchemy.dialects.sqlite.aiosqlite")
 """Modules that use threads and wake the loop through a future."""
 
 
-class NothingCanHappen(RuntimeError):
+class StuckLoop(RuntimeError):
     """Every task waits and no deadline is set. The text names the tasks."""
 
 
@@ -84,18 +84,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Let `seconds` pass at once."""
         self._virtual_now += seconds
         if self._virtual_now > self._until:
-            raise NothingCanHappen(
-                f"virtual time ran out at {self._virtual_now:.0f}; {self._waiting()}"
-            )
+            raise StuckLoop(f"virtual time ran out at {self._virtual_now:.0f}; {self._waiting()}")
 
     @property
     def threads_at_work(self) -> int:
         """Number of threads working for this loop. Virtual time stops meanwhile."""
         return self._threads
 
-    def stuck(self) -> NothingCanHappen:
+    def stuck(self) -> StuckLoop:
         """Return the error for a loop without ready tasks and deadlines."""
-        return NothingCanHappen(f"no task can continue and no deadline is set: {self._waiting()}")
+        return StuckLoop(f"no task can continue and no deadline is set: {self._waiting()}")
 
     def _waiting(self) -> str:
         places = []

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import SplitResult, parse_qs, quote, unquote, urlsplit
 
-from hopback.broker.limits import exactly
+from hopback.broker.limits import exact_pattern
 from hopback.broker.management import readings
 from hopback.clock import Clock, SystemClock
 from hopback.errors import (
@@ -472,7 +472,7 @@ class Management:
         except ManagementRefused:
             # A user who may not list policies still sees the effective policy of each queue.
             policies = tuple(
-                Policy(reading.policy, exactly(reading.queue.name), reading.effective_policy)
+                Policy(reading.policy, exact_pattern(reading.queue.name), reading.effective_policy)
                 for reading in found
                 if reading.policy and reading.effective_policy
             )

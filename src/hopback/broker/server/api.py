@@ -144,7 +144,7 @@ def page_of(entries: list[dict[str, Any]], request: Request, version: BrokerVers
     asked = _query_of(request)
     if "page" not in asked:
         return entries
-    entries = in_order(entries, asked)
+    entries = sort_entries(entries, asked)
     number, size = _number(asked["page"]), _number(asked.get("page_size", "100"))
     if number < 1 or not 1 <= size <= _MOST_PER_PAGE:
         told = str(size) if "page_size" in asked else "undefined"
@@ -179,7 +179,7 @@ def _query_of(request: Request) -> dict[str, str]:
     return {key: values[-1] for key, values in parsed.items()}
 
 
-def in_order(entries: list[dict[str, Any]], asked: dict[str, str]) -> list[dict[str, Any]]:
+def sort_entries(entries: list[dict[str, Any]], asked: dict[str, str]) -> list[dict[str, Any]]:
     """Sort by the requested field, then by names."""
     keys = [key for key in _ORDER if entries and key in entries[0]]
     found = sorted(entries, key=lambda each: [_sortable(each.get(key)) for key in keys])
@@ -323,7 +323,7 @@ class Api:
             return found
         asked = _query_of(request)
         if isinstance(found, list):
-            found = in_order(found, asked)
+            found = sort_entries(found, asked)
         all_columns = path[0] == "vhosts" and self._version.major >= 4
         return found if "columns" not in asked or all_columns else _columns(found, asked["columns"])
 

@@ -23,7 +23,7 @@ from hopback.topology.model import Binding, Exchange, Policy, Queue
 
 if TYPE_CHECKING:
     from hopback.broker.embedded.node import Node
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.broker.server.served import ServedBroker
     from hopback.errors import Problem
 
@@ -388,7 +388,7 @@ def get(access: VhostAccess, queue: str, asked: _Json) -> list[dict[str, object]
     return found
 
 
-def _message(taken: Taken, encoding: str, most: int | None) -> dict[str, object]:
+def _message(taken: UnackedDelivery, encoding: str, most: int | None) -> dict[str, object]:
     body = taken.body[:most]
     try:
         text = None if encoding == "base64" else body.decode()

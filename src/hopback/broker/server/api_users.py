@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.node import Node
     from hopback.broker.embedded.refusal import Refusal
     from hopback.broker.embedded.session import Session, SessionChannel
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.broker.server.served import ServedBroker
 
 NODE = "hopback@localhost"
@@ -54,7 +54,7 @@ class Denied(Exception):
 class _Nowhere:
     """The sink of a channel that lasts for one request and has no consumers."""
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         """There is no consumer."""
 
     def on_cancel(self, tag: str) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hopback.broker.embedded.session import Session, SessionChannel
-    from hopback.broker.embedded.stored import Taken
+    from hopback.broker.embedded.stored import UnackedDelivery
     from hopback.broker.server.client import Client
     from hopback.fields import FieldValue
 
@@ -461,7 +461,7 @@ class ServerChannel:
 
     # Calls from the node.
 
-    def deliver(self, taken: Taken) -> None:
+    def deliver(self, taken: UnackedDelivery) -> None:
         """Write a delivery to one of the channel's consumers."""
         if taken.consumer is not None:
             self._write(taken, taken.consumer.tag)

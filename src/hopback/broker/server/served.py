@@ -203,8 +203,8 @@ class ServedBroker:
             client.refuse(Refusal(320, words, connection=True))
         return True
 
-    def _of(self, whom: Callable[[Session], bool]) -> list[Client]:
-        return [client for client in self.clients if client.session and whom(client.session)]
+    def _of(self, matches: Callable[[Session], bool]) -> list[Client]:
+        return [client for client in self.clients if client.session and matches(client.session)]
 
     def rights(self, user: str, vhost: str) -> UserRights:
         """Return a user's rights in a virtual host."""

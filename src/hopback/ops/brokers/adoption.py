@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from hopback.broker.limits import exactly, is_ours
+from hopback.broker.limits import exact_pattern, is_ours
 from hopback.broker.migrate import immovable
 from hopback.durations import format_duration
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
@@ -268,7 +268,7 @@ class _Reader:
         matching = find_policies(self.queue, self.others)
         ours = Policy(
             policy_name(self.queue.name),
-            exactly(self.queue.name),
+            exact_pattern(self.queue.name),
             {
                 **(self.former.definition if self.former else {}),
                 "dead-letter-exchange": "",

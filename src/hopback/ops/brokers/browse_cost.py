@@ -7,7 +7,7 @@ dead-letter exchange. RabbitMQ 4.0 and later have a default limit of 20.
 
 from __future__ import annotations
 
-from hopback.broker.limits import spent
+from hopback.broker.limits import is_near_limit
 from hopback.ops.contract.values import Cost, Price
 from hopback.topology.effective import delivery_limit
 from hopback.topology.model import Queue, QueueType
@@ -46,7 +46,7 @@ def cost_of_browsing(
     if not killed and limit is not None and version >= _NACK_IS_FREE_SINCE:
         # A lost connection still counts as a delivery. Browsing is not free if that is half of the limit.
         is_delayed = queue.arguments.get("x-delayed-retry-type") in ("all", "returned")
-        if not spent(1, limit) and not is_delayed:
+        if not is_near_limit(1, limit) and not is_delayed:
             return Cost(
                 Price.FREE,
                 "free: messages are requeued by basic.nack, which this broker does not count. Only a lost"

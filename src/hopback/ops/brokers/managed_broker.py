@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import structs
 
-from hopback.broker.limits import PolicyLedger, exactly, find_lifted_limits, restore_limits
+from hopback.broker.limits import PolicyLedger, exact_pattern, find_lifted_limits, restore_limits
 from hopback.broker.port import Broker, Channel, Connection, count
 from hopback.clock import Clock, SystemClock
 from hopback.errors import (
@@ -225,7 +225,7 @@ class ManagedBroker:
             return await management.operator_policies(self.vhost)
         except ManagementRefused:
             return tuple(
-                Policy(each.operator_policy, exactly(each.queue.name), each.effective_policy)
+                Policy(each.operator_policy, exact_pattern(each.queue.name), each.effective_policy)
                 for each in queues
                 if each.operator_policy and each.effective_policy
             )

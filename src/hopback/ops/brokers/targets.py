@@ -189,7 +189,9 @@ def queues_reached(
         case TargetKind.EXCHANGE:
             found = None if live is None else live.reachable(target.exchange, target.routing_key)
         case TargetKind.ORIGIN_EXCHANGE:
-            found = None if live is None else (*live.beside(source.origins), *source.origins)
+            found = (
+                None if live is None else (*live.reachable_with(source.origins), *source.origins)
+            )
         case _:
             found = source.origins
     return None if found is None else frozenset(found)

@@ -208,7 +208,7 @@ async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
         planned = await live_plan(desired, connection, broker.management, broker.vhost)
     return PlannedAnswer(
         broker_version=str(planned.version),
-        settled=planned.settled,
+        settled=planned.is_up_to_date,
         create=[StepAnswer(str(step.kind), step.name, step.why) for step in planned.steps],
         conflicts=[
             ConflictAnswer(

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.broker.limits import spent
+from hopback.broker.limits import is_near_limit
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
@@ -126,7 +126,7 @@ class BatchReader:
     def _keep(self, delivery: Delivery) -> None:
         self._driver.keep(delivery.tag)
         limit = self._delivery_limit
-        if limit is not None and spent(delivery_count(delivery), limit):
+        if limit is not None and is_near_limit(delivery_count(delivery), limit):
             raise EndJob(
                 JobState.FAILED,
                 f"a message that stays was requeued {delivery_count(delivery)} times, and"

@@ -75,7 +75,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
     for purpose, exchange, key, meant in (
         *(("retry", route.exchange, route.routing_key, {route.queue}) for route in routes),
         ("parking", parking.exchange, parking.routing_key, {parking.queue}),
-        # A redrive may also go through a retry queue and return from there.
+        # A re-drive may also go through a retry queue and return from there.
         ("re-drive", redrive.exchange, redrive.routing_key, {plan.queue, *waiting}),
     ):
         if not meant.intersection(analysis.route(exchange, key)):

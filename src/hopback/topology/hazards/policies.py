@@ -271,9 +271,9 @@ def _operator_policy(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 f"operator policy {quote_name(policy.name)}",
                 f"It sets {list_names(policy.definition)} for {queue_place(*ruled[policy.name])}, over"
-                " their own arguments and policies, where the smaller value wins. The application"
+                " their own arguments and policies. The smallest value applies. The application"
                 " that declares the queues does not see it. The other findings include its effect.",
-                "Make sure that the operators of the broker mean these queues, too.",
+                "Check that the operators of the broker intend it for these queues.",
             )
 
 

@@ -56,12 +56,12 @@ class VersionedSeverity:
         ends = (BrokerVersion.parse(text) if text else None for text in (since, before))
         return cls(severity, *ends)
 
-    def holds(self, version: BrokerVersion) -> bool:
+    def applies_to(self, version: BrokerVersion) -> bool:
         begun = self.since is None or version >= self.since
         return begun and (self.before is None or version < self.before)
 
     @property
-    def everywhere(self) -> bool:
+    def is_universal(self) -> bool:
         """Whether it holds for every version."""
         return self.since is None and self.before is None
 
@@ -89,11 +89,11 @@ def format_severities(severities: Iterable[VersionedSeverity]) -> str:
     return ", ".join(map(str, severities))
 
 
-def severity_on(
+def choose_severity(
     severities: tuple[VersionedSeverity, ...], version: BrokerVersion | None
 ) -> Severity | None:
     """The severity on this version, or the highest of all versions if it is None."""
-    holding = [each for each in severities if version is None or each.holds(version)]
+    holding = [each for each in severities if version is None or each.applies_to(version)]
     return min((each.severity for each in holding), key=lambda each: each.rank, default=None)
 
 
@@ -120,11 +120,11 @@ def report(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
     """The findings of this rule for the analysed version, or for all versions."""
     for hit in rule.look(analysis):
         severities = hit.severities or rule.severities
-        severity = severity_on(severities, analysis.version)
+        severity = choose_severity(severities, analysis.version)
         if severity is None:
             continue
         explanation = hit.explanation
-        if analysis.version is None and not all(each.everywhere for each in severities):
+        if analysis.version is None and not all(each.is_universal for each in severities):
             explanation += f" (RabbitMQ: {format_severities(severities)}.)"
         yield Finding(rule.name, severity, hit.place, explanation, hit.fix)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hopback.broker.limits import spent
+from hopback.broker.limits import is_near_limit
 from hopback.designs import DESIGNS
 from hopback.ops.brokers.browse_cost import cost_of_browsing
 from hopback.ops.contract.values import Price
@@ -77,9 +77,9 @@ def test_recommended_dead_letter_queues_can_be_browsed(version: BrokerVersion) -
 
 def test_browsing_stops_at_half_of_delivery_limit() -> None:
     cost = cost_of_browsing(limited(1000), V40)
-    assert not spent(499, cost.limit)
-    assert spent(500, cost.limit)
-    assert not spent(10**9, cost_of_browsing(Queue("d"), V40).limit)
+    assert not is_near_limit(499, cost.limit)
+    assert is_near_limit(500, cost.limit)
+    assert not is_near_limit(10**9, cost_of_browsing(Queue("d"), V40).limit)
 
 
 def test_auto_delete_queue_is_not_browsed() -> None:
