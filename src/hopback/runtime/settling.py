@@ -110,7 +110,7 @@ class Settling:
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
         """Settle a delivery by its answer. Returns False if it stays unsettled, which is reported."""
         if answer.error is not None:
-            # Show the exception of a failed run to the witness, if there is one.
+            # Pass the exception of a failed run to the observer, if one is set.
             if self._environment.on_exception is not None:
                 self._environment.on_exception(answer.error)
             if self._failed is not None:
