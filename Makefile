@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # What reaches every branch of the pure parts. It alone runs under coverage, which nearly doubles what a test costs.
 PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/unit/designs \
-	$(patsubst %,tests/unit/runtime/test_%.py,feeding delays early_delays misspelt raw_parking) \
+	$(patsubst %,tests/unit/runtime/test_%.py,feeding delays early_delays misspelt raised_outcomes raw_parking) \
 	tests/unit/ops/brokers/test_discovery.py tests/unit/ops/brokers/test_classification.py \
 	$(patsubst %,tests/properties/test_%.py,decide raw_redrive redriver routing)
 FAST := tests/unit tests/properties tests/scenarios tests/conformance
