@@ -40,24 +40,24 @@ def _habit(pattern: str, source: float, docs: float) -> Habit:
 
 
 HABITS = {
-    "what-clause": _habit(r"\bwhat\b(?! (?:if|do|does|did|should|would|kind|happens?)\b)", 18, 10),
+    "what-clause": _habit(r"\bwhat\b(?! (?:if|do|does|did|should|would|kind|happens?)\b)", 6, 10),
     "nobody": _habit(
-        r"\b(?:some|any|no|every)(?:body|one)\b|\bno one\b|\bwhoever\b|\bpeople\b", 6, 6
+        r"\b(?:some|any|no|every)(?:body|one)\b|\bno one\b|\bwhoever\b|\bpeople\b", 3, 6
     ),
-    "nothing": _habit(r"\bnothing\b", 8, 8),
-    "say-tell": _habit(r"\b(?:say|says|said|saying|tell|tells|told|telling)\b", 12, 10),
+    "nothing": _habit(r"\bnothing\b", 5, 8),
+    "say-tell": _habit(r"\b(?:say|says|said|saying|tell|tells|told|telling)\b", 5, 10),
     "stand-lie-rest": _habit(r"\b(?:stand|stands|stood|lies|rests|rested)\b", 3, 5),
-    "is-no": _habit(r"(?<!there )\b(?:is|are|was|were|be) (?:no(?! longer)|(?-i:none))\b", 4, 4),
+    "is-no": _habit(r"(?<!there )\b(?:is|are|was|were|be) (?:no(?! longer)|(?-i:none))\b", 3, 4),
     "so-many": _habit(r"\bso (?:many|much|long|often|few)\b", 1, 1),
     "of-its-own": _habit(
-        r"\bof (?:its|their|his|her|our|your) own\b|\bof (?:ours|theirs)\b", 3, 1.5
+        r"\bof (?:its|their|his|her|our|your) own\b|\bof (?:ours|theirs)\b", 1, 1.5
     ),
-    "who-clause": _habit(r"(?:^|[.;:(] ?)(?:Who|Whose|Whom) |\b(?:by|to|of|from|for) whom\b", 1, 1),
-    "come-go": _habit(r"\b(?:comes?|came|coming) back\b|\b(?:goes|went|going) on\b", 4, 3),
+    "who-clause": _habit(r"(?:^|[.;:(] ?)(?:Who|Whose|Whom) |\b(?:by|to|of|from|for) whom\b", 0.5, 1),
+    "come-go": _habit(r"\b(?:comes?|came|coming) back\b|\b(?:goes|went|going) on\b", 2, 3),
     "semicolon": _habit(r";(?= )", 30, 60),
 }
 # Percent of functions whose name starts with a participle: `opened`, `running_jobs`.
-PARTICIPLES = 4
+PARTICIPLES = 3
 _PARTICIPLE = re.compile(r"_?[a-z]+(?:ed|ing)(?:_[a-z_]+)?")
 _MARKUP = re.compile(
     r"<script.*?</script>|<[^>]+>|\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}|&\w+;", re.DOTALL

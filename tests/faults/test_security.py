@@ -18,7 +18,7 @@ import pytest
 from hopback import App, Park, RabbitMQ
 from hopback.broker import EmbeddedBroker
 from hopback.clock import ManualClock
-from hopback.errors import ConnectionFailed, InvalidTopology
+from hopback.errors import ConnectionFailed, InvalidDeclaration
 from hopback.message import Message, Properties
 from hopback.observe.events import Bus
 from hopback.observe.logs import JsonLog, TextLog
@@ -228,7 +228,7 @@ async def test_import_line_cannot_write_file() -> None:
 )
 def test_push_target_must_be_plain_http_url(url: str) -> None:
     """Credentials, blanks and line breaks are refused."""
-    with pytest.raises(InvalidTopology, match="without credentials"):
+    with pytest.raises(InvalidDeclaration, match="without credentials"):
         PushTarget(url)
 
 

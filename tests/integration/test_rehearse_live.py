@@ -73,7 +73,7 @@ async def test_rehearsal_uses_present_rates_of_management_api(
         command = ["rehearse", "recommended", "--rate", "live", "--outage", "20m", *where]
         assert await asyncio.to_thread(run, command) == 0
     said = json.loads(capsys.readouterr().out)
-    assert "messages a second come in" in page
+    assert "messages a second arrive now" in page
     assert 'name="rate" value=""' not in page
     arrivals = said["stations"][0]["arrivalsPerSecond"]
     assert 0 < arrivals[0] < 200  # a busy machine publishes less than it should

@@ -161,7 +161,7 @@ async def test_pages_of_stream_offer_no_redrive_and_no_discard(
             session = await operations.open_session("events.dlq")
             (message, *_) = (await operations.messages(session.id)).dead_letters
             queue = (await client.get("/queues/events.dlq")).text
-            assert "You can look into it, search it and export it." in queue
+            assert "You can browse, search and export them." in queue
             assert "send a copy" not in queue
             looking = (await client.get(f"/sessions/{session.id}")).text
             assert "TimeoutError" in looking

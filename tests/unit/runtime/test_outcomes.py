@@ -158,18 +158,26 @@ async def test_snooze_does_not_count_as_attempt() -> None:
     assert tally == Tally(snoozed=6, retried=3, parked=1)
 
 
+_WAIT = "a reason that is a text, and a wait like 30s, 5m or 1h30m"
+
+
 @pytest.mark.parametrize(
-    "returned",
-    [True, "ok", 0, Retry, Retry(5), Snooze(-1), Snooze(float("nan"))],  # type: ignore[arg-type]
+    ("returned", "expected"),
+    [
+        *((value, MENU) for value in (True, "ok", 0, Retry)),
+        *((value, _WAIT) for value in (Retry(5), Snooze(-1), Snooze(float("nan")))),  # type: ignore[arg-type]
+    ],
 )
 @in_virtual_time
-async def test_invalid_return_value_parks_with_allowed_values(returned: object) -> None:
+async def test_invalid_return_value_parks_with_allowed_values(
+    returned: object, expected: str
+) -> None:
     async def behave() -> object:
         return returned
 
     tally, test = await _play(_app(behave))
     assert tally == Tally(parked=1)
-    test.assert_parked("orders", reason=f"expected {MENU}")
+    test.assert_parked("orders", reason=f"expected {expected}")
 
 
 @in_virtual_time

@@ -129,7 +129,7 @@ async def test_own_session_is_not_shown_as_consumer() -> None:
         page = await service.client.get(f"/queues/{DLQ}")
         await service.operations.release(service.operations.sessions()[0].id)
     assert "Continue looking" in page.text
-    assert "they take messages away" not in page.text
+    assert "they remove messages" not in page.text
 
 
 async def test_active_job_blocks_first_step_of_redrive() -> None:
