@@ -52,7 +52,9 @@ HABITS = {
     "of-its-own": _habit(
         r"\bof (?:its|their|his|her|our|your) own\b|\bof (?:ours|theirs)\b", 1, 1.5
     ),
-    "who-clause": _habit(r"(?:^|[.;:(] ?)(?:Who|Whose|Whom) |\b(?:by|to|of|from|for) whom\b", 0.5, 1),
+    "who-clause": _habit(
+        r"(?:^|[.;:(] ?)(?:Who|Whose|Whom) |\b(?:by|to|of|from|for) whom\b", 0.5, 1
+    ),
     "come-go": _habit(r"\b(?:comes?|came|coming) back\b|\b(?:goes|went|going) on\b", 2, 3),
     "semicolon": _habit(r";(?= )", 30, 60),
 }

@@ -109,7 +109,9 @@ async def test_invalid_wait_parks_with_allowed_values(wait: Any) -> None:
     async with AppTest(app) as test:
         await test.publish("orders", {})
         await test.drain()
-        test.assert_parked("orders", times=1, reason=r"expected None, Done()")
+        test.assert_parked(
+            "orders", times=1, reason=r"expected a reason that is a text, and a wait"
+        )
 
 
 @in_virtual_time
