@@ -1,8 +1,9 @@
-"""`python -m benchmarks.systems`: the five systems together under load, on RabbitMQ and PostgreSQL.
+"""`python -m benchmarks.systems`: the five systems under load, on RabbitMQ and PostgreSQL.
 
-Every part is a process of its own, as in the compose files. 200 messages a second come in through the
-web parts, a tenth of them fails: some for good, some until they are parked. At the end every message
-that was accepted has to be found again by its id, as a row or as a dead letter. Written to SYSTEMS.md.
+Each part is a process, as in the compose files. Each selected system gets `--rate` messages a second
+through its web part. A tenth of the messages fails: some permanently, some until they are parked. At the
+end every accepted message must be found by its id, as a row or as a dead letter. The results are written
+to SYSTEMS.md. Results of other systems, brokers and forms stay there.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("SYSTEMS.md")
 RESULTS = Path(__file__).with_name("systems.json")
-RATES = {"raffle": 50, "ratatoskr": 50, "freeflow": 50, "event-bus": 20, "file-pipeline": 2}
-"""Requests a second. An event of the bus is two messages, a file five: 200 messages a second."""
+MESSAGES = {"ratatoskr": 1, "freeflow": 1, "raffle": 1, "event-bus": 2, "file-pipeline": 5}
+"""Messages of one request: two services receive an event of the bus, five stages handle a file."""
 SHORTENED = {
     "RETRY_TTL_MS": "2000",
     "FREEFLOW_TIERS": "1s,2s,4s",
@@ -54,6 +55,8 @@ _AT_ONCE = 100
 """Requests in flight for one system: beyond that the producer waits, and the page shows the lower rate."""
 _DRAIN_S = 300.0
 """How long the rest may take: ten retries of the event bus take 50 s, a busy machine longer."""
+_FOLLOWED = 50
+"""One request of this number is followed to its effect. A multiple of ten, because every tenth fails."""
 _BAD_PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -250,9 +253,9 @@ class WebPart:
             writer.close()
 
 
-async def _produce(parts: Parts, seconds: float, outcome: Outcome) -> None:
-    """Send at the rate, whatever the answers take; now and then follow one to its effect."""
-    name, rate = parts.name, RATES[parts.name]
+async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) -> None:
+    """Send `rate` requests a second, however long the answers take. Follow some to their effect."""
+    name = parts.name
     room, sent, following = asyncio.Semaphore(_AT_ONCE), set(), set()
     if name == "event-bus":
         where = f"http://127.0.0.1:{parts.ports['sample']}/wms-orders/behaviour"
@@ -276,7 +279,7 @@ async def _produce(parts: Parts, seconds: float, outcome: Outcome) -> None:
             return
         outcome.accepted.add(_id(name, arguments, answer))
         outcome.accept_ms.append((time.perf_counter() - began) * 1000)
-        if shows and number % 10 == 0 and number % rate == 0:
+        if shows and number % _FOLLOWED == 0:
             following.add(asyncio.create_task(follow(shows.format(**answer), began)))
 
     async def follow(shows: str, began: float) -> None:
@@ -341,8 +344,8 @@ _FOUND = {
     "file-pipeline": "SELECT file_id FROM file_pipeline_files WHERE status = 'completed'",
 }
 _BUS_SERVICES = ("wms-cincout", "wms-orders")
-_LOOKED_AT_S = 5.0
-"""The sample receiver remembers 1,000 events of a service: more than 20 s of this load with its retries."""
+_LOOKED_AT_S = 1.0
+"""The sample receiver remembers 1,000 events of a service: 5 s of 200 messages a second with retries."""
 _AN_ID = re.compile(rb"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 
@@ -403,13 +406,19 @@ def _database(node: PostgresNode) -> Iterator[str]:
 
 
 async def _run(
-    node: RabbitNode, postgres: PostgresNode, seconds: float, hardened: bool
-) -> dict[str, Any]:
+    node: RabbitNode,
+    postgres: PostgresNode,
+    names: list[str],
+    rate: float,
+    seconds: float,
+    hardened: bool,
+) -> tuple[str, dict[str, Any]]:
+    """Return the broker's version and the result of each system."""
     broker = RabbitMQ(node.url)
-    outcomes = {name: Outcome() for name in RATES}
+    outcomes = {name: Outcome() for name in names}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         systems: dict[str, tuple[Parts, str]] = {}
-        for name in RATES:
+        for name in names:
             database = stack.enter_context(_database(postgres))
             settings = {
                 **SHORTENED,
@@ -424,29 +433,35 @@ async def _run(
             systems[name] = (parts, database)
         await _each(systems, lambda parts, _: parts.ready())
         _say("ready")
-        bus = systems["event-bus"][0]
-        looking = asyncio.create_task(_taken_by_services(bus, bus.taken))
+        looking = [
+            asyncio.create_task(_taken_by_services(parts, parts.taken))
+            for name, (parts, _) in systems.items()
+            if name == "event-bus"
+        ]
         await asyncio.gather(
-            *(_produce(parts, seconds, outcomes[name]) for name, (parts, _) in systems.items())
+            *(
+                _produce(parts, rate / MESSAGES[name], seconds, outcomes[name])
+                for name, (parts, _) in systems.items()
+            )
         )
         _say("sent")
         await _each(systems, lambda parts, _: _drained(broker, parts))
         await asyncio.sleep(2 * _LOOKED_AT_S)  # the last that the services took
-        if looking.done():
-            looking.result()
-        looking.cancel()
+        for task in looking:
+            if task.done():
+                task.result()
+            task.cancel()
         await _each(systems, lambda parts, url: _account(broker, parts, url, outcomes[parts.name]))
     connection = await broker.connect("load")
     version = str(connection.version)
     await connection.close()
-    return {
-        "version": version,
-        "hardened": hardened,
-        "seconds": seconds,
-        "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    measured = {
+        "offered": rate,
+        "together": len(names),
+        "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "load": os.getloadavg()[1],
-        "systems": {name: _shortened(outcome) for name, outcome in outcomes.items()},
     }
+    return version, {name: measured | _shortened(one) for name, one in outcomes.items()}
 
 
 async def _each(
@@ -479,21 +494,23 @@ def _say(text: str) -> None:
 _INTRODUCTION = """\
 # The five systems under load
 
-Written by `python -m benchmarks.systems`. Every part is a process of its own, all on one machine of two
-cores with RabbitMQ and PostgreSQL. 200 messages a second are offered to the web parts, as fast as they
-accept them; *rate/s* is what was reached where the machine was too busy for that (requests:
-users, orders and documents 50 each, 20 events for two services, 2 files of five messages); every tenth
-fails, in turn for good and until it is parked. The long waits are shortened: raffle and file
-pipeline 2 s, FreeFlow 1 s, 2 s and 4 s, Ratatoskr 2 s; the event bus has its ten retries of 5 s.
+Written by `python -m benchmarks.systems`. Each part is a process. All processes, RabbitMQ and PostgreSQL
+share one machine with two cores. The producer offers the rate in the column *offered/s* to the web part of
+each system, in messages: two services receive an event of the bus, and five stages handle a file.
+*rate/s* is the rate that the web part accepted. Every tenth request fails, in turn permanently and until it
+is parked. The long waits are shortened: raffle and file pipeline 2 s, FreeFlow 1 s, 2 s and 4 s, Ratatoskr
+2 s. The event bus has its ten retries of 5 s.
 
-Every message has an id. *found* are ids of rows, or of events that each service has taken or has as a
-dead letter; *dead letters* are ids in dead-letter queues, *both* those that are found and dead (a message
-may come twice); *lost* are ids that a web part accepted and that are nowhere. *accepted in* is the answer
-to the producer, *effect in* the time until a row can be read: median and 99th percentile. Memory is the
-most that a part held."""
+Every request has an id. *found* counts the ids of rows, or of events that each service has received or has
+as a dead letter. *dead letters* counts the ids in dead-letter queues. *both* counts the ids that are rows
+and dead letters, because a message may be delivered twice. *lost* counts the ids that a web part accepted
+and that are neither. *accepted in* is the time until the producer has its answer, *effect in* the time
+until a row can be read: median and 99th percentile. *memory* is the highest memory of each part. *measured*
+has the duration of the load, the number of systems that ran together, the time in UTC and the load average
+of the machine."""
 _COLUMNS = (
-    "system", "accepted", "rate/s", "refused", "found", "dead letters", "both", "lost", "retries",
-    "accepted in (ms)", "effect in (ms)", "memory (MB)",
+    "system", "offered/s", "rate/s", "accepted", "refused", "found", "dead letters", "both", "lost",
+    "retries", "accepted in (ms)", "effect in (ms)", "memory (MB)", "measured",
 )  # fmt: skip
 
 
@@ -506,26 +523,23 @@ def page(results: list[dict[str, Any]]) -> str:
             "",
             f"## RabbitMQ {run['version']}, {form}",
             "",
-            f"{run['seconds']:g} s of load, {run['at']}; load average of the machine {run['load']:.1f}."
-            + ("" if run["seconds"] >= 600 else " A short form of the run: ten minutes are meant."),
-            "",
             f"| {' | '.join(_COLUMNS)} |",
             "|---" * len(_COLUMNS) + "|",
         ]
-        for name, one in run["systems"].items():
-            rate = one["accepted"] / one["seconds"] if one["seconds"] else 0
+        for name in (name for name in MESSAGES if name in run["systems"]):
+            one = run["systems"][name]
+            rate = one["accepted"] * MESSAGES[name] / one["seconds"] if one["seconds"] else 0
             memory = ", ".join(f"{part} {size:.0f}" for part, size in one["memory_mb"].items())
-            numbers = (
-                one["accepted"],
-                f"{rate:.1f}",
-                one["refused"],
-                one["found"],
-                one["dead"],
-                one["twice"],
-                one["lost"],
-            )
+            numbers = [
+                one[key] for key in ("accepted", "refused", "found", "dead", "twice", "lost")
+            ]
             times = (one["retries"], _pair(one["accept_ms"]), _pair(one["effect_ms"]), memory)
-            lines.append(f"| {' | '.join(map(str, (name, *numbers, *times)))} |")
+            measured = (
+                f"{one['seconds']:.0f} s, {one['together']} together, {one['at']},"
+                f" load {one['load']:.1f}"
+            )
+            cells = (name, f"{one['offered']:g}", f"{rate:.1f}", *numbers, *times, measured)
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -533,30 +547,46 @@ def _pair(times: list[float] | None) -> str:
     return "–" if times is None else f"{times[0]:.0f} / {times[1]:.0f}"
 
 
+def _add(
+    results: list[dict[str, Any]], version: str, hardened: bool, found: dict[str, Any]
+) -> None:
+    """Replace the results of these systems on this version in this form. The others stay."""
+    same = [one for one in results if (one["version"], one["hardened"]) == (version, hardened)]
+    if not same:
+        same = [{"version": version, "hardened": hardened, "systems": {}}]
+        results += same
+    same[0]["systems"].update(found)
+    results.sort(key=lambda one: ([*map(int, one["version"].split("."))], one["hardened"]))
+
+
 def main() -> None:
-    """Run what is asked for, and add it to the page."""
+    """Run the selected systems and add their results to the page."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--systems", default=",".join(MESSAGES), help="run together, by comma")
+    parser.add_argument("--rate", type=float, default=200.0, help="messages a second, each system")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument(
         "--brokers", default="host,forky", help="host, or a suite of tests.harness.versions"
     )
     parser.add_argument("--forms", default="faithful,hardened")
     asked = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    names = asked.systems.split(",")
+    if unknown := set(names) - MESSAGES.keys():
+        parser.error(f"--systems: expected {', '.join(MESSAGES)}, got {', '.join(sorted(unknown))}")
     postgres = PostgresNode().start()
     try:
         for suite in asked.brokers.split(","):
             installation = HOST if suite == "host" else installations()[suite]
             for form in asked.forms.split(","):
-                _say(f"{suite} {form}")
+                _say(f"{suite} {form} {asked.systems}")
+                hardened = form == "hardened"
                 with RabbitNode(installation=installation) as node:
-                    found = asyncio.run(_run(node, postgres, asked.seconds, form == "hardened"))
-                same = (found["version"], found["hardened"])
-                results = [one for one in results if (one["version"], one["hardened"]) != same]
-                results.append(found)
-                results.sort(
-                    key=lambda one: ([*map(int, one["version"].split("."))], one["hardened"])
-                )
+                    version, found = asyncio.run(
+                        _run(node, postgres, names, asked.rate, asked.seconds, hardened)
+                    )
+                # Read again, because another run may have written meanwhile.
+                results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+                _add(results, version, hardened, found)
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n")
                 PAGE.write_text(page(results))
     finally:
