@@ -69,8 +69,7 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
-from hopback.ops.jobs.job_record import JobRecord, JournalShare
-from hopback.ops.jobs.journal import Journal, MemoryJournal
+from hopback.ops.jobs.journal import Journal, JournalShare, MemoryJournal
 from hopback.ops.jobs.plan import Planner, check_request
 from hopback.ops.jobs.runner import JobRunner, new_job_id
 from hopback.ops.messages.filters import parse_filter
@@ -89,6 +88,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer
     from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.values import Depth
+    from hopback.ops.jobs.job_record import JobRecord
 
 
 _CONSUMED = "consumed"

@@ -32,17 +32,11 @@ from hopback.ops.contract.requests import (
     Who,
 )
 from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobState, Moment
-from hopback.ops.jobs.job_record import (
-    Checkpoint,
-    ControlRequest,
-    JobRecord,
-    JobSpec,
-    JournalShare,
-    Retention,
-    SelectionSnapshot,
-    forget_old,
-)
-from hopback.ops.jobs.journal import Journal
+from hopback.ops.jobs.checkpoint import Checkpoint
+from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.journal import Journal, JournalShare
+from hopback.ops.jobs.pace import ControlRequest
+from hopback.ops.jobs.retention import Retention, forget_old
 from hopback.ops.operations import Operations
 from hopback.store import migrate, open_database
 from hopback.store.database import EngineDatabase

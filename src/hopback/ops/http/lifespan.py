@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.errors import HopbackError
 from hopback.ops.http.overview import BETWEEN_SWEEPS_S
-from hopback.ops.jobs.job_record import Retention, forget_old
+from hopback.ops.jobs.retention import Retention, forget_old
 from hopback.ops.messages.archive import delete_exports
 
 if TYPE_CHECKING:

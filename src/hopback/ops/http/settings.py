@@ -20,7 +20,7 @@ from hopback.ops.http.tokens import (  # noqa: TC001  msgspec reads them at run 
     GrantSettings,
     JwtSettings,
 )
-from hopback.ops.jobs.job_record import AUDIT_DAYS, JOB_DAYS
+from hopback.ops.jobs.retention import AUDIT_DAYS, JOB_DAYS
 from hopback.ops.oidc.settings import OidcSettings  # noqa: TC001  msgspec reads it at run time
 
 if TYPE_CHECKING:

@@ -58,6 +58,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, ClassVar
 
+from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.jobs.cursor import (
     STAYS,
     TAKEN_BY_OTHERS,
@@ -67,12 +68,12 @@ from hopback.ops.jobs.cursor import (
     CursorState,
     Table,
 )
-from hopback.ops.jobs.job_record import Checkpoint, JobRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hopback.message import Delivery
+    from hopback.ops.jobs.job_record import JobRecord
 
 
 _EVENTS = {

@@ -46,7 +46,7 @@ from zlib import crc32
 
 from hopback.headers.raw import message_id_in
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
-from hopback.ops.jobs.job_record import Checkpoint
+from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:

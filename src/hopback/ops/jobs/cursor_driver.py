@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.contract.values import Cost
-    from hopback.ops.jobs.job_record import Checkpoint, JobRecord
+    from hopback.ops.jobs.checkpoint import Checkpoint
+    from hopback.ops.jobs.job_record import JobRecord
 
 _MOST_FOUND = 10_000
 """Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.

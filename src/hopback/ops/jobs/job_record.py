@@ -1,13 +1,10 @@
-"""The record of a job in the journal, its checkpoint, and the time for which records are kept."""
+"""A job as the journal keeps it: its specification, state and counts."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 from hopback.errors import JobConflict
-from hopback.headers import timestamp
 from hopback.ops.contract.requests import (
     BY_DESIGN,
     NOBODY,
@@ -18,19 +15,8 @@ from hopback.ops.contract.requests import (
     Submission,
     Who,
 )
-from hopback.ops.contract.values import (
-    ACTIVE,
-    AuditEntry,
-    Counts,
-    Job,
-    JobState,
-    Moment,
-)
-
-if TYPE_CHECKING:
-    from hopback.clock import Clock
-    from hopback.ops.jobs.journal import Journal
-
+from hopback.ops.contract.values import ACTIVE, Counts, Job, JobState, Moment
+from hopback.ops.jobs.checkpoint import Checkpoint
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.RUNNING: frozenset(JobState) - {JobState.RUNNING},
@@ -49,10 +35,6 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.COMPLETED: frozenset(),
 }
-
-
-NOTHING_DONE = Counts()
-"""The counts of a job that has not started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,46 +88,6 @@ class JobSpec(Submission, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The values from which a new cursor finds the rest of a selection after a crash.
-
-    It is saved before messages are sent. `quorum_cursor`, `classic_cursor` and `chosen_cursor` explain
-    how it is used.
-    """
-
-    kept: int = 0
-    """Number of messages that the job has decided to leave in the queue."""
-    window: tuple[str, ...] = ()
-    """Marks of messages that the job holds, or has acked so recently that the queue may still have them."""
-    rest: int = 0
-    """Number of selected messages that the job has not taken."""
-    last: str = ""
-    """Mark of the anchor, the last message that was delivered to the job."""
-    last_digest: str = ""
-    """Digest of the anchor."""
-    last_stays: bool = False
-    """The anchor is in the queue: the job does not send it before the next checkpoint."""
-    is_shared: bool = False
-    """Another consumer has taken messages from the queue while the job ran."""
-    last_is_behind: bool = False
-    """Quorum queues: the anchor is the first message behind the selection."""
-    finding: int = 0
-    """Quorum queues: a job that was killed while it took redelivered messages had taken this number of
-    messages at once, if there were as many. 0 if no job was killed then."""
-    in_place: bool = False
-    """Quorum queues: the queue requeues all messages of the job in their original order, before all
-    others."""
-    acks_applied: bool = False
-    """Quorum queues: the queue still has every message of the window."""
-    unsure: int = 0
-    """Quorum queues: number of selected messages that may remain, besides `rest`."""
-    has_twins: bool = False
-    """Messages with equal marks or digests were seen."""
-    rest_is_untouched: bool = False
-    """Classic queues: no message of the rest was delivered before."""
-
-
-@dataclass(frozen=True, slots=True)
 class JobRecord:
     """A job in the journal. `view` is the form for operators.
 
@@ -159,13 +101,13 @@ class JobRecord:
     id: str
     spec: JobSpec
     state: JobState = JobState.RUNNING
-    counts: Counts = NOTHING_DONE
+    counts: Counts = field(default_factory=Counts)
     reason: str = ""
     rate: float | None = None
     run: int = 1
     created: float = 0.0
     updated: float = 0.0
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     changes: int = 0
     watch_s: float | None = None
     watch_text: str = ""
@@ -260,83 +202,3 @@ PROCESS_ENDED = "the process that ran it ended"
 
 PROCESS_LOST = "lost contact with the process running the job"
 """The reason of a job whose process did not renew its lease."""
-
-AUDIT_DAYS = 365
-"""Days for which audit entries are kept: a year, for yearly audits. Older entries are deleted."""
-
-JOB_DAYS = 90
-"""Days for which finished jobs and their failures are kept: a quarter. Older jobs are deleted."""
-
-_DAY_S = 86_400.0  # seconds of a day
-_CHUNK = 500  # rows of one transaction, so that other writers of SQLite wait only milliseconds
-_NEVER = float("-inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Days for which entries and jobs are kept. 0 keeps them forever.
-
-    Only completed and cancelled jobs are deleted. Other jobs can be resumed.
-    """
-
-    audit_days: int = AUDIT_DAYS
-    job_days: int = JOB_DAYS
-
-
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """Numbers of deleted audit entries, jobs and rows."""
-
-    audit: int = 0
-    jobs: int = 0
-    rows: int = 0
-
-
-async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Forgotten:
-    """Delete old entries and jobs, and record the deletion in the audit."""
-    now = clock.now()
-    audit_before = now - retention.audit_days * _DAY_S if retention.audit_days else _NEVER
-    jobs_before = now - retention.job_days * _DAY_S if retention.job_days else _NEVER
-    entries = jobs = 0
-    while True:
-        found = await journal.forget(
-            audit_before=audit_before, jobs_before=jobs_before, now=now, limit=_CHUNK
-        )
-        entries, jobs = entries + found.audit, jobs + found.jobs
-        if not found.rows:
-            break
-        await asyncio.sleep(0)  # let other tasks use the database
-    if entries or jobs:
-        details: dict[str, object] = {"entries": entries, "jobs": jobs}
-        if entries:
-            details["entriesBefore"] = timestamp(audit_before)
-        if jobs:
-            details["jobsEndedBefore"] = timestamp(jobs_before)
-        await journal.write(AuditEntry(Moment(now), "hopback", "audit.retention", details=details))
-    return Forgotten(entries, jobs, entries + jobs)
-
-
-@dataclass(frozen=True, slots=True)
-class ControlRequest:
-    """The changes that operators request of a running job, in whichever process it runs."""
-
-    paused: bool = False
-    cancelled: bool = False
-    rate: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JournalShare:
-    """The share of one broker in a journal of several brokers.
-
-    The share of the first broker (`is_first`) includes entries that belong to none of the `others`: those
-    without a broker, or of a broker that is no longer served.
-    """
-
-    own: str
-    others: frozenset[str] = frozenset()
-    is_first: bool = True
-
-    def holds(self, broker: str) -> bool:
-        """Whether entries of that broker belong to this share."""
-        return broker == self.own or (self.is_first and broker not in self.others)

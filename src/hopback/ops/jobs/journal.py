@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from secrets import token_hex
@@ -19,13 +19,9 @@ import msgspec
 from hopback.clock import Clock, SystemClock
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
-from hopback.ops.jobs.job_record import (
-    PROCESS_LOST,
-    ControlRequest,
-    Forgotten,
-    JobRecord,
-    JournalShare,
-)
+from hopback.ops.jobs.job_record import PROCESS_LOST, JobRecord
+from hopback.ops.jobs.pace import ControlRequest
+from hopback.ops.jobs.retention import Forgotten
 from hopback.sql.database import Execute, Row, RowRefused, SqlDatabase, placeholders
 from hopback.sql.sqlite import MemoryDatabase, SqliteDatabase, sqlite_file
 
@@ -54,6 +50,23 @@ _FAILURE = msgspec.json.Decoder(FailedMessage, dec_hook=lambda _, seconds: Momen
 
 def _to_json(value: object) -> str:
     return _ENCODER.encode(value).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class JournalShare:
+    """The share of one broker in a journal of several brokers.
+
+    The share of the first broker (`is_first`) includes entries that belong to none of the `others`: those
+    without a broker, or of a broker that is no longer served.
+    """
+
+    own: str
+    others: frozenset[str] = frozenset()
+    is_first: bool = True
+
+    def holds(self, broker: str) -> bool:
+        """Whether entries of that broker belong to this share."""
+        return broker == self.own or (self.is_first and broker not in self.others)
 
 
 class Journal:

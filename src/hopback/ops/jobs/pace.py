@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 _CATCH_UP_S = 0.05
 """Seconds of delay that the pacer makes up for, because the clock of an event loop is coarse. After a longer
 delay the job continues at its rate, without a burst."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRequest:
+    """The changes that operators request of a running job, in whichever process it runs."""
+
+    paused: bool = False
+    cancelled: bool = False
+    rate: float | None = None
 
 
 class Control:

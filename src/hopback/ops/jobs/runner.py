@@ -35,8 +35,9 @@ from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
 from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
-from hopback.ops.jobs.job_record import PROCESS_ENDED, ControlRequest, JobRecord, JobSpec
+from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord, JobSpec
 from hopback.ops.jobs.leased_job import EndJob, LeasedJob
+from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.recovery import Recovery, next_run
 from hopback.ops.jobs.return_watch import ReturnWatch

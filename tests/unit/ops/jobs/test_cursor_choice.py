@@ -26,9 +26,9 @@ from hopback.ops.contract.requests import (
     SessionLimits,
 )
 from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.cursor import CursorEvent, mark_of
-from hopback.ops.jobs.job_record import Checkpoint
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time

@@ -6,8 +6,9 @@ from hopback.clock import ManualClock
 from hopback.ops.contract.requests import AuditQuery, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.http.settings import AdminSettings, parse_settings
-from hopback.ops.jobs.job_record import JobRecord, JobSpec, Retention, SelectionSnapshot, forget_old
+from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
 from hopback.ops.jobs.journal import MemoryJournal
+from hopback.ops.jobs.retention import Retention, forget_old
 
 _DAY = 86_400.0
 

@@ -11,7 +11,7 @@ from hopback.ops.jobs.cursor import CursorEvent, CursorState, first_checkpoint
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 
 if TYPE_CHECKING:
-    from hopback.ops.jobs.job_record import Checkpoint
+    from hopback.ops.jobs.checkpoint import Checkpoint
 
 
 def _delivery(tag: int, body: str, *, redelivered: bool) -> Received:
