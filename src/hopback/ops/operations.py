@@ -411,8 +411,8 @@ class Operations:
         details |= more or {}
         if job.spec.target_text:
             details["target"] = job.spec.target_text
-        if job.spec.selection.filter:
-            details["filter"] = job.spec.selection.filter
+        if job.spec.filter:
+            details["filter"] = job.spec.filter
             if job.spec.request.selection.count is not None:
                 details["matching"] = job.spec.request.selection.count
         await self.note(action, by=by, queue=job.queue, job=job.id, reason=reason, details=details)

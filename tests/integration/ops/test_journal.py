@@ -33,7 +33,8 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobState, Moment
 from hopback.ops.jobs.checkpoint import Checkpoint
-from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord
+from hopback.ops.jobs.job_spec import JobSpec
 from hopback.ops.jobs.journal import Journal, JournalShare
 from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.retention import Retention, forget_old
@@ -58,7 +59,8 @@ REQUEST = RedriveRequest(
 SPEC = JobSpec(
     request=REQUEST,
     broker="rabbit /",
-    selection=SelectionSnapshot(10, "age>2h", ("a", "b")),
+    span=10,
+    digests=("a", "b"),
     by=Who("u-1", "Ann"),
 )
 JOB = JobRecord(

@@ -17,14 +17,15 @@ from hopback.errors import (
     SessionOver,
 )
 from hopback.ops.contract.requests import RedriveRequest
-from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord
+from hopback.ops.jobs.job_spec import JobSpec
 
 _JOB = JobRecord(
     "j-1",
     JobSpec(
         request=RedriveRequest(queue="q.dlq", reason="t"),
         broker="here",
-        selection=SelectionSnapshot(1),
+        span=1,
     ),
 )
 

@@ -33,7 +33,7 @@ async def export_queue(
     ready = depth.ready or 0
     count = ready if limit is None else min(limit, ready)
     place, now = 0, broker.clock.now()
-    async with aclosing(walk(broker.broker, queue, count, cost)) as messages:
+    async with aclosing(walk(broker, queue, count, cost)) as messages:
         async for delivery in messages:
             place += 1
             dead_letter = read_dead_letter(delivery, place, source)

@@ -163,7 +163,7 @@ class Search:
     ) -> AsyncGenerator[SearchProgress, None]:
         loop, place, found = asyncio.get_running_loop(), 0, self._found
         due = loop.time()
-        async with aclosing(walk(self._broker.broker, source.name, count, cost)) as messages:
+        async with aclosing(walk(self._broker, source.name, count, cost)) as messages:
             async for delivery in messages:
                 place += 1
                 found.see(delivery, place, source)

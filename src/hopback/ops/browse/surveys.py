@@ -249,7 +249,7 @@ class Surveys:
         began, seen, size = self._clock.now(), 0, 0
         grouping = group_errors(began)
         newest: int | None = None
-        reading = walk(self._broker.broker, source.name, count, cost, offset=offset)
+        reading = walk(self._broker, source.name, count, cost, offset=offset)
         async with aclosing(reading) as messages:
             async for delivery in messages:
                 if cost.is_stream:

@@ -16,8 +16,8 @@ from hopback.ops.browse.turns import Turns
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from hopback.broker.port import Broker
     from hopback.message import Delivery
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.contract.values import Cost
 
 _PREFETCH = 1000
@@ -27,15 +27,24 @@ _ROOM_BYTES = 16 * 1024 * 1024
 
 
 async def walk(
-    broker: Broker, queue: str, count: int, cost: Cost, *, offset: int | None = None
+    broker: ManagedBroker,
+    queue: str,
+    count: int,
+    cost: Cost,
+    *,
+    offset: int | None = None,
+    shares_connection: bool = False,
 ) -> AsyncGenerator[Delivery, None]:
     """Return the first `count` messages in order. Closing the generator requeues them in order.
 
     A stream is read from `offset` on. A quorum queue may have to hold more messages than it returns, so
     that the order is kept. `cost` specifies how messages are requeued. Raise UnsafeOperation for a message
     that a lost connection could bring to its delivery limit.
+
+    Reading takes a new connection. A short reading `shares_connection`: it uses the query connection.
     """
-    connection = await broker.connect(look_connection_name(queue))
+    connect = broker.connect if shares_connection else broker.broker.connect
+    connection = await connect(look_connection_name(queue))
     reader: QueueMessages | StreamMessages | None = None
     try:
         channel = await connection.open_channel()

@@ -66,7 +66,8 @@ class ArrivalCounter:
             return Arrivals(arrived, None, state.messages)
         seen = found = 0
         most = min(arrived, _LOOKED_AT)
-        async with aclosing(walk(self._broker, self._job.queue, most, self._cost)) as messages:
+        reading = walk(self._broker, self._job.queue, most, self._cost, shares_connection=True)
+        async with aclosing(reading) as messages:
             async for delivery in messages:
                 seen += 1
                 found += delivery.properties.headers.get(REDRIVE_JOB) == self._job.id

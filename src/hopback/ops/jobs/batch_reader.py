@@ -63,8 +63,8 @@ class BatchReader:
         self._driver = driver
         self._progress = progress
         self._delivery_limit = delivery_limit
-        is_chosen = job.spec.selection.digests is not None
-        self._filter = EVERYTHING if is_chosen else parse_filter(job.spec.selection.filter)
+        is_chosen = job.spec.digests is not None
+        self._filter = EVERYTHING if is_chosen else parse_filter(job.spec.filter)
         self._anchor: list[SelectedMessage] = []
         """The last message of the last batch: it is sent with the next batch (`cursor`)."""
         self._place = 0

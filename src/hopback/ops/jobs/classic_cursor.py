@@ -191,11 +191,11 @@ class HeadLimits:
 
 def head_limits(job: JobRecord, ready: int) -> HeadLimits:
     """Return the limits of the head's length, for this number of ready messages."""
-    began, selection = job.checkpoint, job.spec.selection
-    most = min(selection.count - began.rest, began.kept + len(began.window) + _LOST_ACKS)
-    if selection.behind is None:
+    began, spec = job.checkpoint, job.spec
+    most = min(spec.span - began.rest, began.kept + len(began.window) + _LOST_ACKS)
+    if spec.behind is None:
         return HeadLimits(most, None)
-    by_count = ready - began.rest - selection.behind
+    by_count = ready - began.rest - spec.behind
     return HeadLimits(min(most, by_count), by_count)
 
 

@@ -50,14 +50,14 @@ async def choose_cursor(
     are counted while the job is connected: as long as the connection is open, the broker was not killed
     again.
     """
-    job, began, selection = leased.job, leased.job.checkpoint, leased.job.spec.selection
+    job, began, spec = leased.job, leased.job.checkpoint, leased.job.spec
     is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
-    remembered = _REMEMBERED * job.spec.pace.in_flight
-    if selection.digests is not None:
+    remembered = _REMEMBERED * spec.pace.in_flight
+    if spec.digests is not None:
         return ChosenCursor(
             began,
-            selection.digests,
-            count=selection.count,
+            spec.digests,
+            count=spec.span,
             is_resumed=is_resumed,
             is_sought=not is_classic and not is_handed_over,
             is_in_place=is_classic,
@@ -70,15 +70,15 @@ async def choose_cursor(
         ready = await _count_ready(broker, job)
         is_known = snapshot.effective(job.queue) is not None
         leased.doubt = "" if is_known else _doubt(job, ready)
-        if selection.behind is not None:
-            by_count = ready - began.rest - selection.behind
+        if spec.behind is not None:
+            by_count = ready - began.rest - spec.behind
     return QuorumCursor(
         began,
         remembered,
         is_resumed=is_resumed,
-        is_whole=selection.behind == 0,
+        is_whole=spec.behind == 0,
         by_count=by_count,
-        prefetch=choose_prefetch(job.spec, is_classic=False, is_paced=bool(job.rate)),
+        prefetch=choose_prefetch(spec, is_classic=False, is_paced=bool(job.rate)),
     )
 
 
@@ -88,7 +88,7 @@ async def _count_ready(broker: ManagedBroker, job: JobRecord) -> int:
     After a restart RabbitMQ first reports an empty queue, then one with the lost consumer, and then the
     requeued messages (0.1 to 0.5 s later, 3.10).
     """
-    began, behind = job.checkpoint, job.spec.selection.behind or 0
+    began, behind = job.checkpoint, job.spec.behind or 0
     least = began.kept + began.rest + behind + began.last_stays
     until = asyncio.get_running_loop().time() + _REQUEUE_S
     while True:
@@ -101,7 +101,7 @@ async def _count_ready(broker: ManagedBroker, job: JobRecord) -> int:
 
 def _doubt(job: JobRecord, ready: int) -> str:
     """Return the doubt about a queue of unknown type: it may have forgotten acks."""
-    checkpoint, behind = job.checkpoint, job.spec.selection.behind or 0
+    checkpoint, behind = job.checkpoint, job.spec.behind or 0
     expected = checkpoint.kept + len(checkpoint.window) + checkpoint.rest + behind
     return _DOUBT.format(queue=job.queue) if ready > expected else ""
 
@@ -122,7 +122,7 @@ async def _find_head(
     else:
         if began.has_twins:
             await leased.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
-        head = await read_head(broker.broker, job, limits, snapshot.cost(job.queue))
+        head = await read_head(broker, job, limits, snapshot.cost(job.queue))
     if head is not None:
         leased.sent_again += max(head - began.kept - len(began.window), 0)
         if (again := leased.sent_again) > 0:

@@ -22,8 +22,8 @@ from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor, m
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Broker
     from hopback.message import Delivery
+    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.checkpoint import Checkpoint
@@ -185,7 +185,9 @@ class CursorDriver:
             await asyncio.sleep(_ASK_AGAIN_S)
 
 
-async def read_head(broker: Broker, job: JobRecord, limits: HeadLimits, cost: Cost) -> int | None:
+async def read_head(
+    broker: ManagedBroker, job: JobRecord, limits: HeadLimits, cost: Cost
+) -> int | None:
     """Return the number of messages before the rest of a job in a classic queue, None if it is unknown.
 
     Reading delivers messages, so the flags prove nothing afterwards: save that in the checkpoint before.

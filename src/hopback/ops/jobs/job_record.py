@@ -1,22 +1,14 @@
-"""A job as the journal keeps it: its specification, state and counts."""
+"""A job as the journal keeps it: its specification, state, counts and checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from hopback.errors import JobConflict
-from hopback.ops.contract.requests import (
-    BY_DESIGN,
-    NOBODY,
-    JobKind,
-    JobRequest,
-    Pace,
-    RedriveRequest,
-    Submission,
-    Who,
-)
+from hopback.ops.contract.requests import BY_DESIGN, JobKind, RedriveRequest
 from hopback.ops.contract.values import ACTIVE, Counts, Job, JobState, Moment
 from hopback.ops.jobs.checkpoint import Checkpoint
+from hopback.ops.jobs.job_spec import JobSpec  # noqa: TC001  msgspec reads it at run time
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.RUNNING: frozenset(JobState) - {JobState.RUNNING},
@@ -35,56 +27,6 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.CANCELLED: frozenset(),
     JobState.COMPLETED: frozenset(),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SelectionSnapshot:
-    """The selection at the start of the job.
-
-    With `digests` it contains exactly those messages, which are among the first `count` of the queue.
-    Without, it contains those of the first `count` messages that match the filter. `behind` is the number of
-    messages behind them, None if it was not counted.
-    """
-
-    count: int
-    filter: str = ""
-    digests: tuple[str, ...] | None = None
-    behind: int | None = None
-
-    @property
-    def size(self) -> int:
-        """The maximum number of messages."""
-        return self.count if self.digests is None else len(self.digests)
-
-
-class JobSpec(Submission, frozen=True, kw_only=True):
-    """A request with its submission and the facts that the planner added. It never changes.
-
-    The selection of the request contains the counted messages, without the ids of single messages.
-    `target_text` is the target of a re-drive in words.
-    """
-
-    request: JobRequest
-    by: Who = NOBODY
-    broker: str
-    selection: SelectionSnapshot
-    target_text: str = ""
-
-    @property
-    def kind(self) -> JobKind:
-        return self.request.kind
-
-    @property
-    def queue(self) -> str:
-        return self.request.queue
-
-    @property
-    def pace(self) -> Pace:
-        return self.request.pace
-
-    @property
-    def forced(self) -> bool:
-        return self.request.forced
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,27 +7,19 @@ and counts how many the job would move, and how many it would leave in the queue
 
 from __future__ import annotations
 
-from collections import Counter
-from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
 from hopback.errors import BadRequest, CountMismatch, NotAllowed, UnsafeOperation
-from hopback.headers import unread_headers
 from hopback.headers.names import UNREAD
 from hopback.ops.brokers.consumers import describe_consumer, jobs_on
-from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw, target_text
+from hopback.ops.brokers.targets import known_ways, target_flaw, target_text
 from hopback.ops.browse.cost import check_cost
-from hopback.ops.browse.memory import measure_memory
-from hopback.ops.browse.turns import Turns
-from hopback.ops.browse.walk import walk
 from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
     NOBODY,
     DiscardRequest,
-    GroupBy,
     JobKind,
     JobRequest,
     Pace,
@@ -42,38 +34,36 @@ from hopback.ops.contract.values import (
     Cost,
     JobPlan,
     LeftOutCount,
-    LookProgress,
     Moment,
     OnProgress,
     Price,
     ReachedQueue,
     WayCheck,
 )
-from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.dry_run import DryRun
+from hopback.ops.jobs.job_spec import JobSpec
 from hopback.ops.jobs.return_watch import stop_rule_text
-from hopback.ops.jobs.watch_time import WatchTimer
 from hopback.ops.messages.archive import check_writable
-from hopback.ops.messages.dead_letter import read_dead_letter
-from hopback.ops.messages.filters import PAYLOAD_BYTES, Filter, Judgement, parse_filter
-from hopback.ops.messages.grouping import Grouping
-from hopback.ops.messages.patch import change_sample, patch_problem
-from hopback.policy.redrive import redrive_refusal
+from hopback.ops.messages.filters import PAYLOAD_BYTES, parse_filter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from hopback.broker.port import Connection
     from hopback.clock import Clock
-    from hopback.message import Delivery
-    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages
     from hopback.ops.browse.sessions import Sessions
-    from hopback.ops.contract.patch import ChangeSample
+    from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.journal import Journal
-    from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
+
+_NAMED = 5
+"""Consumers that a warning names. Further ones are left out."""
+_REACHED = 50
+"""Target queues whose consumers a plan counts. The operator waits for these queries. Others are left out."""
+_FAILURES = 10_000
+"""Failed messages that one job can retry: their digests are part of its record. Others need another job."""
 
 
 def check_request(request: JobRequest) -> None:
@@ -91,133 +81,6 @@ def check_request(request: JobRequest) -> None:
     if selection.queue not in ("", request.queue):
         raise BadRequest("selection.queue", f"{request.queue!r}, got {selection.queue!r}")
     parse_filter(selection.filter)
-
-
-def export_file(request: JobRequest, settings: Settings, job: str, export_to: str = "") -> str:
-    """Return the file to which a discard or a change writes the originals first, empty for no file."""
-    if isinstance(request, RedriveRequest):
-        if not request.change:
-            return ""
-        if settings.exports is None:
-            raise BadRequest("change", "a folder of exports, in which the originals are kept")
-        return str(settings.exports / f"{job}.originals.ndjson")
-    if not request.export:
-        return ""
-    if export_to:
-        check_writable(export_to)
-        return export_to
-    if settings.exports is None:
-        raise BadRequest("export", "a file to write to first, or no export at all")
-    return str(settings.exports / f"{job}.ndjson")
-
-
-class DryRun:
-    """Counts the actions of a job on the messages that are passed to it, without executing them."""
-
-    def __init__(
-        self,
-        request: JobRequest,
-        source: DeadLetterQueue,
-        wanted: Filter,
-        now: float,
-        known_routes: RoutingTable | None = None,
-    ) -> None:
-        self._request = request
-        self._source = source
-        self._wanted = wanted
-        self._now = now
-        self._known_routes = known_routes
-        self.reasons: Grouping = Grouping(GroupBy.REASON)
-        self.errors: Grouping = Grouping(GroupBy.ERROR)
-        self.timer: WatchTimer = WatchTimer(source, request.pace.watch_s)
-        self._ways: Counter[Redrive] = Counter()
-        self.left_out: Counter[str] = Counter()
-        """Number of matching messages that would stay in the queue, by reason."""
-        self.changes: list[ChangeSample] = []
-        self.seen: int = 0
-        self.matching: int = 0
-        self.not_looked_into: int = 0
-        self.last: str = ""
-        """Digest of the last message that was seen."""
-        self.unread: int = 0
-        """Number of messages that a re-drive would send without their unreadable headers."""
-
-    def see(self, delivery: Delivery) -> None:
-        """Count one message."""
-        self.seen += 1
-        dead_letter = read_dead_letter(delivery, self.seen, self._source)
-        self.last = dead_letter.digest
-        judged = self._wanted.judge(dead_letter, delivery, self._now)
-        self.not_looked_into += judged is Judgement.NOT_LOOKED_INTO
-        if judged is not Judgement.MATCHES:
-            return
-        self.matching += 1
-        self.reasons.add(dead_letter)
-        self.errors.add(dead_letter)
-        request = self._request
-        if not isinstance(request, RedriveRequest):
-            return
-        aim = aim_at(request.target, delivery, dead_letter.origin, self._source, self._known_routes)
-        if not isinstance(aim, Aim):
-            self.left_out[aim] += 1
-            return
-        refusal = redrive_refusal(delivery, aim.plan, max_redrives=request.max_redrives or None)
-        if refusal is not None:
-            self.left_out[refusal] += 1
-            return
-        if request.change:
-            if len(self.changes) < _SAMPLES:
-                sample = change_sample(dead_letter.id, delivery.body, request.change)
-                self.changes.append(sample)
-                problem = sample.problem
-            else:
-                problem = patch_problem(delivery.body, request.change)
-            if problem:
-                self.left_out[problem] += 1
-                return
-        self._ways[aim.redrive] += 1
-        self.timer.see(delivery)
-        self.unread += bool(unread_headers(delivery.properties))
-
-    async def ways(
-        self, connection: Connection, live_routes: RoutingTable | None
-    ) -> tuple[WayCheck, ...]:
-        """Check that every target exists and leads to a queue: known ones, and those of the messages seen."""
-        if not isinstance(self._request, RedriveRequest):
-            return ()
-        known = dict.fromkeys((*self._ways, *known_ways(self._request.target, self._source)))
-        return tuple(
-            [
-                WayCheck(
-                    way.exchange,
-                    way.routing_key,
-                    self._ways[way],
-                    await target_flaw(connection, way, live_routes),
-                )
-                for way in known
-            ]
-        )
-
-
-def order_kept(request: JobRequest, ways: int) -> str:
-    """Describe whether the job keeps the order of the messages."""
-    if isinstance(request, DiscardRequest):
-        return "remaining messages keep their order"
-    if ways > 1 or request.target.kind is TargetKind.ORIGIN_EXCHANGE:
-        return "kept within each target queue, not between them"
-    return "kept, except for messages that are refused and sent again later"
-
-
-_NAMED = 5
-"""Consumers that a warning names. Further ones are left out."""
-_REACHED = 50
-"""Target queues whose consumers a plan counts. The operator waits for these queries. Others are left out."""
-_TELL_EVERY = 256
-"""Messages between two reports of progress: some tens of milliseconds."""
-_SAMPLES = 5
-"""Changed messages that a dry run shows, so that the operator can check the change."""
-_FAILURES = 10_000
-"""Failed messages that one job can retry: their digests are part of its record. Others need another job."""
 
 
 class Planner:
@@ -251,11 +114,11 @@ class Planner:
         UnsafeOperation if messages could be lost or no target leads to a queue. CountMismatch if the number
         of selected messages is not the expected one.
         """
-        selection, chosen = await self._select(request, snapshot.ready)
-        _check_returns(request, selection, chosen, snapshot)
-        count: int | None = selection.size
+        spec, chosen = await self._select(request, submission, by, snapshot, job)
+        _check_returns(spec, chosen, snapshot)
+        count: int | None = spec.most
         if chosen is None:
-            selection, count = await self._choose_end(request, selection, snapshot, on_progress)
+            spec, count = await self._choose_end(spec, snapshot, on_progress)
         expected = request.expected_count
         if expected is not None and count is not None and expected != count:
             raise CountMismatch(expected, count)
@@ -263,70 +126,25 @@ class Planner:
         counted = Selection(
             session=asked.session,
             filter=asked.filter,
-            limit=None if chosen else selection.count,
+            limit=None if chosen else spec.span,
             queue=request.queue,
             count=asked.count if count is None else count,
             estimate=asked.estimate if count is None else "",
         )
-        request = structs.replace(request, selection=counted)
-        spec = self._spec_of(request, submission, by, selection, snapshot, job)
-        await self.check_ways(spec, snapshot)
+        spec = structs.replace(spec, request=structs.replace(request, selection=counted))
+        await self._check_ways(spec, snapshot)
         return spec, chosen
 
-    async def _choose_end(
-        self,
-        request: JobRequest,
-        selection: SelectionSnapshot,
-        snapshot: BrokerSnapshot,
-        on_progress: OnProgress | None,
-    ) -> tuple[SelectionSnapshot, int | None]:
-        """Decide where the selection ends. Return it with the number of matching messages, None if unknown.
-
-        Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
-        messages behind the selection have moved up. The position of the plan's last message shows how many
-        have left. CountMismatch if that message is not found.
-        """
-        asked, cost = request.selection, snapshot.cost(request.queue)
-        follows_last = bool(asked.last_digest) and (
-            cost.price is Price.FREE or bool(selection.filter)
-        )
-        if not follows_last and (request.expected_count is None or not selection.filter):
-            if asked.is_planned and asked.limit is not None and selection.count < asked.limit:
-                raise CountMismatch(asked.limit, selection.count)
-            return selection, None if selection.filter else selection.count
-        source, wanted = snapshot.one(request.queue), parse_filter(selection.filter)
-        counted = DiscardRequest(queue=request.queue, reason=request.reason)
-        dry_run = DryRun(counted, source, wanted, self._clock.now())
-        most = min(asked.place, selection.count) if follows_last else selection.count
-        last_place = matching = 0
-        async with aclosing(
-            self._first_messages(dry_run, request.queue, most, cost, snapshot.ready, on_progress)
-        ) as messages:
-            async for _ in messages:
-                if dry_run.last == asked.last_digest:
-                    last_place, matching = dry_run.seen, dry_run.matching
-        if not follows_last:
-            return selection, dry_run.matching
-        left = asked.place - last_place
-        count = (asked.limit or asked.place) - left
-        if not last_place or count > snapshot.ready:
-            found = dry_run.matching if selection.filter else selection.count
-            raise CountMismatch(asked.count or 0, found)
-        ended = replace(selection, count=count, behind=snapshot.ready - count)
-        if not selection.filter:
-            return ended, count
-        return ended, matching if count == last_place else None
-
-    def _spec_of(
+    async def _select(
         self,
         request: JobRequest,
         submission: Submission,
         by: Who,
-        selection: SelectionSnapshot,
         snapshot: BrokerSnapshot,
         job: str,
-    ) -> JobSpec:
-        stamped, text = submission.stamped, ""
+    ) -> tuple[JobSpec, ChosenMessages | None]:
+        """Return the job for the present selection, and its messages if a session holds them."""
+        text, stamped = "", submission.stamped
         if isinstance(request, RedriveRequest):
             if request.change and not self._settings.editing:
                 raise NotAllowed("changing messages is switched off here")
@@ -334,39 +152,86 @@ class Planner:
         if stamped is None:
             design = snapshot.design_of(request.queue)
             stamped = design is not None and design.stamps_redrives
-        return JobSpec(
+        asked, ready, chosen, digests = request.selection, snapshot.ready, None, None
+        span = ready if asked.limit is None else min(asked.limit, ready)
+        if asked.session:
+            session = self._sessions.one(asked.session, request.queue)
+            chosen = await session.choose(asked)
+            digests = tuple(dead_letter.digest for dead_letter in chosen.dead_letters)
+            span = session.view.skipped + session.view.held
+        spec = JobSpec(
             request=request,
             broker=self._broker.journal_name,
-            selection=selection,
+            span=span,
+            digests=digests,
+            behind=ready - span if chosen is None else None,
             target_text=text,
             by=by,
             key=submission.key,
             operation=submission.operation,
             stamped=stamped,
-            export_to=export_file(request, self._settings, job, submission.export_to),
+            export_to=self._export_file(request, submission, job),
         )
+        return spec, chosen
+
+    def _export_file(self, request: JobRequest, submission: Submission, job: str) -> str:
+        """Return the file to which a discard or a change writes the originals first, empty for no file."""
+        exports = self._settings.exports
+        if isinstance(request, RedriveRequest):
+            if not request.change:
+                return ""
+            if exports is None:
+                raise BadRequest("change", "a folder of exports, in which the originals are kept")
+            return str(exports / f"{job}.originals.ndjson")
+        if not request.export:
+            return ""
+        if submission.export_to:
+            check_writable(submission.export_to)
+            return submission.export_to
+        if exports is None:
+            raise BadRequest("export", "a file to write to first, or no export at all")
+        return str(exports / f"{job}.ndjson")
+
+    async def _choose_end(
+        self, spec: JobSpec, snapshot: BrokerSnapshot, on_progress: OnProgress | None
+    ) -> tuple[JobSpec, int | None]:
+        """Decide where the selection ends. Return the job and its number of messages, None if unknown.
+
+        Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
+        messages behind the selection have moved up. The position of the plan's last message shows how many
+        have left. CountMismatch if that message is not found.
+        """
+        request, asked = spec.request, spec.request.selection
+        is_free = snapshot.cost(spec.queue).price is Price.FREE
+        follows_last = bool(asked.last_digest) and (is_free or bool(asked.filter))
+        if not follows_last and (request.expected_count is None or not asked.filter):
+            if asked.is_planned and asked.limit is not None and spec.span < asked.limit:
+                raise CountMismatch(asked.limit, spec.span)
+            return spec, None if asked.filter else spec.span
+        counted = DiscardRequest(queue=spec.queue, selection=asked, reason=request.reason)
+        source, now = snapshot.one(spec.queue), self._clock.now()
+        dry_run = DryRun(counted, source, now, sought=asked.last_digest)
+        most = min(asked.place, spec.span) if follows_last else spec.span
+        await dry_run.read(self._broker, snapshot, most, on_progress)
+        if not follows_last:
+            return spec, dry_run.matching
+        place = dry_run.sought_place
+        span = (asked.limit or asked.place) - (asked.place - place)
+        if not place or span > snapshot.ready:
+            found = dry_run.matching if asked.filter else spec.span
+            raise CountMismatch(asked.count or 0, found)
+        ended = structs.replace(spec, span=span, behind=snapshot.ready - span)
+        if not asked.filter:
+            return ended, span
+        return ended, dry_run.sought_matching if span == place else None
 
     async def snapshot_for(self, spec: JobSpec) -> BrokerSnapshot:
         """Return the broker's present state for a resumed job. UnsafeOperation if no target is usable."""
         snapshot = await self._broker.snapshot(count=spec.queue)
-        await self.check_ways(spec, snapshot)
+        await self._check_ways(spec, snapshot)
         return snapshot
 
-    async def _select(
-        self, request: JobRequest, ready: int
-    ) -> tuple[SelectionSnapshot, ChosenMessages | None]:
-        """Return the present selection of a request, and its messages if a session holds them."""
-        selection = request.selection
-        if not selection.session:
-            count = ready if selection.limit is None else min(selection.limit, ready)
-            return SelectionSnapshot(count, selection.filter, behind=ready - count), None
-        session = self._sessions.one(selection.session, request.queue)
-        chosen = await session.choose(selection)
-        digests = tuple(dead_letter.digest for dead_letter in chosen.dead_letters)
-        count = session.view.skipped + session.view.held
-        return SelectionSnapshot(count, selection.filter, digests), chosen
-
-    async def check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
+    async def _check_ways(self, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
         """Raise UnsafeOperation if none of the targets that are known in advance leads to a queue."""
         if not isinstance(spec.request, RedriveRequest):
             return
@@ -386,14 +251,20 @@ class Planner:
             state = f"it is {job.state} with {len(failures)} failures"
             raise BadRequest("job", f"one that has ended with failures, {state}")
         depth, _ = await self._broker.depth(job.queue)
-        digests = tuple(failed.digest for failed in failures)
         request = structs.replace(
             job.spec.request,
-            selection=Selection(queue=job.queue, count=len(digests)),
+            selection=Selection(queue=job.queue, count=len(failures)),
             reason=reason or f"failures of job {job.id}",
         )
-        selection = SelectionSnapshot(depth.ready or 0, "", digests)
-        return structs.replace(job.spec, request=request, selection=selection, by=by, key=None)
+        return structs.replace(
+            job.spec,
+            request=request,
+            span=depth.ready or 0,
+            digests=tuple(failed.digest for failed in failures),
+            behind=None,
+            by=by,
+            key=None,
+        )
 
     async def other_consumers(
         self, queue: str, snapshot: BrokerSnapshot, active: JobRecord | None = None
@@ -437,61 +308,32 @@ class Planner:
         """
         check_request(request)
         snapshot = await self._broker.snapshot(count=request.queue)
-        source, cost = snapshot.one(request.queue), snapshot.cost(request.queue, killed=True)
-        look = snapshot.cost(request.queue)
-        selection, chosen = await self._select(request, snapshot.ready)
-        spec = self._spec_of(request, submission, NOBODY, selection, snapshot, "JOB")
-        wanted = parse_filter(selection.filter)
-        dry_run = DryRun(request, source, wanted, self._clock.now(), snapshot.known_routes())
-        others = await self.other_consumers(request.queue, snapshot, active)
-        warnings = [*await self._run_dry(dry_run, spec, look, chosen, snapshot.ready, on_progress)]
-        warnings += _warnings(spec, cost)
-        plans = [plan for topology in snapshot.declared for plan in topology.plans]
-        if (
-            isinstance(request, RedriveRequest)
-            and plans
-            and not any(plan.parking.queue == request.queue for plan in plans)
-        ):
-            warnings.append(
-                f"no given topology has a failure plan for {request.queue}: its messages start with"
-                " attempt 1 again. Name the topology of its consumer (--topology)"
-            )
-        if dry_run.unread:
-            which = _number_of(dry_run.unread, "has", "have")
-            warnings.append(
-                f"{which} headers that cannot be decoded: they are sent as bytes in {UNREAD}, and the"
-                " handler does not see their values"
-            )
+        spec, chosen = await self._select(request, submission, NOBODY, snapshot, "JOB")
+        source, now = snapshot.one(spec.queue), self._clock.now()
+        dry_run = DryRun(request, source, now, snapshot.known_routes())
+        others = await self.other_consumers(spec.queue, snapshot, active)
+        unread = await self._run_dry(dry_run, spec, chosen, snapshot, on_progress)
+        live_routes = snapshot.live_routes()
         async with self._broker.query() as connection:
-            ways = await dry_run.ways(connection, snapshot.live_routes())
-        reaches = await self._find_reached_queues(ways, snapshot.live_routes())
-        warnings[:0] = [
-            f"{each.queue} has 0 consumers: messages wait there until one connects"
-            for each in reaches
-            if each.consumers == 0
-        ]
-        if others:
-            warnings.insert(
-                0,
-                f"{request.queue} has other consumers, which also remove messages: "
-                + "; ".join(others),
-            )
+            ways = await dry_run.ways(connection, live_routes)
+        reaches = await self._find_reached_queues(ways, live_routes)
+        cost = snapshot.cost(spec.queue, killed=True)
         flaws = [way.flaw for way in ways if way.flaw]
         barred = []
         try:
-            _check_returns(request, selection, chosen, snapshot)
+            _check_returns(spec, chosen, snapshot)
         except UnsafeOperation as refused:
             barred = [str(refused)]
         if active is not None:
             barred.append(f"{request.queue!r} has an active job: {active.id}")
         watched, is_redrive = dry_run.timer.time, spec.kind is JobKind.REDRIVE
-        counted = _count_selection(request, selection, dry_run)
+        counted = _count_selection(spec, dry_run)
         return JobPlan(
             kind=spec.kind,
             queue=spec.queue,
             target=spec.target_text,
             selection=counted,
-            selected=selection.size,
+            selected=spec.most,
             seen=dry_run.seen,
             matching=dry_run.matching,
             reasons=dry_run.reasons.groups(),
@@ -499,8 +341,12 @@ class Planner:
             ways=ways,
             left_out=tuple(LeftOutCount(*one) for one in dry_run.left_out.most_common()),
             cost=cost,
-            order=order_kept(request, len(ways)),
-            warnings=tuple(warnings),
+            order=_order_text(request, len(ways)),
+            warnings=(
+                *_queue_warnings(spec, others, reaches),
+                *unread,
+                *_message_warnings(spec, dry_run, cost, snapshot),
+            ),
             flaws=(*barred, *(dict.fromkeys(flaws) if len(flaws) == len(ways) else ())),
             as_of=Moment(self._clock.now()),
             watch_s=watched.seconds,
@@ -537,83 +383,46 @@ class Planner:
         self,
         dry_run: DryRun,
         spec: JobSpec,
-        cost: Cost,
         chosen: ChosenMessages | None,
-        ready: int,
+        snapshot: BrokerSnapshot,
         on_progress: OnProgress | None,
     ) -> list[str]:
         """Show the messages to the dry run. Return warnings about messages that were not read."""
         if chosen is not None:
-            turns = Turns()
-            for dead_letter in chosen.dead_letters:
-                delivery = chosen.session.delivery(dead_letter.id)
-                dry_run.see(delivery)
-                await turns.after(measure_memory(delivery))
-            return _unread(chosen.not_looked_into)
+            await dry_run.read_chosen(chosen)
+            return _unread_text(chosen.not_looked_into)
+        cost = snapshot.cost(spec.queue)
         if cost.price is Price.REFUSED and not spec.forced:
             return [f"no message was read: {cost.text}"]
-        selected = spec.selection.count
-        most = self._settings.count_scan if spec.selection.filter else self._settings.scan
-        count = min(selected, most)
-        async with aclosing(
-            self._first_messages(dry_run, spec.queue, count, cost, ready, on_progress)
-        ) as messages:
-            async for _ in messages:
-                pass
-        unread = _unread(dry_run.not_looked_into)
-        if count < selected:
-            return [f"only the first {count:,} of {selected:,} messages were read", *unread]
+        count = min(spec.span, self._settings.count_scan if spec.filter else self._settings.scan)
+        await dry_run.read(self._broker, snapshot, count, on_progress)
+        unread = _unread_text(dry_run.not_looked_into)
+        if count < spec.span:
+            return [f"only the first {count:,} of {spec.span:,} messages were read", *unread]
         return unread
 
-    async def _first_messages(
-        self,
-        dry_run: DryRun,
-        queue: str,
-        count: int,
-        cost: Cost,
-        ready: int,
-        on_progress: OnProgress | None,
-    ) -> AsyncGenerator[None, None]:
-        """Show the first messages to the dry run one by one, then requeue all of them in order.
 
-        Waits at the end until the queue has `ready` ready messages again.
-        """
-        async with aclosing(walk(self._broker, queue, count, cost)) as messages:
-            async for delivery in messages:
-                dry_run.see(delivery)
-                yield
-                if on_progress is not None and dry_run.seen % _TELL_EVERY == 0:
-                    on_progress(LookProgress(queue, dry_run.seen, count))
-        if not cost.is_stream:
-            await self._broker.wait_until_ready(queue, ready)
-
-
-def _count_selection(
-    request: JobRequest, selection: SelectionSnapshot, dry_run: DryRun
-) -> Selection:
+def _count_selection(spec: JobSpec, dry_run: DryRun) -> Selection:
     """Return the selection with the count of the dry run, or with an estimate if it read only a part."""
-    asked = request.selection
-    counted = Selection(
-        session=asked.session, ids=asked.ids, filter=asked.filter, queue=request.queue
-    )
+    asked, span = spec.request.selection, spec.span
+    counted = Selection(session=asked.session, ids=asked.ids, filter=asked.filter, queue=spec.queue)
     if asked.session:
-        return structs.replace(counted, count=selection.size)
-    is_whole = dry_run.seen >= selection.count
-    counted = structs.replace(
-        counted,
-        limit=selection.count,
-        count=dry_run.matching if is_whole else selection.count,
-        last_digest=dry_run.last,
-        place=dry_run.seen,
-    )
-    if is_whole or not asked.filter:
-        return counted
-    if not dry_run.seen:
-        return structs.replace(counted, estimate="no message was read")
+        return structs.replace(counted, count=spec.most)
+    count, estimate = span, ""
+    if dry_run.seen >= span:
+        count = dry_run.matching
+    elif asked.filter and not dry_run.seen:
+        estimate = "no message was read"
+    elif asked.filter:
+        count = round(span * dry_run.matching / dry_run.seen)
+        estimate = f"the first {dry_run.seen:,} of {span:,} messages were read"
     return structs.replace(
         counted,
-        count=round(selection.count * dry_run.matching / dry_run.seen),
-        estimate=f"the first {dry_run.seen:,} of {selection.count:,} messages were read",
+        limit=span,
+        count=count,
+        estimate=estimate,
+        last_digest=dry_run.last,
+        place=dry_run.seen,
     )
 
 
@@ -624,7 +433,16 @@ def _duplicates_text(pace: Pace, count: int) -> str:
     return f"{which}, if the job is killed or its broker stops"
 
 
-def _unread(count: int) -> list[str]:
+def _order_text(request: JobRequest, ways: int) -> str:
+    """Describe whether the job keeps the order of the messages."""
+    if isinstance(request, DiscardRequest):
+        return "remaining messages keep their order"
+    if ways > 1 or request.target.kind is TargetKind.ORIGIN_EXCHANGE:
+        return "kept within each target queue, not between them"
+    return "kept, except for messages that are refused and sent again later"
+
+
+def _unread_text(count: int) -> list[str]:
     if not count:
         return []
     which = _number_of(count, "has a body", "have bodies")
@@ -638,32 +456,57 @@ def _number_of(count: int, one: str, many: str) -> str:
     return f"{count} messages {many}" if count > 1 else f"1 message {one}"
 
 
-def _check_returns(
-    request: JobRequest,
-    selection: SelectionSnapshot,
-    chosen: ChosenMessages | None,
-    snapshot: BrokerSnapshot,
-) -> None:
+def _check_returns(spec: JobSpec, chosen: ChosenMessages | None, snapshot: BrokerSnapshot) -> None:
     """Raise UnsafeOperation if messages that the job requeues could reach the queue's delivery limit.
 
     A job with a filter requeues the messages that do not match. A killed re-drive requeues all messages
     that it holds. How often they were requeued before is unknown until they are read. Messages that a
     session holds were read already. A job cannot take messages from a stream.
     """
-    if snapshot.cost(request.queue).is_stream:  # `forced` does not apply
-        check_cost(snapshot.cost(request.queue, killed=True), forced=False)
-    by_filter = selection.filter and selection.digests is None
-    if by_filter or (isinstance(request, RedriveRequest) and chosen is None):
-        check_cost(snapshot.cost(request.queue, killed=True), forced=request.forced)
+    if snapshot.cost(spec.queue).is_stream:  # `forced` does not apply
+        check_cost(snapshot.cost(spec.queue, killed=True), forced=False)
+    if chosen is None and (spec.filter or spec.kind is JobKind.REDRIVE):
+        check_cost(snapshot.cost(spec.queue, killed=True), forced=spec.forced)
 
 
-def _warnings(spec: JobSpec, cost: Cost) -> list[str]:
-    request = spec.request
-    found = [request.target.warning] if isinstance(request, RedriveRequest) else []
+def _queue_warnings(
+    spec: JobSpec, others: Sequence[str], reaches: Iterable[ReachedQueue]
+) -> list[str]:
+    found = []
+    if others:
+        named = "; ".join(others)
+        found.append(f"{spec.queue} has other consumers, which also remove messages: {named}")
+    found += [
+        f"{each.queue} has 0 consumers: messages wait there until one connects"
+        for each in reaches
+        if each.consumers == 0
+    ]
+    return found
+
+
+def _message_warnings(
+    spec: JobSpec, dry_run: DryRun, cost: Cost, snapshot: BrokerSnapshot
+) -> list[str]:
+    request, found = spec.request, []
+    if isinstance(request, RedriveRequest) and request.target.warning:
+        found.append(request.target.warning)
     if cost.price is Price.REFUSED:
         found.append(
             f"each time the job stops early, its held messages are requeued once more: {cost.text}"
         )
     if spec.kind is JobKind.DISCARD and not spec.export_to:
         found.append("without an export, discarded messages cannot be restored")
-    return [text for text in found if text]
+    plans = [plan for topology in snapshot.declared for plan in topology.plans]
+    is_planned = any(plan.parking.queue == spec.queue for plan in plans)
+    if spec.kind is JobKind.REDRIVE and plans and not is_planned:
+        found.append(
+            f"no given topology has a failure plan for {spec.queue}: its messages start with"
+            " attempt 1 again. Name the topology of its consumer (--topology)"
+        )
+    if dry_run.unread:
+        which = _number_of(dry_run.unread, "has", "have")
+        found.append(
+            f"{which} headers that cannot be decoded: they are sent as bytes in {UNREAD}, and the"
+            " handler does not see their values"
+        )
+    return found

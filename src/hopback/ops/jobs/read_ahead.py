@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hopback.ops.jobs.job_record import JobSpec
+    from hopback.ops.jobs.job_spec import JobSpec
 
 _PACED = 3
 """Messages that a job with a rate holds, as a multiple of those in flight: the last ones must not wait for
@@ -33,5 +33,5 @@ def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
         return _PACED * in_flight
     if not is_classic:
         return _QUORUM * in_flight
-    ahead = min(spec.selection.count // _AHEAD_OF, _CLASSIC * in_flight)
+    ahead = min(spec.span // _AHEAD_OF, _CLASSIC * in_flight)
     return max(ahead, _PACED * in_flight)

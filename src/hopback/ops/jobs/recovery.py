@@ -46,7 +46,7 @@ _ASK_HOLDERS_S = 1.0
 def next_run(job: JobRecord) -> JobRecord:
     """Return the job as its next run begins: with the counts of the messages that are certainly finished."""
     checkpoint, counts = job.checkpoint, job.counts
-    is_chosen = job.spec.selection.digests is not None
+    is_chosen = job.spec.digests is not None
     if is_chosen or checkpoint.kept or checkpoint.rest:
         # The next run takes the messages again that this one left in the queue.
         counts = structs.replace(counts, skipped=0, failed=0)

@@ -210,12 +210,12 @@ class ReturnWatch:
         found = await self._counter.count(taken, holding=holding)
         before = progress.shown_before
         arrived = before.arrived_meanwhile + found.count
-        selection = self._leased.job.spec.selection
-        if self._leased.job.run != 1 and driver.is_exhausted and selection.behind is not None:
+        spec = self._leased.job.spec
+        if self._leased.job.run != 1 and driver.is_exhausted and spec.behind is not None:
             # A job that was interrupted did not count the messages that arrived before. Its last run does
             # so at its end: by the messages in the queue besides those that the job has left there.
             gone = driver.cursor.gone
-            left = selection.count + selection.behind - progress.total.done - gone
+            left = spec.span + spec.behind - progress.total.done - gone
             arrived = max(arrived, found.ready + driver.held - left)
         progress.counts = structs.replace(progress.counts, arrived_meanwhile=arrived)
         if found.came_back or counts:

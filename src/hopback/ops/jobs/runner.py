@@ -35,7 +35,7 @@ from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
 from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
-from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord, JobSpec
+from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord
 from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.publish_failure import is_away
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from hopback.ops.browse.job_messages import HandedMessages
     from hopback.ops.browse.session import ChosenMessages
     from hopback.ops.contract.requests import Settings
+    from hopback.ops.jobs.job_spec import JobSpec
     from hopback.ops.jobs.journal import Journal
     from hopback.ops.jobs.plan import Planner
 
@@ -115,17 +116,17 @@ class JobRunner:
         job = JobRecord(
             job_id,
             spec,
-            counts=Counts(spec.selection.size),
+            counts=Counts(spec.most),
             rate=spec.pace.rate,
             created=now,
             updated=now,
-            checkpoint=first_checkpoint(spec.selection.count),
+            checkpoint=first_checkpoint(spec.span),
         )
         return await self._launch(job, snapshot, chosen)
 
     async def resume(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
         """Resume a job that was interrupted or failed. JobConflict if that is no longer possible."""
-        if job.spec.selection.digests is None:
+        if job.spec.digests is None:
             # Another job that has moved messages has changed the first messages of the queue.
             for other in await self._journal.jobs(broker=job.spec.broker, queue=job.queue):
                 if other.id != job.id and other.updated > job.updated and other.counts.done:

@@ -13,7 +13,8 @@ from hopback.ops.cli.job_follow import Bar, Meter, Records, bar_line, time_left
 from hopback.ops.contract.codec import to_json
 from hopback.ops.contract.requests import JobKind, RedriveRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
-from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord
+from hopback.ops.jobs.job_spec import JobSpec
 
 
 def _job(
@@ -146,7 +147,7 @@ def test_resumed_redrive_names_possible_duplicates() -> None:
     spec = JobSpec(
         request=RedriveRequest(queue="q.dlq", reason="t"),
         broker="here",
-        selection=SelectionSnapshot(20_000),
+        span=20_000,
     )
     job = JobRecord("j-1", spec, run=2, counts=Counts(20_000, done=20_000))
     assert job.view.duplicates.startswith("up to 500, if the job was killed")

@@ -15,7 +15,8 @@ from hopback.errors import JobConflict
 from hopback.ops.cli.journal import journal
 from hopback.ops.contract.requests import NEWEST, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, Moment
-from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord
+from hopback.ops.jobs.job_spec import JobSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 _ENTRY = AuditEntry(Moment(5.0), "ada", "message.show", "q", "", "why", "ok", {"seen": 3})
 _JOB = JobRecord(
     "j-1",
-    JobSpec(
-        request=RedriveRequest(queue="q", reason="t"), broker="here", selection=SelectionSnapshot(1)
-    ),
+    JobSpec(request=RedriveRequest(queue="q", reason="t"), broker="here", span=1),
 )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded import run_virtual
 from hopback.errors import BrokerError
 from hopback.message import Message
+from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import Pace, Selection, Settings
 from hopback.ops.contract.values import JobState
@@ -187,7 +188,9 @@ async def _look(shop: Shop, count: int) -> None:
     """Browse the first messages and return them."""
     if count:
         cost = (await shop.operations.queue(DLQ)).cost
-        assert len([one async for one in walk(shop.broker, DLQ, count, cost)]) <= count
+        assert (
+            len([one async for one in walk(ManagedBroker(shop.broker), DLQ, count, cost)]) <= count
+        )
 
 
 def _check(shop: Shop, there: _Messages, other: _Other, job: Job, told: Sequence[int]) -> None:

@@ -6,7 +6,8 @@ from hopback.clock import ManualClock
 from hopback.ops.contract.requests import AuditQuery, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.http.settings import AdminSettings, parse_settings
-from hopback.ops.jobs.job_record import JobRecord, JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_record import JobRecord
+from hopback.ops.jobs.job_spec import JobSpec
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.jobs.retention import Retention, forget_old
 
@@ -21,7 +22,7 @@ async def test_retention_deletes_old_audit_entries_and_jobs() -> None:
         spec = JobSpec(
             request=RedriveRequest(queue=f"q{number}.dlq", reason="t"),
             broker="here",
-            selection=SelectionSnapshot(1),
+            span=1,
         )
         job = JobRecord(f"j-{number}", spec)
         await journal.begin(job, "me")

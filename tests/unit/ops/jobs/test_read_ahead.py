@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.ops.contract.requests import RedriveRequest
-from hopback.ops.jobs.job_record import JobSpec, SelectionSnapshot
+from hopback.ops.jobs.job_spec import JobSpec
 from hopback.ops.jobs.read_ahead import choose_prefetch
 
 
@@ -24,5 +24,5 @@ def test_prefetch_of_a_job_depends_on_queue_type_length_and_rate(
     count: int, is_classic: bool, is_paced: bool, held: int
 ) -> None:
     request = RedriveRequest(queue="q", reason="t")
-    spec = JobSpec(request=request, broker="here", selection=SelectionSnapshot(count))
+    spec = JobSpec(request=request, broker="here", span=count)
     assert choose_prefetch(spec, is_classic=is_classic, is_paced=is_paced) == held

@@ -189,7 +189,7 @@ async def test_resumed_job_waits_for_dry_run_of_its_process() -> None:
         job = await shop.operations.start(redrive(pace=_SLOW))
         await shop.operations.interrupt(job.id)
         broker = shop.operations.broker
-        look = walk(broker, DLQ, 20, (await broker.snapshot()).cost(DLQ))
+        look = walk(broker, DLQ, 20, (await broker.snapshot()).cost(DLQ), shares_connection=True)
         await anext(look)
         await shop.operations.resume(job.id)
         async for seen in shop.operations.events(job.id):
@@ -215,7 +215,13 @@ async def test_resumed_job_waits_for_dry_run_of_another_process(
         await shop.operations.interrupt(job.id)
         moved = shop.bodies(MAIN)
         async with _another(shop, MemoryJournal()) as other:
-            look = walk(other.broker, DLQ, read, (await other.broker.snapshot()).cost(DLQ))
+            look = walk(
+                other.broker,
+                DLQ,
+                read,
+                (await other.broker.snapshot()).cost(DLQ),
+                shares_connection=True,
+            )
             for _ in range(min(read, 20 - len(moved))):
                 await anext(look)
             await shop.operations.resume(job.id)
