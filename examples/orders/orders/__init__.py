@@ -1,35 +1,17 @@
 """The application: `hopback run orders:app`."""
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from uuid import uuid4
 
-from hopback import App, Context, NextRun, Relay
-from hopback.store import Outbox, migrate
+from hopback import App, Context, NextRun
 from orders import charging, mailing, placing
-from orders.database import Base, database
+from orders.model import database
 
-
-@asynccontextmanager
-async def lifespan(app: App) -> AsyncGenerator[None]:
-    """Create the tables, and publish the messages of the outbox while the application runs."""
-    await migrate(database, also=Base.metadata)
-    relay = asyncio.create_task(Relay(Outbox(database, str(uuid4())), app.send).run())
-    yield
-    relay.cancel()
-    await asyncio.wait({relay})
-    await database.dispose()
-
-
-app = App("orders", lifespan=lifespan)
+app = App("orders", lifespan=database.lifespan)  # publishes the outbox while the application runs
 app.delays()
 app.include(placing.router, charging.router, mailing.router)
 
 
 @app.middleware
-async def logged(context: Context, run: NextRun) -> None:
-    """Log every successful run. Hopback logs the failures."""
-    await run()
-    logging.info("%s %s is done", context.queue, context.message_id)
+async def log_success(context: Context, run: NextRun) -> None:
+    await run()  # Hopback logs failures
+    logging.info("%s: handled %s", context.queue, context.message_id)

@@ -5,12 +5,12 @@ import os
 from django.http import HttpRequest, JsonResponse
 
 from hopback import SyncPublisher
-from orders.payloads import OrderPlaced
+from orders.model import Order
 
 publisher = SyncPublisher(os.environ.get("HOPBACK_BROKER", "amqp://localhost"))
 
 
 def place(request: HttpRequest) -> JsonResponse:
-    order = OrderPlaced.model_validate_json(request.body)
+    order = Order.model_validate_json(request.body)
     publisher.publish("order.placed", order, exchange="shop", message_id=f"order-{order.id}")
     return JsonResponse(order.model_dump(), status=202)

@@ -1,18 +1,18 @@
-"""Mails: two message types on one queue."""
+"""Send mails: two message types on one queue."""
 
 from logging import info
 
 from hopback import Router
-from orders.payloads import OrderPlaced
+from orders.model import Order
 
 router = Router("mails.")
 
 
 @router.handler("wanted", message_type="paid", retry=["1m"])
-async def thank(order: OrderPlaced) -> None:
+async def thank(order: Order) -> None:
     info("mail: order %d is paid", order.id)
 
 
 @router.handler("wanted", message_type="refused")
-async def remind(order: OrderPlaced) -> None:
+async def remind(order: Order) -> None:
     info("mail: order %d is not paid yet", order.id)

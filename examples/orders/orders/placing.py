@@ -1,23 +1,24 @@
-"""Orders: stored once, with the message for the charge in the same transaction."""
+"""Store each order once, together with the message that requests its charge."""
+
+from sqlalchemy import insert, select
 
 from hopback import Context, Router, compose
-from hopback.store import Transaction
-from orders.database import Order, Session
-from orders.payloads import OrderPlaced
+from orders.model import Order, database, orders
 
 router = Router("orders.")
 
 
 @router.handler("placed", retry=["5s", "1m", "10m"], bind={"shop": "order.placed"})
-async def place(order: OrderPlaced, context: Context, session: Session) -> None:
-    tx = Transaction(await session.connection())
-    if not await tx.first_time("orders.placed", context.delivery):
-        return
-    session.add(Order(id=order.id, customer=order.customer, cents=order.cents))
-    await tx.send(compose("charges.wanted", order), key=order.customer)
+async def place(order: Order, context: Context) -> None:
+    async with database.transaction() as tx:
+        if await tx.first_time("orders.placed", context.delivery):
+            await tx.execute(insert(orders).values(order.model_dump()))
+            await tx.send(compose("charges.wanted", order), key=order.customer)
 
 
 @router.handler("asked", retry=None, replies=True)
-async def find(order: int, session: Session) -> OrderPlaced | None:
-    found = await session.get(Order, order)
-    return found and OrderPlaced.model_validate(found, from_attributes=True)
+async def find(order_id: int) -> Order | None:
+    async with database.transaction() as tx:
+        found = await tx.execute(select(orders).where(orders.c.id == order_id))
+        row = found.one_or_none()
+    return row and Order.model_validate(row, from_attributes=True)

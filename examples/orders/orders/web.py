@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from hopback import Publisher, RequestClient
-from orders.payloads import OrderPlaced
+from orders.model import Order
 
 url = os.environ["HOPBACK_BROKER"]
 publisher, client = Publisher(url), RequestClient(url)
@@ -23,11 +23,11 @@ web = FastAPI(lifespan=lifespan)
 
 
 @web.post("/orders", status_code=202)
-async def place(order: OrderPlaced) -> OrderPlaced:
+async def place(order: Order) -> Order:
     await publisher.publish("order.placed", order, exchange="shop", message_id=f"order-{order.id}")
     return order
 
 
-@web.get("/orders/{order}")
-async def find(order: int) -> OrderPlaced | None:
-    return await client.request("orders.asked", order, returns=OrderPlaced | None, timeout="5s")
+@web.get("/orders/{order_id}")
+async def find(order_id: int) -> Order | None:
+    return await client.request("orders.asked", order_id, returns=Order | None, timeout="5s")

@@ -1,6 +1,6 @@
-"""The service at work: on Hopback's embedded broker, with a real database and a payment service in memory."""
+"""The service on the embedded broker, in virtual time, with a real database and payments in memory."""
 
-import asyncio
+import json
 import os
 import tempfile
 from collections.abc import AsyncGenerator
@@ -9,97 +9,88 @@ os.environ.setdefault("DATABASE_URL", f"sqlite:///{tempfile.mkdtemp()}/orders.db
 
 import httpx
 import pytest
-from sqlalchemy import delete, func, select
 
-from hopback.testing import AppTest
+from hopback.testing import AppTest, in_virtual_time
 from orders import app
 from orders.charging import open_payments
-from orders.database import Order, database
-from orders.payloads import OrderPlaced
+from orders.model import Order
 
-ORDER = OrderPlaced(id=7, customer="Ada", cents=950)
+
+def answer(request: httpx.Request) -> httpx.Response:
+    order = json.loads(request.content)
+    if order["customer"] == "Eve":
+        return httpx.Response(503)
+    return httpx.Response(402 if order["cents"] > 10_000 else 201)
 
 
 async def payments() -> AsyncGenerator[httpx.AsyncClient]:
-    """A payment service that has no money for customers who order for more than 100."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        cents = int(request.content.split(b":")[-1].rstrip(b"}"))
-        return httpx.Response(402, text="too much") if cents > 10_000 else httpx.Response(201)
-
     transport = httpx.MockTransport(answer)
     async with httpx.AsyncClient(base_url="http://payments", transport=transport) as client:
         yield client
 
 
-def waiting(test: AppTest) -> int:
-    """How many messages wait to be sent later."""
-    queues = test.broker.snapshot().queues
-    return sum(len(one.ready) for one in queues if "delay.level" in one.name)
+def start() -> AppTest:
+    return AppTest(app, overrides={open_payments: payments})
 
 
-async def play(*orders: OrderPlaced, mails: int, reminders: int = 0) -> list[str]:
-    """Let the orders through, ask for one, and return the mails in order of arrival."""
-    async with asyncio.timeout(30), AppTest(app, overrides={open_payments: payments}) as test:
-        for order in orders:
-            await test.publish(
-                "order.placed", order, exchange="shop", message_id=f"order-{order.id}"
-            )
-        while len(found := test.find_events("delivery.done", queue="mails.wanted")) < mails:
-            await asyncio.sleep(0.05)  # the outbox is emptied by a relay, in real time
-        assert await test.request("orders.asked", orders[0].id, returns=OrderPlaced) == orders[0]
+@in_virtual_time
+async def test_order_is_stored_charged_and_answered_by_mail() -> None:
+    order = Order(id=7, customer="Ada", cents=950)
+    async with start() as test:
+        await test.publish("order.placed", order, exchange="shop")
+        await test.drain()
+        test.assert_done("mails.wanted", times=1, message_type="paid")
+        assert await test.request("orders.asked", 7, returns=Order) == order
         assert await test.request("orders.asked", 404) is None
-        while waiting(test) < reminders:
-            await asyncio.sleep(0.05)
-        if not reminders:  # nobody waits here for two days
-            await test.drain()
-        async with database.begin() as connection:
-            stored = await connection.scalar(select(func.count()).select_from(Order))
-            await connection.execute(delete(Order))
-        assert stored == len({order.id for order in orders})
-    return [str(one.fields["message_type"]) for one in found]
 
 
-def test_an_order_is_stored_charged_and_thanked_for() -> None:
-    """Through three queues, an outbox and a payment service."""
-    assert asyncio.run(play(ORDER, mails=1)) == ["paid"]
+@in_virtual_time
+async def test_order_that_arrives_twice_is_charged_once() -> None:
+    async with start() as test:
+        for _ in range(2):
+            order = Order(id=8, customer="Ada", cents=950)
+            await test.publish("order.placed", order, exchange="shop", message_id="order-8")
+        await test.drain()
+        test.assert_done("charges.wanted", times=1)
 
 
-def test_an_order_that_comes_twice_is_charged_once() -> None:
-    """The inbox knows it again."""
-    other = ORDER.model_copy(update={"id": 8})
-    assert asyncio.run(play(other, other, mails=1)) == ["paid"]
+@in_virtual_time
+async def test_refused_payment_causes_a_mail_now_and_after_two_hours() -> None:
+    async with start() as test:
+        order = Order(id=9, customer="Ada", cents=99_999)
+        await test.publish("order.placed", order, exchange="shop")
+        await test.advance("1m")
+        test.assert_done("mails.wanted", times=1, message_type="refused")
+        await test.advance("2h")
+        test.assert_done("mails.wanted", times=2, message_type="refused")
 
 
-def test_a_refused_payment_is_told_the_customer_and_a_reminder_waits() -> None:
-    """A refusal is no failure: it is not retried."""
-    dear = ORDER.model_copy(update={"id": 9, "cents": 99_999})
-    assert asyncio.run(play(dear, mails=1, reminders=1)) == ["refused"]
+@in_virtual_time
+async def test_charge_is_parked_after_six_attempts() -> None:
+    async with start() as test:
+        order = Order(id=10, customer="Eve", cents=950)
+        await test.publish("order.placed", order, exchange="shop")
+        await test.drain()
+        test.assert_retried("charges.wanted", times=5)
+        test.assert_parked("charges.wanted", reason="503", times=1)
 
 
-def test_a_bad_order_is_parked_with_a_reason() -> None:
-    """Nothing is guessed: the dead letter says where it is wrong."""
-
-    async def bad() -> str:
-        async with AppTest(app, overrides={open_payments: payments}) as test:
-            await test.publish(
-                "order.placed", {"id": 1, "customer": "Bob", "cents": -5}, exchange="shop"
-            )
-            await test.drain()
-            test.assert_parked("orders.placed", times=1)
-            return str(test.find_events("delivery.parked")[0].fields["reason"])
-
-    assert "cents: Input should be greater than 0" in asyncio.run(bad())
+@in_virtual_time
+async def test_invalid_order_is_parked_with_the_wrong_field() -> None:
+    async with start() as test:
+        order = {"id": 1, "customer": "Bob", "cents": -5}
+        await test.publish("order.placed", order, exchange="shop")
+        await test.drain()
+        test.assert_parked("orders.placed", reason="cents: Input should be greater than 0")
 
 
-@pytest.mark.filterwarnings("ignore")  # of Starlette's, about its test client
-def test_orders_come_by_fastapi_and_by_django(
+@pytest.mark.filterwarnings("ignore")  # Starlette warns about its own test client
+def test_fastapi_and_django_publish_orders(
     hopback_app, hopback_broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both answer when the broker has confirmed."""
     monkeypatch.setenv("HOPBACK_BROKER", hopback_broker.url)
     monkeypatch.setenv("PAYMENTS_URL", "http://payments")
-    hopback_app(app).stop()  # the queues are there, and nobody takes what arrives
+    hopback_app(app).stop()  # declares the queues
     import django
     from django.conf import settings
     from django.test import RequestFactory
@@ -109,10 +100,11 @@ def test_orders_come_by_fastapi_and_by_django(
     django.setup()
     from orders import django_view, web
 
+    order = {"id": 11, "customer": "Ada", "cents": 950}
     with TestClient(web.web) as client:
-        assert client.post("/orders", json=ORDER.model_dump()).status_code == 202
+        assert client.post("/orders", json=order).status_code == 202
         assert client.post("/orders", json={}).status_code == 422
-    request = RequestFactory().post("/orders", ORDER.model_dump(), content_type="application/json")
+    request = RequestFactory().post("/orders", order, content_type="application/json")
     assert django_view.place(request).status_code == 202
     django_view.publisher.close()
     assert len(hopback_broker.snapshot().queue("orders.placed").ready) == 2
