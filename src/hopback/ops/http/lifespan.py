@@ -28,10 +28,6 @@ _COUNTS_EVERY_S = (
 
 _TAKE_OVER_EVERY_S = 5.0  # seconds between two looks for jobs whose processes are gone
 
-_WARM_S = 5.0
-"""Longest wait of the start for the first answers, in seconds. 2,000 queues take about 1 s. A broker that is
-away delays the start by this time at most."""
-
 _DAY_S = 86_400.0  # seconds
 _RETENTION_EVERY_S = 3600.0  # seconds between two deletions of old jobs, audit entries and exports
 
@@ -63,9 +59,7 @@ def lifespan_of(services: Services, templates: Environment) -> Any:
         ]
         if services.shared.alerting.has_rules:
             tasks.append(asyncio.create_task(services.shared.alerting.run(), name="alerts"))
-        warming = asyncio.create_task(_warm(services, templates), name="first answers")
-        tasks.append(warming)
-        await asyncio.wait({warming}, timeout=_WARM_S)
+        tasks.append(asyncio.create_task(_warm(services, templates), name="first answers"))
         try:
             yield
         finally:
