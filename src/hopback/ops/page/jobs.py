@@ -56,17 +56,13 @@ _AT_ONCE = 2000
 """Messages that a session takes within a second. In a larger queue returned messages are searched."""
 _LOOKING_S = 300.0
 """Seconds that such a session lasts: as long as one that is opened on the page of a queue."""
-_STAYS = frozenset({400, 409, 422})
-_FIRST = ("filter", "limit", "force", "release")  # the fields of step 1
-_SECOND = (
-    "target",
-    "target_queue",
-    "rate",
-    "watchSeconds",
-    "maxReturned",
-    "change",
-    "reason",
-)  # the fields of step 2, without its boxes
+_CORRECTABLE = frozenset({400, 409, 422})
+"""Statuses of errors that the visitor can correct in the form."""
+_MESSAGES_FIELDS = ("filter", "limit", "force", "release")
+_OPTIONS_FIELDS = (
+    "target", "target_queue", "rate", "watchSeconds", "maxReturned", "change", "reason",
+)  # fmt: skip
+_OPTIONS_BOXES = ("ramp", "export")
 
 JOB_PAGES = Pages()
 
@@ -88,14 +84,16 @@ async def _redrive(visit: Visit) -> Response:
         visit.need(Role.ADMIN, visit.path["queue"])
     target = form_target(visit.field("target"), visit.field("target_queue"))
     pace = structs.replace(visit.read(Pace), ramp=RAMP if _is_ticked(visit, "ramp") else ())
-    return await _step(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
+    return await _answer_form(visit, RedriveRequest(**_common(visit), target=target, pace=pace))
 
 
 @JOB_PAGES.get("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE, reads_broker=True)
 @JOB_PAGES.post("/queues/{queue}/discard", Role.OPERATOR, PATH_QUEUE)
 async def _discard(visit: Visit) -> Response:
     confirm, export = visit.field("confirm"), _is_ticked(visit, "export")
-    return await _step(visit, DiscardRequest(**_common(visit), confirm=confirm, export=export))
+    return await _answer_form(
+        visit, DiscardRequest(**_common(visit), confirm=confirm, export=export)
+    )
 
 
 def _common(visit: Visit) -> dict[str, Any]:
@@ -111,7 +109,7 @@ def _common(visit: Visit) -> dict[str, Any]:
 
 
 def _selection(visit: Visit) -> Selection:
-    """Return the selection of step 1, without a count."""
+    """Return the selected messages of the form, without a count."""
     session, ids = visit.field("session"), tuple(visit.all("ids"))
     if session:
         return Selection(session=session, ids=ids, filter="" if ids else visit.field("filter"))
@@ -119,28 +117,29 @@ def _selection(visit: Visit) -> Selection:
 
 
 def _is_ticked(visit: Visit, box: str) -> bool:
-    """Whether a box of step 2 is ticked. Until step 2 was submitted, every box counts as ticked."""
-    step_was_sent = visit.field("on") == "2" or bool(visit.all("ramp") or visit.all("export"))
-    return visit.field(box) == "1" or not (visit.request.method == "POST" and step_was_sent)
+    """Whether a box of the options is ticked. Until they were submitted, every box counts as ticked."""
+    was_sent = visit.field("on") == "2" or bool(visit.all("ramp") or visit.all("export"))
+    return visit.field(box) == "1" or not (visit.request.method == "POST" and was_sent)
 
 
-async def _step(visit: Visit, request: JobRequest) -> Response:
+async def _answer_form(visit: Visit, request: JobRequest) -> Response:
+    """Show the step that the visitor requested: messages, options or review. `go` starts the job."""
     session, step = request.selection.session, visit.field("step", "1")
     # Do not reveal that the session exists to a visitor of another queue.
     opened = {view.id: view.queue for view in visit.operations.sessions()}
     if opened.get(session, request.queue) != request.queue:
         raise NoSuch("session", session)
     if visit.request.method == "GET" or step == "1":
-        return await _first(visit, request)
+        return await _show_messages_step(visit, request)
     if step == "2":
-        return await _second(visit, request)
-    done = _begin if step == "go" else _review
+        return await _show_options_step(visit, request)
+    answer = _start_job if step == "go" else _show_review
     back = f"/queues/{quote(request.queue, safe='')}"
     words = f"Counting in {request.queue}"
-    return await in_time(visit, lambda tell: done(visit, request, tell), words, back)
+    return await in_time(visit, lambda tell: answer(visit, request, tell), words, back)
 
 
-async def _first(visit: Visit, request: JobRequest) -> Response:
+async def _show_messages_step(visit: Visit, request: JobRequest) -> Response:
     operations, selection = visit.operations, request.selection
     detail = await operations.queue(request.queue)
     held, matching, trouble = 0, 0, ""
@@ -151,7 +150,7 @@ async def _first(visit: Visit, request: JobRequest) -> Response:
             matching = page.matching
         except HopbackError as error:
             trouble = str(error)
-    return _page(
+    return _form_page(
         visit, request, 1, trouble,
         depth=detail.depth.ready, held_elsewhere=detail.depth.held_here,
         cost=detail.job_cost, held=held, matching=matching,
@@ -159,13 +158,13 @@ async def _first(visit: Visit, request: JobRequest) -> Response:
     )  # fmt: skip
 
 
-async def _second(
+async def _show_options_step(
     visit: Visit, request: JobRequest, trouble: str = "", bad_change: str = ""
 ) -> Response:
     queue = request.queue
     detail = await visit.operations.queue(queue)
     editing = visit.operations.settings.editing and visit.principal.allows(Role.ADMIN, queue)
-    return _page(
+    return _form_page(
         visit, request, 2, trouble,
         targets=detail.targets, busy=detail.active_job,
         found_watch=LONGEST_FOUND_WATCH_S,
@@ -173,21 +172,21 @@ async def _second(
     )  # fmt: skip
 
 
-async def _review(
+async def _show_review(
     visit: Visit, request: JobRequest, on_progress: OnProgress, trouble: str = ""
 ) -> Response:
     if not request.reason:
-        return await _second(visit, request, "Why: expected a reason for the audit.")
-    meant = request
+        return await _show_options_step(visit, request, "Why: expected a reason for the audit.")
+    planned = request
     if isinstance(request, DiscardRequest):
         # The name is typed after the review. A plan discards no message.
-        meant = structs.replace(request, confirm=request.queue)
+        planned = structs.replace(request, confirm=request.queue)
     try:
-        changed = await _with_change(visit, meant)
+        planned = _with_change(visit, planned)
         await release_look(visit, request.queue)
-        plan = await visit.operations.plan(changed, on_progress=on_progress)
+        plan = await visit.operations.plan(planned, on_progress=on_progress)
     except HopbackError as error:
-        return await _back(visit, request, error)
+        return await _show_error(visit, request, error)
     left = sum(each.count for each in plan.left_out) if plan.seen >= plan.selected else 0
     goes = max((plan.selection.count or 0) - left, 0)
     stages = [sum(plan.ramp[: number + 1]) for number in range(len(plan.ramp))]
@@ -196,7 +195,7 @@ async def _review(
         (sample.id, sample.problem, [(line[0], visible(line[1:])) for line in sample.diff])
         for sample in plan.changes
     ]
-    return _page(
+    return _form_page(
         visit, request, 3, trouble,
         plan=plan, expected=goes,
         least_s=watches * plan.watch_s + min(plan.watch_s, MEASURE_S),
@@ -205,55 +204,55 @@ async def _review(
     )  # fmt: skip
 
 
-async def _begin(visit: Visit, request: JobRequest, on_progress: OnProgress) -> Response:
+async def _start_job(visit: Visit, request: JobRequest, on_progress: OnProgress) -> Response:
     if isinstance(request, DiscardRequest) and request.confirm != request.queue:
         typed = "nothing" if not request.confirm else repr(request.confirm)
         trouble = f"To discard, type the queue's name {request.queue!r}; got {typed}."
-        return await _review(visit, request, on_progress, trouble)
+        return await _show_review(visit, request, on_progress, trouble)
+    key = visit.field("key")
+    submission = Submission(key=f"{visit.principal.id} {key}" if key else None)
     try:
-        changed = await _with_change(visit, request)
-        key = visit.field("key")
-        submission = Submission(key=f"{visit.principal.id} {key}" if key else None)
+        changed = _with_change(visit, request)
         job = await visit.operations.start(changed, submission, on_progress=on_progress)
     except CountMismatch as mismatch:
         # The review counts again.
         again = structs.replace(request, selection=_selection(visit))
-        return await _review(visit, again, on_progress, f"{mismatch}. Check the new count.")
+        return await _show_review(visit, again, on_progress, f"{mismatch}. Check the new count.")
     except HopbackError as error:
-        return await _back(visit, request, error)
+        return await _show_error(visit, request, error)
     return see_other(f"/jobs/{quote(job.id, safe='')}")
 
 
-async def _back(visit: Visit, request: JobRequest, error: HopbackError) -> Response:
-    """Show step 2 again with the error. Raise errors that the visitor cannot correct there."""
+async def _show_error(visit: Visit, request: JobRequest, error: HopbackError) -> Response:
+    """Show the options again with the error. Raise errors that the visitor cannot correct there."""
     refused = refusal_of(error)
-    if refused is None or refused.status not in _STAYS or "job" in refused.more:
+    if refused is None or refused.status not in _CORRECTABLE or "job" in refused.more:
         raise error
     if isinstance(error, BadRequest) and error.field == "change":
-        return await _second(visit, request, bad_change=f"Expected {error.expected}.")
-    return await _second(visit, request, f"{error}. {error.remedy}")
+        return await _show_options_step(visit, request, bad_change=f"Expected {error.expected}.")
+    return await _show_options_step(visit, request, f"{error}. {error.remedy}")
 
 
-async def _with_change(visit: Visit, request: JobRequest) -> JobRequest:
+def _with_change(visit: Visit, request: JobRequest) -> JobRequest:
     """Return the request with the JSON patch from the form field `change`. BadRequest if it is invalid."""
-    if not isinstance(request, RedriveRequest):
-        return request
     change = visit.field("change").strip()
-    if change:
-        request = structs.replace(request, change=read_patch(change))
+    if isinstance(request, RedriveRequest) and change:
+        return structs.replace(request, change=read_patch(change))
     return request
 
 
-def _page(visit: Visit, request: JobRequest, step: int, trouble: str, **values: Any) -> Response:
-    state: dict[str, Any] = {name: visit.field(name) for name in (*_FIRST, *_SECOND)}
-    boxes = {name: _is_ticked(visit, name) for name in ("ramp", "export")}
+def _form_page(
+    visit: Visit, request: JobRequest, step: int, trouble: str, **values: Any
+) -> Response:
+    fields = {name: visit.field(name) for name in ("session", *_MESSAGES_FIELDS, *_OPTIONS_FIELDS)}
+    boxes = {name: _is_ticked(visit, name) for name in _OPTIONS_BOXES}
     ids = visit.all("ids")
     # Hidden fields contain the values of the other steps.
-    carried = [("on", str(step)), ("session", visit.field("session"))]
+    carried = [("on", str(step)), ("session", fields["session"])]
     carried += [("ids", each) for each in ids]
-    carried += [(name, state[name]) for name in _FIRST if step != 1 or name == "release"]
+    carried += [(name, fields[name]) for name in _MESSAGES_FIELDS if step != 1 or name == "release"]
     if step != 2:
-        carried += [(name, state[name]) for name in _SECOND]
+        carried += [(name, fields[name]) for name in _OPTIONS_FIELDS]
         carried += [(name, "1" if ticked else "0") for name, ticked in boxes.items()]
     if step == 3:
         selection = encode(values["plan"].selection).decode()
@@ -263,7 +262,7 @@ def _page(visit: Visit, request: JobRequest, step: int, trouble: str, **values: 
         kind=request.kind.value,
         queue=request.queue,
         step=step,
-        state={**state, **boxes, "session": visit.field("session"), "ids": ids},
+        state={**fields, **boxes, "ids": ids},
         carried=carried,
         trouble=trouble,
         **values,
@@ -339,7 +338,7 @@ async def _live(visit: Visit) -> Response:
     return visit.services.shared.streams.open(changes, visit.principal)
 
 
-async def _what_came_back(visit: Visit, job: Job) -> Response:
+async def _show_returned_messages(visit: Visit, job: Job) -> Response:
     """Redirect to a session with the returned messages. For a large queue redirect to a search."""
     operations = visit.operations
     detail = await operations.queue(job.queue)
@@ -394,7 +393,7 @@ async def _steer(visit: Visit) -> Response:
         case "retry-failures":
             job = await operations.retry_failures(job.id, reason=visit.field("reason"))
         case "came-back":
-            return await _what_came_back(visit, job)
+            return await _show_returned_messages(visit, job)
         case _:
             raise Refused(404, "not-found", f"Unknown job action {verb!r}.")
     return see_other(f"/jobs/{quote(job.id, safe='')}")
