@@ -554,7 +554,7 @@ def print_job(job: Job) -> None:
         (counts.gone, "no longer in the queue"),
         (counts.remaining, "remaining"),
         (counts.returned, "requeued"),
-        (counts.arrived_meanwhile, "arrived meanwhile"),
+        (not counts.came_back and counts.arrived_meanwhile, "arrived during the job"),
     )
     returned = f", {came_back_text(counts)} returned" if counts.came_back else ""
     first = f"{counts.selected:,} selected, {counts.done:,} done"

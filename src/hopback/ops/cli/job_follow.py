@@ -329,7 +329,7 @@ def _print_end(job: Job, *, noted: bool) -> None:
             (counts.failed, "failed"),
             (counts.gone, "no longer in the queue"),
             (counts.remaining, "remaining"),
-            (counts.arrived_meanwhile, "arrived meanwhile"),
+            (not counts.came_back and counts.arrived_meanwhile, "arrived during the job"),
         )
         if number
     ]

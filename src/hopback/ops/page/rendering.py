@@ -260,7 +260,7 @@ _DETAILS = {
     "skipped": "{:,} skipped",
     "came_back": "{:,} returned",
     "came_back_least": "at least {:,} returned",
-    "arrived_meanwhile": "{:,} arrived meanwhile",
+    "arrived_meanwhile": "{:,} arrived during the job",
     "remaining": "{:,} remain",
     "returned": "{:,} requeued",
     "state": "{}",
