@@ -548,3 +548,8 @@ class UnsafeOperation(HopbackError):
     """Hopback refuses an operation that could lose or misdeliver messages."""
 
     remedy: ClassVar[str] = "Remove the danger the message names, or accept it explicitly."
+
+    def __init__(self, text: str, *, can_lift: bool = True) -> None:
+        super().__init__(text)
+        self.can_lift = can_lift
+        """Whether lifting the queue's delivery limit may remove the danger."""

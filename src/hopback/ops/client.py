@@ -467,7 +467,7 @@ def _refusal_of(status: int, problem: object) -> HopbackError:
     text = str(problem.get("detail") or f"the server answered {status} {phrase}".rstrip())
     remedy = str(problem.get("remedy") or _REMEDIES.get(status, ""))
     if code == "unsafe":
-        return UnsafeOperation(text)
+        return UnsafeOperation(text, can_lift=problem.get("canLift") is not False)
     if code == "database-damaged":
         return StoreDamaged(f"{text.rstrip('.')} on the server")
     if code == "database-unavailable":

@@ -339,7 +339,8 @@ class ManagedBroker:
         """Lift the delivery limit and return the name of the policy. UnsafeOperation if no policy can."""
         policy = snapshot.policy_to_lift(name)
         if isinstance(policy, str) or self.management is None:
-            raise UnsafeOperation(f"the delivery limit of {name!r} cannot be lifted: {policy}")
+            text = f"the delivery limit of {name!r} cannot be lifted: {policy}"
+            raise UnsafeOperation(text, can_lift=False)
         await self.management.put_policy(self.vhost, policy)
         self._snapshots.drop()
         return policy.name

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def check_cost(cost: Cost, *, forced: bool) -> None:
     """Raise UnsafeOperation if reading could lose messages and the caller has not accepted that."""
     if cost.price is Price.REFUSED and not forced:
-        raise UnsafeOperation(f"{cost.text}. {cost.remedy}")
+        raise UnsafeOperation(f"{cost.text}. {cost.remedy}", can_lift=cost.can_lift)
 
 
 def check_delivery_count(queue: str, delivery: Delivery, cost: Cost) -> None:

@@ -109,7 +109,7 @@ def explain_refusals(queue: str) -> Iterator[None]:
         yield
     except UnsafeOperation as refused:
         do = "--force browses despite the risk."
-        if "cannot be lifted" not in str(refused):  # do not suggest a remedy that was just refused
+        if refused.can_lift:
             do = (
                 "--lift-limit lifts the queue's delivery limit by a policy (`hopback dlq restore-limit"
                 f" {queue}` restores it). {do}"

@@ -102,7 +102,9 @@ def refusal_of(error: Exception, request: Request | None = None) -> Refused | No
         if isinstance(error, kind):
             remedy = getattr(error, "remedy", "")
             headers = {"Retry-After": "5"} if status == 503 else {}
-            more = {"remedy": remedy} if remedy else {}
+            more: dict[str, object] = {"remedy": remedy} if remedy else {}
+            if isinstance(error, errors.UnsafeOperation) and not error.can_lift:
+                more["canLift"] = False
             return Refused(status, code, str(error), more=more, headers=headers)
     return None
 

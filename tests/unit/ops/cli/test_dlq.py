@@ -9,9 +9,11 @@ import pytest
 from msgspec import structs
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.cli.dlq import (
     Look,
+    explain_refusals,
     list_groups,
     list_messages,
     list_queues,
@@ -233,3 +235,10 @@ def test_environment_selects_table_output_without_terminal(
     monkeypatch.setenv("HOPBACK_FORMAT", "table")
     assert ls.make_context("ls", []).params["form"] == "table"
     assert ls.make_context("ls", ["-o", "ndjson"]).params["form"] == "ndjson"
+
+
+@pytest.mark.parametrize("can_lift", [True, False])
+def test_refusal_suggests_lifting_the_limit_only_if_that_is_possible(can_lift: bool) -> None:
+    with pytest.raises(CommandFailed) as refused, explain_refusals(DLQ):
+        raise UnsafeOperation("the limit could remove messages", can_lift=can_lift)
+    assert ("--lift-limit" in refused.value.do) == can_lift
