@@ -324,7 +324,7 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.terminate()
-        process.wait()
+        process.communicate()  # reads the rest: a process that cannot write does not end
 
 
 def told(process: subprocess.Popen[str], pattern: str) -> str:

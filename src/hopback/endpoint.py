@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _MOST_BYTES = (
     16_384  # bytes of a request's head, and of its body by default: probes and commands are small
 )
-_MOST_AT_ONCE = 64
-"""Concurrent connections. A new connection replaces the oldest one that waits for its client, so
-that silent clients cannot block probes and scrapes. If all connections are being answered, the new
-one gets 503.
+_MOST_CONNECTIONS = 64
+"""Concurrent connections by default. A new connection replaces the oldest one that waits for its
+client, so that silent clients cannot block probes and scrapes. If all connections are being
+answered, the new one gets 503.
 """
 
 
@@ -80,14 +80,26 @@ class _Unreadable(Exception):
 
 
 class Endpoint:
-    """Answers requests until it is closed. `most_body` limits the bytes of a request body."""
+    """Answers requests until it is closed.
+
+    Args:
+        timeout: Seconds for one request, from the connection to the answer.
+        most_body: Bytes of a request body.
+        most_connections: Connections at the same time.
+    """
 
     def __init__(
-        self, respond: Respond, *, timeout: float = 5.0, most_body: int = _MOST_BYTES
+        self,
+        respond: Respond,
+        *,
+        timeout: float = 5.0,
+        most_body: int = _MOST_BYTES,
+        most_connections: int = _MOST_CONNECTIONS,
     ) -> None:
         self._respond = respond
         self._timeout = timeout
         self._most_body = most_body
+        self._most_connections = most_connections
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._awaiting_client: dict[asyncio.Task[None], None] = {}
@@ -129,6 +141,10 @@ class Endpoint:
                 await writer.drain()
         except (TimeoutError, OSError):
             pass  # the client is gone or too slow
+        except asyncio.CancelledError:
+            # Replaced by a newer connection, or closing. Until Python 3.12, asyncio logs a
+            # traceback if the task of a connection ends as cancelled.
+            pass
         finally:
             self._serving.discard(task)
             self._awaiting_client.pop(task, None)
@@ -141,7 +157,7 @@ class Endpoint:
         writer: asyncio.StreamWriter,
         task: asyncio.Task[None],
     ) -> bytes:
-        if len(self._serving) > _MOST_AT_ONCE:
+        if len(self._serving) > self._most_connections:
             oldest = next(iter(self._awaiting_client))
             if oldest is task:
                 return Response(HTTPStatus.SERVICE_UNAVAILABLE).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import TYPE_CHECKING, Any
@@ -281,6 +282,16 @@ async def test_users_are_deleted_in_bulk(http: httpx.AsyncClient) -> None:
     for wrong in ({}, {"users": "one"}, {"users": [1]}):
         refused = await http.post("/api/users/bulk-delete", json=wrong)
         assert refused.status_code == 400
+
+
+async def test_150_requests_at_once_are_all_answered(server: BrokerServer) -> None:
+    """A service that watches many virtual hosts asks for all of them at the same time."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=server.http_url or "", auth=("guest", "guest"), trust_env=False, limits=limits
+    ) as client:
+        answers = await asyncio.gather(*(client.get("/api/queues") for _ in range(150)))
+    assert {answer.status_code for answer in answers} == {200}
 
 
 async def test_clock_is_advanced_over_http(server: BrokerServer, http: httpx.AsyncClient) -> None:

@@ -118,6 +118,19 @@ async def test_half_open_requests_do_not_block_probes() -> None:
             writer.close()
 
 
+async def test_replaced_and_open_connections_are_not_logged_as_errors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """70 silent clients: six are replaced, the others are open when the endpoint closes."""
+    async with _open(patience=60) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(70)]
+        assert (await _send(port, b"GET /a HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    await asyncio.sleep(0)
+    for _, writer in silent:
+        writer.close()
+    assert caplog.records == []
+
+
 async def test_clients_that_do_not_read_do_not_block_probes() -> None:
     """70 scrapes fill the buffers of their sockets."""
 

@@ -33,6 +33,8 @@ _FAREWELL_S = 1.0
 """Seconds for clients to answer a close. Healthy ones take milliseconds. Others are cut off."""
 _LARGEST_REQUEST = 16 * 1024 * 1024
 """Bytes of an HTTP request body. Definitions of a large broker are a few megabytes."""
+_MOST_HTTP_CONNECTIONS = 1024
+"""Concurrent HTTP connections. A service that watches 50 virtual hosts opens several for each."""
 
 
 class BrokerServer:
@@ -86,7 +88,12 @@ class BrokerServer:
         if self.settings.http_port is not None:
             try:
                 api = Api(self.broker, self.time)
-                endpoint = Endpoint(api, timeout=60.0, most_body=_LARGEST_REQUEST)
+                endpoint = Endpoint(
+                    api,
+                    timeout=60.0,
+                    most_body=_LARGEST_REQUEST,
+                    most_connections=_MOST_HTTP_CONNECTIONS,
+                )
                 _, self._http_port = await endpoint.open(host, self.settings.http_port)
                 self._endpoint = endpoint
                 self.broker.ports["http"] = self._http_port
