@@ -20,7 +20,8 @@ from hopback.systems import HOMES, load_system
 from hopback.systems.demo.web import DemoWeb, open_socket, serve_on
 from hopback.systems.host import Host
 from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
-from tests.docs.pages import Block, blocks, matches, steps
+from tests.acceptance.browsing import open_browser
+from tests.docs.pages import ROOT, Block, blocks, matches, steps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,6 +32,7 @@ _NAMES = ("event-bus", "file-pipeline", "freeflow", "raffle", "ratatoskr")
 _CURL = 'curl() { command curl -sS --max-time 10 %s"$@"; }\n'
 _PATIENCE_S = 60.0
 _DRAWN = re.compile(r"\(`(hopback topology diagram [^`]+)`\):\n\n```mermaid\n(.*?)```", re.DOTALL)
+_MERMAID = ROOT / "tools" / "site" / "vendor" / "mermaid.tiny.js"
 _DRAW = {"flow": draw_flow, "sequence": draw_sequence, "states": draw_states}
 
 
@@ -135,6 +137,21 @@ def test_the_diagrams_are_generated(name: str) -> None:
         draw: Any = _DRAW[options.get("--diagram", "flow")]
         queue = (options["--queue"],) if "--queue" in options else ()
         assert draw(DESIGNS[name].build(), *queue).strip() == shown.strip()
+
+
+def test_mermaid_draws_every_diagram_in_dark_theme() -> None:
+    """Mermaid's command, its online editor and the extensions of editors use this library."""
+    with open_browser() as browser:
+        page = browser.new_page()
+        page.add_script_tag(path=_MERMAID)
+        page.evaluate("mermaid.initialize({startOnLoad: false, theme: 'dark'})")
+        for name in _NAMES:
+            for number, (command, diagram) in enumerate(_DRAWN.findall(readme(name))):
+                drawn = page.evaluate(
+                    "async ([id, text]) => (await mermaid.render(id, text)).svg",
+                    [f"{name}-{number}", diagram],
+                )
+                assert "<svg" in drawn, command
 
 
 class _Asked(dict[str, str]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -181,6 +182,21 @@ async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) ->
             assert 5 < len(by_hand.find_events("delivery.snoozed")) < 20
         (left,) = raffle.resting("raffle_dlq")
         assert json.loads(left.body)["name"] == "ana"
+
+
+@in_virtual_time
+async def test_dlq_consumer_inserts_dead_letters_in_batches_of_its_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    settings = settings_in(tmp_path, dlq=Batching(size=2, processors=1, batchers=1))
+    async with AppTest(create_dead_letter_consumer(settings)) as by_hand:
+        for number in range(5):
+            user = {"id": str(uuid.uuid4()), "name": "Ana", "email": f"ana{number}@email.com"}
+            await by_hand.publish("raffle_dlq", user, exchange="raffle_dlx")
+        assert (await by_hand.drain()).done == 5
+    inserted = [line for line in caplog.messages if line.endswith("dead letters are inserted")]
+    assert [line.split()[0] for line in inserted] == ["2", "2", "1"]
 
 
 @in_virtual_time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from dataclasses import replace
 from datetime import datetime
@@ -35,6 +36,17 @@ async def test_a_user_gets_an_id_is_published_and_inserted(tmp_path: Path) -> No
         shown = (await raffle.user(user_id)).json()
         assert datetime.fromisoformat(shown.pop("insertedAt")).tzinfo is not None
         assert shown == {"id": user_id, **body}
+
+
+@in_virtual_time
+async def test_published_user_waits_in_raffle_queue_without_retry_headers(tmp_path: Path) -> None:
+    async with running_raffle(settings_in(tmp_path)) as raffle:
+        raffle.test.service.consumer("raffle_queue").pause("by command")
+        await raffle.test.advance(1)
+        user_id = await raffle.create_user("Ana")
+        (message,) = raffle.resting("raffle_queue")
+        assert json.loads(message.body) == {"id": user_id, "name": "Ana", "email": "ana@email.com"}
+        assert not {"x-retries", "x-retry-reason"} & set(message.properties.headers)
 
 
 @in_virtual_time
