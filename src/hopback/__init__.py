@@ -1,9 +1,10 @@
-"""Hopback makes RabbitMQ consumers dependable.
+"""Reliable RabbitMQ consumers.
 
-`hopback` exports the names that a service module imports. Each is loaded when it is first used, so
-`import hopback` loads few modules. Codecs, clocks and other parts of the runtime are in
-`hopback.runtime`, topologies in `hopback.topology`, brokers in `hopback.broker`,
-designs in `hopback.designs`, inbox and outbox in `hopback.store`, and the test kit in `hopback.testing`.
+This package exports the names that most services import. They are loaded lazily to keep `import
+hopback` fast.
+
+Other public names live in subpackages: `hopback.runtime` (codecs, clocks), `hopback.topology`,
+`hopback.broker`, `hopback.designs`, `hopback.store` (inbox and outbox) and `hopback.testing`.
 """
 
 from __future__ import annotations

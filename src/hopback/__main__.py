@@ -1,4 +1,4 @@
-"""`python -m hopback` is the `hopback` command."""
+"""Entry point for `python -m hopback`."""
 
 from __future__ import annotations
 

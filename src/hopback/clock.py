@@ -1,4 +1,4 @@
-"""Clocks: the system clock and a manual one for tests."""
+"""System clock, and a manual clock for tests."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Returns the time in seconds since 1970."""
+    """The interface of a clock."""
 
     def now(self) -> float:
-        """Seconds since 1970, UTC."""
+        """Return the current time in seconds since the epoch."""
 
 
 class SystemClock:
-    """The machine's clock."""
+    """A clock that returns the system time."""
 
     def now(self) -> float:
-        """Seconds since 1970, UTC."""
         return time.time()
 
 
 class ManualClock:
-    """A clock that changes only when it is set. It never runs backwards."""
+    """A clock for tests. The time only changes when `advance` or `advance_to` is called."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
 
     def now(self) -> float:
-        """Seconds since 1970, UTC."""
         return self._now
 
     def advance_to(self, moment: float) -> None:
-        """Move to `moment`. Raise ValueError if it is in the past."""
+        """Set the clock to `moment`.
+
+        Raises:
+            ValueError: If `moment` is earlier than the current time.
+        """
         if moment < self._now:
             raise ValueError(f"expected a moment not before {self._now}, got {moment}")
         self._now = moment
 
     def advance(self, seconds: float) -> None:
-        """Move forward by `seconds`."""
+        """Advance the clock by `seconds`."""
         self.advance_to(self._now + seconds)

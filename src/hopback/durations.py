@@ -1,4 +1,4 @@
-"""Durations with units: `30s`, `5m`, `1h30m`, `250ms`."""
+"""Parse and format durations such as `30s`, `5m`, `1h30m` and `250ms`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TypeAlias
 from hopback.errors import InvalidDeclaration, Problem
 
 Duration: TypeAlias = str | float | timedelta
-"""A duration in code: `"2h"`, a number of seconds, or a timedelta."""
+"""A string such as `"2h"`, a number of seconds or a timedelta."""
 
 LONGEST_MS = 315_360_000_000
-"""Ten years: the longest time to live that RabbitMQ accepts."""
+"""The longest TTL RabbitMQ accepts: ten years."""
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _FORM = re.compile("".join(rf"(?:(\d{{1,12}}){unit})?" for unit, _ in _UNITS), re.ASCII)
@@ -21,19 +21,22 @@ _EXAMPLES = "a duration like 250ms, 30s, 5m or 1h30m"
 
 
 def parse_duration_ms(value: str | int | timedelta) -> int:
-    """Milliseconds from `30s`, `1h30m`, a timedelta or a whole number of milliseconds.
+    """Parse a duration and return it in milliseconds.
 
-    Units are in descending order, each at most once. The maximum is ten years. ValueError gives the
-    expected format.
+    Integers are taken as milliseconds. Units in a string must be in descending order and must not
+    repeat.
+
+    Raises:
+        ValueError: If the format is wrong or the duration exceeds ten years.
     """
     if isinstance(value, timedelta):
-        value = -(-value // timedelta(milliseconds=1))  # rounded up
+        value = -(-value // timedelta(milliseconds=1))  # round up
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"expected {_EXAMPLES}, or whole milliseconds, got {value!r}")
     if isinstance(value, str):
         found = _FORM.fullmatch(value.strip())
         if found is None or not any(found.groups()):
-            # The commonest mistake is a number without its unit.
+            # A missing unit is the most common mistake.
             hint = f" (add a unit, as in {value.strip()}s)" if value.isdecimal() else ""
             raise ValueError(f"expected {_EXAMPLES}, got {_short(value)}{hint}")
         amounts = (int(amount or 0) for amount in found.groups())
@@ -47,10 +50,12 @@ def parse_duration_ms(value: str | int | timedelta) -> int:
 
 
 def parse_wait_ms(value: Duration) -> int:
-    """Milliseconds from `30s`, a timedelta or a number of seconds, rounded up.
+    """Parse a duration and return it in milliseconds, rounded up.
 
-    ValueError gives the expected format. Files contain whole milliseconds, which
-    `parse_duration_ms` reads.
+    Unlike `parse_duration_ms`, numbers are taken as seconds.
+
+    Raises:
+        ValueError: If the format is wrong or the duration exceeds ten years.
     """
     if isinstance(value, str | timedelta):
         return parse_duration_ms(value)
@@ -62,13 +67,14 @@ def parse_wait_ms(value: Duration) -> int:
         raise ValueError(f"expected {_EXAMPLES}, seconds or a timedelta, got {value!r}")
     if not 0 <= value <= LONGEST_MS / 1000:
         raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {value!r} s")
-    return math.ceil(round(value * 1000, 3))  # 0.1 s is 100 ms, not 100.00000000000001
+    return math.ceil(round(value * 1000, 3))  # avoid float noise: 0.1 s is 100 ms
 
 
 def read_seconds(value: Duration, option: str, *, where: str, zero: bool = True) -> float:
-    """Return seconds from `"30s"`, a number of seconds or a timedelta.
+    """Parse the value of an option and return it in seconds.
 
-    InvalidDeclaration names the option and repeats the value. Without `zero` it refuses 0.
+    Raises:
+        InvalidDeclaration: If the value is not a valid duration, or if it is 0 and `zero` is False.
     """
     try:
         parse_wait_ms(value)
@@ -83,12 +89,12 @@ def read_seconds(value: Duration, option: str, *, where: str, zero: bool = True)
 
 
 def duration_seconds(value: Duration) -> float:
-    """Seconds from `30s` or a timedelta. A number is returned unchanged and unchecked."""
+    """Convert a duration to seconds. Numbers are returned unchanged."""
     return parse_duration_ms(value) / 1000 if isinstance(value, str | timedelta) else value
 
 
 def format_duration(duration_ms: int) -> str:
-    """The shortest text that `parse_duration_ms` reads back as this number."""
+    """Format milliseconds as the shortest string that `parse_duration_ms` can read."""
     if not 0 <= duration_ms <= LONGEST_MS:
         raise ValueError(f"expected 0 to {LONGEST_MS} ms (ten years), got {duration_ms} ms")
     parts = []

@@ -1,8 +1,8 @@
-"""A minimal HTTP server for probes, scrapes and commands, on the program's event loop.
+"""A minimal HTTP server for health probes, metrics and commands.
 
-Each connection carries one request. Size, time and number of connections are bounded. An ASGI
-server would add signal handling, a shutdown procedure and a dependency to every installation with a
-liveness probe.
+The server runs on the caller's event loop. Each connection handles a single request. Request size,
+duration and the number of connections are limited. We don't use an ASGI server here because it
+would add a dependency and install its own signal handlers.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-_MOST_BYTES = (
-    16_384  # bytes of a request's head, and of its body by default: probes and commands are small
-)
+_MOST_BYTES = 16_384  # maximum size of the request head, and the default for the body
 _MOST_CONNECTIONS = 64
-"""Concurrent connections by default. A new connection replaces the oldest one that waits for its
-client, so that silent clients cannot block probes and scrapes. If all connections are being
-answered, the new one gets 503.
+"""Default maximum number of concurrent connections. When the limit is reached, the oldest connection that
+is waiting for its client is closed, so that idle clients cannot block health probes. If there is
+none, the server responds with 503.
 """
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address is this machine's own."""
+    """Return True if `address` is a loopback address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -40,7 +38,7 @@ def is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request. Header names are in lower case. Path and query are still percent-encoded."""
+    """An HTTP request. Header names are lowercase. Path and query are percent-encoded."""
 
     method: str
     path: str
@@ -72,7 +70,7 @@ Respond: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 
 
 class _Unreadable(Exception):
-    """The bytes are not a supported request. `status` is the HTTP status of the answer."""
+    """Raised when a request cannot be parsed. `status` is the HTTP status to respond with."""
 
     def __init__(self, status: HTTPStatus) -> None:
         self.status = status
@@ -80,12 +78,13 @@ class _Unreadable(Exception):
 
 
 class Endpoint:
-    """Answers requests until it is closed.
+    """A small HTTP server.
 
     Args:
-        timeout: Seconds for one request, from the connection to the answer.
-        most_body: Bytes of a request body.
-        most_connections: Connections at the same time.
+        respond: Called for each request.
+        timeout: Maximum time for a request and its response, in seconds.
+        most_body: Maximum size of a request body in bytes.
+        most_connections: Maximum number of concurrent connections.
     """
 
     def __init__(
@@ -103,11 +102,15 @@ class Endpoint:
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._awaiting_client: dict[asyncio.Task[None], None] = {}
-        """Connections whose request is incomplete or whose answer is not read yet, oldest first."""
+        """Connections waiting for their client, oldest first."""
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Listen and return host and port. Port 0 selects a free port. Raise OSError if it is in
-        use.
+        """Start listening and return the host and port.
+
+        Pass port 0 to use any free port.
+
+        Raises:
+            OSError: If the port is already in use.
         """
         self._server = await asyncio.start_server(
             self._on_connection, host, port, limit=_MOST_BYTES
@@ -116,11 +119,11 @@ class Endpoint:
         return address[0], address[1]
 
     async def open_unix(self, path: Path) -> None:
-        """Listen on a Unix socket. Raise OSError on failure."""
+        """Start listening on a Unix socket."""
         self._server = await asyncio.start_unix_server(self._on_connection, path, limit=_MOST_BYTES)
 
     async def close(self) -> None:
-        """Stop listening and drop unanswered requests."""
+        """Stop listening and cancel pending requests."""
         if self._server is not None:
             self._server.close()
         for task in self._serving:
@@ -140,10 +143,10 @@ class Endpoint:
                 self._awaiting_client[task] = None
                 await writer.drain()
         except (TimeoutError, OSError):
-            pass  # the client is gone or too slow
+            pass  # the client has disconnected or timed out
         except asyncio.CancelledError:
-            # Replaced by a newer connection, or closing. Until Python 3.12, asyncio logs a
-            # traceback if the task of a connection ends as cancelled.
+            # Replaced by a newer connection, or closing. Before Python 3.12, asyncio logs a
+            # traceback if the task of a connection is cancelled.
             pass
         finally:
             self._serving.discard(task)
@@ -176,7 +179,10 @@ class Endpoint:
 async def _read(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_body: int
 ) -> Request:
-    """Read the request. An unwanted body is read too, because closing would cut off the answer."""
+    """Read a request from the client.
+
+    The body is always read, because closing the connection early could cut off the response.
+    """
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:

@@ -1,55 +1,55 @@
-"""The exceptions that Hopback raises, grouped by who has to act.
+"""The exceptions raised by Hopback.
 
 ::
 
     HopbackError
-    ├── TopologyError             yours: the declared topology has to change
-    │   ├── InvalidTopology       the declaration itself is wrong (all problems at once)
-    │   └── TopologyConflict      the broker has a different object of that name
-    ├── InvalidDeclaration        yours: a handler, option or other declaration in code is wrong
-    ├── BrokerError               theirs: the broker or the connection to it
+    ├── TopologyError             the declared topology is invalid or cannot be applied
+    │   ├── InvalidTopology       the declaration is invalid
+    │   └── TopologyConflict      the broker has an object with this name and different settings
+    ├── InvalidDeclaration        a handler, option or other declaration in code is invalid
+    ├── BrokerError               the broker or the connection failed
     │   ├── ConnectionFailed      no connection could be opened
     │   │   └── LoginRefused      the broker refused user, password or virtual host
-    │   ├── ConnectionLost        the connection ended while in use
-    │   ├── ProtocolError         bytes that are not AMQP 0-9-1
+    │   ├── ConnectionLost        an open connection was lost
+    │   ├── ProtocolError         invalid AMQP 0-9-1 data
     │   ├── ChannelClosed         the broker closed the channel
     │   │   ├── AccessRefused     403
     │   │   ├── NotFound          404
     │   │   ├── ResourceLocked    405
     │   │   └── PreconditionFailed  406
-    │   ├── ManagementError       the HTTP management API failed or refused
+    │   ├── ManagementError       a management API request failed
     │   │   ├── ManagementRefused   401, 403
     │   │   └── ManagementNotFound  404
-    │   ├── AnswerTimeout         the broker left a request unanswered
-    │   ├── NoReply               a request got no reply in time, or cannot get one any more
+    │   ├── AnswerTimeout         the broker did not respond in time
+    │   ├── NoReply               a request got no reply in time
     │   └── PublishFailed         a publish was not confirmed
     │       ├── Returned          the message was unroutable
-    │       ├── Nacked            a queue refused it
-    │       ├── ConfirmTimeout    the broker did not answer in time
-    │       ├── PublishRefused    not stored: no such exchange, no permission or too large
-    │       ├── PublishInterrupted  the channel ended before the broker answered
-    │       ├── DeliveryLost      not sent: the delivery that caused it was lost
-    │       └── InvalidMessage    not sent: no broker would accept it
-    ├── OperationRefused          yours: an operation on dead letters cannot be done as requested
-    │   ├── BadRequest            a part of the request has to change
+    │       ├── Nacked            a queue rejected the message
+    │       ├── ConfirmTimeout    the broker did not confirm in time
+    │       ├── PublishRefused    the broker refused the message
+    │       ├── PublishInterrupted  the channel closed before the confirm
+    │       ├── DeliveryLost      not sent, the delivery being handled was lost
+    │       └── InvalidMessage    not sent, the message is invalid
+    ├── OperationRefused          an invalid request for a dead-letter operation
+    │   ├── BadRequest            a field of the request is invalid
     │   ├── BadFilter             a term of a filter cannot be parsed
     │   ├── BadLine               a line is not an exported message
     │   ├── NoSuch                no such queue, session, message or job
     │   │   └── SessionOver       the browse session has ended
-    │   ├── CountMismatch         the selection has another size than expected
-    │   ├── JobConflict           another job or the state of the job prevents it
-    │   └── NotAllowed            disabled here, or not granted
-    ├── ReplyRefused              theirs: the request asks for a reply to an address that is not allowed
-    ├── LeaseLost                 theirs: another process runs the job now
-    ├── StoreUnavailable          theirs: the database of jobs and audit does not answer
-    │   ├── StoreDamaged          theirs: the database is corrupt
-    │   └── StoreTooNew           theirs: a newer Hopback migrated the database
-    ├── ServerUnavailable         theirs: the server does not answer
-    ├── ServerFailed              theirs: the server failed
-    ├── MissingExtra              yours: a library is not installed (also an ImportError)
-    └── UnsafeOperation           ours: Hopback refuses, because messages could be lost
+    │   ├── CountMismatch         unexpected number of selected messages
+    │   ├── JobConflict           prevented by another job or the state of the job
+    │   └── NotAllowed            disabled, or no permission
+    ├── ReplyRefused              the reply address of a request is not allowed
+    ├── LeaseLost                 another process has taken over the job
+    ├── StoreUnavailable          the database is not available
+    │   ├── StoreDamaged          the database is corrupt
+    │   └── StoreTooNew           the database was migrated by a newer version
+    ├── ServerUnavailable         the server does not respond
+    ├── ServerFailed              the server failed to process a request
+    ├── MissingExtra              an optional dependency is not installed
+    └── UnsafeOperation           the operation could lose messages
 
-Each class has a `remedy`: one sentence about how to resolve the error.
+The `remedy` of each class describes how to resolve the error.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ __all__ = [
 
 
 class HopbackError(Exception):
-    """The base class of all exceptions that Hopback raises on purpose."""
+    """Base class for all Hopback errors."""
 
     remedy: ClassVar[str] = "Read the message. It contains the value found and the value expected."
 
 
 class TopologyError(HopbackError):
-    """The declared topology cannot be used."""
+    """Base class for topology errors."""
 
     remedy: ClassVar[str] = (
         "Change the declaration. `hopback topology check` explains each finding."
@@ -124,7 +124,7 @@ class TopologyError(HopbackError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem in an input, with its path."""
+    """A problem found in the input, with its location."""
 
     path: str
     expected: str
@@ -135,7 +135,9 @@ class Problem:
 
 
 class InvalidTopology(TopologyError):
-    """A topology, file or parameter is invalid. `problems` lists all problems."""
+    """Raised when a topology, a topology file or a parameter is invalid. `problems` contains every
+    problem found.
+    """
 
     remedy: ClassVar[str] = (
         "Correct every listed line. Each contains its place and the expected value."
@@ -150,7 +152,9 @@ class InvalidTopology(TopologyError):
 
 
 class TopologyConflict(TopologyError):
-    """The broker has a different queue or exchange of a declared name."""
+    """Raised when the broker already has a queue or exchange with the same name but different
+    settings.
+    """
 
     remedy: ClassVar[str] = (
         "Declare the object as the broker has it, or migrate: queue types and arguments cannot change in"
@@ -160,7 +164,9 @@ class TopologyConflict(TopologyError):
 
 
 class InvalidDeclaration(HopbackError):
-    """A handler, an option or another declaration in code is wrong. `problems` lists all problems."""
+    """Raised when a handler, an option or another declaration in code is invalid. `problems`
+    contains every problem found.
+    """
 
     remedy: ClassVar[str] = "Correct the declaration at the line that the traceback shows."
 
@@ -171,19 +177,21 @@ class InvalidDeclaration(HopbackError):
 
 
 class BrokerError(HopbackError):
-    """The broker, or the connection to it, failed or refused."""
+    """Base class for errors raised by the broker or the connection to it."""
 
     remedy: ClassVar[str] = "Check the broker's log. Only confirmed messages were settled."
 
 
 class ConnectionFailed(BrokerError):
-    """No connection to the broker could be opened."""
+    """Raised when a connection to the broker cannot be opened."""
 
     remedy: ClassVar[str] = "Check address, credentials, virtual host and that the broker is up."
 
 
 class LoginRefused(ConnectionFailed):
-    """The broker refused user, password or virtual host. Trying again does not help."""
+    """Raised when the broker rejects the username, password or virtual host. Retrying does not
+    help.
+    """
 
     remedy: ClassVar[str] = (
         "Check user, password and virtual host. The broker's log contains the reason."
@@ -191,7 +199,7 @@ class LoginRefused(ConnectionFailed):
 
 
 class ConnectionLost(BrokerError):
-    """The connection ended while it was in use."""
+    """Raised when an open connection is lost."""
 
     remedy: ClassVar[str] = (
         "Reconnect. Unsettled deliveries are requeued. Unconfirmed publishes may be lost."
@@ -199,13 +207,15 @@ class ConnectionLost(BrokerError):
 
 
 class ProtocolError(BrokerError):
-    """Received or outgoing bytes are not valid AMQP 0-9-1 within the limits."""
+    """Raised when a frame is not valid AMQP 0-9-1 or exceeds a limit."""
 
     remedy: ClassVar[str] = "Check that the address is an AMQP 0-9-1 port and the limits are met."
 
 
 class ChannelClosed(BrokerError):
-    """The broker closed the channel. `code` and `text` are the broker's."""
+    """Raised when the broker closes the channel. `code` and `text` are the broker's reply code and
+    text.
+    """
 
     remedy: ClassVar[str] = "Open a new channel. The broker requeues unsettled deliveries."
 
@@ -216,25 +226,27 @@ class ChannelClosed(BrokerError):
 
 
 class AccessRefused(ChannelClosed):
-    """403: the user lacks permission."""
+    """Raised when the user does not have permission (403)."""
 
     remedy: ClassVar[str] = "Grant the user the permission named in the text."
 
 
 class NotFound(ChannelClosed):
-    """404: the queue or exchange does not exist."""
+    """Raised when the queue or exchange does not exist (404)."""
 
     remedy: ClassVar[str] = "Create it (`hopback topology apply`) or correct the name."
 
 
 class ResourceLocked(ChannelClosed):
-    """405: the queue is exclusive to another connection."""
+    """Raised when the queue is exclusive to another connection (405)."""
 
     remedy: ClassVar[str] = "Use another queue, or end the connection that owns it."
 
 
 class PreconditionFailed(ChannelClosed):
-    """406: the object differs from the declared one, or a delivery was settled twice."""
+    """Raised when an object exists with different settings, or when a delivery is settled twice
+    (406).
+    """
 
     remedy: ClassVar[str] = (
         "Compare both values in the text. `hopback topology plan` shows the differences."
@@ -242,7 +254,9 @@ class PreconditionFailed(ChannelClosed):
 
 
 class ManagementError(BrokerError):
-    """The broker's HTTP management API failed. `status` is the HTTP status, 0 without an answer."""
+    """Raised when a request to the management API fails. `status` is the HTTP status, or 0 if there
+    was no response.
+    """
 
     remedy: ClassVar[str] = (
         "Check the management address. The broker's log contains the reason of a refusal."
@@ -254,7 +268,7 @@ class ManagementError(BrokerError):
 
 
 class ManagementRefused(ManagementError):
-    """401 or 403: the user may not use the management API or this part of it."""
+    """Raised when the user is not allowed to use this part of the management API (401 or 403)."""
 
     remedy: ClassVar[str] = (
         "Check the credentials. Reading needs the user tag `monitoring`, policies need `policymaker`."
@@ -262,13 +276,13 @@ class ManagementRefused(ManagementError):
 
 
 class ManagementNotFound(ManagementError):
-    """404: the virtual host, queue, exchange or policy does not exist."""
+    """Raised when the virtual host, queue, exchange or policy does not exist (404)."""
 
     remedy: ClassVar[str] = "Correct the name, or check that the address is a management API."
 
 
 class AnswerTimeout(BrokerError):
-    """The broker did not answer a request (declare, channel open, consume) in time."""
+    """Raised when the broker does not respond to a request such as a queue declaration in time."""
 
     remedy: ClassVar[str] = (
         "Look at the broker: its log, its load, and for quorum queues whether a leader exists."
@@ -276,7 +290,7 @@ class AnswerTimeout(BrokerError):
 
 
 class NoReply(BrokerError):
-    """A request got no reply in time, or cannot get one any more. It may have been handled."""
+    """Raised when a request does not get a reply in time. The request may still have been handled."""
 
     remedy: ClassVar[str] = (
         "Repeat the request if handling it twice is harmless. Check the service that should reply."
@@ -284,13 +298,13 @@ class NoReply(BrokerError):
 
 
 class PublishFailed(BrokerError):
-    """A publish was not confirmed. The sender still owns the message."""
+    """Base class for publish errors. The message was not confirmed and still belongs to the sender."""
 
     remedy: ClassVar[str] = "Keep the message and try again, or hand the failure to its sender."
 
 
 class Returned(PublishFailed):
-    """The broker returned the message because no queue is bound for its routing key."""
+    """Raised when the broker returns a message because no queue matches its routing key."""
 
     remedy: ClassVar[str] = "Create the queue or binding the message was meant for."
 
@@ -308,21 +322,21 @@ class Returned(PublishFailed):
 
 
 class Nacked(PublishFailed):
-    """A queue refused the message: it is full, unavailable or has crashed."""
+    """Raised when a queue rejects a message, for example because it is full or unavailable."""
 
     remedy: ClassVar[str] = "Wait and try again. Check the length limit and state of the target."
 
 
 class ConfirmTimeout(PublishFailed):
-    """The broker neither confirmed nor rejected in time. A queue without quorum behaves like
-    this.
+    """Raised when the broker does not confirm or reject a message in time. This happens, for
+    example, when a quorum queue has lost its majority.
     """
 
     remedy: ClassVar[str] = "Try again later with the same message id: it may have been stored."
 
 
 class PublishRefused(PublishFailed):
-    """The broker refused the message and has not stored it: 403, 404 or 406."""
+    """Raised when the broker refuses a message and has not stored it (403, 404 or 406)."""
 
     remedy: ClassVar[str] = "Correct the cause that the text names, then publish again."
 
@@ -351,28 +365,31 @@ def _refusal_advice(cause: ChannelClosed) -> str:
 
 
 class PublishInterrupted(PublishFailed):
-    """The channel or connection ended before the broker answered."""
+    """Raised when the channel or connection closes before the broker has confirmed a message."""
 
     remedy: ClassVar[str] = "Send again with the same message id: it may have been stored."
 
 
 class DeliveryLost(PublishFailed):
-    """Not sent: the channel of the handled delivery has ended.
+    """Raised when a handler publishes after the channel of its delivery was closed.
 
-    The broker redelivers the message, and that run publishes. Publishing now would duplicate it.
+    The message is not sent. The broker redelivers the handler's message, so publishing now would
+    create a duplicate.
     """
 
     remedy: ClassVar[str] = "Let the handler end: the broker delivers its message again."
 
 
 class InvalidMessage(PublishFailed):
-    """The message is invalid on any broker and was not sent."""
+    """Raised when a message would be rejected by any broker. It is not sent."""
 
     remedy: ClassVar[str] = "Correct the property, header or reply address that the text names."
 
 
 class ReplyRefused(HopbackError):
-    """The `reply_to` of a request is neither a direct reply address nor a declared reply queue."""
+    """Raised when the `reply_to` of a request is neither a direct reply-to address nor a declared
+    reply queue.
+    """
 
     remedy: ClassVar[str] = (
         "Declare the queue with App(reply_queues=[…]) if its owner may receive replies."
@@ -380,15 +397,13 @@ class ReplyRefused(HopbackError):
 
 
 class OperationRefused(HopbackError):
-    """An operation on dead letters was not started because of its request, not because of a
-    broker.
-    """
+    """Base class for errors caused by an invalid request to the dead-letter operations."""
 
     remedy: ClassVar[str] = "Change the request as described."
 
     @classmethod
     def in_words(cls, text: str, remedy: str = "") -> Self:
-        """Build the refusal with the text and remedy of a server."""
+        """Create the error with the text and remedy received from a server."""
         error = cls.__new__(cls, text)
         if remedy:
             vars(error)["remedy"] = remedy
@@ -396,7 +411,7 @@ class OperationRefused(HopbackError):
 
 
 class BadRequest(OperationRefused):
-    """The request cannot be carried out. `field` names the part that has to change."""
+    """Raised when a request is invalid. `field` is the name of the invalid field."""
 
     remedy: ClassVar[str] = "Correct the named part. The text contains the expected value."
     field: str = ""
@@ -409,7 +424,7 @@ class BadRequest(OperationRefused):
 
 
 class BadFilter(OperationRefused):
-    """A term of a filter cannot be parsed. `term` is that term."""
+    """Raised when a filter cannot be parsed. `term` is the part that failed."""
 
     remedy: ClassVar[str] = "Correct the named term. The reference of filters lists all terms."
     term: str = ""
@@ -418,13 +433,13 @@ class BadFilter(OperationRefused):
     def __init__(self, term: str, expected: str) -> None:
         self.term = term
         self.expected = expected
-        # A filter may be very long. Its start is enough to find the term.
+        # Filters can be very long, so only show the beginning.
         shown = term if len(term) <= 80 else f"{term[:80]}…"
         super().__init__(f"filter term {shown!r}: expected {expected}")
 
 
 class BadLine(OperationRefused):
-    """A line is not a message in the export format."""
+    """Raised when a line of an import file is not an exported message."""
 
     remedy: ClassVar[str] = (
         "Check that the file came from an export, and where it was cut or changed."
@@ -432,7 +447,7 @@ class BadLine(OperationRefused):
 
 
 class NoSuch(OperationRefused):
-    """A queue, session, message or job does not exist. `kind` and `name` identify it."""
+    """Raised when a queue, session, message or job does not exist. `kind` and `name` identify it."""
 
     remedy: ClassVar[str] = "Correct the name, or list the existing ones."
     kind: str = ""
@@ -445,7 +460,7 @@ class NoSuch(OperationRefused):
 
 
 class SessionOver(NoSuch):
-    """The browse session has ended and no longer holds messages."""
+    """Raised when a browse session has ended. Its messages are back in the queue."""
 
     remedy: ClassVar[str] = (
         "Open another session. The messages of the old session are in the queue again."
@@ -456,7 +471,9 @@ class SessionOver(NoSuch):
 
 
 class CountMismatch(OperationRefused):
-    """The selection has another size than expected. No message was changed."""
+    """Raised when the number of selected messages is not the expected number. No message is
+    changed.
+    """
 
     remedy: ClassVar[str] = "Review the messages again, then repeat with the current count."
     expected: int = 0
@@ -474,7 +491,9 @@ class _HasId(Protocol):
 
 
 class JobConflict(OperationRefused):
-    """Another job or the job's state prevents the operation. `job` is that job, if known."""
+    """Raised when another job, or the state of this job, prevents the operation. `job` is the
+    conflicting job, if known.
+    """
 
     remedy: ClassVar[str] = (
         "Wait for the named job or cancel it. A job that cannot continue is replaced by a new job."
@@ -487,25 +506,27 @@ class JobConflict(OperationRefused):
 
 
 class NotAllowed(OperationRefused):
-    """This operation is disabled here, or the caller lacks permission."""
+    """Raised when an operation is disabled or the caller does not have permission."""
 
     remedy: ClassVar[str] = "Switch it on in the settings of the service, if it is wanted."
 
 
 class LeaseLost(HopbackError):
-    """Another process has taken over the job. This process must stop working on it."""
+    """Raised when another process has taken over the job. The current process must stop working on
+    it.
+    """
 
     remedy: ClassVar[str] = "Follow the job in the process that runs it now. No message was lost."
 
 
 class StoreUnavailable(HopbackError):
-    """The database of jobs, audit and keys does not answer or refused."""
+    """Raised when the database of jobs, audit log and keys is not available."""
 
     remedy: ClassVar[str] = "Check that the database runs and has free space, then try again."
 
 
 class StoreDamaged(StoreUnavailable):
-    """The database is corrupt. Messages are in the broker and are not affected."""
+    """Raised when the database is corrupt. Messages are stored in the broker and are not affected."""
 
     remedy: ClassVar[str] = (
         "Stop every process that uses the database and copy its files (for SQLite also -wal and -shm)."
@@ -516,7 +537,7 @@ class StoreDamaged(StoreUnavailable):
 
 
 class StoreTooNew(StoreUnavailable):
-    """A newer Hopback migrated the database."""
+    """Raised when the database was migrated by a newer version of Hopback."""
 
     remedy: ClassVar[str] = (
         "Install the Hopback version that migrated the database, or a later one."
@@ -524,7 +545,7 @@ class StoreTooNew(StoreUnavailable):
 
 
 class ServerUnavailable(HopbackError):
-    """The server does not answer, or cannot reach its broker or database."""
+    """Raised when the server does not respond, or when it cannot reach its broker or database."""
 
     remedy: ClassVar[str] = (
         "Check the address, that `hopback serve` runs there, and that it reaches its broker and database,"
@@ -533,23 +554,25 @@ class ServerUnavailable(HopbackError):
 
 
 class ServerFailed(HopbackError):
-    """The server failed while answering."""
+    """Raised when the server fails to process a request."""
 
     remedy: ClassVar[str] = "Look at the server's log."
 
 
 class MissingExtra(HopbackError, ImportError):
-    """A library of an extra is not installed. The message names the extra."""
+    """Raised when an optional dependency is not installed. The message contains the name of the
+    extra.
+    """
 
     remedy: ClassVar[str] = "Install the extra that the message names, into this environment."
 
 
 class UnsafeOperation(HopbackError):
-    """Hopback refuses an operation that could lose or misdeliver messages."""
+    """Raised when an operation could lose messages or deliver them to the wrong queue."""
 
     remedy: ClassVar[str] = "Remove the danger the message names, or accept it explicitly."
 
     def __init__(self, text: str, *, can_lift: bool = True) -> None:
         super().__init__(text)
         self.can_lift = can_lift
-        """Whether lifting the queue's delivery limit may remove the danger."""
+        """True if the operation might be safe without the queue's delivery limit."""

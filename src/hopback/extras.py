@@ -1,4 +1,4 @@
-"""Libraries of extras: if one is missing, the error contains the install command."""
+"""Helpers for optional dependencies."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:
-    """Wrap the imports of an extra's libraries. Raise MissingExtra if one is not installed.
+    """Context manager for importing optional dependencies.
 
-    If blocks are nested, the outermost one names the extra, which includes the extras of its parts.
+    If blocks are nested, the error names the extra of the outermost block.
+
+    Raises:
+        MissingExtra: If a library is not installed.
     """
     try:
         yield
     except (ModuleNotFoundError, MissingExtra) as error:
         library = (error.name or "").partition(".")[0]
-        if library in ("", "hopback"):  # a missing module of Hopback is a bug
+        if library in ("", "hopback"):  # a bug in Hopback, not a missing extra
             raise
         raise MissingExtra(
             f"{what} needs {library}, which is not installed: pip install 'hopback[{extra}]'",

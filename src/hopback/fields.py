@@ -34,77 +34,78 @@ from typing import Any, TypeAlias
 
 
 class Int8(int):
-    """A signed integer of 8 bits."""
+    """Signed 8-bit integer."""
 
     __slots__ = ()
 
 
 class UInt8(int):
-    """An unsigned integer of 8 bits."""
+    """Unsigned 8-bit integer."""
 
     __slots__ = ()
 
 
 class Int16(int):
-    """A signed integer of 16 bits."""
+    """Signed 16-bit integer."""
 
     __slots__ = ()
 
 
 class UInt16(int):
-    """An unsigned integer of 16 bits."""
+    """Unsigned 16-bit integer."""
 
     __slots__ = ()
 
 
 class Int32(int):
-    """A signed integer of 32 bits."""
+    """Signed 32-bit integer."""
 
     __slots__ = ()
 
 
 class UInt32(int):
-    """An unsigned integer of 32 bits."""
+    """Unsigned 32-bit integer."""
 
     __slots__ = ()
 
 
 class UInt64(int):
-    """An unsigned integer of 64 bits."""
+    """Unsigned 64-bit integer."""
 
     __slots__ = ()
 
 
 class Float32(float):
-    """A floating-point number of 32 bits."""
+    """Single-precision float."""
 
     __slots__ = ()
 
 
 class LongStr(bytes):
-    """A long string whose bytes are not UTF-8. They are kept unchanged."""
+    """A long string that is not valid UTF-8."""
 
     __slots__ = ()
 
 
 class RawValue(bytes):
-    """A value that Python's types cannot represent, as its bytes on the wire with the type octet.
+    """The encoded form of a value that cannot be converted to a Python type.
 
-    Examples are tables nested deeper than the limit and nested tables with a duplicate key. The
-    constructor checks the whole structure, so that the value can be published again. It raises
-    ValueError if the bytes are not exactly one value.
+    This is used for tables that exceed the nesting limit and for nested tables with duplicate keys.
+    The bytes include the type octet and can be published again.
+
+    Raises:
+        ValueError: If the bytes are not exactly one encoded value.
     """
 
     __slots__ = ()
 
     def __new__(cls, raw: bytes) -> RawValue:
-        """Check the bytes and keep them."""
         if not _is_one_value(raw):
             raise ValueError(f"expected one AMQP value from end to end, got {raw[:40]!r}")
         return super().__new__(cls, raw)
 
     def texts(self) -> list[str] | None:
-        """Return the texts directly inside an array, or None for other values."""
+        """Return the strings in this array, or None if the value is not an array of strings."""
         if self[0] != _ARRAY:
             return None
         found: list[str] = []
@@ -118,12 +119,12 @@ class RawValue(bytes):
 
 
 class Timestamp(int):
-    """Seconds since 1970. May exceed the range of `datetime`."""
+    """Seconds since the epoch. The value can be outside the range of `datetime`."""
 
     __slots__ = ()
 
     def datetime(self) -> datetime | None:
-        """The time in UTC, or None after the year 9999."""
+        """Convert to a datetime in UTC. Returns None if the value is out of range."""
         try:
             return datetime.fromtimestamp(int(self), UTC)
         except (OverflowError, ValueError, OSError):
@@ -134,11 +135,11 @@ _PlainValue: TypeAlias = "bool | int | float | Decimal | str | bytes | None"
 FieldValue: TypeAlias = "_PlainValue | Sequence[FieldValue] | Mapping[str, FieldValue]"
 Headers: TypeAlias = "Mapping[str, FieldValue]"
 FurtherHeaders: TypeAlias = "tuple[tuple[bytes, FieldValue], ...]"
-"""Entries of a header table that have no place in a mapping of texts, each with its name's bytes."""
+"""Headers that cannot be stored in a `dict[str, ...]`, as pairs of raw name and value."""
 
 
 class SharedHeaders(dict[str, FieldValue]):
-    """Immutable headers shared by many messages. `encoded` is for the encoder."""
+    """Immutable headers that are shared by many messages. `encoded` caches the encoded form."""
 
     __slots__ = ("encoded",)
 
@@ -150,7 +151,7 @@ class SharedHeaders(dict[str, FieldValue]):
 
 
 class LayeredHeaders(dict[str, FieldValue]):
-    """The headers of one message, followed by shared headers. The names do not overlap."""
+    """The headers of a message combined with shared headers. Names must be unique."""
 
     __slots__ = ("own", "shared")
 
@@ -183,11 +184,11 @@ _FIXED_BYTES: dict[type, int] = {
 
 
 def table_size(table: Headers) -> int:
-    """How many bytes a table takes on the wire, its own length prefix included."""
+    """Return the encoded size of a table in bytes, including the length prefix."""
     total = 4
     for key, value in table.items():
         total += 1 + text_bytes(key)
-        # Most header values are texts and plain integers.
+        # Fast path for the most common types.
         kind = type(value)
         if kind is str:
             total += 5 + text_bytes(value)  # type: ignore[arg-type]
@@ -202,24 +203,26 @@ def table_size(table: Headers) -> int:
 
 
 def further_size(entries: FurtherHeaders) -> int:
-    """Return the encoded size of these entries in bytes."""
+    """Return the encoded size of the entries in bytes."""
     return sum(1 + len(name) + _value_size(value) for name, value in entries)
 
 
 def text_bytes(text: str) -> int:
-    """Return the encoded size of a text in bytes. Surrogates represent bytes that are not UTF-8."""
+    """Return the encoded size of a string in bytes. Surrogate escapes count as one byte."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogateescape"))
 
 
 def as_text(value: object) -> str | None:
-    """Return a long string as text, with surrogates for non-UTF-8 bytes. None for other types."""
+    """Decode a long string, using surrogate escapes for invalid UTF-8. Returns None for other
+    types.
+    """
     if isinstance(value, str):
         return value
     return value.decode("utf-8", "surrogateescape") if isinstance(value, LongStr) else None
 
 
 def field_text(text: str) -> str | LongStr:
-    """Reverse `as_text`: return the value that a peer decodes."""
+    """Encode a string returned by `as_text` back to a field value."""
     if text.isascii():
         return text
     raw = text.encode("utf-8", "surrogateescape")
@@ -231,7 +234,7 @@ def field_text(text: str) -> str | LongStr:
 
 
 def _value_size(value: FieldValue) -> int:
-    """Bytes of one value with its type octet."""
+    """Return the encoded size of a value in bytes, including the type octet."""
     fixed = _FIXED_BYTES.get(type(value))
     if fixed is not None:
         return 1 + fixed
@@ -247,11 +250,11 @@ def _value_size(value: FieldValue) -> int:
 
 
 MAX_DEPTH = 32
-"""Levels of nested tables and arrays that are read into Python values. A deeper value stays a `RawValue`."""
+"""Maximum nesting depth of decoded tables and arrays. Values beyond it are kept as `RawValue`."""
 
 
 def nests_deeper(value: FieldValue, levels: int) -> bool:
-    """Whether tables and arrays in the value are nested in more than `levels` levels."""
+    """Return True if the value contains more than `levels` levels of nested tables and arrays."""
     if isinstance(value, RawValue):
         return True
     if isinstance(value, Mapping):
@@ -274,9 +277,9 @@ _ARRAY, _TABLE, _TEXT = b"AFS"
 
 
 def value_end(raw: bytes, position: int, limit: int) -> int | None:
-    """Find the end of the value whose type octet is at `position`, from its type and length.
+    """Return the end position of the encoded value that starts at `position`.
 
-    Return None if the type is unknown or the value exceeds `limit`.
+    Returns None if the type is unknown or if the value extends past `limit`.
     """
     if position >= limit:
         return None
@@ -292,9 +295,9 @@ def value_end(raw: bytes, position: int, limit: int) -> int | None:
 
 
 def _is_one_value(raw: bytes) -> bool:
-    """Check all nested values in one pass, without recursion."""
+    """Check that the bytes are exactly one value. Nested values are checked without recursion."""
     limits = [len(raw)]
-    """The end of each open array or table. `tables` marks the tables among them."""
+    """End positions of the open arrays and tables. The flags in `tables` mark the tables."""
     tables = [False]
     position = 0
     while True:
@@ -321,9 +324,9 @@ _NAMES = {kind: repr(kind.__name__) for kind in _SCALARS}
 
 
 def canonical(value: FieldValue) -> object:
-    """The value with its type, the same for equal values of equal type."""
+    """Return a comparable representation of the value that includes its type."""
     kind = type(value)
-    # Nearly all values are scalars. A check against an abstract class takes ten times as long.
+    # Fast path. `isinstance` with an abstract class is about ten times slower.
     if kind in _SCALARS:
         return kind.__name__, repr(value)
     if isinstance(value, Mapping):
@@ -334,7 +337,7 @@ def canonical(value: FieldValue) -> object:
 
 
 def canonical_text(value: FieldValue) -> str:
-    """Return `repr(canonical(value))` in a third of the time."""
+    """Same as `repr(canonical(value))`, but about three times faster."""
     kind = type(value)
     if kind in _SCALARS:
         return f"({_NAMES[kind]}, {repr(value)!r})"

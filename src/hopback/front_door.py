@@ -1,8 +1,8 @@
-"""The front door of a package: names that are loaded when they are first used.
+"""Lazy loading of the public names of a package.
 
-A package that is imported for one of its names does not load the modules of the others. Its
-`__init__` lists each name twice: for type checkers as an import below `TYPE_CHECKING` in the form
-`from x import A as A`, and for the interpreter in the table given to `front_door`.
+Importing a package does not import its modules until a name is used. Each public name is listed
+twice in `__init__.py`: as `from x import A as A` under `TYPE_CHECKING`, and in the table passed to
+`front_door`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 def front_door(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package.
+    """Return the `__getattr__` and `__dir__` functions for a package.
 
-    `homes` maps a module to the public names that it defines, separated by spaces.
+    Args:
+        package: Name of the package.
+        homes: Maps each module to its public names, separated by spaces.
     """
     home_of = {name: home for home, names in homes.items() for name in names.split()}
 
@@ -31,12 +33,13 @@ def front_door(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         from importlib import import_module
 
-        # A submodule of the same name (`topology.check`) must not hide the function.
+        # Cache the value in the package so that a submodule with the same name (`topology.check`)
+        # does not shadow it.
         value = vars(sys.modules[package])[name] = getattr(import_module(home), name)
         return value
 
     def names() -> list[str]:
-        """Return the public names only: completion shows neither imports nor submodules."""
+        """Return only the public names, so that completion does not list imports and submodules."""
         dunders = [name for name in vars(sys.modules[package]) if name.startswith("__")]
         return sorted({*dunders, *home_of})
 

@@ -1,4 +1,4 @@
-"""Messages as values: published messages and deliveries."""
+"""Messages and deliveries."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from hopback.fields import FurtherHeaders, Headers
 
 NO_HEADERS: Headers = MappingProxyType({})
-"""The headers of a message without a header table. An empty table is a different value: some
-clients pass `{}` for it and no table for a message without one.
+"""The value of `headers` if a message does not have a header table. This is not the same as an
+empty table.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Properties:
-    """The fourteen AMQP message properties. Absent ones are None, absent headers are `NO_HEADERS`.
+    """The AMQP message properties.
 
-    `further_headers` are entries of the header table that cannot be in `headers`, because their
-    name is a duplicate or not UTF-8. `opaque_headers` is the undecodable part of the table. It is
-    never published as headers, see `hopback.headers`.
+    Missing properties are None, and missing headers are `NO_HEADERS`. `further_headers` contains
+    headers with a duplicate name or a name that is not UTF-8. `opaque_headers` contains the part of
+    the header table that could not be decoded. It is not published as headers (see
+    `hopback.headers`).
     """
 
     content_type: str | None = None
@@ -45,9 +46,9 @@ class Properties:
 
     @classmethod
     def of(cls, present: dict[str, Any]) -> Properties:
-        """Create `Properties(**present)` faster, for reading thousands per second.
+        """Create `Properties(**present)` without calling the generated `__init__`.
 
-        A frozen dataclass sets every field. Here absent fields stay class defaults.
+        This is faster because missing fields fall back to the class defaults.
         """
         made = object.__new__(cls)
         state = made.__dict__
@@ -57,7 +58,7 @@ class Properties:
 
     @property
     def has_headers(self) -> bool:
-        """Whether the message has a header table, even an empty one."""
+        """Return True if the message has a header table, including an empty one."""
         return self.headers is not NO_HEADERS or bool(self.further_headers)
 
     def __eq__(self, other: object) -> bool:
@@ -70,7 +71,7 @@ class Properties:
     __hash__ = None  # type: ignore[assignment]  # headers are a mapping
 
     def with_changes(self, **changes: Any) -> Properties:
-        """The same as `dataclasses.replace(properties, **changes)`, at a fraction of its price."""
+        """Same as `dataclasses.replace`, but faster."""
         return Properties.of({**self.__dict__, **changes})
 
 
@@ -81,9 +82,9 @@ _NAMES = tuple(each.name for each in fields(Properties))
 class Message:
     """A message to publish.
 
-    With `mandatory` False an unroutable message is dropped silently, for replies and expendable
-    messages. With `delay` (milliseconds, or a time with its time zone) an application holds the
-    message in the broker until then.
+    If `mandatory` is False, the broker silently drops the message when it is unroutable. `delay` is
+    a number of milliseconds or a datetime with a time zone. The message is held in the broker until
+    then.
     """
 
     exchange: str
@@ -95,7 +96,7 @@ class Message:
 
 
 def require_message(message: Message) -> Message:
-    """Return the message. Raise TypeError if it is another object, such as a payload."""
+    """Return `message`, or raise TypeError if it is not a Message."""
     if isinstance(message, Message):
         return message
     raise TypeError(
@@ -105,44 +106,43 @@ def require_message(message: Message) -> Message:
 
 
 class Delivery(Protocol):
-    """An unsettled message from a broker.
+    """A delivered message that has not been settled yet.
 
-    `tag` identifies it on its channel for settlement. `queue` is the queue it was consumed from.
-    `properties` may be decoded on first use and never raises.
+    `properties` may be decoded lazily. Accessing it never raises an error.
     """
 
     @property
     def queue(self) -> str:
-        """The queue it was consumed from."""
+        """The queue the message was consumed from."""
 
     @property
     def exchange(self) -> str:
-        """The exchange it was last published or dead-lettered to."""
+        """The exchange the message was last published or dead-lettered to."""
 
     @property
     def routing_key(self) -> str:
-        """The routing key of that publish."""
+        """The routing key the message was last published with."""
 
     @property
     def body(self) -> bytes:
-        """The bytes of the message."""
+        """The message body."""
 
     @property
     def properties(self) -> Properties:
-        """Its properties and headers."""
+        """The message properties."""
 
     @property
     def redelivered(self) -> bool:
-        """Whether the broker may have delivered it before."""
+        """The redelivered flag."""
 
     @property
     def tag(self) -> int:
-        """The delivery tag on its channel."""
+        """The delivery tag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A delivery as plain data, for tests, the embedded broker and pure code."""
+    """A plain implementation of `Delivery`, used in tests and by the embedded broker."""
 
     queue: str
     exchange: str

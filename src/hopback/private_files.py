@@ -1,4 +1,7 @@
-"""Files and folders for their owner alone: payloads, jobs, the audit and hashes of keys are in them."""
+"""Create files and directories that only the current user can access.
+
+They contain payloads, jobs, the audit log and hashed keys.
+"""
 
 from __future__ import annotations
 
@@ -8,31 +11,34 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_FILE = 0o600  # for its owner alone
-_FOLDER = 0o700  # for its owner alone
+_FILE = 0o600  # owner read and write
+_FOLDER = 0o700  # owner only
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file that only its owner can read, unless the file exists. OSError on failure."""
+    """Create an empty file with mode 0600 if it does not exist."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE))
 
 
 def make_private(path: Path) -> None:
-    """Remove the rights of other users from an existing file. OSError if it is missing.
+    """Remove group and other permissions from a file.
 
-    The file of another user keeps its rights. The file is not opened: if it is a database, closing it
-    would drop the locks that SQLite holds on it in this process.
+    A file owned by another user is left unchanged. The file is not opened, because closing an
+    SQLite database would release the locks this process holds on it.
+
+    Raises:
+        OSError: If the file does not exist.
     """
     mode = path.stat().st_mode
-    # A terminal or a pipe keeps its rights, and a read-only file stays read-only.
+    # Skip terminals and pipes, and keep read-only files read-only.
     if stat.S_ISREG(mode) and stat.S_IMODE(mode) & ~_FILE:
         with suppress(PermissionError):
             path.chmod(stat.S_IMODE(mode) & _FILE)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a whole file that only its owner can read. An existing file is replaced."""
+    """Write a file with mode 0600, replacing an existing file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _FILE)
     with os.fdopen(descriptor, "wb") as file:
         make_private(path)
@@ -40,7 +46,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Return the folder. Missing folders on its path are created for the owner only."""
+    """Create the directory and its missing parents with mode 0700, and return it."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=_FOLDER, exist_ok=True)
@@ -48,14 +54,15 @@ def private_folder(path: Path) -> Path:
 
 
 def control_socket(port: int) -> Path:
-    """Return the path of the Unix socket on which the service with this HTTP port takes commands."""
+    """Return the path of the control socket for the service with this HTTP port."""
     return runtime_folder() / f"{port}.sock"
 
 
 def runtime_folder() -> Path:
-    """Return the folder of this user's running processes. No other user can enter it.
+    """Return the runtime directory of the current user.
 
-    Raise PermissionError if the folder exists and other users own it or can enter it.
+    Raises:
+        PermissionError: If the directory is accessible to other users.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = (

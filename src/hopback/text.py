@@ -1,8 +1,8 @@
-"""Make untrusted text safe for terminals, logs, pages and headers.
+"""Functions for displaying untrusted text and parsing header values.
 
-A producer's message may contain escape sequences, characters that reorder or hide text, and
-invisible characters. Each output shows them in its own way. This module defines which characters
-are unsafe. Header values are parsed within bounds, and invalid values count as absent.
+Message contents may include escape sequences, bidirectional controls and invisible characters. The
+functions here replace or escape them for terminals, logs, web pages and headers. Header values are
+parsed defensively, and invalid values are treated as missing.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# C0 and C1 controls, DEL, and the marks that reorder or hide text.
+# C0 and C1 controls, DEL, and characters that reorder or hide text.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 _JOINER = "\u200d"
-# Characters allowed between an emoji and the joiner: the variation selector and skin tones.
+# Allowed between an emoji and a joiner: variation selector and skin tones.
 _EMOJI_SUFFIXES = "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-# Unicode's control, format, private use, surrogate, line and paragraph separator categories.
+# Unicode categories: control, format, private use, surrogate, line and paragraph separators.
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 
 
 def one_line(text: str) -> str:
-    """Return text for a terminal or log line, with every control character replaced."""
+    """Replace control characters for output on a terminal or in a log line."""
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def safe_lines(text: str) -> str:
-    """As `one_line`, but its lines stay lines."""
+    """Same as `one_line`, but keep line breaks."""
     return "\n".join(map(one_line, text.split("\n")))
 
 
 def escape_unsafe(json_text: str) -> str:
-    """Escape control characters in one line of JSON, so that no information is lost."""
+    """Escape control characters in a line of JSON."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found.group()):04x}", json_text)
 
 
 def printable(text: str) -> str:
-    """Return a name for a message, with unprintable characters as Python escapes."""
+    """Replace unprintable characters with Python escapes."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
         for each in text
@@ -56,8 +56,11 @@ def printable(text: str) -> str:
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """Return text for a page, with invisible characters spelled out. `lines` keeps newlines and
-    tabs.
+    """Replace invisible characters for display on a page.
+
+    Args:
+        text: The text to display.
+        lines: If True, keep newlines and tabs.
     """
     kept = "\n\t" if lines else ""
     if text.isascii() and text.isprintable():
@@ -71,7 +74,7 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def _joins(text: str, place: int) -> bool:
-    """Check whether a joiner is part of an emoji, such as a family."""
+    """Return True if the joiner at `place` is part of an emoji sequence."""
     if text[place] != _JOINER or not 0 < place < len(text) - 1:
         return False
     before, after = text[place - 1], text[place + 1]
@@ -83,7 +86,7 @@ def _is_pictorial(character: str) -> bool:
 
 
 def _name_character(character: str) -> str:
-    """Return a picture for ASCII controls and the code point for other characters."""
+    """Return the Unicode control picture, or the code point if there is none."""
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
@@ -91,7 +94,7 @@ def _name_character(character: str) -> str:
 
 
 def text_matches(pattern: str, text: str) -> bool:
-    """Match the text against a pattern in which `*` matches any characters, in linear time."""
+    """Match text against a pattern with `*` wildcards. Runs in linear time."""
     first, *rest = pattern.split("*")
     if not rest:
         return text == pattern
@@ -108,12 +111,12 @@ def text_matches(pattern: str, text: str) -> bool:
 
 
 def count_of(number: int, noun: str = "message") -> str:
-    """Return a number with its noun: `1 message`, `1,200 messages`."""
+    """Format a number and its noun: `1 message`, `1,200 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes in the fitting unit: `512 B`, `1.5 KiB`, `256 KiB`."""
+    """Format a size in bytes: `512 B`, `1.5 KiB`, `256 KiB`."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if value < 1024:
@@ -123,19 +126,19 @@ def size_text(size: int) -> str:
 
 
 LARGEST_COUNT = 2**31 - 1
-"""The maximum value of a count in a header. Larger values are reduced to it."""
+"""Maximum value of a counter in a header. Larger values are clamped."""
 
 _ELLIPSIS = "…"
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 def clip(text: str, limit: int) -> str:
-    """Return the start of the text, at most `limit` bytes of UTF-8. An ellipsis marks a cut.
+    """Truncate text to `limit` bytes of UTF-8, ending with an ellipsis if it was cut.
 
-    Characters that UTF-8 cannot encode become escapes.
+    Characters that cannot be encoded are replaced with escapes.
     """
     if type(text) is str and len(text) <= limit and text.isascii():
-        return text  # nearly always
+        return text  # the common case
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= limit:
         return data.decode("utf-8")
@@ -144,24 +147,26 @@ def clip(text: str, limit: int) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean NAME?)` with the closest known name, or an empty string."""
-    from difflib import get_close_matches  # slow to import, and only needed for an error
+    """Return ` (did you mean NAME?)` for the closest known name, or an empty string."""
+    from difflib import get_close_matches  # slow import, only needed for errors
 
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def count_in(value: FieldValue) -> int:
-    """Return a header's count, from 0 to LARGEST_COUNT. Other values count as 0."""
+    """Return the integer value of a header, clamped to 0..LARGEST_COUNT. Returns 0 for other types."""
     if not isinstance(value, int) or isinstance(value, bool):
         return 0
     return min(max(int(value), 0), LARGEST_COUNT)
 
 
 def text_in(value: FieldValue, limit: int = 255) -> str | None:
-    """A long string of at most `limit` bytes as text, else None."""
+    """Return the string value of a header, or None if it is longer than `limit` bytes or not a
+    string.
+    """
     if type(value) is str and len(value) <= limit and value.isascii():
-        return value  # nearly always
+        return value  # the common case
     text = as_text(value)
     if text is None:
         return None
@@ -169,7 +174,7 @@ def text_in(value: FieldValue, limit: int = 255) -> str | None:
 
 
 def _size(text: str) -> int:
-    """Bytes on the wire. A text that JSON or a program made may contain any surrogate."""
+    """Return the encoded size in bytes. Text from JSON may contain lone surrogates."""
     try:
         return text_bytes(text)
     except UnicodeEncodeError:
@@ -177,10 +182,10 @@ def _size(text: str) -> int:
 
 
 def json_in(text: str) -> object:
-    """Parse JSON. Return None for invalid JSON, as for `null`."""
+    """Parse JSON. Returns None if it is invalid."""
     try:
         if text[:1] in "{[":
-            # `json.loads` also strips whitespace, which takes as long as parsing a short text.
+            # `json.loads` strips whitespace first, which takes as long as parsing a short text.
             found, end = _raw_decode(text)
             if end == len(text):
                 return found
@@ -190,14 +195,12 @@ def json_in(text: str) -> object:
 
 
 def timestamp(seconds: float) -> str:
-    """Format RFC 3339 in UTC with milliseconds. An impossible time becomes the nearest valid
-    one.
-    """
+    """Format a time as RFC 3339 in UTC with milliseconds. Invalid times are shown as 1970."""
     try:
         fraction, whole = math.modf(seconds)
-        # Round to microseconds first, as datetime does: 0.1239999… s is 124 ms.
+        # Round to microseconds first, like datetime does: 0.1239999… s is 124 ms.
         milliseconds = round(fraction * 1e6) // 1000
-        if 0 <= milliseconds < 1000:  # nearly always
+        if 0 <= milliseconds < 1000:  # the common case
             return f"{_second(int(whole))}.{milliseconds:03d}Z"
         moment = datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):
@@ -207,12 +210,12 @@ def timestamp(seconds: float) -> str:
 
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
-    """Format whole seconds. Cached, because many messages fail within one second."""
+    """Format whole seconds. Cached because many messages fail within the same second."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 def seconds_in(value: object) -> float:
-    """Parse a time written by `timestamp` to seconds since 1970. Other values return 0."""
+    """Parse a timestamp and return seconds since the epoch. Returns 0 if it is invalid."""
     if not isinstance(value, str):
         return 0.0
     try:

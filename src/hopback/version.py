@@ -1,4 +1,4 @@
-"""Broker versions as comparable values."""
+"""RabbitMQ version numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FORM = re.compile(r"(\d{1,4})(?:\.(\d{1,4}|x))?(?:\.(\d{1,6}))?(?:[-+~.].*)?\Z"
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerVersion:
-    """A RabbitMQ version, ordered: `version >= V4_0`."""
+    """A RabbitMQ version. Versions can be compared: `version >= V4_0`."""
 
     major: int
     minor: int = 0
@@ -19,7 +19,11 @@ class BrokerVersion:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `4.0`, `3.10.8`, `3.x` or a broker's version text. ValueError gives the expected form."""
+        """Parse a version such as `4.0`, `3.10.8` or `3.x`.
+
+        Raises:
+            ValueError: If the text is not a version.
+        """
         found = _FORM.match(text.strip())
         if found is None:
             raise ValueError(f"expected a broker version like 3.10, 4.0 or 4.3.1, got {text!r}")

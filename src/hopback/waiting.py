@@ -1,4 +1,4 @@
-"""Wait for the first of several awaitables and cancel the others, or wait for one until it is done."""
+"""Helpers for waiting on asyncio futures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ T = TypeVar("T")
 async def first_of(
     *awaitables: Awaitable[Any], within: float | None = None
 ) -> tuple[asyncio.Future[Any] | None, ...]:
-    """Wait until one awaitable is done, or for `within` seconds, and cancel the others.
+    """Wait until one of the awaitables is done, or until the timeout expires.
 
-    Return for each awaitable, in order, its future if it is done, otherwise None. Coroutines
-    started here are cancelled and awaited before this function returns or raises. Tasks and futures
-    passed by the caller keep running.
+    Coroutines that are still running are cancelled and awaited. Futures and tasks passed by the
+    caller keep running.
+
+    Args:
+        awaitables: Coroutines, tasks or futures to wait for.
+        within: Timeout in seconds.
+
+    Returns:
+    A tuple with the future of each awaitable that is done, and None for the others.
     """
     waits = [asyncio.ensure_future(each) for each in awaitables]
     ours = [
@@ -31,13 +37,16 @@ async def first_of(
         left = [wait for wait in ours if not wait.done()]
         for wait in left:
             wait.cancel()
-        # The caller has its result: ignore the errors of cancelled awaitables.
+        # Errors of cancelled coroutines are ignored because the result is already known.
         await asyncio.gather(*left, return_exceptions=True)
     return ended
 
 
 async def finish(work: asyncio.Future[T]) -> T:
-    """Return the result. A cancelled caller still waits for `work` to end, unless cancelled twice."""
+    """Wait for `work` and return its result.
+
+    If the caller is cancelled, wait for `work` to finish before raising CancelledError.
+    """
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -46,12 +55,12 @@ async def finish(work: asyncio.Future[T]) -> T:
 
 
 def loop_time() -> float:
-    """Return the time of the running event loop, in seconds."""
+    """Return the current time of the event loop in seconds."""
     return asyncio.get_running_loop().time()
 
 
 def is_on_loop() -> bool:
-    """Whether an event loop runs in this thread."""
+    """Return True if an event loop is running in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -60,5 +69,5 @@ def is_on_loop() -> bool:
 
 
 def is_time_virtual() -> bool:
-    """Whether the running loop's time jumps, as in tests: hours of polling then pass in real seconds."""
+    """Return True if the event loop uses virtual time, as in tests."""
     return getattr(asyncio.get_running_loop(), "is_virtual", False)
