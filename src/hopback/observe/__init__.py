@@ -1,4 +1,4 @@
-"""Observability: one table of events and its subscribers."""
+"""Events, logs and metrics."""
 
 from __future__ import annotations
 

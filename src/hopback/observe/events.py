@@ -1,8 +1,7 @@
-"""The table of events that Hopback emits.
+"""The events emitted by Hopback.
 
-Logs, Prometheus and OpenTelemetry only subscribe to this table. An event has a name and fields.
-`EVENTS` lists both and the condition under which it is emitted. A test compares the table with the
-emitted events. Payloads and secrets are never fields.
+Logs, Prometheus metrics and OpenTelemetry traces are all based on these events. `EVENTS` lists
+their names, their fields and when they are emitted. Events never contain payloads or secrets.
 """
 
 from __future__ import annotations
@@ -22,17 +21,19 @@ __all__ = ["EVENTS", "Bus", "EventDescription", "RunTally", "Subscriber", "repor
 _LOG = logging.getLogger("hopback.observe")
 
 reporter: ContextVar[Callable[[str, Mapping[str, Any]], None]] = ContextVar("hopback_reporter")
-"""Emits an event of the running service from code without access to the service. It may be called
-in a handler's thread.
+"""The function used to emit events from code that does not have access to the service. It may be
+called from the thread of a handler.
 """
 
 Subscriber: TypeAlias = "Callable[[str, Mapping[str, Any]], None]"
-"""Called on the event loop with the name and fields of each event. It must be fast."""
+"""A function called with the name and fields of each event. It runs on the event loop and must not
+block.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class EventDescription:
-    """One row of the table: the name, the condition, and the fields that are always present."""
+    """The description of an event. `fields` are always present."""
 
     name: str
     when: str
@@ -191,9 +192,9 @@ EVENTS: Mapping[str, EventDescription] = MappingProxyType({row.name: row for row
 
 
 class RunTally:
-    """Number of runs within each of the steps (seconds), and their total duration.
+    """A histogram of run durations, plus their sum.
 
-    A successfully handled message adds to these numbers without an event.
+    Used to count successful runs without emitting an event for each of them.
     """
 
     __slots__ = ("counts", "seconds", "steps")
@@ -201,24 +202,24 @@ class RunTally:
     def __init__(self, steps: tuple[float, ...]) -> None:
         self.steps: tuple[float, ...] = steps
         self.counts: list[int] = [0] * (len(steps) + 1)
-        """Runs longer than the previous step and up to this one. The last entry counts longer
-        runs.
-        """
+        """The number of runs per bucket. The last bucket is for runs longer than the last step."""
         self.seconds: float = 0.0
 
     def add(self, duration: float) -> None:
-        """A run has ended."""
+        """Add a run with the given duration in seconds."""
         self.counts[bisect_left(self.steps, duration)] += 1
         self.seconds += duration
 
 
 class Bus:
-    """Passes each event to its subscribers. A subscriber that raises is removed.
+    """Dispatches events to subscribers.
 
-    A subscriber may have a method `wants(name)`. It then receives only those events, and an event
-    without subscribers is not built. A subscriber that only counts may have a method
-    `tally(queue)`. Successful runs of the queue are then added to that RunTally instead of being
-    emitted as `delivery.done`, unless another subscriber wants that event.
+    A subscriber that raises an exception is removed. Subscribers may implement two optional
+    methods:
+
+    - `wants(name)`: return True for the events to receive.
+    - `tally(queue)`: return a `RunTally` that counts the successful runs of a queue. If all
+      subscribers of `delivery.done` have this method, the event is not emitted.
     """
 
     __slots__ = ("_listeners", "_subscribers", "_tallies", "dropped")
@@ -231,16 +232,17 @@ class Bus:
 
     @property
     def active(self) -> bool:
-        """Whether there are subscribers."""
+        """Return True if there are subscribers."""
         return bool(self._subscribers)
 
     def has_listener(self, name: str) -> bool:
-        """Check whether a subscriber wants this event, to skip building its fields."""
+        """Return True if an event has subscribers. If not, there is no need to build its fields."""
         return bool(self._listeners_of(name))
 
     def tallies(self, queue: str) -> tuple[RunTally, ...] | None:
-        """Return the tallies for successful runs of the queue, or None if the event must be
-        emitted.
+        """Return the tallies for successful runs of the queue.
+
+        Returns None if `delivery.done` has to be emitted instead.
         """
         try:
             return self._tallies[queue]
@@ -256,11 +258,11 @@ class Bus:
         self._forget()
 
     def emit(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Pass the event to every subscriber that wants it."""
+        """Send an event to its subscribers."""
         for subscriber in self._listeners_of(name):
             try:
                 subscriber(name, fields)
-            except Exception as error:  # observers must never affect a message
+            except Exception as error:  # a broken subscriber must not affect message processing
                 if subscriber in self._subscribers:
                     self._subscribers.remove(subscriber)
                     self._forget()
@@ -281,6 +283,6 @@ class Bus:
         return found
 
     def _forget(self) -> None:
-        """Clear the cache of subscribers by event."""
+        """Clear the caches."""
         self._listeners.clear()
         self._tallies.clear()

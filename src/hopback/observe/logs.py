@@ -1,9 +1,8 @@
-"""Events as log lines: JSON, or short text lines for terminals.
+"""Write events as log lines, either as JSON or as text for terminals.
 
-A line contains the level, the name and the fields of its event. `codes` maps an event to the name
-that a documented system uses for it. Values cannot forge lines or control a terminal: JSON escapes
-control characters, the text format replaces them. Records of Python's logging are written as the
-same lines.
+Each line contains the level, name and fields of an event. Control characters are escaped or
+replaced, so that values cannot forge lines or control the terminal. Records of the `logging` module
+are written in the same format. `codes` maps event names to custom codes.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ LEVELS: Mapping[str, str] = MappingProxyType(
         "topology.unusable": "error",
     }
 )
-"""The level of each event. All others are `info`."""
+"""The log level of each event. The default is `info`."""
 
 SEVERITY: Mapping[str, int] = MappingProxyType(
     {"debug": 10, "info": 20, "warning": 30, "error": 40}
 )
-"""The levels, with their numbers in Python's own logging."""
+"""The numeric levels of the `logging` module."""
 
 _OUTCOMES = {
     "delivery.done": "done",
@@ -69,20 +68,22 @@ _OUTCOMES = {
     "delivery.abandoned": "abandoned",
     "delivery.copy": "copy",
 }
-_LONGEST = 2000  # characters, because a reason may quote a whole page
-_LONGEST_BLOCK = 8000  # characters, about a hundred lines of a traceback, the last ones kept
+_LONGEST = 2000  # maximum number of characters of a field
+_LONGEST_BLOCK = 8000  # maximum number of characters of a traceback
 _BLOCKS = ("traceback", "stack")
-"""Fields with several lines. The text format prints them below their line."""
+"""Multi-line fields. The text format prints them on separate lines."""
 _FIRST = ("process", "outcome", "queue", "attempt", "maxAttempts", "reason", "error")
-"""Fields that the text format prints first, before ids and keys."""
+"""Fields that the text format prints first."""
 _COLOURS = {"warning": "\x1b[33m", "error": "\x1b[31m"}
 
 
 class EventLog:
-    """A subscriber that writes each event of at least `level` as one line.
+    """Base class of subscribers that write events as log lines.
 
-    Subclasses define the format. `silent` names events that are never written. `process` is the
-    number of this process.
+    Args:
+        level: Minimum level of the events to write.
+        silent: Names of events that are not written.
+        process: Number of the worker process.
     """
 
     def __init__(
@@ -105,47 +106,47 @@ class EventLog:
         self._always = {} if process is None else {"process": process}
 
     def wants(self, name: str) -> bool:
-        """Whether the event is written at this level, and at all."""
+        """Return True if the event is logged."""
         return name not in self._silent and SEVERITY[LEVELS.get(name, "info")] >= self._least
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Write the event."""
+        """Log an event."""
         if self.wants(name):
-            # Add fields to the event's own and omit those that are None.
+            # Add common fields and remove the ones that are None.
             code = self._codes.get(name)
             if fields.get("exhausted"):
-                # `delivery.parked.exhausted` is more precise than the event.
+                # `delivery.parked.exhausted` is more specific than the event name.
                 code = self._codes.get(f"{name}.exhausted", code)
             known = {"outcome": _OUTCOMES.get(name), "code": code, **fields}
             details = {_camel(key): value for key, value in known.items() if value is not None}
             self.write(LEVELS.get(name, "info"), name, details)
 
     def write(self, level: str, event: str, details: Mapping[str, Any]) -> None:
-        """Write one line, for an event or a log record of a library."""
+        """Write a line for an event or a log record."""
         moment = datetime.fromtimestamp(self._clock.now(), UTC)
         shown = {key: _short(key, value) for key, value in (self._always | dict(details)).items()}
         line = self.line(moment, level, event, shown)
         (self._stream or sys.stderr).write(line + "\n")
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
-        """The line, without its end."""
+        """Format a line without the trailing newline."""
         raise NotImplementedError
 
 
 class JsonLog(EventLog):
-    """One JSON object a line, names in camelCase, ASCII only."""
+    """Writes one JSON object per line, with camelCase names and only ASCII characters."""
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
-        """Put time, level and event first. Other fields cannot overwrite them."""
+        """Format the line with time, level and event first."""
         stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         head = {"time": stamp, "level": level, "event": event}
         return json.dumps({**head, **details, **head}, default=str)
 
 
 class TextLog(EventLog):
-    """A short line: time, level, event, and fields as `name=value`, important ones first.
+    """Writes short lines with the time, level, event and `name=value` pairs.
 
-    A traceback is printed below its line, with a bar before each of its lines.
+    Tracebacks are printed below the line, indented by a vertical bar.
     """
 
     def __init__(self, *args: Any, colour: bool = False, **kwargs: Any) -> None:
@@ -153,7 +154,7 @@ class TextLog(EventLog):
         self._colour = colour
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
-        """Everything that a terminal would obey is replaced by a visible sign."""
+        """Format the line, replacing control characters."""
         first = [key for key in _FIRST if details.get(key, "") != ""]
         rest = [key for key in details if key not in _FIRST and key not in _BLOCKS]
         told = " ".join(f"{key}={_quote(details[key])}" for key in (*first, *rest))
@@ -165,7 +166,7 @@ class TextLog(EventLog):
 
 
 def _quote(value: Any) -> str:
-    """Return plain values unchanged. Quote others and escape quotes and newlines."""
+    """Quote a value if it contains spaces or special characters."""
     text = str(value)
     if text and not any(sign in text for sign in ' ="\n'):
         return one_line(text)
@@ -179,7 +180,7 @@ def _camel(name: str) -> str:
 
 
 def _short(name: str, value: Any) -> Any:
-    """Cut long texts, since a reason may quote a service's answer. A traceback keeps its end."""
+    """Truncate long values. For a traceback, keep the end."""
     if isinstance(value, str) and name in _BLOCKS:
         return value if len(value) <= _LONGEST_BLOCK else "…" + value[-_LONGEST_BLOCK:]
     if isinstance(value, str) and len(value) > _LONGEST:
@@ -188,14 +189,14 @@ def _short(name: str, value: Any) -> Any:
 
 
 class LogBridge(logging.Handler):
-    """A logging handler that writes records through an event log, under the event `log`."""
+    """A logging handler that writes records to an event log."""
 
     def __init__(self, log: EventLog) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record. Logging itself reports a record that cannot be formatted."""
+        """Write a log record."""
         try:
             details: dict[str, Any] = {"logger": record.name, "message": record.getMessage()}
             if record.exc_info and record.exc_info[0] is not None:

@@ -1,10 +1,10 @@
-"""Events as Prometheus metrics. Needs the extra `metrics`.
+"""Prometheus metrics. Requires the `metrics` extra.
 
-Handler runs are counted in plain numbers that a collector reads at a scrape. A successfully handled
-message costs a list item and a sum, and no event.
+Runs of handlers are counted in plain Python objects, which are read when Prometheus scrapes. This
+avoids emitting an event for each message.
 
-Labels are bounded. Queues and tiers come from the declared topology. Error types and exchanges are
-counted up to a limit and then as `other`, so that messages cannot add series without limit.
+The number of label values is limited. After the limit is reached, new error types and exchanges are
+counted as `other`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounded", "Metrics"]
 
-# Values per label. Each one is a time series, and values from messages must stay bounded.
+# Maximum number of values per label, since every value adds a time series.
 _MOST_VALUES = 50
-# Seconds, from an in-memory lookup to a handler that waits for services. Two or three per decade.
+# Histogram buckets in seconds.
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
-# Two or three buckets to each decade, up to the largest usual batch.
+# Histogram buckets for batch sizes.
 _SIZES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000)
 _STATES = ("connecting", "ready", "blocked", "closed")
 
@@ -71,14 +71,14 @@ _GAUGES = {
 
 
 class Bounded:
-    """Label values: the first ones up to the limit by name, all later ones as `other`."""
+    """Limits the number of label values. Further values are replaced with `other`."""
 
     def __init__(self, most: int = _MOST_VALUES) -> None:
         self._most = most
         self._known: set[str] = set()
 
     def __call__(self, value: str) -> str:
-        """The value to count under."""
+        """Return the label to use for a value."""
         if value in self._known:
             return value
         if len(self._known) >= self._most:
@@ -88,17 +88,17 @@ class Bounded:
 
 
 class _Deliveries(Collector):
-    """`hopback_deliveries` and `hopback_handler_seconds`, read from plain numbers at a scrape."""
+    """Collects `hopback_deliveries` and `hopback_handler_seconds`."""
 
     def __init__(self) -> None:
         self._runs: dict[str, dict[str, RunTally]] = {}
         """Runs by queue and outcome."""
         self._not_run: dict[tuple[str, str], int] = {}
         self._since: dict[tuple[str, ...], float] = {}
-        """The start time of each series."""
+        """The creation time of each series."""
 
     def of(self, queue: str, outcome: str) -> RunTally:
-        """Return the tally for runs of a queue with this outcome."""
+        """Return the tally for a queue and outcome."""
         runs = self._runs.setdefault(queue, {})
         if outcome not in runs:
             runs[outcome] = RunTally(_SECONDS)
@@ -107,7 +107,7 @@ class _Deliveries(Collector):
         return runs[outcome]
 
     def add_without_run(self, queue: str, outcome: str) -> None:
-        """Count a delivery that no handler ran for."""
+        """Count a delivery that was settled without running a handler."""
         self._begin(queue, outcome)
         self._not_run[queue, outcome] = self._not_run.get((queue, outcome), 0) + 1
 
@@ -115,14 +115,14 @@ class _Deliveries(Collector):
         self._since.setdefault(labels, time.time())
 
     def describe(self) -> Iterator[Metric]:
-        """The names, without numbers."""
+        """Return the metrics without samples."""
         yield Metric("hopback_deliveries", "Deliveries by outcome.", "counter")
         yield Metric("hopback_handler_seconds", "How long handlers ran.", "histogram")
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers of now, in the form that a Counter and a Histogram have."""
+        """Return the current values."""
         deliveries, seconds = self.describe()
-        # Whether the library emits `_created` samples, which is a setting of the user.
+        # Check whether `_created` samples are enabled in the Prometheus client.
         probe = Counter("probe", "Asked for its form.", registry=None)
         dated = any(
             sample.name.endswith("_created") for one in probe.collect() for sample in one.samples
@@ -134,7 +134,7 @@ class _Deliveries(Collector):
         }
         for (queue, outcome), count in (counted | self._not_run).items():
             if not count:
-                continue  # a series begins with its first delivery
+                continue  # a series is created with its first delivery
             labels = {"queue": queue, "outcome": outcome}
             deliveries.add_sample("hopback_deliveries_total", labels, count)
             if dated:
@@ -157,10 +157,10 @@ class _Deliveries(Collector):
 
 
 class Metrics:
-    """A subscriber that counts. `render` returns the text of a scrape."""
+    """A subscriber that updates Prometheus metrics."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
-    """The Content-Type of a scrape."""
+    """The Content-Type of the response."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry: CollectorRegistry = registry or CollectorRegistry()
@@ -209,44 +209,42 @@ class Metrics:
         }
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Count the event."""
+        """Update the metrics for an event."""
         count = self._on.get(name)
         if count is not None:
             count(fields)
 
     def wants(self, name: str) -> bool:
-        """Whether the event is counted."""
+        """Return True if the event affects a metric."""
         return name in self._on
 
     def tally(self, queue: str) -> RunTally:
-        """Where runs of a queue that were simply done are counted without an event."""
+        """Return the tally for successful runs of a queue."""
         return self._deliveries.of(queue, "done")
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def set_in_flight(self, queue: str, count: int) -> None:
-        """How many deliveries of the queue are being handled."""
+        """Set the number of deliveries being handled."""
         self._gauges["in_flight"].labels(queue).set(count)
 
     def set_depth(self, queue: str, role: str, messages: int | None) -> None:
-        """Set the number of messages in a queue (main, retry or dead-letter). None means
-        unknown.
-        """
+        """Set the number of messages in a queue, or None if it is unknown."""
         self._set("queue_depth", messages, queue, role)
 
     def set_held_back(self, queue: str, messages: int | None) -> None:
-        """Set the number of dead letters held back in their source queue. None means unknown."""
+        """Set the number of dead letters held in their source queue, or None if it is unknown."""
         self._set("dead_letters_held_back", messages, queue)
 
     def set_changed_waits(self, queues: int | None) -> None:
-        """Set the number of declared queues whose waits a policy changes. None means unknown."""
+        """Set the number of queues whose TTL is changed by a policy, or None if it is unknown."""
         value = float("nan") if queues is None else queues
         self._gauges["changed_waits"].set(value)
 
     def _set(self, gauge: str, value: float | None, *labels: str) -> None:
-        """Set a gauge. An unknown value becomes NaN, because an old value would look current."""
+        """Set a gauge. Unknown values are reported as NaN so that they do not look current."""
         if value is None:
             value = float("nan")
         self._gauges[gauge].labels(*labels).set(value)
@@ -269,11 +267,11 @@ class Metrics:
         self._count_error(fields)
 
     def _on_held(self, fields: Mapping[str, Any]) -> None:
-        """Count a held delivery. The event repeats with each attempt and is not a handler run."""
+        """Count a delivery that was held back. No handler was run."""
         self._deliveries.add_without_run(fields["queue"], "held")
 
     def _on_copy(self, fields: Mapping[str, Any]) -> None:
-        """Count a copy, which is settled without a run and has no duration."""
+        """Count a copy. No handler was run."""
         self._deliveries.add_without_run(fields["queue"], "copy")
 
     def _on_duplicate(self, fields: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Inbox and outbox in SQL, and the migration of the database. Needs the extra `store`."""
+"""Inbox, outbox and database migrations. Requires the `store` extra."""
 
 from hopback.extras import needs
 

@@ -1,4 +1,4 @@
-"""The database of an application: its tables, inbox, outbox, and the relay of the outbox.
+"""The database of an application, with inbox, outbox and relay.
 
     database = Database("postgresql://…", tables=Base.metadata)
     app = App("shop", lifespan=database.lifespan)
@@ -10,7 +10,8 @@
                 await tx.execute(…)
                 await tx.send(compose("invoices", …))
 
-The tables are created at the first use, so that an application starts before its database.
+Tables are created when the database is first used, so the application can be started before the
+database.
 """
 
 from __future__ import annotations
@@ -44,26 +45,28 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.store")
 _RETRY_S = 1.0
-"""Seconds between two attempts to reach the database. A starting database needs seconds."""
+"""Seconds between attempts to connect to the database."""
 _FORGET_EVERY_S = 6 * 3600.0
-"""Seconds between two deletions of old inbox marks. Each deletion stays short."""
+"""Seconds between deletions of old inbox entries."""
 _REMEMBER = timedelta(days=30)
-"""A dead letter is usually re-driven or discarded within this time."""
+"""How long inbox entries are kept. Dead letters are usually handled within this time."""
 
 
 class OutboxSender(Protocol):
-    """Publishes messages: an `App`, a `Publisher` or a `Service`."""
+    """An object that can publish messages: an `App`, a `Publisher` or a `Service`."""
 
     def send(self, message: Message, /) -> Awaitable[None]:
-        """Publish a message and wait for the broker's confirm."""
+        """Publish a message and wait for the confirm."""
 
 
 class Database:
-    """Tables, inbox, outbox and relay of one application in one process.
+    """The tables, inbox and outbox of an application.
 
-    `tables` are the tables of the application. Missing ones are created with those of Hopback. Inbox marks
-    are deleted after `remember`. Without `relays`, another process publishes the outbox, or the
-    application does not use it.
+    Args:
+        url: URL of the database.
+        tables: Tables of the application. Missing tables are created.
+        remember: How long inbox entries are kept.
+        relays: If False, this process does not publish messages from the outbox.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Database:
         self._is_prepared = False
 
     async def prepare(self) -> None:
-        """Create the missing tables, once."""
+        """Create missing tables. Only has an effect on the first call."""
         async with self._preparing:
             if not self._is_prepared:
                 await migrate(self.engine, self.clock, also=self._tables)
@@ -93,9 +96,10 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """Open a transaction that commits at the end of the block and rolls back if the block raises.
+        """Open a transaction.
 
-        The relay of this process publishes the messages of the transaction after the commit.
+        The transaction is committed at the end of the block, or rolled back if the block raises an
+        exception. Messages sent in the transaction are published after the commit.
         """
         if not self._is_prepared:
             await self.prepare()
@@ -105,7 +109,7 @@ class Database:
             self._relay.nudge()
 
     async def check(self) -> str | None:
-        """Return the reason why the database cannot be used now, or None."""
+        """Check the connection. Returns an error message, or None if the database is available."""
         try:
             async with self.engine.connect() as connection:
                 await connection.execute(text("SELECT 1"))
@@ -115,9 +119,10 @@ class Database:
 
     @asynccontextmanager
     async def lifespan(self, sender: OutboxSender) -> AsyncIterator[None]:
-        """Publish the outbox and delete old marks until the block ends. Then close the connections.
+        """Publish messages from the outbox and delete old inbox entries in the background.
 
-        It is the lifespan of an `App`. A program without one passes a `Publisher`.
+        Pass this as the `lifespan` of an `App`. Programs without an `App` can pass a `Publisher`.
+        The connections are closed at the end of the block.
         """
         works: list[Coroutine[Any, Any, None]] = [_repeat(self._forget)]
         if self._relays:
@@ -132,14 +137,15 @@ class Database:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             relay, self._relay = self._relay, None
-            # Publish the messages of the last transactions. The others are published after the next start.
+            # Publish the remaining messages. If this fails, they are published after the next
+            # start.
             with suppress(SQLAlchemyError, HopbackError, OSError):
                 if relay is not None and self._is_prepared:
                     await relay.sweep()
             await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close all connections."""
         await self.engine.dispose()
 
     async def _run_relay(self) -> None:
@@ -155,7 +161,7 @@ class Database:
 
 
 async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work again after an error of the database."""
+    """Run `work`, and restart it after a database error."""
     while True:
         try:
             return await work()

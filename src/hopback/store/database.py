@@ -1,6 +1,7 @@
-"""The database for SQLAlchemy: SQLite in a file, or PostgreSQL.
+"""SQLAlchemy engines and tables for SQLite and PostgreSQL.
 
-`sql.versions` creates the tables. A test compares them with the descriptions in this module.
+The tables are created by `sql.versions`. A test checks that they match the definitions in this
+module.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ T = TypeVar("T")
 
 metadata: MetaData = MetaData()
 
-_BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers only INTEGER keys by itself
+_BIG_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite only generates ids for INTEGER keys
 
 inbox: Table = Table(
     "hopback_inbox",
@@ -99,7 +100,7 @@ outbox_slots: Table = Table(
 
 
 async def current_version(engine: AsyncEngine) -> int:
-    """Return the schema version of the database, 0 without Hopback's tables."""
+    """Return the schema version of the database, or 0 if there is no schema."""
     async with engine.connect() as connection:
         return await connection.run_sync(
             lambda plain: version_of(_executing(plain), plain.dialect.name)
@@ -109,10 +110,13 @@ async def current_version(engine: AsyncEngine) -> int:
 async def migrate(
     engine: AsyncEngine, clock: Clock | None = None, *, also: MetaData | None = None
 ) -> list[int]:
-    """Apply the missing migrations and return their versions.
+    """Apply missing migrations and return their versions.
 
-    `also` has tables of the application. Missing ones are created in the same transaction, so that only one
-    of several starting processes creates them.
+    Args:
+        engine: The database.
+        clock: The clock to use. Defaults to the system clock.
+        also: Tables of the application. Missing tables are created in the same transaction, so that
+            processes started at the same time do not conflict.
     """
     now = (clock or SystemClock()).now()
 
@@ -132,21 +136,21 @@ _DRIVERS = {
     "postgres": "postgresql+psycopg",
 }
 _THREAD_ENDS_S = 5.0
-"""Seconds to wait for a thread of SQLite that is stopping. Its last statement takes milliseconds. After the
-limit the thread is left running."""
+"""Seconds to wait for an SQLite thread to stop. After that it is left running."""
 
 
 _CONNECTIONS = 15
-"""Connections of one process to PostgreSQL, which allows 100 by default. Others wait."""
+"""Maximum number of connections of a process to PostgreSQL. The default limit of the server is 100.
+"""
 _IDLE_S = 60.0
-"""Seconds. A connection that was unused for longer is replaced. A firewall may have dropped it silently."""
+"""Seconds after which an unused connection is replaced, in case a firewall has dropped it."""
 
 
 def _check_connection(adapted: Any, record: Any, _proxy: object) -> None:
-    """Refuse a connection of the pool that the server has closed. The pool then opens another one.
+    """Make the pool replace a connection that was closed by the server.
 
-    A server that closes a connection makes its socket readable. This check takes no round trip, as a ping
-    before each use would.
+    When a server closes a connection, its socket becomes readable. Checking this is faster than a
+    ping, which needs a round trip.
     """
     raw = adapted.driver_connection
     now = monotonic()
@@ -165,13 +169,13 @@ def _is_readable(descriptor: int) -> bool:
 
 
 class DatabaseUrlError(HopbackError):
-    """The database URL is wrong."""
+    """Raised when the database URL is invalid."""
 
     remedy = "Give sqlite:///path/to/file.db or postgresql://user:password@host/database."
 
 
 def open_database(url: str) -> AsyncEngine:
-    """Create an engine without connecting. Errors never contain the password."""
+    """Create an engine. This does not connect to the database. Errors do not contain the password."""
     file = sqlite_file(url)
     try:
         parsed = make_url(url) if file is None else URL.create("sqlite", database=str(file))
@@ -193,7 +197,7 @@ def open_database(url: str) -> AsyncEngine:
             event.listen(engine.sync_engine, "engine_disposed", connector.wait_for_threads)
             _make_sqlite_safe(engine)
         else:
-            # Connections beyond the size of the pool would be opened and closed again for each use.
+            # Without overflow connections, which would be opened and closed for each use.
             engine = create_async_engine(
                 address, pool_size=_CONNECTIONS, max_overflow=0, pool_use_lifo=True
             )
@@ -202,17 +206,17 @@ def open_database(url: str) -> AsyncEngine:
 
 
 class _SQLiteConnector:
-    """Opens connections of aiosqlite so that each is closed and its thread ends.
+    """Opens aiosqlite connections and makes sure that their threads end.
 
-    If its user is cancelled, SQLAlchemy closes a connection in a separate task, and stops it again if the
-    user is cancelled again. The thread ends at the first stop, so a task that waits for the second stop
-    never ends. Therefore a connection is stopped only once.
+    This works around three problems:
 
-    A user who is cancelled while the thread connects never gets the connection, and aiosqlite cannot close
-    it. Therefore connecting, which takes milliseconds, is completed.
-
-    A thread that SQLAlchemy stops without waiting reports its end to a closed event loop and fails with a
-    traceback. Therefore disposing of the engine waits for the threads.
+    - SQLAlchemy may stop a connection twice if a task is cancelled twice. The thread ends after the
+      first stop, and waiting for the second one would block forever. A connection is therefore only
+      stopped once.
+    - If a task is cancelled while connecting, aiosqlite cannot close the connection. Connecting is
+      therefore always completed.
+    - A thread that is stopped without waiting fails with a traceback if the event loop is already
+      closed. Disposing the engine therefore waits for the threads.
     """
 
     def __init__(self) -> None:
@@ -234,7 +238,7 @@ class _SQLiteConnector:
     async def connect(self, database: str, **options: Any) -> object:
         """Open a connection for SQLAlchemy."""
         made = self._kind(lambda: sqlite3.connect(database, **options), iter_chunk_size=64)
-        # The process may exit without waiting for the thread, as with SQLAlchemy's own connections.
+        # Use a daemon thread, like SQLAlchemy does, so that the process can exit.
         _thread_of(made).daemon = True
         self._made.add(made)
         opening = asyncio.ensure_future(made)
@@ -242,32 +246,34 @@ class _SQLiteConnector:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             closing = asyncio.create_task(_close_unused(opening))
-            self._closing.add(closing)  # the event loop keeps only weak references
+            self._closing.add(closing)  # the event loop only keeps weak references
             closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
             raise
 
     def wait_for_threads(self, _engine: object) -> None:
-        """Wait for the threads of stopped connections."""
+        """Wait until the threads of stopped connections have ended."""
         for made in list(self._made):
             if made.is_stopping:
                 _thread_of(made).join(_THREAD_ENDS_S)
 
 
 def _thread_of(connection: Any) -> Thread:
-    """Return the thread of a connection. Before aiosqlite 0.22 the connection was the thread."""
+    """Return the thread of a connection. Before aiosqlite 0.22, the connection itself was the
+    thread.
+    """
     thread: Thread = getattr(connection, "_thread", connection)
     return thread
 
 
 async def _close_unused(opening: asyncio.Future[Any]) -> None:
-    with suppress(sqlite3.Error):  # the connection was not opened
+    with suppress(sqlite3.Error):  # the connection was never opened
         await (await opening).close()
 
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Raise SQLAlchemy's errors as StoreUnavailable, with the driver's text and without the statement."""
+    """Convert SQLAlchemy errors to StoreUnavailable. The SQL statement is omitted."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -282,25 +288,25 @@ def store_errors() -> Iterator[None]:
 
 
 class EngineDatabase:
-    """A database by SQLAlchemy, for statements in SQL."""
+    """Runs SQL statements with SQLAlchemy."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
-        """Do the work in one transaction, which is rolled back if the work raises."""
+        """Call `work` in a transaction. The transaction is rolled back if it raises an exception."""
         with store_errors():
             async with self._engine.begin() as connection:
                 return await connection.run_sync(lambda plain: work(_executing(plain)))
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Do work that only reads."""
+        """Call `work` without a transaction that is committed."""
         with store_errors():
             async with self._engine.connect() as connection:
                 return await connection.run_sync(lambda plain: work(_executing(plain)))
 
 
-_statement = lru_cache(maxsize=256)(text)  # parsed statements. Hopback has fewer than 100.
+_statement = lru_cache(maxsize=256)(text)  # parsed statements (Hopback uses fewer than 100)
 
 
 def _executing(connection: Connection) -> Execute:
@@ -313,9 +319,9 @@ def _executing(connection: Connection) -> Execute:
 
 
 def _make_sqlite_safe(engine: AsyncEngine) -> None:
-    """Configure connections: private file, write-ahead log, full sync, and writers that wait."""
+    """Configure SQLite: private file, write-ahead log, full sync and a busy timeout."""
 
-    # A database in memory has no file. The user is responsible for a file that is named by a URI.
+    # In-memory databases do not have a file. With a URI, the user is responsible for the file.
     name = engine.url.database
     file = None if not name or name.startswith((":memory:", "file:")) else Path(name)
 
@@ -325,14 +331,14 @@ def _make_sqlite_safe(engine: AsyncEngine) -> None:
 
     def on_connect(raw: Any, _record: object) -> None:
         try:
-            raw.isolation_level = None  # the driver begins no transactions
+            raw.isolation_level = None  # disable implicit transactions of the driver
             cursor = raw.cursor()
             set_up(cursor.execute, lambda seconds: await_only(asyncio.sleep(seconds)))
             cursor.close()
             if file is not None:
                 make_database_private(file)
         except BaseException:
-            raw.terminate()  # the pool does not know this connection yet and would not close it
+            raw.terminate()  # the pool does not know this connection yet
             raise
 
     def on_error(context: ExceptionContext) -> None:

@@ -1,4 +1,4 @@
-"""Insert many rows into PostgreSQL by COPY. Needs the extra `postgres`."""
+"""Bulk inserts into PostgreSQL. Requires the `postgres` extra."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ async def copy_rows(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
 ) -> int:
-    """Insert rows into a table, in the open transaction, and return the number of new rows.
+    """Insert rows with COPY and return the number of inserted rows.
 
-    A row with an existing key is ignored, so a batch may be repeated. COPY alone would fail for it. The rows
-    are therefore copied to a temporary table and inserted from there.
+    Rows whose key already exists are skipped, so it is safe to insert a batch again. Since COPY
+    does not support this, the rows are copied to a temporary table first. Uses the current
+    transaction.
     """
     known = f"{table}\n{','.join(columns)}".encode()
     names = {
@@ -52,6 +53,6 @@ async def copy_rows(
             ).format(**names)
         )
         new = cursor.rowcount
-        # The same transaction may call this function again.
+        # The function may be called several times in a transaction.
         await cursor.execute(sql.SQL("DELETE FROM {passage}").format(**names))
         return new

@@ -1,9 +1,10 @@
-"""Inbox and outbox: a handler's changes, the processed mark and its events commit in one transaction.
+"""Inbox and outbox.
 
-The inbox identifies a message by its id, by a header, or by a function of the delivery.
+The changes made by a handler, the inbox entry and the outgoing messages are committed in a single
+transaction. Messages are identified by message id, by a header or by a custom function.
 
-`Outbox` is the side of the relay: it leases slots, reads pending messages and deletes confirmed ones. The
-properties of a message are stored as JSON and are equal in value and type when they are read back.
+A relay uses `Outbox` to publish the messages. Message properties are stored as JSON and keep their
+types.
 """
 
 from __future__ import annotations
@@ -47,31 +48,39 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.store")
 _written = 0
-_LONGEST = 255  # characters of a key, as of a message id. A longer key is replaced by its hash.
+_LONGEST = 255  # maximum length of a key in characters, longer keys are hashed
 _ENDED = "hopback.delay"
-"""Marks a delayed message that was sent or cancelled, whichever was first."""
+"""Consumer name for delayed messages that were sent or cancelled."""
 _SENT = "hopback.delay.sent"
-"""Marks a delayed message that was sent or is being sent."""
+"""Consumer name for delayed messages that were sent."""
 _PLACEHOLDER = re.compile(r"%\(\w+\)s")
 _TAKEN = (
     "sha256-",
     "int ",
     "bytes ",
-)  # prefixes of derived keys. A text with one of them is hashed.
+)  # reserved prefixes, keys that start with one of them are hashed
 
 
 class NoInboxKey(HopbackError):
-    """A message lacks the key that identifies it in the inbox."""
+    """Raised when a message does not have the key used by the inbox."""
 
     remedy: ClassVar[str] = "Let producers send the key, or specify another one for the inbox."
 
 
 def inbox_key(delivery: Delivery, key: str | Callable[[Delivery], str] | None) -> str:
-    """Return the inbox key of a delivery: by default its message id, or a hash without one.
+    """Return the inbox key of a delivery.
 
-    The hash covers the body, the properties, the producer's headers, and the exchange and routing key of the
-    original publish. A text as `key` is the name of a header whose value is a text, bytes or a whole number.
-    Raises NoInboxKey without such a header. A key that is long or not printable is replaced by its hash.
+    By default this is the message id. If there is none, the key is a hash of the body, properties,
+    headers, exchange and routing key of the original publish. Keys that are too long or not
+    printable are hashed.
+
+    Args:
+        delivery: The delivery.
+        key: The name of a header, or a function that returns the key. The header must be a string,
+            bytes or an integer.
+
+    Raises:
+        NoInboxKey: If the header is missing.
     """
     if key is None:
         return identity(delivery, origin=origin_of(delivery))
@@ -101,7 +110,7 @@ def _hash(raw: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """An SQL statement with named placeholders, for SQLAlchemy and for psycopg."""
+    """An SQL statement for SQLAlchemy and psycopg."""
 
     text: TextClause
     pyformat: str
@@ -112,14 +121,14 @@ def _statement(sql: str) -> _Statement:
 
 
 def _insert(table: Table, columns: Iterable[str], then: str = "") -> str:
-    # The names are quoted because "key" is a word of SQL.
+    # Quote the names, because `key` is a reserved word.
     names = list(columns)
     quoted = ", ".join(f'"{name}"' for name in names)
     values = ", ".join(f":{name}" for name in names)
     return f"INSERT INTO {table.name} ({quoted}) VALUES ({values}){then}"  # noqa: S608 - constants
 
 
-# RETURNING reports an inserted row. Not every driver reports a row count.
+# Use RETURNING because some drivers do not report the row count.
 _MARK = _statement(
     _insert(inbox, inbox.columns.keys(), " ON CONFLICT DO NOTHING RETURNING message_id")
 )
@@ -137,26 +146,27 @@ _WRITTEN = (
     "properties",
     "created_at",
 )
-"""The columns of a new outbox row. The others have defaults."""
+"""Columns of a new row. The other columns have defaults."""
 _SEND = _statement(_insert(outbox, _WRITTEN))
 
 
 def mark_row(consumer: str, known: str, now: float) -> dict[str, Any]:
-    """Return the inbox row of a processed message."""
+    """Return the inbox row of a message."""
     return {"consumer": consumer, "message_id": known, "processed_at": now}
 
 
 class Transaction:
-    """An open transaction. The handler uses `connection`, which is SQLAlchemy's, for its own statements.
+    """An open transaction.
 
-    `Transaction(await session.connection())` joins the transaction of an ORM session.
+    Use `connection` to run other SQLAlchemy statements. To join the transaction of an ORM session,
+    use `Transaction(await session.connection())`.
     """
 
     def __init__(self, connection: AsyncConnection, clock: Clock | None = None) -> None:
         self.connection = connection
         self._raw: Any = None
         self.has_sent = False
-        """Whether a message was written into the outbox."""
+        """True if messages were added to the outbox."""
         self._clock = clock or SystemClock()
 
     async def first_time(
@@ -166,16 +176,24 @@ class Transaction:
         *,
         key: str | Callable[[Delivery], str] | None = None,
     ) -> bool:
-        """Mark the message as processed by this consumer. Return False if it already was.
+        """Record that a consumer has processed a message.
 
-        `message` is a delivery, or the text that identifies the message. A delivery is identified by its
-        message id, which the producer chose, or by `key`: the name of a header or a function of the
-        delivery. Raises NoInboxKey if the delivery lacks that key.
+        The entry is committed together with the other changes of this transaction. If the process
+        crashes before the commit, the message is redelivered and processed again. If it crashes
+        afterwards, the redelivered message is recognised as a duplicate. Duplicates emit the event
+        `inbox.duplicate`, or are logged if there is no running service.
 
-        The mark commits with the other changes of this transaction. After a crash before the commit there is
-        no mark, so the redelivery does the work. After a crash behind it, the redelivery finds the mark. A
-        message that was processed before is reported as the event `inbox.duplicate`, outside a handler in
-        the log.
+        Args:
+            consumer: Name of the consumer.
+            message: The delivery, or the id of the message.
+            key: The name of a header, or a function that returns the key of a delivery. Defaults to
+                the message id.
+
+        Returns:
+        False if the consumer has already processed the message.
+
+        Raises:
+            NoInboxKey: If the delivery does not have the key.
         """
         known = inbox_identifier(message, key)
         is_first = await self._mark(consumer, known)
@@ -187,21 +205,25 @@ class Transaction:
         return await self._execute(_MARK, mark_row(consumer, known, self._clock.now())) is not None
 
     async def send(self, message: Message, *, key: str | None = None) -> None:
-        """Publish after the commit, by a relay. Messages of one key keep their order."""
+        """Add a message to the outbox. It is published after the commit.
+
+        Messages with the same `key` are published in order.
+        """
         await self._execute(_SEND, outbox_row(message, key, self._clock.now()))
         self.has_sent = True
 
     async def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message when this transaction commits. Return False if it was sent already.
+        """Cancel a delayed message when the transaction is committed.
 
-        The applications need `app.delays(cancellations=DelayedMessages(engine))` on this database.
+        The application must be configured with `app.delays(cancellations=DelayedMessages(engine))`.
+        Returns False if the message has already been sent.
         """
         if await self._mark(_ENDED, message_id):
             return True
         return not await self._is_marked(_SENT, message_id)
 
     async def begin_delayed(self, message_id: str) -> bool:
-        """Mark a due delayed message as sent. Return False if it was cancelled."""
+        """Mark a delayed message as sent. Returns False if it was cancelled."""
         if await self._mark(_ENDED, message_id):
             return await self._mark(_SENT, message_id)
         return await self._is_marked(_SENT, message_id)
@@ -211,10 +233,9 @@ class Transaction:
         return await self._execute(_IS_MARKED, values) is not None
 
     async def _execute(self, statement: _Statement, values: Mapping[str, Any]) -> Any:
-        """Execute a statement of this module and return its first row, or None.
+        """Run a statement and return the first row or None.
 
-        With psycopg the driver executes it, in the same transaction. That takes half of the CPU time
-        that SQLAlchemy needs for a statement.
+        psycopg is called directly, because this uses only half the CPU time.
         """
         connection = self.connection
         if connection.dialect.driver != "psycopg":
@@ -244,9 +265,8 @@ class Transaction:
             ) from error
 
     def insert(self, table: Table) -> postgresql.Insert:
-        """Return an INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`.
-
-        SQLAlchemy has these for each database apart. The form of this database is returned.
+        """Return an INSERT statement that supports `on_conflict_do_nothing` and
+        `on_conflict_do_update`.
         """
         dialect: Any = postgresql if self.connection.dialect.name == "postgresql" else sqlite
         made: postgresql.Insert = dialect.insert(table)
@@ -258,9 +278,9 @@ class Transaction:
 
 
 class DelayedMessages:
-    """Cancels delayed messages, for `app.delays(cancellations=…)`.
+    """Stores cancellations of delayed messages, for use with `app.delays(cancellations=…)`.
 
-    It marks their message ids in the inbox. Keep these marks for longer than the longest delay.
+    Cancelled message ids are stored in the inbox. They must be kept longer than the longest delay.
     """
 
     def __init__(self, engine: AsyncEngine, clock: Clock | None = None) -> None:
@@ -268,12 +288,12 @@ class DelayedMessages:
         self._clock = clock
 
     async def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message. Return False if it was sent already."""
+        """Cancel a delayed message. Returns False if it has already been sent."""
         async with transaction(self._engine, self._clock) as tx:
             return await tx.cancel(message_id)
 
     async def begin(self, message_id: str) -> bool:
-        """Mark a due message as sent. Return False if it was cancelled."""
+        """Mark a delayed message as sent. Returns False if it was cancelled."""
         async with transaction(self._engine, self._clock) as tx:
             return await tx.begin_delayed(message_id)
 
@@ -282,20 +302,23 @@ class DelayedMessages:
 async def transaction(
     engine: AsyncEngine, clock: Clock | None = None
 ) -> AsyncIterator[Transaction]:
-    """Open a transaction that commits at the end of the block and rolls back if the block raises."""
+    """Open a transaction.
+
+    It is committed at the end of the block, or rolled back if the block raises an exception.
+    """
     async with engine.begin() as connection:
         yield Transaction(connection, clock)
 
 
 async def forget_processed(engine: AsyncEngine, before: float) -> int:
-    """Delete marks older than `before` (seconds since 1970) and return their number."""
+    """Delete inbox entries older than `before` and return their number."""
     async with engine.begin() as connection:
         result = await connection.execute(delete(inbox).where(inbox.c.processed_at < before))
     return result.rowcount
 
 
 def inbox_identifier(message: str | Delivery, key: str | Callable[[Delivery], str] | None) -> str:
-    """Return the identifier of a message in the inbox: the text, or the key of the delivery."""
+    """Return the inbox key of a message."""
     if not isinstance(message, str):
         return inbox_key(message, key)
     if key is not None:
@@ -304,7 +327,7 @@ def inbox_identifier(message: str | Delivery, key: str | Callable[[Delivery], st
 
 
 def _report_duplicate(consumer: str, known: str) -> None:
-    """Report a message that was already handled, as an event or in the log."""
+    """Emit an event for a duplicate message, or log it."""
     report = reporter.get(None)
     if report is not None:
         report("inbox.duplicate", {"consumer": consumer, "key": known})
@@ -313,7 +336,11 @@ def _report_duplicate(consumer: str, known: str) -> None:
 
 
 def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
-    """Return the outbox row of a message. Raises ValueError for a message without id or `mandatory`."""
+    """Return the outbox row of a message.
+
+    Raises:
+        ValueError: If the message does not have an id or is not mandatory.
+    """
     global _written  # noqa: PLW0603 - a relay of this process compares it
     _written += 1
     message_id = require_message(message).properties.message_id
@@ -325,7 +352,7 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
             "with `context.publish`"
         )
     if message.delay is not None:
-        # The row contains the due time. The relay computes the remaining delay.
+        # Store the due time. The relay calculates the remaining delay.
         now_ms = math.floor(now * 1000)
         by_clock = isinstance(message.delay, datetime)
         if isinstance(message.delay, datetime):
@@ -347,25 +374,30 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
 
 
 def slot_of(key: str) -> int:
-    """Return the slot of a key, which is the same in every process."""
+    """Return the slot of a key."""
     return zlib.crc32(key.encode()) % SLOTS
 
 
 class Cursor(Protocol):
-    """The used part of a DB-API cursor."""
+    """The part of the DB-API cursor interface used here."""
 
     def execute(self, sql: str, params: Sequence[Any], /) -> Any:
         """Execute a statement."""
 
     def fetchone(self) -> Any:
-        """Return the next row, or None."""
+        """Return the next row or None."""
 
 
 class CursorTransaction:
-    """Inbox and outbox in the open transaction of a DB-API cursor, for Django, psycopg and sqlite3.
+    """Inbox and outbox for a DB-API cursor, for example with Django, psycopg or sqlite3.
 
-    `placeholder` is the placeholder of the driver: `%s` for psycopg and for Django, `?` for sqlite3. The
-    code that opened the transaction commits it.
+    The caller is responsible for committing the transaction.
+
+    Args:
+        cursor: The cursor of an open transaction.
+        placeholder: The placeholder of the driver. Use `%s` for psycopg and Django, `?` for
+            sqlite3.
+        clock: The clock to use. Defaults to the system clock.
     """
 
     def __init__(
@@ -382,7 +414,7 @@ class CursorTransaction:
         *,
         key: str | Callable[[Delivery], str] | None = None,
     ) -> bool:
-        """Mark the message as processed by this consumer, as `Transaction.first_time` does."""
+        """Record that a consumer has processed a message. See `Transaction.first_time`."""
         known = inbox_identifier(message, key)
         self._execute(_MARK, mark_row(consumer, known, self._clock.now()))
         is_first = self._cursor.fetchone() is not None
@@ -391,28 +423,28 @@ class CursorTransaction:
         return is_first
 
     def send(self, message: Message, *, key: str | None = None) -> None:
-        """Publish after the commit, by a relay. Messages of one key keep their order."""
+        """Add a message to the outbox. See `Transaction.send`."""
         self._execute(_SEND, outbox_row(message, key, self._clock.now()))
 
     def _execute(self, statement: _Statement, row: Mapping[str, Any]) -> None:
-        # The placeholders of the statement are in the order of the row's values.
+        # The placeholders have the same order as the values.
         sql = _PLACEHOLDER.sub(self._placeholder, statement.pyformat)
         self._cursor.execute(sql, tuple(row.values()))
 
 
 def write_properties(properties: Properties) -> str:
-    """Return the set properties as JSON. Unreadable headers are replaced."""
+    """Serialize properties to JSON. Headers that could not be decoded are replaced."""
     return json.dumps(properties_to_json(without_unread(properties)), separators=(",", ":"))
 
 
 def read_properties(text: str) -> Properties:
-    """Return the properties that `write_properties` wrote."""
+    """Deserialize properties from JSON."""
     return properties_from_json(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A message that waits to be published. Messages with the same `key` keep their order."""
+    """A message in the outbox. Messages with the same `key` are published in order."""
 
     id: int
     key: str | None
@@ -421,13 +453,17 @@ class Pending:
 
 
 class Outbox:
-    """The outbox for one relay. Several relays share it by leases on slots."""
+    """The outbox as used by a relay.
+
+    Messages are distributed over slots. A relay leases slots, so several relays can run at the same
+    time.
+    """
 
     def __init__(
         self, engine: AsyncEngine, owner: str, clock: Clock | None = None, *, lease: Duration = 30.0
     ) -> None:
         self._engine = engine
-        # A single statement needs no transaction, which would take two more round trips to PostgreSQL.
+        # Use autocommit for single statements, which saves two round trips to PostgreSQL.
         is_postgres = engine.dialect.name == "postgresql"
         options = {"isolation_level": "AUTOCOMMIT"} if is_postgres else {}
         self._single = engine.execution_options(**options)
@@ -437,19 +473,19 @@ class Outbox:
 
     @property
     def written_count(self) -> int:
-        """Number of messages that this process has written to outboxes."""
+        """The number of messages this process has added to outboxes."""
         return _written
 
     async def claim(self, most_slots: int = 16) -> list[int]:
-        """Lease slots with messages that no other relay has leased, and return them."""
+        """Lease free slots that contain messages, and return them."""
         now = self._clock.now()
         slots = outbox_slots.c
         free = (
             select(slots.slot)
             .where(slots.leased_until <= now, exists().where(outbox.c.slot == slots.slot))
-            .order_by(slots.leased_until)  # longest waiting first, so that no slot starves
+            .order_by(slots.leased_until)  # oldest lease first, so that no slot starves
             .limit(most_slots)
-            # PostgreSQL: skip slots that another relay is claiming
+            # On PostgreSQL, skip slots that are being claimed by another relay.
             .with_for_update(skip_locked=True)
             .cte("free")
         )
@@ -463,7 +499,7 @@ class Outbox:
             return list((await connection.execute(claim)).scalars())
 
     async def renew(self, claimed: Sequence[int]) -> bool:
-        """Renew the leases. After False, a lease was lost and the relay must stop publishing."""
+        """Renew the leases. Returns False if a lease was lost. The relay must then stop publishing."""
         slots = outbox_slots.c
         mine = (slots.slot.in_(claimed), slots.leased_by == self._owner)
         async with self._single.begin() as connection:
@@ -475,7 +511,7 @@ class Outbox:
         return result.rowcount == len(claimed)
 
     async def release(self, claimed: Sequence[int]) -> None:
-        """Release the slots before their lease ends."""
+        """Release the slots."""
         slots = outbox_slots.c
         mine = (slots.slot.in_(claimed), slots.leased_by == self._owner)
         async with self._single.begin() as connection:
@@ -486,7 +522,7 @@ class Outbox:
             )
 
     async def pending(self, claimed: Sequence[int], most: int, *, after: int = 0) -> list[Pending]:
-        """Return the oldest messages of the claimed slots, in order, after the id `after`."""
+        """Return the oldest messages of the given slots with an id greater than `after`."""
         columns = outbox.c
         wanted = (columns.slot.in_(claimed), columns.id > after)
         query = select(outbox).where(*wanted).order_by(columns.id).limit(most)
@@ -496,13 +532,13 @@ class Outbox:
         for row in rows:
             properties = read_properties(row.properties)
             message = Message(row.exchange, row.routing_key, bytes(row.body), properties)
-            if DELAY in properties.headers:  # only the remaining delay
+            if DELAY in properties.headers:  # use the remaining delay
                 message = delay_until_due(message, self._clock.now())
             found.append(Pending(row.id, row.key, message, row.failures))
         return found
 
     async def settle(self, published: Sequence[int], failed: Mapping[int, str]) -> None:
-        """Delete confirmed messages and record the errors of the others."""
+        """Delete published messages and record errors of failed ones."""
         engine = self._engine if failed else self._single
         async with engine.begin() as connection:
             if published:
@@ -516,6 +552,6 @@ class Outbox:
                 )
 
     async def depth(self) -> int:
-        """Return the number of messages."""
+        """Return the number of messages in the outbox."""
         async with self._single.connect() as connection:
             return (await connection.execute(select(func.count()).select_from(outbox))).scalar_one()

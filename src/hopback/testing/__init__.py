@@ -1,7 +1,4 @@
-"""The public test kit: applications and simulations in virtual time.
-
-The names below are loaded when they are first asked for.
-"""
+"""Tools for testing applications, with virtual time and an embedded broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of an application during a test, assertions about them, and counts of outcomes."""
+"""Records the events of an application and provides assertions about them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One event: its name in the table of events, its fields, and when (seconds since 1970)."""
+    """An event that was emitted during a test. `at` is in seconds since the epoch."""
 
     name: str
     fields: Mapping[str, Any]
     at: float
 
     def fits(self, name: str, wanted: Mapping[str, Any]) -> bool:
-        """Whether it has this name and these fields. A wanted `reason` may be a part of the text."""
+        """Return True if the event has the given name and fields. `reason` is matched as a
+        substring.
+        """
         return self.name == name and all(
             value in str(self.fields.get(field))
             if field == "reason"
@@ -31,25 +33,26 @@ class Happening:
 
     @property
     def summary(self) -> str:
-        """The event in short: name, attempt and reason."""
+        """A short description with the name, attempt and reason."""
         reason, attempt = self.fields.get("reason"), self.fields.get("attempt")
         return self.name + (f" #{attempt}" if attempt else "") + (f" ({reason})" if reason else "")
 
 
 class EventRecord:
-    """The events of an application during a test, with assertions about them.
+    """Records events and provides assertions.
 
-    The test kit and the pytest plugin share these methods. Fields of an event are selected by name
-    (`tier="5m"`, `attempt=2`, `message_id=…`). A part of the text is enough for `reason`.
+    Base class of `AppTest` and `AppThread`. Events are selected by their fields (`tier="5m"`,
+    `attempt=2`, `message_id=…`). `reason` matches any substring.
     """
 
     def __init__(self) -> None:
         self.events: list[Happening] = []
 
     def find_events(self, name: str, **fields: Any) -> tuple[Happening, ...]:
-        """The events of that name with those fields, so far.
+        """Return the recorded events with the given name and fields.
 
-        ValueError for an event or a field that is not in the table of events: it would never be found.
+        Raises:
+            ValueError: If the event or one of the fields does not exist.
         """
         known = EVENTS.get(name)
         if known is None:
@@ -65,23 +68,26 @@ class EventRecord:
         return tuple(one for one in tuple(self.events) if one.fits(name, fields))
 
     def assert_done(self, queue: str, *, times: int | None = None, **fields: Any) -> None:
-        """Fail unless messages of the queue were handled, exactly `times` messages if it is given."""
+        """Assert that messages of the queue were handled.
+
+        If `times` is given, the number of messages has to match exactly.
+        """
         self._expect("delivery.done", queue, times, fields)
 
     def assert_retried(
         self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
     ) -> None:
-        """Fail unless messages of the queue went to a retry queue, for such a reason."""
+        """Assert that messages of the queue were sent to a retry queue."""
         self._expect("delivery.retried", queue, times, {"reason": reason, **fields})
 
     def assert_parked(
         self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
     ) -> None:
-        """Fail unless messages of the queue were parked, for such a reason."""
+        """Assert that messages of the queue were dead-lettered."""
         self._expect("delivery.parked", queue, times, {"reason": reason, **fields})
 
     def _plan(self, queue: str) -> object:
-        """LookupError for a queue that the application does not handle."""
+        """Return the plan of the queue. Raises LookupError if the queue is not handled."""
         raise NotImplementedError
 
     def _expect(self, name: str, queue: str, times: int | None, fields: dict[str, Any]) -> None:
@@ -99,16 +105,16 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often deliveries ended in which way."""
+    """The number of deliveries per outcome."""
 
     done: int = 0
     retried: int = 0
     parked: int = 0
     snoozed: int = 0
     held: int = 0
-    """How often a step before settlement failed and was put off."""
+    """Number of failed and postponed attempts to settle a delivery."""
     abandoned: int = 0
-    """How many deliveries lost their channel before they were settled."""
+    """Number of deliveries that lost their channel before they were settled."""
 
 
 _COUNTED = {f"delivery.{field}": field for field in Tally.__dataclass_fields__}

@@ -1,8 +1,7 @@
-"""Run an application in a test: on the embedded broker, in virtual time.
+"""Run an application in a test with the embedded broker and virtual time.
 
-Retries that wait half an hour take milliseconds. The test uses queues, dead-lettering and confirms
-that behave like RabbitMQ's, and can inject faults. `rehearse` checks whether a plan survives an
-hour of trouble.
+Delays don't slow down tests: a retry after half an hour only takes milliseconds. The embedded
+broker behaves like RabbitMQ and can inject faults.
 """
 
 from __future__ import annotations
@@ -62,13 +61,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _INSTANT = 1e-5
-"""In virtual time, a wait of any length lets everything run that can run now."""
-_UPKEEP_S = 86_400.0  # virtual: between two looks of the application at its topology
-_DAY = 86_400.0  # virtual: longer than the tiers of any sensible plan together
-_MINUTE = 60.0  # real: tests on a real broker have waits of milliseconds
-_LOOK_S = 0.1  # real: often enough for a person, seldom enough for a broker
+"""In virtual time, any delay lets all pending work run first."""
+_UPKEEP_S = 86_400.0  # virtual seconds between topology checks
+_DAY = 86_400.0  # virtual seconds, longer than the retry delays of any sensible plan
+_MINUTE = 60.0  # real seconds, enough for tests with short delays on a real broker
+_LOOK_S = 0.1  # real seconds between polls of a real broker
 _QUIET_LOOKS = 3
-"""A message that expires is in no queue while the broker moves it: one look is not enough."""
+"""A single check is not enough, since an expired message is not in any queue while the broker moves
+it.
+"""
 
 
 AsyncTest: TypeAlias = "Callable[P, Coroutine[Any, Any, None]]"
@@ -83,17 +84,20 @@ def in_virtual_time(*, start: datetime) -> Callable[[AsyncTest[P]], Callable[P, 
 
 
 def in_virtual_time(test: AsyncTest[P] | None = None, *, start: datetime | None = None) -> Any:
-    """Make a plain test of an async one: its loop's time jumps to the next thing to happen.
+    """Decorator that runs an async test in virtual time.
 
-    Virtual time begins now, so that `at=datetime.now(UTC) + …` is in the future, or at `start`, so that
-    every run has the same timestamps. No plugin is needed, and none is disturbed: for pytest it is an
-    ordinary function.
+    The test becomes a regular function, so no pytest plugin is needed. When all tasks are waiting,
+    the clock of the event loop jumps to the next deadline.
+
+    Args:
+        test: The async test function.
+        start: The initial time. Defaults to the current time.
     """
 
     def decorate(test: AsyncTest[P]) -> Callable[P, None]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            # Whole seconds: sums of waits stay exact.
+            # Use whole seconds so that adding delays is exact.
             began = math.floor(time.time() if start is None else start.timestamp())
             run_virtual(test(*args, **kwargs), start=began)
 
@@ -103,12 +107,17 @@ def in_virtual_time(test: AsyncTest[P] | None = None, *, start: datetime | None 
 
 
 class AppTest(EventRecord):
-    """Runs an application on a separate embedded broker. An async context manager.
+    """Runs an application on its own embedded broker.
 
-    `events` holds all events of the application, `broker` is the broker with its fault switches,
-    `service` runs the application, and `report` is its final report. `overrides` replaces providers
-    of dependencies. With `broker="amqp://…"` the same test runs on a real broker in real time.
-    `dead_letters` then returns the messages seen by the last `drain`.
+    This is an async context manager. Pass `broker="amqp://…"` to run the same test against a real
+    broker in real time. In this case `dead_letters` returns the messages found by the last call to
+    `drain`.
+
+    Attributes:
+        events: All events emitted by the application.
+        broker: The embedded broker.
+        service: The running service.
+        report: The final report, available after `stop`.
     """
 
     def __init__(
@@ -130,11 +139,12 @@ class AppTest(EventRecord):
         self._used: Broker = self._embedded if broker is None else broker
         super().__init__()
         self.failures: list[BaseException] = []
-        """Every exception behind a failed run, as it was raised."""
+        """The exceptions raised by handlers."""
         self.report: Report | None = None
         self._producer = Producer(self._embedded.node)
         self._clock = LoopClock(time.time)
-        # Only the test itself deletes anything here, and virtual days would be spent on looks.
+        # Nothing else deletes queues here, and checking every few seconds would slow down long
+        # virtual delays.
         embedded = ServiceOptions(upkeep=_UPKEEP_S) if self._live is None else None
         self._options = options or embedded
         self._chance = chance
@@ -178,7 +188,7 @@ class AppTest(EventRecord):
         self._require_own_loop()
         self.service.stop()
         if kind is not None:
-            self.service.stop()  # the test has failed already: no need to wait
+            self.service.stop()  # the test has already failed, no need to wait
         try:
             await self.stop()
         finally:
@@ -186,7 +196,7 @@ class AppTest(EventRecord):
                 await self._live.close()
 
     async def stop(self) -> Report:
-        """Shut the application down as `hopback run` does, and return its report."""
+        """Stop the application gracefully and return its report."""
         self._require_own_loop()
         if self.report is None:
             assert self._running is not None  # noqa: S101 - entered before it is left
@@ -195,7 +205,7 @@ class AppTest(EventRecord):
         return self.report
 
     def _require_own_loop(self) -> None:
-        """Raise RuntimeError on another event loop, where the application would not run."""
+        """Raise RuntimeError when called from a different event loop."""
         if self._loop is None:
             raise RuntimeError("expected `async with AppTest(app) as test:` before this call")
         if asyncio.get_running_loop() is not self._loop:
@@ -218,15 +228,18 @@ class AppTest(EventRecord):
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
-        """Publish as a producer would, to the queue `routing_key` or to an exchange.
+        """Publish a message to a queue or an exchange, like a producer would.
 
-        Faults do not affect it. Raises Returned if the message cannot be routed.
+        Injected faults do not affect this method.
+
+        Raises:
+            Returned: If the message is unroutable.
         """
         codecs = self.app.codecs
         await self.send(compose(routing_key, payload, exchange=exchange, codecs=codecs, **options))
 
     async def send(self, message: Message) -> None:
-        """Publish a complete message as a producer would."""
+        """Publish a composed message, like a producer would."""
         self._require_own_loop()
         require_message(message)
         if message.delay is not None:
@@ -248,7 +261,7 @@ class AppTest(EventRecord):
         returns: Any = Any,
         **options: Unpack[PublishOptions],
     ) -> Any:
-        """Send a request as a client and return the reply. Raises NoReply if none arrives."""
+        """Send a request and return the reply. Raises NoReply if there is no reply in time."""
         self._require_own_loop()
         async with RequestClient(self._used, name="test", codecs=self.app.codecs) as client:
             return await client.request(
@@ -256,13 +269,21 @@ class AppTest(EventRecord):
             )
 
     async def drain(self, *, reraise: bool = False, within: Duration | None = None) -> Tally:
-        """Run until all messages are settled, including retries, and count the outcomes since the
-        last drain.
+        """Wait until all messages have been processed, including retries.
 
-        It returns when no message of a handled queue is ready, in hand or waiting for a retry. With
-        `reraise` it raises the first exception since the last drain. After `within` it raises
-        TimeoutError with the remaining messages. The default is a day, or a minute on a real
-        broker.
+        Returns when there are no messages left in the handled queues and the retry queues, and no
+        handler is running.
+
+        Args:
+            reraise: If True, raise the first exception raised by a handler since the last drain.
+            within: Maximum time to wait. Defaults to one day of virtual time, or one minute on a
+                real broker.
+
+        Returns:
+        The number of deliveries per outcome since the last drain.
+
+        Raises:
+            TimeoutError: If messages are left when the time is up.
         """
         self._require_own_loop()
         most = _DAY if self._live is None else _MINUTE
@@ -277,7 +298,7 @@ class AppTest(EventRecord):
         since, self._counted = self.events[self._counted :], len(self.events)
         shown, self._shown = self.failures[self._shown :], len(self.failures)
         if reraise:
-            # The first exception, or the reason if the handler returned an outcome.
+            # Raise the first exception, or the reason if the handler returned an outcome.
             if shown:
                 if len(shown) > 1:
                     shown[0].add_note(f"and {len(shown) - 1} more failed runs")
@@ -285,13 +306,13 @@ class AppTest(EventRecord):
             said = [one for one in since if one.name in ("delivery.retried", "delivery.parked")]
             if said:
                 raise AssertionError(said[0].summary)
-        # Forwarding a delayed message is not counted. It is counted in its destination queue.
+        # Delayed messages are counted when they are handled, not when they are forwarded.
         return tally_of(
             one for one in since if (one.name, one.fields.get("queue")) != ("delivery.done", DUE)
         )
 
     async def advance(self, duration: Duration) -> None:
-        """Let time pass, and everything happen that is due by then."""
+        """Advance the virtual time and run everything that becomes due."""
         seconds = read_seconds(duration, "duration", where="AppTest.advance")
         self._require_own_loop()
         if not isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
@@ -313,7 +334,7 @@ class AppTest(EventRecord):
             await self._stirred.wait()
 
     async def _until_quiet(self, live: QueuesUnderTest) -> None:
-        """Wait as `_until_idle` does, by polling. A message may be in transit between two queues."""
+        """Poll the queues until they are empty. A message may be in transit between two queues."""
         quiet = 0
         while quiet < _QUIET_LOOKS:
             before = len(self.events)
@@ -328,7 +349,7 @@ class AppTest(EventRecord):
             await live.look(self._plan(consumer.queue).parking.queue)
 
     def _left(self) -> dict[str, int]:
-        """How many messages each queue still holds that the application has to deal with."""
+        """Return the number of remaining messages per queue."""
         counts: dict[str, int] = {}
         for name in self._queues_to_drain():
             queue = self._embedded.node.queues.get(name)
@@ -339,7 +360,7 @@ class AppTest(EventRecord):
         return {name: count for name, count in counts.items() if count}
 
     def _queues_to_drain(self) -> list[str]:
-        """The queues that are to become empty: those handled, and those in which messages wait."""
+        """Return the names of the queues that `drain` waits for."""
         plans = [self._plan(one.queue) for one in self.service.consumers]
         waiting = [queue for plan in plans for queue, _ in retry_queues(plan)]
         later = [one.name for one in self.service.topology.queues if is_delay_level(one.name)]
@@ -354,7 +375,7 @@ class AppTest(EventRecord):
 
     @property
     def broker(self) -> EmbeddedBroker:
-        """The embedded broker, with snapshots and faults. Raises RuntimeError on a real broker."""
+        """The embedded broker. Raises RuntimeError if the test runs on a real broker."""
         if self._live is not None:
             raise RuntimeError(
                 f"this test runs on {self._live.address}: snapshots, faults and cuts are of the "
@@ -364,11 +385,11 @@ class AppTest(EventRecord):
 
     @property
     def faults(self) -> Faults:
-        """The switches that make things go wrong on the way to the broker."""
+        """Controls for injecting faults."""
         return self.broker.faults
 
     def dead_letters(self, queue: str) -> tuple[StoredMessage, ...]:
-        """Return the messages in the dead-letter queue of a queue, oldest first."""
+        """Return the messages in the dead-letter queue of `queue`, oldest first."""
         parking = self._plan(queue).parking.queue
         if self._live is not None:
             return self._live.parked.get(parking, ())
@@ -377,7 +398,7 @@ class AppTest(EventRecord):
     def assert_parked(
         self, queue: str, *, times: int | None = None, reason: str = "", **fields: Any
     ) -> None:
-        """Fail unless messages of the queue were parked for such a reason and are in its DLQ."""
+        """Assert that messages of the queue were dead-lettered and are in its dead-letter queue."""
         super().assert_parked(queue, times=times, reason=reason, **fields)
         found = len(self.find_events("delivery.parked", queue=queue, reason=reason, **fields))
         resting = len(self.dead_letters(queue))
@@ -388,11 +409,11 @@ class AppTest(EventRecord):
 
 
 #
-# The queues of a real broker as a test of an application sees them: publish, count, look.
+# Access to the queues of a real broker.
 
 
 class QueuesUnderTest:
-    """A test's connection to a real broker. `parked` has the latest dead letters by queue."""
+    """A connection to a real broker. `parked` contains the last seen dead letters of each queue."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -402,11 +423,11 @@ class QueuesUnderTest:
 
     @property
     def address(self) -> str:
-        """Where the broker is."""
+        """The address of the broker."""
         return self._broker.address
 
     async def open(self) -> None:
-        """Connect to the broker. Connection errors are raised."""
+        """Connect to the broker."""
         self._connection = await self._broker.connect("hopback test")
         self._channel = await self._connection.open_channel()
 
@@ -415,7 +436,9 @@ class QueuesUnderTest:
             await self._connection.close()
 
     async def send(self, message: Message) -> None:
-        """Publish and wait for the confirm. A channel closed by an earlier publish is reopened."""
+        """Publish a message and wait for the confirm. Reopens the channel if the last publish
+        closed it.
+        """
         assert self._connection is not None  # noqa: S101 - opened before it is used
         if self._channel is None:
             self._channel = await self._connection.open_channel()
@@ -424,13 +447,13 @@ class QueuesUnderTest:
         self._channel = channel
 
     async def count(self, queues: Iterable[str]) -> dict[str, int]:
-        """Count the ready messages of each queue. Empty queues are omitted."""
+        """Return the number of ready messages per queue. Empty queues are omitted."""
         assert self._connection is not None  # noqa: S101 - opened before it is used
         found = {queue: await count_now(self._connection, queue) for queue in queues}
         return {queue: state.messages for queue, state in found.items() if state and state.messages}
 
     async def look(self, queue: str) -> None:
-        """Record the content of a dead-letter queue. Closing the channel requeues the messages."""
+        """Read all messages of a dead-letter queue. They are requeued when the channel is closed."""
         assert self._connection is not None  # noqa: S101 - opened before it is used
         channel = await self._connection.open_channel()
         seen: list[StoredMessage] = []
@@ -455,17 +478,17 @@ class QueuesUnderTest:
 
 
 #
-# A producer at the broker's own side: its messages arrive whatever faults are switched on.
+# A producer that is not affected by injected faults.
 
 
 class Producer:
-    """Publishes directly into a node. It does not consume, so it receives no deliveries."""
+    """Publishes messages directly to a node."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def send(self, message: Message) -> None:
-        """Publish. Raises Returned, Nacked or PublishRefused like a confirmed publish."""
+        """Publish a message. Raises Returned, Nacked or PublishRefused if it fails."""
         session = self._node.connect("test")
         try:
             fate = session.open_channel(self).publish(message, mandatory=message.mandatory)
@@ -478,25 +501,26 @@ class Producer:
             raise publish_refused(fate, message)
 
     def deliver(self, taken: UnackedDelivery) -> None:
-        """Not used: the producer does not consume."""
+        """Not used, since the producer does not consume."""
 
     def on_cancel(self, tag: str) -> None:
-        """Not used: the producer does not consume."""
+        """Not used, since the producer does not consume."""
 
     def on_close(self, refusal: Refusal) -> None:
-        """The refusal is raised already."""
+        """Ignored, since `send` has already raised the error."""
 
 
 def rehearse(app: App, scenario: Scenario, *, engine: EngineKind = EngineKind.FLUID) -> Forecast:
-    """Forecast the effect of a scenario on the application's queues without calling its handlers.
+    """Simulate the effect of a scenario on the queues of the application.
 
-    The same scenario with the same seed gives the same forecast. Do not call it from a coroutine.
+    Handlers are not called. The result is reproducible for a given seed. This function must not be
+    called from a coroutine.
     """
     return play(app.topology, scenario, EngineKind(engine))
 
 
 def assert_no_dead_letters(forecast: Forecast) -> None:
-    """Fail if a message is parked. The error gives queue, count and time of the first."""
+    """Assert that the forecast does not contain dead letters."""
     parked = [one for one in forecast.stations if one.dead_letters >= 0.5]
     if parked:
         told = "; ".join(
@@ -508,7 +532,7 @@ def assert_no_dead_letters(forecast: Forecast) -> None:
 
 
 def assert_recovered_within(forecast: Forecast, limit: str | int) -> None:
-    """Fail unless the queues recover within `limit` after the last trouble.
+    """Assert that the queues recover within `limit` after the last disruption.
 
     Example: `assert_recovered_within(forecast, "15m")`.
     """

@@ -1,6 +1,7 @@
-"""The pytest plugin: a broker on a socket for each test, and applications that run on it.
+"""The pytest plugin.
 
-It is part of the package and needs no configuration. Modules are imported when a fixture is used.
+Provides fixtures that run a broker on a local port and applications connected to it. The plugin is
+enabled automatically. Modules are only imported when a fixture is used.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _MARKER = "hopback_broker"
 
 
 class StartsApp(Protocol):
-    """Type of the fixture `hopback_app`: starts applications."""
+    """The type of the `hopback_app` fixture."""
 
     def __call__(self, app: App, *, overrides: Overrides | None = None) -> AppThread:
-        """Run it beside the test, on the test's broker, until the test ends."""
+        """Run the application in a thread until the test ends."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(clock='virtual', version='4.0'): how the fixture {_MARKER} is set up",
@@ -37,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
-    """A fresh broker on a free local port. Its clock moves only by `advance`."""
+    """Start a broker on a free local port. Its clock only changes when `advance` is called."""
     from hopback.broker.server import ClockKind, ServerSettings
     from hopback.testing.threads import BrokerThread
     from hopback.version import BrokerVersion
@@ -60,9 +61,10 @@ def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
 
 @pytest.fixture
 def hopback_app(hopback_broker: BrokerThread) -> Iterator[StartsApp]:
-    """Run an application on `hopback_broker` until the test ends: `running = hopback_app(app)`.
+    """Run applications connected to `hopback_broker` until the test ends.
 
-    `overrides` replaces providers by others: `{open_database: FakeDatabase}`.
+    Usage: `running = hopback_app(app)`. Use `overrides` to replace dependencies, for example
+    `{open_database: FakeDatabase}`.
     """
     from hopback.testing.threads import AppThread
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
     from hopback.topology.model import Topology
 
-_MOST_PLANNED_RUNS = 10_000  # a plan of more attempts is a mistake, and the simulation must end
+_MOST_PLANNED_RUNS = 10_000  # limits the length of a simulation
 _DONE = Done()
 _OUTCOMES: dict[str, Outcome] = {
     ".": _DONE,
@@ -62,14 +62,18 @@ _OUTCOMES: dict[str, Outcome] = {
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The outcomes of the first runs in order, then `rest` for every further run."""
+    """The outcomes of a handler. After the last one, every run returns `rest`."""
 
     outcomes: tuple[Outcome, ...] = ()
     rest: Outcome = _DONE
 
     @classmethod
     def parse(cls, text: str) -> Script:
-        """Read `3`, `always` or a pattern like `xx.p`. Raise ValueError with the expected form."""
+        """Parse `3`, `always` or a pattern such as `xx.p`.
+
+        Raises:
+            ValueError: If the text is not a valid script.
+        """
         words = text.strip().lower()
         if words == "always":
             return cls(rest=_OUTCOMES["x"])
@@ -83,7 +87,7 @@ class Script:
         return cls(tuple(_OUTCOMES[letter] for letter in words))
 
     def outcome(self, run: int) -> Outcome:
-        """Return the handler's outcome in run number `run`, counted from 1."""
+        """Return the outcome of run number `run`, starting at 1."""
         return self.outcomes[run - 1] if run <= len(self.outcomes) else self.rest
 
 
@@ -92,20 +96,20 @@ _OWN = ("hopback-attempts", "hopback-queue", "hopback-snoozes")
 
 
 class TimelineStep(StrEnum):
-    """The events in a message's life."""
+    """The steps of a timeline."""
 
     PUBLISHED = "published"
-    """It entered the simulated queue."""
+    """The message was published to the simulated queue."""
     RUN = "run"
-    """The handler ran."""
+    """The handler was called."""
     WAITS = "waits"
-    """It is in a retry queue."""
+    """The message was added to a retry queue."""
     DUE = "due"
-    """Its delay is over, and it is sent on."""
+    """The delay has expired."""
     RETURNED = "returned"
-    """It is back in its queue."""
+    """The message returned to its queue."""
     PARKED = "parked"
-    """It is in the dead-letter queue."""
+    """The message was added to the dead-letter queue."""
     DONE = "done"
     """The handler succeeded and the message was acknowledged."""
     COPY = "copy"
@@ -113,7 +117,7 @@ class TimelineStep(StrEnum):
     EXTRA = "extra copy"
     """Another queue received a copy because of a retry."""
     LOST = "lost"
-    """The broker dropped it. The text gives the reason."""
+    """The broker dropped the message."""
 
 
 _FOR_OTHERS = (TimelineStep.COPY, TimelineStep.EXTRA)
@@ -121,7 +125,7 @@ _FOR_OTHERS = (TimelineStep.COPY, TimelineStep.EXTRA)
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """One thing that happened, in milliseconds since the message was published."""
+    """A step of a timeline. `at_ms` is the time since the message was published."""
 
     at_ms: int
     step: TimelineStep
@@ -136,7 +140,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The whole life of one message that was published to `exchange` with `routing_key`."""
+    """The steps of a message published to `exchange` with `routing_key`."""
 
     topology: str
     queue: str
@@ -151,23 +155,23 @@ class Timeline:
 
     @property
     def duration_ms(self) -> int:
-        """From the publish to the last entry."""
+        """The time from the publish to the last step."""
         return self.entries[-1].at_ms if self.entries else 0
 
     @property
     def last_event(self) -> TimelineEvent:
-        """The last entry that is not a copy for another queue."""
+        """The last step of the message itself, ignoring copies for other queues."""
         return next(entry for entry in reversed(self.entries) if entry.step not in _FOR_OTHERS)
 
     @property
     def extra_copies(self) -> Mapping[str, int]:
-        """For each other queue, how many copies the retries brought it."""
+        """The number of copies that retries sent to each of the other queues."""
         return Counter(entry.queue for entry in self.entries if entry.step is TimelineStep.EXTRA)
 
 
 def select_headers(headers: Headers, plan: Plan) -> dict[str, str]:
-    """Return the headers that decide or explain: counts, headers of the design, and broker's
-    deaths.
+    """Return the headers to show: retry counts, headers of the design, and the entries of
+    `x-death`.
     """
     every = (*plan.retry_stamps, *plan.park_stamps)
     stamps = (stamp.header for stamp in every if stamp.fact in _EXPLAINING)
@@ -178,12 +182,12 @@ def select_headers(headers: Headers, plan: Plan) -> dict[str, str]:
 
 
 DEFAULT_VERSION = BrokerVersion(4, 0)
-"""The default RabbitMQ version of a simulation."""
+"""The RabbitMQ version that is simulated by default."""
 
-_MOST_RUNS = 10_000  # more runs mean an endless loop
+_MOST_RUNS = 10_000  # protects against endless loops
 _MOST_IDLE_DEADLINES = 100
-"""An undeliverable dead letter is retried forever. The simulation ends after this number of
-retries.
+"""Stop after this number of retries of an undeliverable dead letter. The broker would retry
+forever.
 """
 
 
@@ -196,9 +200,18 @@ def simulate(
     routing_key: str | None = None,
     version: BrokerVersion = DEFAULT_VERSION,
 ) -> Timeline:
-    """Return the life of one message for `queue` whose handler follows `script`.
+    """Simulate the processing of one message. Use `play` in a coroutine.
 
-    Raise CannotSimulate if the queue has no plan or no exchange leads to it. Coroutines use `play`.
+    Args:
+        topology: The topology to use.
+        queue: The queue the message is published to.
+        script: The outcomes of the handler.
+        exchange: The exchange to publish to.
+        routing_key: The routing key to publish with.
+        version: The RabbitMQ version to simulate.
+
+    Raises:
+        CannotSimulate: If the queue does not have a plan or is not bound to an exchange.
     """
     plan = topology.plan(queue)
     if plan is None:
@@ -215,7 +228,7 @@ async def play(
     script: Script,
     version: BrokerVersion,
 ) -> Timeline:
-    """Play on a loop that is running in virtual time already."""
+    """Run the simulation. The event loop must use virtual time."""
     broker = EmbeddedBroker(version=version)
     connection = await broker.connect("simulate")
     channel = await connection.open_channel()
@@ -240,7 +253,7 @@ async def play(
 
 
 class _MessageRun:
-    """Consumes the message, applies the decisions, and records the broker's events."""
+    """Consumes the message, applies the decisions and records the events of the broker."""
 
     def __init__(
         self,
@@ -275,7 +288,7 @@ class _MessageRun:
         await self._channel.publish(message)
 
     async def run(self) -> None:
-        """Run until no message is ready and no deadline causes an event."""
+        """Run until there is no message to process and no pending deadline."""
         idle = 0
         while idle <= _MOST_IDLE_DEADLINES and self._runs <= _MOST_RUNS:
             seen = len(self.entries)
@@ -327,7 +340,7 @@ class _MessageRun:
             self._add(TimelineStep.DONE, delivery.queue, "")
 
     def _note(self, event: Event) -> None:
-        """Record the broker's events about the message."""
+        """Add an event of the broker to the timeline."""
         if event.kind is EventKind.ENQUEUED:
             if event.queue == self._plan.queue:
                 step = TimelineStep.RETURNED if self._runs else TimelineStep.PUBLISHED
@@ -359,7 +372,7 @@ class _MessageRun:
 
 
 def _way(event: Event) -> str:
-    """How it came: the exchange and the key."""
+    """Describe the exchange and routing key of an event."""
     key = f" as {event.routing_key}" if event.routing_key else ""
     return f"through {event.exchange or 'the default exchange'}{key}"
 
@@ -396,7 +409,7 @@ _ARROWS = {
 
 
 def sequence_of(timeline: Timeline) -> str:
-    """The timeline as Mermaid: publisher, handler, and every queue that the message saw."""
+    """Render a timeline as a Mermaid sequence diagram."""
     names = dict.fromkeys([timeline.queue, *(entry.queue for entry in timeline.entries)])
     ids = Ids()
     known = {name: ids.of("q", name) for name in names}
@@ -405,7 +418,7 @@ def sequence_of(timeline: Timeline) -> str:
         lines.append(f"    participant {alias} as {label(name)}")
         if name == timeline.queue:
             lines.append("    participant handler")
-    # One arrow per entry. A returning message starts from its last wait.
+    # Draw one arrow per entry. A returning message starts at its last retry queue.
     last = known[timeline.queue]
     for entry in timeline.entries:
         arrow = _ARROWS[entry.step].format(queue=known[entry.queue], last=last)

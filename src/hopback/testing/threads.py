@@ -1,6 +1,6 @@
-"""A broker on a socket and an application on it, each in a separate thread beside the test.
+"""Run a broker and an application in background threads.
 
-They suit synchronous and asynchronous tests, and clients of any kind.
+They can be used from synchronous and asynchronous tests and with any AMQP client.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ T = TypeVar("T")
 
 
 class BrokerThread:
-    """A server that runs beside the test. Context manager.
+    """Runs a broker in a background thread.
 
-    `url` is for AMQP clients, `http_url` for the management API. All methods are called from the test's
-    thread.
+    Use it as a context manager. `url` is the address for AMQP clients, `http_url` the address of
+    the management API. The methods must be called from the thread of the test.
     """
 
     def __init__(self, settings: ServerSettings | None = None) -> None:
@@ -77,57 +77,55 @@ class BrokerThread:
 
     @property
     def server(self) -> BrokerServer:
-        """The server, which belongs to the broker's thread."""
+        """The server. It must only be used in the broker's thread."""
         if self._server is None:
             raise RuntimeError("expected a broker that was started: use it with `with`")
         return self._server
 
     @property
     def url(self) -> str:
-        """Where AMQP clients find it."""
+        """The AMQP URL of the broker."""
         return self.server.url
 
     @property
     def http_url(self) -> str:
-        """Address of the management API and the clock. User and password are `guest`."""
+        """The URL of the management API. The username and password are `guest`."""
         return self.server.http_url or ""
 
     @property
     def now(self) -> float:
-        """The broker's time, in seconds since 1970."""
+        """Return the time of the broker in seconds since the epoch."""
         return self.server.time.clock.now()
 
     def advance(self, duration: Duration) -> Advanced:
-        """Advance the broker's clock at once, and give clients time to react."""
+        """Advance the clock of the broker, and wait for clients to react."""
         return self._do(self.server.advance(duration))
 
     def snapshot(self) -> NodeSnapshot:
-        """Everything in the broker at this moment, as values."""
+        """Return a snapshot of the broker."""
         return self._ask(self.server.snapshot)
 
     def set_policy(self, policy: Policy) -> None:
-        """Set or replace a policy. ValueError where RabbitMQ answers with 400."""
+        """Create or replace a policy. Raises ValueError if RabbitMQ would respond with 400."""
         self._ask(lambda: self.server.set_policy(policy))
 
     def disconnect(self) -> None:
-        """End all connections, as when a broker stops."""
+        """Close all connections, as if the broker was stopped."""
         self._do(self.server.disconnect())
 
     def restart(self) -> None:
-        """Stop and start the broker: connections end, and non-durable objects and messages are gone."""
+        """Restart the broker. Connections are closed and non-durable objects and messages are lost."""
         self._do(self.server.restart())
 
 
-_PATIENCE_S = (
-    60.0  # far more than a start or an answer takes on a slow machine. A longer wait is a hang
-)
+_PATIENCE_S = 60.0  # seconds, much longer than any operation should take
 
 
 class AppThread(EventRecord):
-    """A running application. Context manager.
+    """Runs an application in a background thread.
 
-    `events` grows while it runs, and `wait_for` waits for one. `stop` shuts it down and returns the
-    report. `overrides` replaces providers of dependencies.
+    Use it as a context manager. Events are added to `events` while the application is running.
+    `overrides` replaces dependencies.
     """
 
     def __init__(self, app: App, url: str, *, overrides: Overrides | None = None) -> None:
@@ -155,7 +153,7 @@ class AppThread(EventRecord):
         self.stop()
 
     def stop(self) -> Report | None:
-        """Shut down gracefully. Returns the number of settled deliveries and of those left."""
+        """Stop the application gracefully and return its report."""
         if self._loop is not None and self._service is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._service.stop)
         self._thread.join(_PATIENCE_S)
@@ -164,9 +162,10 @@ class AppThread(EventRecord):
     def wait_for(
         self, name: str, *, times: int = 1, within: Duration = _PATIENCE_S, **fields: Any
     ) -> tuple[Happening, ...]:
-        """Wait for `times` events of this name with these fields, and return all of them.
+        """Wait for `times` events with the given name and fields, and return them.
 
-        TimeoutError after `within` lists the events that occurred.
+        Raises:
+            TimeoutError: If the events do not occur in time.
         """
         seconds = read_seconds(within, "within", where="wait_for")
 
@@ -192,7 +191,7 @@ class AppThread(EventRecord):
         try:
             asyncio.run(self._serve())
         except BaseException as error:
-            self._error = error  # raised in the waiting thread
+            self._error = error  # raised by the waiting thread
         finally:
             self._ready.set()
 
