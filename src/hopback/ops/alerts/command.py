@@ -5,15 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from hopback.cli.exits import Exit
 from hopback.cli.terminal import table
 from hopback.ops.alerts.values import AlertState
-from hopback.ops.cli.access import OpsAccess, access_options, with_dead_letters
+from hopback.ops.cli.access import (
+    OpsAccess,
+    access_options,
+    dead_letter_command,
+    with_dead_letters,
+)
 from hopback.ops.cli.dlq_print import ago, form_option, output
 from hopback.text import one_line as safe
+
+if TYPE_CHECKING:
+    from hopback.ops.contract.interface import DeadLetters
 
 
 @click.group(short_help="List alerts of `hopback serve` and test their targets.")
@@ -26,11 +35,11 @@ def alerts() -> None:
 
 @alerts.command(short_help="List alerts.")
 @click.option("--all", "everything", is_flag=True, help="Include alerts resolved within a week.")
-@access_options
+@dead_letter_command
 @form_option
-def ls(everything: bool, form: str, access: OpsAccess) -> None:
+async def ls(dead_letters: DeadLetters, everything: bool, form: str) -> None:
     """List firing and pending alerts, from a server or from its store."""
-    found = with_dead_letters(access, lambda dead_letters: dead_letters.alerts())
+    found = await dead_letters.alerts()
     shown = [one for one in found.items if everything or one.state is not AlertState.RESOLVED]
 
     def in_words() -> None:

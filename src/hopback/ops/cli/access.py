@@ -146,6 +146,16 @@ def _with_access(command: _Command, *options: Callable[[_Command], _Command]) ->
     return found
 
 
+def dead_letter_command(command: Callable[..., Awaitable[object]]) -> Callable[..., object]:
+    """Add all connection options to a coroutine function, which receives the opened dead letters first."""
+
+    @wraps(command)
+    def invoke(access: OpsAccess, **values: Any) -> object:
+        return with_dead_letters(access, lambda dead_letters: command(dead_letters, **values))
+
+    return access_options(invoke)
+
+
 def with_dead_letters(access: OpsAccess, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
     """Do the work on the dead letters, on a new event loop."""
 

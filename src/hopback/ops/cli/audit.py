@@ -9,11 +9,9 @@ import click
 
 from hopback.cli.terminal import table
 from hopback.ops.cli.access import (
-    OpsAccess,
-    access_options,
     complete_job,
     complete_queue,
-    with_dead_letters,
+    dead_letter_command,
 )
 from hopback.ops.cli.dlq_print import ago, form_option, output
 from hopback.ops.contract.requests import AuditQuery
@@ -21,6 +19,7 @@ from hopback.ops.contract.requests import AuditQuery
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.values import AuditEntry
 
 
@@ -57,9 +56,10 @@ if TYPE_CHECKING:
     metavar="NUMBER",
     help="Only entries before this number.",
 )
-@access_options
+@dead_letter_command
 @form_option
-def audit(
+async def audit(
+    dead_letters: DeadLetters,
     by: str,
     action: str,
     queue: str,
@@ -67,14 +67,13 @@ def audit(
     limit: int,
     before: int | None,
     form: str,
-    access: OpsAccess,
 ) -> None:
     """Show the audit: changes, refused requests and displayed payloads.
 
     It is read from the store (--store) or the server (--server). A server requires the role admin.
     """
     query = AuditQuery(by, action, queue, job, before, limit)
-    found = with_dead_letters(access, lambda dead_letters: dead_letters.audit(query))
+    found = await dead_letters.audit(query)
     output(form, found, lambda: print_audit(found, limit, time.time()))
 
 

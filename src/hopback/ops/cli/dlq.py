@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import on_terminal, table
 from hopback.errors import UnsafeOperation
-from hopback.ops.cli.access import OpsAccess, access_options, complete_queue, with_dead_letters
+from hopback.ops.cli.access import complete_queue, dead_letter_command
 from hopback.ops.cli.dlq_print import (
     ago,
     form_option,
@@ -33,7 +32,6 @@ from hopback.ops.cli.job_options import field_option
 from hopback.ops.contract.requests import (
     MOST_HELD,
     USUAL_SESSION,
-    GroupBy,
     RedriveRequest,
     Selection,
     SessionLimits,
@@ -45,7 +43,7 @@ from hopback.ops.contract.search import (
     SearchRequest,
     collect_survey,
 )
-from hopback.ops.contract.values import DeadLetter, Price, QueueSummary
+from hopback.ops.contract.values import DeadLetter, Price
 from hopback.private_files import write_private
 from hopback.text import count_of, safe_lines
 from hopback.text import one_line as safe
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
-_TO_BROWSE = "to browse it"
+TO_BROWSE = "to browse it"
 """Reason in the audit when a command without --reason lifts a delivery limit."""
 _SHORTEST_DIGEST = 6  # characters of a hash, enough to identify one of thousands of messages
 
@@ -78,23 +76,6 @@ within_option = click.option(
     metavar="N",
     help="Search only the first N messages.",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Options of a command that reads messages.
-
-    `forced` accepts a possible loss of messages, `lift` prevents it by lifting the delivery limit.
-    """
-
-    queue: str
-    limit: int | None = None
-    terms: str = ""
-    forced: bool = False
-    lift: bool = False
-    skip: int = 0
-    reason: str = _TO_BROWSE
-    """Reason in the audit if the delivery limit is lifted."""
 
 
 def look_options(command: _Command) -> _Command:
@@ -118,7 +99,7 @@ def explain_refusals(queue: str) -> Iterator[None]:
 
 
 async def lift_if_needed(
-    dead_letters: DeadLetters, queue: str, reason: str = _TO_BROWSE, *, job: bool = False
+    dead_letters: DeadLetters, queue: str, reason: str = TO_BROWSE, *, job: bool = False
 ) -> None:
     """Lift the delivery limit of a queue by a policy if browsing, or a job, could lose messages.
 
@@ -130,17 +111,26 @@ async def lift_if_needed(
 
 
 @asynccontextmanager
-async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterator[str]:
-    """Open a browse session of up to `size` messages. They are requeued at the end of the context."""
-    if look.lift:
-        await lift_if_needed(dead_letters, look.queue, look.reason)
+async def hold(
+    dead_letters: DeadLetters,
+    queue: str,
+    size: int,
+    *,
+    skip: int = 0,
+    lift: bool = False,
+    forced: bool = False,
+    reason: str = TO_BROWSE,
+) -> AsyncIterator[str]:
+    """Open a browse session of up to `size` messages. They are requeued at the end of the context.
+
+    `forced` accepts a possible loss of messages, `lift` prevents it by lifting the delivery limit. `reason`
+    is the reason in the audit if the limit is lifted.
+    """
+    if lift:
+        await lift_if_needed(dead_letters, queue, reason)
+    limits = SessionLimits(limit=size, skip=skip)
     with show_progress() as tell:
-        session = await dead_letters.open_session(
-            look.queue,
-            SessionLimits(limit=size, skip=look.skip),
-            forced=look.forced,
-            on_progress=tell,
-        )
+        session = await dead_letters.open_session(queue, limits, forced=forced, on_progress=tell)
     try:
         yield session.id
     finally:
@@ -148,35 +138,24 @@ async def hold(dead_letters: DeadLetters, look: Look, size: int) -> AsyncIterato
 
 
 @click.command(short_help="List dead-letter queues with their depths.")
-@access_options
+@dead_letter_command
 @form_option
 @click.option(
     "--detailed-exit-code", is_flag=True, help="Exit with status 10 if there is a dead letter."
 )
-def ls(form: str, detailed_exit_code: bool, access: OpsAccess) -> int:
+async def ls(dead_letters: DeadLetters, form: str, detailed_exit_code: bool) -> int:
     """List the dead-letter queues with their depths, without reading messages."""
-    found = with_dead_letters(access, lambda dead_letters: list_queues(dead_letters, form))
-    return Exit.FOUND if detailed_exit_code and any(one.messages for one in found) else Exit.OK
-
-
-async def list_queues(dead_letters: DeadLetters, form: str) -> Sequence[QueueSummary]:
-    """Print and return all queues."""
     found = await dead_letters.queues()
     output(form, found, lambda: print_queues(found))
-    return found
+    return Exit.FOUND if detailed_exit_code and any(one.messages for one in found) else Exit.OK
 
 
 @click.command(short_help="Show type, browsing cost and targets of a queue.")
 @queue_argument
-@access_options
+@dead_letter_command
 @form_option
-def show(queue: str, form: str, access: OpsAccess) -> None:
+async def show(dead_letters: DeadLetters, queue: str, form: str) -> None:
     """Show depth, type, browsing cost and targets of QUEUE, without reading messages."""
-    with_dead_letters(access, lambda dead_letters: show_queue(dead_letters, queue, form))
-
-
-async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
-    """Print one queue."""
     found = await dead_letters.queue(queue)
     output(form, found, lambda: print_queue(found))
 
@@ -192,33 +171,28 @@ async def show_queue(dead_letters: DeadLetters, queue: str, form: str) -> None:
     help="Seconds between two readings.",
 )
 @click.option("--times", type=click.IntRange(min=1), metavar="N", help="Stop after N readings.")
-@access_options
+@dead_letter_command
 @form_option
-def watch(
-    queues: tuple[str, ...], interval: float, times: int | None, form: str, access: OpsAccess
+async def watch(
+    dead_letters: DeadLetters,
+    queues: tuple[str, ...],
+    interval: float,
+    times: int | None,
+    form: str,
 ) -> None:
     """Print the depths of all or the named dead-letter queues until Ctrl-C."""
-    with_dead_letters(
-        access, lambda dead_letters: watch_queues(dead_letters, queues, interval, times, form)
-    )
-
-
-async def watch_queues(
-    dead_letters: DeadLetters, names: tuple[str, ...], interval: float, times: int | None, form: str
-) -> None:
-    """Print the queues periodically: a table that is redrawn, or a line for each changed queue."""
     from hopback.ops.contract.codec import to_json
 
     last: dict[str, object] = {}
     count = 0
     while True:
-        found = [one for one in await dead_letters.queues() if not names or one.queue in names]
+        found = [one for one in await dead_letters.queues() if not queues or one.queue in queues]
         if form == "table":
             if on_terminal() and count:
                 click.clear()
             print_queues(found)
         else:
-            # A new time of reading is not a change.
+            # Print a line for each changed queue. A new time of reading is not a change.
             now = {one.queue: {**to_json(one), "depth": None, "idleSince": None} for one in found}
             changed = [one for one in found if now[one.queue] != last.get(one.queue)]
             output("ndjson", changed, lambda: None)
@@ -246,9 +220,10 @@ async def watch_queues(
     help="Only the first N messages. Default: all.",
 )
 @look_options
-@access_options
+@dead_letter_command
 @form_option
-def groups(
+async def groups(
+    dead_letters: DeadLetters,
     queue: str,
     by: str,
     terms: str,
@@ -256,25 +231,16 @@ def groups(
     lift: bool,
     forced: bool,
     form: str,
-    access: OpsAccess,
 ) -> None:
     """Count the messages of QUEUE by a common property, the largest group first.
 
     Each message is read once and requeued in order. A fingerprint can be used as a filter: --filter
     group:3f9a.
     """
-    look = Look(queue, limit, terms, forced, lift)
-    with_dead_letters(access, lambda dead_letters: list_groups(dead_letters, look, by, form))
-
-
-async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, form: str) -> None:
-    """Print the groups of a queue."""
-    with explain_refusals(look.queue):
-        if look.lift:
-            await lift_if_needed(dead_letters, look.queue)
-        request = SearchRequest(
-            look.terms, (look.queue,), 0, look.forced, by=str(by), first=look.limit
-        )
+    request = SearchRequest(terms, (queue,), 0, forced, by=by, first=limit)
+    with explain_refusals(queue):
+        if lift:
+            await lift_if_needed(dead_letters, queue)
         found = await collect_survey(request, show_search(dead_letters.search(request)))
     shown = found if form == "json" else found.groups
     output(form, shown, lambda: print_groups(found, time.time()))
@@ -299,9 +265,10 @@ async def list_groups(dead_letters: DeadLetters, look: Look, by: GroupBy | str, 
     help="Skip the first N messages. The broker holds them meanwhile.",
 )
 @look_options
-@access_options
+@dead_letter_command
 @form_option
-def peek(
+async def peek(
+    dead_letters: DeadLetters,
     queue: str,
     terms: str,
     limit: int,
@@ -309,24 +276,17 @@ def peek(
     lift: bool,
     forced: bool,
     form: str,
-    access: OpsAccess,
 ) -> None:
     """List the messages at the head of QUEUE. They are held briefly and requeued in order."""
-    look = Look(queue, limit, terms, forced, lift, skip)
-    with_dead_letters(access, lambda dead_letters: list_messages(dead_letters, look, form))
-
-
-async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> None:
-    """Print the messages at the head of a queue."""
-    size = look.limit or 20  # about one screen
-    with explain_refusals(look.queue):
-        async with hold(dead_letters, look, size) as session:
-            found = await dead_letters.messages(session, look.terms, size=size)
+    with explain_refusals(queue):
+        held = hold(dead_letters, queue, limit, skip=skip, lift=lift, forced=forced)
+        async with held as session:
+            found = await dead_letters.messages(session, terms, size=limit)
 
     def in_words() -> None:
         print_messages(found.dead_letters, time.time())
-        if look.terms:
-            click.echo(f"{found.matching:,} of the first {count_of(size)} match.")
+        if terms:
+            click.echo(f"{found.matching:,} of the first {count_of(limit)} match.")
             print_not_looked_into(found.not_looked_into)
 
     output(form, found.dead_letters, in_words)
@@ -348,9 +308,10 @@ async def list_messages(dead_letters: DeadLetters, look: Look, form: str) -> Non
     "--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the bytes to this file."
 )
 @look_options
-@access_options
+@dead_letter_command
 @form_option
-def get(
+async def get(
+    dead_letters: DeadLetters,
     queue: str,
     message: str,
     within: int,
@@ -360,75 +321,63 @@ def get(
     lift: bool,
     forced: bool,
     form: str,
-    access: OpsAccess,
 ) -> None:
     """Show one message of QUEUE. ID is the id from `peek`, a position in the queue, or a message id."""
-    look = Look(queue, within, "", forced, lift)
-    form = "bytes" if body else form
-    with_dead_letters(
-        access, lambda dead_letters: show_message(dead_letters, look, message, form, payload, save)
-    )
-
-
-async def show_message(
-    dead_letters: DeadLetters,
-    look: Look,
-    name: str,
-    form: str,
-    payload: str = "pretty",
-    save: Path | None = None,
-) -> None:
-    """Find a message and print it. `form` may also be `bytes`."""
-    with explain_refusals(look.queue):
-        async with hold_for(dead_letters, look, name) as (session, dead_letter):
-            message = None
-            if form != "bytes":
-                message = await dead_letters.message(session, dead_letter.id)
-            body = b""
-            if form in ("bytes", "table") or save is not None:
-                body = await dead_letters.body(session, dead_letter.id)
+    with explain_refusals(queue):
+        held = hold_for(dead_letters, queue, message, within, lift=lift, forced=forced)
+        async with held as (session, dead_letter):
+            shown = None if body else await dead_letters.message(session, dead_letter.id)
+            content = b""
+            if body or form == "table" or save is not None:
+                content = await dead_letters.body(session, dead_letter.id)
     if save is not None:
         try:
-            write_private(save, body)  # a payload may be private
+            write_private(save, content)  # a payload may be private
         except OSError as error:
             raise CommandFailed(
                 f"{save} cannot be written: {error.strerror}", do="Name another file with --save."
             ) from error
-        click.echo(f"Wrote {len(body)} bytes to {save}.", err=True)
-    if message is not None:
-        output(form, message, lambda: print_message(message, body, payload))
+        click.echo(f"Wrote {len(content)} bytes to {save}.", err=True)
+    if shown is not None:
+        output(form, shown, lambda: print_message(shown, content, payload))
     elif save is None:
         # A file or pipe gets the exact bytes, a terminal a safe text.
         if on_terminal():
-            click.echo(safe_lines(body.decode("utf-8", "backslashreplace")))
+            click.echo(safe_lines(content.decode("utf-8", "backslashreplace")))
         else:
-            click.echo(body, nl=False)
+            click.echo(content, nl=False)
 
 
 @asynccontextmanager
 async def hold_for(
-    dead_letters: DeadLetters, look: Look, name: str
+    dead_letters: DeadLetters, queue: str, name: str, size: int, **options: Any
 ) -> AsyncIterator[tuple[str, DeadLetter]]:
-    """Yield a browse session that contains the named message, and that message."""
+    """Yield a browse session that contains the named message, and that message. Options as in `hold`."""
     # An id begins with the position. A number alone is a position, too.
     named = name.partition("-")[0]
     place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
-    size = look.limit or USUAL_SESSION.limit
     if place > size:
         # Skip the messages before it, except some: its position may have changed since.
-        beyond = replace(look, skip=max(place - size // 2, 0))
-        async with hold(dead_letters, beyond, size) as session:
-            found = await dead_letters.messages(session, cursor=beyond.skip, size=size)
-            known = message_named(found.dead_letters, name)
+        skip = max(place - size // 2, 0)
+        async with hold(dead_letters, queue, size, skip=skip, **options) as session:
+            found = await dead_letters.messages(session, cursor=skip, size=size)
+            known = _message_named(found.dead_letters, name)
             if known is not None:
                 yield session, known
                 return
-    async with hold(dead_letters, look, size) as session:
+    async with hold(dead_letters, queue, size, **options) as session:
         found = await dead_letters.messages(session, size=size)
-        yield session, chosen_message(found.dead_letters, name, look.queue)
+        known = _message_named(found.dead_letters, name)
+        if known is None:
+            raise CommandFailed(
+                f"message {name!r} is not among the first {len(found.dead_letters)} of {queue!r}",
+                do="`hopback dlq search` finds messages in the whole queue and shows their ids.",
+                code=Exit.NOT_FOUND,
+            )
+        yield session, known
 
 
-def message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | None:
+def _message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | None:
     """Return the message with this id, hash, message id or position, None if there is none."""
     digest = name.partition("-")[2] or name
     ways = (
@@ -444,33 +393,17 @@ def message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | Non
     return None
 
 
-def chosen_message(messages: Sequence[DeadLetter], name: str, queue: str) -> DeadLetter:
-    """Return the named message. CommandFailed if it is not in `messages`."""
-    found = message_named(messages, name)
-    if found is not None:
-        return found
-    raise CommandFailed(
-        f"message {name!r} is not among the first {len(messages)} of {queue!r}",
-        do="`hopback dlq search` finds messages in the whole queue and shows their ids.",
-        code=Exit.NOT_FOUND,
-    )
-
-
 @click.command(short_help="List the errors of all queues.")
 @click.option("--survey", is_flag=True, help="Survey all queues first, where browsing is free.")
-@access_options
+@dead_letter_command
 @form_option
-def errors(survey: bool, form: str, access: OpsAccess) -> None:
+async def errors(dead_letters: DeadLetters, survey: bool, form: str) -> None:
     """List the errors of all dead-letter queues from their last survey, the most frequent first.
 
     A survey reads every message once and requeues all in order. It skips queues with consumers or an
     active job, and queues where browsing could lose messages. From streams and files of discards it reads
     only new messages.
     """
-    with_dead_letters(access, lambda dead_letters: list_errors(dead_letters, form, survey=survey))
-
-
-async def list_errors(dead_letters: DeadLetters, form: str, *, survey: bool) -> None:
     with show_progress() as tell:
         found = await dead_letters.errors(survey=survey, on_progress=tell)
     output(
@@ -534,15 +467,15 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     help="Maximum number of matches to show. All are counted.",
 )
 @click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
-@access_options
+@dead_letter_command
 @form_option
-def search(
+async def search(
+    dead_letters: DeadLetters,
     terms: tuple[str, ...],
     queues: tuple[str, ...],
     limit: int,
     forced: bool,
     form: str,
-    access: OpsAccess,
 ) -> int:
     """Find messages that contain every WORD in body, headers or key. A WORD may also be a filter term.
 
@@ -551,15 +484,11 @@ def search(
     """
     # The shell has removed the quotes of a phrase. Add them again unless it is a filter term.
     text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
-    request = SearchRequest(text, queues, limit, forced)
-    found = with_dead_letters(
-        access, lambda dead_letters: search_messages(dead_letters, request, form)
-    )
-    return Exit.OK if found else Exit.NOT_FOUND
+    return await print_search(dead_letters, SearchRequest(text, queues, limit, forced), form)
 
 
-async def search_messages(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:
-    """Print matches when they are found, then the totals. Return the number of matches."""
+async def print_search(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:
+    """Print matches when they are found, then the totals, and return the exit code."""
     hits: list[SearchHit] = []
     last: SearchProgress | None = None
     with explain_refusals(request.queues[0] if request.queues else "QUEUE"):
@@ -589,4 +518,4 @@ async def search_messages(dead_letters: DeadLetters, request: SearchRequest, for
         if hits:
             first = hits[0].dead_letter
             click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))
-    return 0 if last is None else last.matching
+    return Exit.OK if last is not None and last.matching else Exit.NOT_FOUND

@@ -21,7 +21,7 @@ from hopback.cli.options import header_pairs
 from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, json_line, on_terminal
 from hopback.ops.cli.access import OpsAccess, access_options, resume_command, with_dead_letters
 from hopback.ops.cli.dlq import (
-    Look,
+    TO_BROWSE,
     explain_refusals,
     hold_for,
     lift_if_needed,
@@ -386,12 +386,24 @@ def edit(
     )
     if change == Edit():
         raise click.UsageError("Expected --body, --content-type, --header or --without.")
-    look = Look(queue, within, "", forced, lift)
-    if reason:
-        look = replace(look, reason=reason)
-    shown = with_dead_letters(
-        access, lambda dead_letters: _find_message(dead_letters, look, message)
-    )
+    held = {"lift": lift, "forced": forced, "reason": reason or TO_BROWSE}
+
+    async def find(dead_letters: DeadLetters) -> MessageView:
+        with explain_refusals(queue):
+            async with hold_for(dead_letters, queue, message, within, **held) as (session, found):
+                return await dead_letters.message(session, found.id)
+
+    async def send(dead_letters: DeadLetters) -> EditedCopy:
+        # Find the message by its hash, because the position may have changed.
+        digest = shown.dead_letter.digest
+        async with hold_for(dead_letters, queue, digest, within, **held) as (session, found):
+            return EditedCopy(
+                await dead_letters.edit_and_redrive(
+                    session, found.id, change, target=target, reason=why
+                )
+            )
+
+    shown = with_dead_letters(access, find)
     if dry_run:
         output(form, shown, lambda: details(_edit_lines(shown, change, target)))
         return Exit.OK
@@ -400,11 +412,7 @@ def edit(
     if not yes:
         ask("Send the changed copy?", changes="this publishes a message")
     why = ask_for_reason(reason)
-    # Use the hash, because the position may have changed.
-    digest = shown.dead_letter.digest
-    sent = with_dead_letters(
-        access, lambda dead_letters: send_edited(dead_letters, look, digest, change, target, why)
-    )
+    sent = with_dead_letters(access, send)
     output(
         form, sent, lambda: click.echo(safe(f"Sent a changed copy as message {sent.message_id}."))
     )
@@ -433,12 +441,6 @@ def _payload(path: Path) -> bytes:
     return body
 
 
-async def _find_message(dead_letters: DeadLetters, look: Look, name: str) -> MessageView:
-    with explain_refusals(look.queue):
-        async with hold_for(dead_letters, look, name) as (session, dead_letter):
-            return await dead_letters.message(session, dead_letter.id)
-
-
 def _edit_lines(message: MessageView, change: Edit, target: Target) -> Iterator[tuple[str, str]]:
     dead_letter = message.dead_letter
     yield "edit", f"a copy of {dead_letter.id} from {dead_letter.queue}, the original stays"
@@ -455,17 +457,6 @@ def _edit_lines(message: MessageView, change: Edit, target: Target) -> Iterator[
         yield "to", place_text(way.exchange, way.routing_key)
     else:
         yield "to", str(target)
-
-
-async def send_edited(
-    dead_letters: DeadLetters, look: Look, name: str, change: Edit, target: Target, reason: str
-) -> EditedCopy:
-    """Find the message again and send its changed copy."""
-    async with hold_for(dead_letters, look, name) as (session, dead_letter):
-        sent = await dead_letters.edit_and_redrive(
-            session, dead_letter.id, change, target=target, reason=reason
-        )
-    return EditedCopy(sent)
 
 
 @click.command(name="restore-limit", short_help="Restore a lifted delivery limit.")

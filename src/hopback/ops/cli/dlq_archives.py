@@ -15,9 +15,13 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, details, on_terminal
-from hopback.ops.cli.access import OpsAccess, access_options, with_dead_letters
+from hopback.ops.cli.access import (
+    OpsAccess,
+    access_options,
+    dead_letter_command,
+    with_dead_letters,
+)
 from hopback.ops.cli.dlq import (
-    Look,
     explain_refusals,
     filter_option,
     lift_if_needed,
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
     from hopback.ops.contract.interface import DeadLetters
-    from hopback.ops.contract.values import Imported
 
 _AT_ONCE = 1 << 20  # bytes per write: few calls, and little is lost if one fails
 
@@ -55,43 +58,35 @@ _AT_ONCE = 1 << 20  # bytes per write: few calls, and little is lost if one fail
     help="Only the first N messages. Default: all.",
 )
 @look_options
-@access_options
-def export(
+@dead_letter_command
+async def export(
+    dead_letters: DeadLetters,
     queue: str,
     path: Path | None,
     terms: str,
     limit: int | None,
     lift: bool,
     forced: bool,
-    access: OpsAccess,
 ) -> None:
     """Export the messages of QUEUE as lines of JSON, with exact bytes and types. No message is removed."""
-    look = Look(queue, limit, terms, forced, lift)
-    count = with_dead_letters(
-        access, lambda dead_letters: export_messages(dead_letters, look, path)
-    )
+    with explain_refusals(queue):
+        if lift:
+            await lift_if_needed(dead_letters, queue)
+        selection = Selection(limit=limit, filter=terms)
+        async with aclosing(dead_letters.export(queue, selection, forced=forced)) as lines:
+            count = await (_to_stdout(lines) if path is None else _to_file(lines, path))
     to = "" if path is None else f" to {path}"
     click.echo(safe(f"Exported {count_of(count)}{to}."), err=True)
 
 
-async def export_messages(dead_letters: DeadLetters, look: Look, path: Path | None) -> int:
-    """Write the lines to a file or to stdout, and return their number."""
-    with explain_refusals(look.queue):
-        if look.lift:
-            await lift_if_needed(dead_letters, look.queue)
-        selection = Selection(limit=look.limit, filter=look.terms)
-        lines = dead_letters.export(look.queue, selection, forced=look.forced)
-        if path is not None:
-            return await _to_file(lines, path)
-        count = 0
-        # The lines are ASCII, without control sequences. If the reader closes the pipe, the export ends
-        # and all messages are requeued.
-        async with aclosing(lines):
-            async for line in lines:
-                text = safe(line.decode().rstrip("\n")) if on_terminal() else line
-                click.echo(text, nl=on_terminal())
-                count += 1
-        return count
+async def _to_stdout(lines: AsyncGenerator[bytes, None]) -> int:
+    """Print the lines, which are ASCII without control sequences. A closed pipe ends the export."""
+    count = 0
+    async for line in lines:
+        text = safe(line.decode().rstrip("\n")) if on_terminal() else line
+        click.echo(text, nl=on_terminal())
+        count += 1
+    return count
 
 
 async def _to_file(lines: AsyncGenerator[bytes, None], path: Path) -> int:
@@ -171,7 +166,9 @@ def import_(
             ask(f"Import {count_of(found.total())}?", changes="this publishes messages")
         done = with_dead_letters(
             access,
-            lambda dead_letters: import_messages(dead_letters, file, queue, rate, skip, reason),
+            lambda dead_letters: dead_letters.import_lines(
+                _lines(file, skip), queue=queue, pace=Pace(rate), reason=reason or "import"
+            ),
         )
     result = {**plan, "published": done.published, "lines": done.lines, "problem": done.problem}
     output(form, result, lambda: click.echo(f"Imported {count_of(done.published)}."))
@@ -233,17 +230,3 @@ async def _lines(path: Path, skip: int) -> AsyncIterator[bytes]:
         ) from error
     except OSError as error:
         raise _unwritable(path, error) from error
-
-
-async def import_messages(
-    dead_letters: DeadLetters,
-    path: Path,
-    queue: str | None,
-    rate: float | None,
-    skip: int,
-    reason: str,
-) -> Imported:
-    """Publish the lines of a file."""
-    return await dead_letters.import_lines(
-        _lines(path, skip), queue=queue, pace=Pace(rate), reason=reason or "import"
-    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.terminal import table
-from hopback.ops.cli.access import OpsAccess, access_options, with_dead_letters
+from hopback.ops.cli.access import dead_letter_command
 from hopback.ops.cli.dlq_print import form_option, output
 from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.text import count_of
@@ -18,19 +18,14 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="List queues that may contain dead letters.")
-@access_options
+@dead_letter_command
 @form_option
-def candidates(form: str, access: OpsAccess) -> None:
+async def candidates(dead_letters: DeadLetters, form: str) -> None:
     """List queues with messages and without a consumer that may contain dead letters.
 
     `hopback dlq add QUEUE` declares that a queue contains dead letters, `hopback dlq ignore QUEUE` that it
     does not.
     """
-    with_dead_letters(access, lambda dead_letters: list_candidates(dead_letters, form))
-
-
-async def list_candidates(dead_letters: DeadLetters, form: str) -> None:
-    """Print the candidates and the earlier answers."""
     found = await dead_letters.candidates()
 
     def in_words() -> None:
@@ -66,39 +61,31 @@ _reason = click.option("--reason", default="", metavar="TEXT", help="Reason for 
     "--origin", default="", metavar="QUEUE", help="The queue in which its messages failed."
 )
 @_reason
-@access_options
-def add(queue: str, origin: str, reason: str, access: OpsAccess) -> None:
+@dead_letter_command
+async def add(dead_letters: DeadLetters, queue: str, origin: str, reason: str) -> None:
     """Declare that QUEUE contains dead letters, so that it is listed and can be browsed."""
-    declared = QueueAnswer(queue, CandidateAnswer.ADD, origin, reason=reason)
-    with_dead_letters(access, lambda dead_letters: answer(dead_letters, declared))
+    answer = QueueAnswer(queue, CandidateAnswer.ADD, origin, reason=reason)
+    await dead_letters.answer_candidate(answer)
+    click.echo(safe(f"{queue} is a dead-letter queue now."))
 
 
 @click.command(short_help="Declare that a queue contains no dead letters.")
 @click.argument("queue")
 @_reason
-@access_options
-def ignore(queue: str, reason: str, access: OpsAccess) -> None:
+@dead_letter_command
+async def ignore(dead_letters: DeadLetters, queue: str, reason: str) -> None:
     """Declare that QUEUE contains no dead letters, so that it is not listed as a candidate."""
-    declared = QueueAnswer(queue, CandidateAnswer.IGNORE, reason=reason)
-    with_dead_letters(access, lambda dead_letters: answer(dead_letters, declared))
+    answer = QueueAnswer(queue, CandidateAnswer.IGNORE, reason=reason)
+    await dead_letters.answer_candidate(answer)
+    click.echo(safe(f"{queue} is ignored from now on."))
 
 
 @click.command(short_help="Withdraw the declaration about a queue.")
 @click.argument("queue")
 @_reason
-@access_options
-def forget(queue: str, reason: str, access: OpsAccess) -> None:
+@dead_letter_command
+async def forget(dead_letters: DeadLetters, queue: str, reason: str) -> None:
     """Withdraw the declaration about QUEUE. The topology of the broker decides again."""
-    declared = QueueAnswer(queue, CandidateAnswer.FORGET, reason=reason)
-    with_dead_letters(access, lambda dead_letters: answer(dead_letters, declared))
-
-
-async def answer(dead_letters: DeadLetters, declared: QueueAnswer) -> None:
-    """Record the declaration and print its effect."""
-    await dead_letters.answer_candidate(declared)
-    words = {
-        CandidateAnswer.ADD: "is a dead-letter queue now",
-        CandidateAnswer.IGNORE: "is ignored from now on",
-        CandidateAnswer.FORGET: "is classified by the broker's topology again",
-    }
-    click.echo(safe(f"{declared.queue} {words[declared.answer]}."))
+    answer = QueueAnswer(queue, CandidateAnswer.FORGET, reason=reason)
+    await dead_letters.answer_candidate(answer)
+    click.echo(safe(f"{queue} is classified by the broker's topology again."))

@@ -14,6 +14,7 @@ from hopback.ops.cli.access import (
     access_options,
     complete_job,
     complete_queue,
+    dead_letter_command,
     resume_command,
     with_dead_letters,
 )
@@ -56,40 +57,33 @@ def jobs() -> None:
     metavar="N",
     help="Maximum number of entries.",
 )
-@access_options
+@dead_letter_command
 @form_option
-def ls(queue: str, active: bool, limit: int, form: str, access: OpsAccess) -> None:
+async def ls(dead_letters: DeadLetters, queue: str, active: bool, limit: int, form: str) -> None:
     """List jobs of one or all brokers, the newest first."""
-    found = with_dead_letters(
-        access, lambda dead_letters: dead_letters.jobs(queue=queue, active=active, limit=limit)
-    )
+    found = await dead_letters.jobs(queue=queue, active=active, limit=limit)
     output(form, found, lambda: print_jobs(found, time.time()))
 
 
 @jobs.command(short_help="Show a job.")
 @_job_argument
-@access_options
+@dead_letter_command
 @form_option
-def show(job: str, form: str, access: OpsAccess) -> None:
+async def show(dead_letters: DeadLetters, job: str, form: str) -> None:
     """Show the owner, reason, state and counts of JOB."""
-    found = with_dead_letters(access, lambda dead_letters: dead_letters.job(job))
+    found = await dead_letters.job(job)
     output(form, found, lambda: print_job(found))
 
 
 @jobs.command(short_help="Follow a job until it ends.")
 @_job_argument
-@access_options
+@dead_letter_command
 @form_option
-def watch(job: str, form: str, access: OpsAccess) -> int:
+async def watch(dead_letters: DeadLetters, job: str, form: str) -> int:
     """Follow JOB until it ends, and exit with its status.
 
     Ctrl-C ends the watching, not the job.
     """
-    return with_dead_letters(access, lambda dead_letters: watch_job(dead_letters, job, form))
-
-
-async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
-    """Follow a job of any process until it ends, and return the exit code."""
     with handle_signals() as signals:
         last = await follow(dead_letters, await dead_letters.job(job), signals, form)
         if signals.heard:
@@ -101,28 +95,20 @@ async def watch_job(dead_letters: DeadLetters, job: str, form: str) -> int:
 
 @jobs.command(short_help="Pause a job after the messages in flight.")
 @_job_argument
-@access_options
+@dead_letter_command
 @form_option
-def pause(job: str, form: str, access: OpsAccess) -> None:
+async def pause(dead_letters: DeadLetters, job: str, form: str) -> None:
     """Pause JOB after the messages in flight, in whichever process it runs."""
-    found = with_dead_letters(access, lambda dead_letters: dead_letters.pause(job))
+    found = await dead_letters.pause(job)
     output(form, found, lambda: _print_effect(found, "will pause"))
 
 
 @jobs.command(short_help="Resume a paused, interrupted or failed job.")
 @_job_argument
-@access_options
+@dead_letter_command
 @form_option
-def resume(job: str, form: str, access: OpsAccess) -> int:
+async def resume(dead_letters: DeadLetters, job: str, form: str) -> int:
     """Resume JOB. A paused job resumes in its process, any other in this one."""
-    again = resume_command(job)
-    return with_dead_letters(
-        access, lambda dead_letters: resume_job(dead_letters, job, form, again)
-    )
-
-
-async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str) -> int:
-    """Resume a job. If it runs in this process, follow it to its end."""
     before = await dead_letters.job(job)
     if before.state is JobState.RUNNING:
         raise CommandFailed(
@@ -134,16 +120,16 @@ async def resume_job(dead_letters: DeadLetters, job: str, form: str, again: str)
     if before.is_active:
         output(form, resumed, lambda: _print_effect(resumed, "will resume"))
         return Exit.OK
-    return await see_through(dead_letters, resumed, form, again)
+    return await see_through(dead_letters, resumed, form, resume_command(job))
 
 
 @jobs.command(short_help="Cancel a job after the messages in flight.")
 @_job_argument
-@access_options
+@dead_letter_command
 @form_option
-def cancel(job: str, form: str, access: OpsAccess) -> None:
+async def cancel(dead_letters: DeadLetters, job: str, form: str) -> None:
     """Cancel JOB after the messages in flight, in whichever process it runs. The others are requeued."""
-    found = with_dead_letters(access, lambda dead_letters: dead_letters.cancel(job))
+    found = await dead_letters.cancel(job)
     output(form, found, lambda: _print_effect(found, "will end"))
 
 
@@ -153,21 +139,24 @@ def _print_effect(job: Job, request: str) -> None:
     click.echo(safe(f"{job.id} ({job.kind} from {job.queue}) {happens}."))
 
 
-@jobs.command(short_help="Change the rate of a job.")
-@_job_argument
-@click.argument("rate", metavar="(R | none)")
-@access_options
-@form_option
-def rate(job: str, rate: str, form: str, access: OpsAccess) -> None:
-    """Limit JOB to R messages per second, or remove the limit with `none`."""
+def _read_rate(_ctx: click.Context, _param: click.Parameter, text: str) -> float | None:
     try:
-        wanted = None if rate == "none" else float(rate)
+        return None if text == "none" else float(text)
     except ValueError:
         raise click.BadParameter(
-            f"expected a number above 0 or none, got {rate!r}.", param_hint="RATE"
+            f"expected a number above 0 or none, got {text!r}.", param_hint="RATE"
         ) from None
-    found = with_dead_letters(access, lambda dead_letters: dead_letters.set_rate(job, wanted))
-    limit = "has no rate limit" if wanted is None else f"is limited to {rate} messages per second"
+
+
+@jobs.command(short_help="Change the rate of a job.")
+@_job_argument
+@click.argument("rate", metavar="(R | none)", callback=_read_rate)
+@dead_letter_command
+@form_option
+async def rate(dead_letters: DeadLetters, job: str, rate: float | None, form: str) -> None:
+    """Limit JOB to R messages per second, or remove the limit with `none`."""
+    found = await dead_letters.set_rate(job, rate)
+    limit = "has no rate limit" if rate is None else f"is limited to {rate:g} messages per second"
     output(form, found, lambda: _print_effect(found, limit))
 
 
@@ -184,19 +173,15 @@ def rate(job: str, rate: str, form: str, access: OpsAccess) -> None:
 @click.option(
     "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N entries."
 )
-@access_options
+@dead_letter_command
 @form_option
-def failures(job: str, limit: int, after: int, form: str, access: OpsAccess) -> None:
+async def failures(dead_letters: DeadLetters, job: str, limit: int, after: int, form: str) -> None:
     """List the messages that JOB could not move or skipped, with the reasons.
 
     All of them are still in the queue.
     """
-
-    async def read(dead_letters: DeadLetters) -> tuple[Job, tuple[FailedMessage, ...]]:
-        known = await dead_letters.job(job)
-        return known, await dead_letters.failures(job, cursor=after, limit=limit)
-
-    known, found = with_dead_letters(access, read)
+    known = await dead_letters.job(job)
+    found = await dead_letters.failures(job, cursor=after, limit=limit)
     output(form, found, lambda: print_failures(known, found, after))
 
 
@@ -225,22 +210,21 @@ def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> 
     help="Maximum number of messages to show. All are counted.",
 )
 @click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
-@access_options
+@dead_letter_command
 @form_option
-def came_back(job: str, limit: int, forced: bool, form: str, access: OpsAccess) -> int:
+async def came_back(
+    dead_letters: DeadLetters, job: str, limit: int, forced: bool, form: str
+) -> int:
     """Show the messages sent by JOB that are dead again, with their new error.
 
     Reads the whole queue, requeues all messages in order, and records the number with JOB. Exits with
     status 5 if there are none.
     """
-    from hopback.ops.cli.dlq import search_messages
+    from hopback.ops.cli.dlq import print_search
     from hopback.ops.contract.search import SearchRequest
 
     request = SearchRequest(job=job, limit=limit, force=forced)
-    found = with_dead_letters(
-        access, lambda dead_letters: search_messages(dead_letters, request, form)
-    )
-    return Exit.OK if found else Exit.NOT_FOUND
+    return await print_search(dead_letters, request, form)
 
 
 @jobs.command(

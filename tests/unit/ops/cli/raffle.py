@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopback.designs import DESIGNS
 from hopback.headers.names import FAILURE, QUEUE
 from hopback.message import Message, Properties
+from hopback.ops.cli.access import OpsAccess
 from hopback.ops.contract.requests import Settings, Who
 from hopback.version import BrokerVersion
 from tests.unit.ops.service import open_service
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    import click
+
     from hopback.broker.embedded import EmbeddedBroker
+    from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.jobs.journal import Journal
     from hopback.ops.operations import Operations
 
-__all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Raffle", "raffle"]
+__all__ = ["ANN", "DLQ", "HOSTILE", "MAIN", "TOPOLOGY", "Raffle", "raffle", "run_command"]
 
 TOPOLOGY = DESIGNS["raffle"].build({}, hardened=False)
 MAIN = TOPOLOGY.plans[0].queue
@@ -88,3 +93,13 @@ async def raffle(
     )
     async with opened as (broker, operations):
         yield Raffle(operations.on_behalf_of(ANN), operations, broker)
+
+
+async def run_command(command: click.Command, dead_letters: DeadLetters, *words: object) -> Any:
+    """Run a command with these words of a command line on dead letters that are already open."""
+    assert command.callback is not None
+    with command.make_context(command.name, [str(word) for word in words]) as context:
+        options = {
+            name: value for name, value in context.params.items() if name not in OpsAccess.__slots__
+        }
+        return await inspect.unwrap(command.callback)(dead_letters, **options)

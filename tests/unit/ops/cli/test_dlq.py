@@ -12,21 +12,18 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.cli.dlq import (
-    Look,
     explain_refusals,
-    list_groups,
-    list_messages,
-    list_queues,
+    get,
+    groups,
     ls,
-    show_message,
-    show_queue,
-    watch_queues,
+    peek,
+    show,
+    watch,
 )
 from hopback.ops.cli.dlq_print import print_queue
-from hopback.ops.contract.requests import GroupBy
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
-from tests.unit.ops.cli.raffle import DLQ, HOSTILE, MAIN, raffle
+from tests.unit.ops.cli.raffle import DLQ, HOSTILE, MAIN, raffle, run_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,12 +38,12 @@ async def test_dlq_ls_lists_queues_with_depths(capsys: _Output) -> None:
     """Tables omit empty columns. NDJSON has one line per queue."""
     async with raffle() as found:
         await found.park(3)
-        await list_queues(found.dead_letters, "table")
+        await run_command(ls, found.dead_letters, "-o", "table")
         heading, row, total = capsys.readouterr().out.splitlines()
         assert heading.split() == ["QUEUE", "FROM", "MESSAGES"]
         assert row.split() == [DLQ, MAIN, "3"]
         assert total.startswith("3 messages in 1 of 1 queue")
-        await list_queues(found.dead_letters, "ndjson")
+        await run_command(ls, found.dead_letters, "-o", "ndjson")
         (line,) = capsys.readouterr().out.splitlines()
         assert json.loads(line)["messagesReady"] == 3
 
@@ -56,14 +53,14 @@ async def test_dlq_show_queue_touches_no_message(capsys: _Output) -> None:
     """Cost and targets come from the topology."""
     async with raffle() as found:
         await found.park(1)
-        await show_queue(found.dead_letters, DLQ, "table")
+        await run_command(show, found.dead_letters, DLQ, "-o", "table")
         said = capsys.readouterr().out
         assert "free: a classic queue does not count deliveries" in said
         assert "design (default)" in said
         queue = await found.dead_letters.queue(DLQ)
         print_queue(structs.replace(queue, known_by="dead-lettering"))
         assert "failed-queue (default)" in capsys.readouterr().out  # without a design
-        await show_queue(found.dead_letters, DLQ, "json")
+        await run_command(show, found.dead_letters, DLQ, "-o", "json")
         assert json.loads(capsys.readouterr().out)["cost"]["price"] == "free"
         (message,) = found.broker.snapshot().queue(DLQ).ready
         assert not message.redelivered
@@ -73,10 +70,11 @@ async def test_dlq_show_queue_touches_no_message(capsys: _Output) -> None:
 async def test_dlq_groups_sorts_by_size_and_applies_filter(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(5)
-        await list_groups(found.dead_letters, Look(DLQ), GroupBy.FINGERPRINT, "table")
+        await run_command(groups, found.dead_letters, DLQ, "-o", "table")
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[:2] for line in lines[1:]] == [["3", "bbbb2222"], ["2", "aaaa1111"]]
-        await list_groups(found.dead_letters, Look(DLQ, terms="group:aaaa"), GroupBy.ERROR, "json")
+        words = ("--by", "error", "--filter", "group:aaaa", "-o", "json")
+        await run_command(groups, found.dead_letters, DLQ, *words)
         document = json.loads(capsys.readouterr().out)
         assert (document["matching"], document["seen"]) == (2, 5)
         assert [group["key"] for group in document["items"]] == ["shop.OutOfStock"]
@@ -87,7 +85,7 @@ async def test_dlq_peek_returns_messages_in_order(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(4)
         before = found.held(DLQ)
-        await list_messages(found.dead_letters, Look(DLQ, 3), "ndjson")
+        await run_command(peek, found.dead_letters, DLQ, "--limit", 3, "-o", "ndjson")
         lines = capsys.readouterr().out.splitlines()
         assert [json.loads(line)["messageId"] for line in lines] == ["m-0", "m-1", "m-2"]
         assert found.held(DLQ) == before == ["m-0", "m-1", "m-2", "m-3"]
@@ -97,7 +95,8 @@ async def test_dlq_peek_returns_messages_in_order(capsys: _Output) -> None:
 async def test_dlq_peek_with_filter_reports_matching_count(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(4)
-        await list_messages(found.dead_letters, Look(DLQ, 3, "error:TimeoutError"), "table")
+        words = ("--limit", 3, "--filter", "error:TimeoutError", "-o", "table")
+        await run_command(peek, found.dead_letters, DLQ, *words)
         assert "2 of the first 3 messages match." in capsys.readouterr().out
 
 
@@ -108,15 +107,14 @@ async def test_dlq_peek_on_limited_queue_is_refused_with_remedy(
     """The exit status is 4. `--lift-limit` lifts the limit by a policy."""
     async with raffle(version="4.0") as found:
         await _make_quorum(found.broker, "orders", "orders.dlq")
-        look = Look("orders.dlq", 5)
         with pytest.raises(CommandFailed) as refused:
-            await list_messages(found.dead_letters, look, "table")
+            await run_command(peek, found.dead_letters, "orders.dlq")
         assert refused.value.code is Exit.NOT_ALLOWED
         assert "--lift-limit" in refused.value.do
         assert "--force" in refused.value.do
-        await list_messages(found.dead_letters, Look("orders.dlq", 5, lift=True), "ndjson")
+        await run_command(peek, found.dead_letters, "orders.dlq", "--lift-limit")
         assert json.loads(capsys.readouterr().out)["queue"] == "orders.dlq"
-        await list_groups(found.dead_letters, look, GroupBy.REASON, "ndjson")
+        await run_command(groups, found.dead_letters, "orders.dlq", "--by", "reason")
 
 
 async def _make_quorum(broker: EmbeddedBroker, *names: str) -> None:
@@ -136,10 +134,10 @@ def test_message_is_found_by_position_message_id_or_digest(ident: str, capsys: _
     async def finding() -> None:
         async with raffle() as found:
             await found.park(3)
-            await list_messages(found.dead_letters, Look(DLQ, 3), "ndjson")
+            await run_command(peek, found.dead_letters, DLQ, "--limit", 3, "-o", "ndjson")
             dead_letters = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
             name = ident.format(digest=dead_letters[1]["digest"][:16])
-            await show_message(found.dead_letters, Look(DLQ, 10), name, "json")
+            await run_command(get, found.dead_letters, DLQ, name, "--within", 10, "-o", "json")
             shown = json.loads(capsys.readouterr().out)
             assert shown["letter"]["messageId"] == "m-1"
             assert shown["payload"] == {"number": 1}
@@ -155,7 +153,7 @@ async def test_unknown_attempts_are_shown_as_lower_bound(capsys: _Output) -> Non
         said = Properties(headers={"x-exception-message": "out of stock"})
         await channel.publish(Message("", DLQ, b"{}", said))
         await connection.close()
-        await list_messages(found.dead_letters, Look(DLQ, 1), "table")
+        await run_command(peek, found.dead_letters, DLQ, "--limit", 1, "-o", "table")
     assert "≥ 1" in capsys.readouterr().out
 
 
@@ -164,7 +162,7 @@ async def test_missing_message_reports_search_depth(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(2)
         with pytest.raises(CommandFailed, match="among the first 2") as refused:
-            await show_message(found.dead_letters, Look(DLQ, 10), "m-7", "json")
+            await run_command(get, found.dead_letters, DLQ, "m-7", "--within", 10, "-o", "json")
         assert refused.value.code is Exit.NOT_FOUND
 
 
@@ -172,7 +170,7 @@ async def test_missing_message_reports_search_depth(capsys: _Output) -> None:
 async def test_dlq_show_prints_history_typed_headers_and_payload(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(1)
-        await show_message(found.dead_letters, Look(DLQ, 1), "1", "table")
+        await run_command(get, found.dead_letters, DLQ, "1", "--within", 1, "-o", "table")
         said = capsys.readouterr().out
         assert said.startswith(f"{MAIN} gave up after 4 attempts at 2023-11-14 22:00:00 UTC:")
         assert "x-number         int64  0" in said
@@ -189,10 +187,10 @@ async def test_control_characters_never_reach_the_terminal(capsys: _Output) -> N
         await channel.publish(Message("", DLQ, HOSTILE.encode()))
         await connection.close()
         for form in ("table", "json", "ndjson"):
-            await list_messages(found.dead_letters, Look(DLQ, 2), form)
-            await list_groups(found.dead_letters, Look(DLQ), GroupBy.ERROR, form)
+            await run_command(peek, found.dead_letters, DLQ, "--limit", 2, "-o", form)
+            await run_command(groups, found.dead_letters, DLQ, "--by", "error", "-o", form)
             for place in ("1", "2"):
-                await show_message(found.dead_letters, Look(DLQ, 2), place, form)
+                await run_command(get, found.dead_letters, DLQ, place, "--within", 2, "-o", form)
         said = capsys.readouterr().out
         assert "owned" in said
         assert not {"\x1b", "\x07"} & set(said)
@@ -209,21 +207,21 @@ async def test_dlq_body_writes_exact_bytes_to_file_and_pipe(
         await channel.publish(Message("", DLQ, body))
         await connection.close()
         file = tmp_path / "body"
-        await show_message(found.dead_letters, Look(DLQ, 1), "1", "bytes", save=file)
+        await run_command(get, found.dead_letters, DLQ, 1, "--body", "--save", file)
         assert file.read_bytes() == body
         assert capfdbinary.readouterr().out == b""
-        await show_message(found.dead_letters, Look(DLQ, 1), "1", "bytes")
+        await run_command(get, found.dead_letters, DLQ, 1, "--body")
         assert capfdbinary.readouterr().out == body
-        await show_message(found.dead_letters, Look(DLQ, 1), "1", "table")
+        await run_command(get, found.dead_letters, DLQ, "1", "--within", 1, "-o", "table")
         assert b"000010  10 11 12" in capfdbinary.readouterr().out
 
 
 @in_virtual_time
 async def test_dlq_watch_prints_only_changes(capsys: _Output) -> None:
     async with raffle() as found:
-        await watch_queues(found.dead_letters, (), 1.0, 3, "ndjson")
+        await run_command(watch, found.dead_letters, "--interval", 1, "--times", 3)
         assert len(capsys.readouterr().out.splitlines()) == 1
-        await watch_queues(found.dead_letters, (DLQ,), 1.0, 1, "table")
+        await run_command(watch, found.dead_letters, DLQ, "--times", 1, "-o", "table")
         assert DLQ in capsys.readouterr().out
 
 

@@ -15,20 +15,19 @@ from hopback.cli.app import run
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.terminal import ask, ask_for_reason
 from hopback.errors import BadRequest
-from hopback.ops.cli.dlq import Look, hold, search_messages
+from hopback.ops.cli.dlq import hold, hold_for, search
 from hopback.ops.cli.dlq_actions import (
     ActionChoices,
     plan_job,
     redrive,
     run_job,
-    send_edited,
     target_of,
 )
-from hopback.ops.cli.dlq_archives import export_messages, import_messages
+from hopback.ops.cli.dlq_archives import export
 from hopback.ops.cli.dlq_print import plan_lines, print_job, print_jobs, print_plan
 from hopback.ops.cli.job_follow import Signals, exit_code, follow, see_through
 from hopback.ops.cli.job_options import Ramp
-from hopback.ops.cli.jobs import print_failures, resume_job, watch_job
+from hopback.ops.cli.jobs import came_back, print_failures, resume, watch
 from hopback.ops.contract.requests import (
     DiscardRequest,
     Edit,
@@ -40,12 +39,12 @@ from hopback.ops.contract.requests import (
     Target,
     TargetKind,
 )
-from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment, ReachedQueue
 from hopback.ops.jobs.edited_copy import COPY_OF
+from hopback.ops.messages.archive import read_lines
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
-from tests.unit.ops.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle
+from tests.unit.ops.cli.raffle import ANN, DLQ, MAIN, Raffle, raffle, run_command
 
 _Output = pytest.CaptureFixture[str]
 
@@ -103,8 +102,7 @@ async def test_look_with_lift_limit_records_the_reason_of_the_operator() -> None
         for name in ("orders", "orders.dlq"):
             await channel.declare_queue(Queue(name, QueueType.QUORUM))
         await connection.close()
-        look = Look("orders.dlq", lift=True, reason="repaired")
-        async with hold(found.dead_letters, look, 1):
+        async with hold(found.dead_letters, "orders.dlq", 1, lift=True, reason="repaired"):
             pass
         (lifted,) = [one for one in await found.dead_letters.audit() if one.action == "limit.lift"]
         assert lifted.reason == "repaired"
@@ -147,8 +145,8 @@ async def test_returned_messages_are_shown_and_counted_in_job(capsys: _Output) -
         await found.park(5, type="TimeoutError", message="no answer")
         job = await found.operations.start(_redrive(target=_into(DLQ)))
         await found.operations.wait(job.id)
-        request = SearchRequest(job=job.id, limit=2)
-        assert await search_messages(found.dead_letters, request, "table") == 5
+        words = (job.id, "--limit", 2, "-o", "table")
+        assert await run_command(came_back, found.dead_letters, *words) == Exit.OK
         said = capsys.readouterr().out
         assert said.count("no answer") == 2
         assert "5 of 5 messages match (the first 2 are shown)." in said
@@ -159,7 +157,7 @@ async def test_returned_messages_are_shown_and_counted_in_job(capsys: _Output) -
 async def test_search_shows_broker_reason_for_message_without_error(capsys: _Output) -> None:
     async with raffle() as found:
         await found.park(1, type="", message="")
-        assert await search_messages(found.dead_letters, SearchRequest("number"), "table") == 1
+        await run_command(search, found.dead_letters, "number", "-o", "table")
         assert "  parked  " in capsys.readouterr().out
 
 
@@ -249,7 +247,7 @@ async def test_interrupted_job_is_paused_and_resumes_with_remaining_messages(
         done = down.counts.done
         assert 0 < done < 10
         assert len(found.held(DLQ)) == 10 - done
-        code = await resume_job(found.dead_letters, job.id, "json", _again(job.id))
+        code = await run_command(resume, found.dead_letters, job.id, "-o", "json")
         assert code == Exit.OK
         assert json.loads(capsys.readouterr().out)["counts"]["remaining"] == 0
         assert found.held(DLQ) == []
@@ -277,18 +275,19 @@ async def test_running_job_is_watched_paused_and_cancelled_by_another_process(
         await found.park(50)
         job = await found.dead_letters.start(_redrive(pace=Pace(rate=1.0)))
         with pytest.raises(CommandFailed, match="is running") as refused:
-            await resume_job(found.dead_letters, job.id, "table", "")
+            await run_command(resume, found.dead_letters, job.id, "-o", "table")
         assert refused.value.code is Exit.CONFLICT
         await found.dead_letters.pause(job.id)
         async for now in found.dead_letters.events(job.id):
             if now.state is JobState.PAUSED:
                 break
-        code = await resume_job(found.dead_letters, job.id, "table", "")
+        code = await run_command(resume, found.dead_letters, job.id, "-o", "table")
         assert code == Exit.OK
         await found.dead_letters.set_rate(job.id, 2.0)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_cancelled_later(found, job.id))
-            assert await watch_job(found.dead_letters, job.id, "table") == Exit.CANCELLED
+            code = await run_command(watch, found.dead_letters, job.id, "-o", "table")
+            assert code == Exit.CANCELLED
         said = capsys.readouterr().out
         assert "will resume" in said
         assert "cancelled" in said
@@ -359,7 +358,7 @@ async def test_discarded_messages_can_be_imported_again(tmp_path: Path, capsys: 
         (job,) = await found.dead_letters.jobs(queue=DLQ, limit=1)
         file = Path(job.export_to)
         assert file.parent == tmp_path
-        done = await import_messages(found.dead_letters, file, None, None, 0, "")
+        done = await found.dead_letters.import_lines(read_lines(file))
         assert (done.published, done.problem) == (4, "")
         assert _contents(found) == before
 
@@ -375,11 +374,11 @@ async def test_export_refuses_existing_file(tmp_path: Path) -> None:
     file = tmp_path / "letters.ndjson"
     async with raffle() as found:
         await found.park(2)
-        assert await export_messages(found.dead_letters, Look(DLQ), file) == 2
+        await run_command(export, found.dead_letters, DLQ, "--to", file)
         written = file.read_bytes()
         assert len(written.splitlines()) == 2
         with pytest.raises(CommandFailed, match="exists") as refused:
-            await export_messages(found.dead_letters, Look(DLQ), file)
+            await run_command(export, found.dead_letters, DLQ, "--to", file)
         assert refused.value.code is Exit.CONFLICT
         assert file.read_bytes() == written
         assert found.held(DLQ) == ["m-0", "m-1"]
@@ -406,12 +405,13 @@ async def test_edit_publishes_changed_copy_and_keeps_original() -> None:
     async with raffle() as found:
         await found.park(3)
         change = Edit(b'{"number":7}', headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
-        sent = await send_edited(
-            found.dead_letters, Look(DLQ, 10), "m-1", change, _into(MAIN), "wrong number"
-        )
+        async with hold_for(found.dead_letters, DLQ, "m-1", 10) as (session, message):
+            sent = await found.dead_letters.edit_and_redrive(
+                session, message.id, change, target=_into(MAIN), reason="wrong number"
+            )
         (copy,) = found.broker.snapshot().queue(MAIN).ready
         assert copy.body == b'{"number":7}'
-        assert copy.properties.message_id == sent.message_id != "m-1"
+        assert copy.properties.message_id == sent != "m-1"
         headers = copy.properties.headers
         assert (headers["x-fixed"], headers[COPY_OF]) == ("yes", "m-1")
         assert "x-number" not in headers

@@ -18,15 +18,14 @@ import hopback.ops.page
 from hopback.cli.exits import Exit, exit_of
 from hopback.errors import BadRequest, HopbackError, NoSuch
 from hopback.ops.cli.dlq import (
-    Look,
     get,
+    groups,
+    hold_for,
     lift_if_needed,
-    list_groups,
-    list_messages,
     peek,
-    show_queue,
+    show,
 )
-from hopback.ops.cli.dlq_actions import ActionChoices, redrive, run_job, send_edited
+from hopback.ops.cli.dlq_actions import ActionChoices, redrive, run_job
 from hopback.ops.cli.dlq_print import output, print_plan
 from hopback.ops.cli.job_options import Ramp
 from hopback.ops.client import RemoteDeadLetters
@@ -42,7 +41,6 @@ from hopback.ops.contract.requests import (
     USUAL_SESSION,
     DiscardRequest,
     Edit,
-    GroupBy,
     Pace,
     RedriveRequest,
     Selection,
@@ -57,7 +55,7 @@ from hopback.ops.jobs.plan import check_request
 from hopback.policy.redrive import loop_guard
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
-from tests.unit.ops.cli.raffle import DLQ, MAIN, raffle
+from tests.unit.ops.cli.raffle import DLQ, MAIN, raffle, run_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -124,14 +122,14 @@ async def test_command_output_equals_api_documents(capsys: _Output) -> None:
 async def test_output_is_equal_with_and_without_server(capsys: _Output) -> None:
     async with _served() as (found, remote, _):
         await found.park(6)
-        look = Look(DLQ, 5, "error:TimeoutError")
+        look = (DLQ, "--limit", 5, "--filter", "error:TimeoutError")
         said = []
-        await list_messages(remote, look, "table")  # browsed messages are redelivered
+        await run_command(peek, remote, *look)  # browsed messages are redelivered
         capsys.readouterr()
         for dead_letters in (found.dead_letters, remote):
-            await list_messages(dead_letters, look, "ndjson")
-            await list_groups(dead_letters, look, GroupBy.ERROR, "table")
-            await show_queue(dead_letters, DLQ, "table")
+            await run_command(peek, dead_letters, *look)
+            await run_command(groups, dead_letters, *look, "--by", "error", "-o", "table")
+            await run_command(show, dead_letters, DLQ, "-o", "table")
             said.append(capsys.readouterr())
         assert said[0] == said[1]
         assert '"m-4"' in said[0].out
@@ -222,9 +220,12 @@ async def test_edit_by_server_publishes_copy_and_keeps_original() -> None:
     async with _served() as (found, remote, _):
         await found.park(3)
         change = Edit(b"\xff\x00", headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
-        sent = await send_edited(remote, Look(DLQ, 10), "m-1", change, _INTO_MAIN, "wrong number")
+        async with hold_for(remote, DLQ, "m-1", 10) as (session, message):
+            sent = await remote.edit_and_redrive(
+                session, message.id, change, target=_INTO_MAIN, reason="wrong number"
+            )
         (copy,) = found.broker.snapshot().queue(MAIN).ready
-        assert (copy.body, copy.properties.message_id) == (b"\xff\x00", sent.message_id)
+        assert (copy.body, copy.properties.message_id) == (b"\xff\x00", sent)
         headers = copy.properties.headers
         assert (headers["x-fixed"], headers[COPY_OF]) == ("yes", "m-1")
         assert "x-number" not in headers
