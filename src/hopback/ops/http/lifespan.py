@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from hopback.errors import HopbackError
-from hopback.ops.http.overview import BETWEEN_SWEEPS_S
+from hopback.ops.http.overview import BETWEEN_SWEEPS_S, FIRST_AT_ONCE
 from hopback.ops.jobs.retention import Retention, forget_old
 from hopback.ops.messages.archive import delete_exports
 
@@ -28,6 +28,8 @@ _COUNTS_EVERY_S = (
 
 _TAKE_OVER_EVERY_S = 5.0  # seconds between two looks for jobs whose processes are gone
 
+_FIRST_S = 1.0  # seconds after which the first reading of the next broker begins
+
 _DAY_S = 86_400.0  # seconds
 _RETENTION_EVERY_S = 3600.0  # seconds between two deletions of old jobs, audit entries and exports
 
@@ -37,29 +39,24 @@ def lifespan_of(services: Services, templates: Environment) -> Any:
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         """Run the background work of all brokers while the service runs."""
         between_s = BETWEEN_SWEEPS_S / len(services.shared.brokers)
+        minutes = services.shared.settings.deadletters.survey_minutes
+        survey_s = minutes * 60.0 if minutes else None
+        first = asyncio.Semaphore(FIRST_AT_ONCE)
         tasks = [
             asyncio.create_task(
-                each.recent.sweep.run(between_s * number), name=f"sweep {each.name}"
+                _watch(each, first, between_s * number, survey_s), name=f"watch {each.name}"
             )
             for number, each in enumerate(services.shared.brokers)
         ]
         tasks += [
             asyncio.create_task(_write_counts(services), name="counts of refusals"),
             asyncio.create_task(_keep_retention(services), name="retention"),
+            asyncio.create_task(asyncio.to_thread(_compile_pages, templates), name="templates"),
         ]
         if services.shared.settings.jobs.take_over:
             tasks.append(asyncio.create_task(_take_over(services), name="take over jobs"))
-        minutes = services.shared.settings.deadletters.survey_minutes
-        tasks += [
-            asyncio.create_task(
-                each.operations.surveys.keep(minutes * 60.0 if minutes else None),
-                name=f"surveys {each.name}",
-            )
-            for each in services.shared.brokers
-        ]
         if services.shared.alerting.has_rules:
             tasks.append(asyncio.create_task(services.shared.alerting.run(), name="alerts"))
-        tasks.append(asyncio.create_task(_warm(services, templates), name="first answers"))
         try:
             yield
         finally:
@@ -76,11 +73,20 @@ def lifespan_of(services: Services, templates: Environment) -> Any:
     return lifespan
 
 
-async def _warm(services: Services, templates: Environment) -> None:
-    """Compute the first answers, so that the first visitors do not wait for them."""
+async def _watch(
+    services: Services, first: asyncio.Semaphore, delay: float, survey_s: float | None
+) -> None:
+    """Compute the first answers about a broker, then sweep and survey it until cancelled.
+
+    The brokers are read one after the other at first, so that pages are answered meanwhile. A broker that
+    does not answer holds up the others for a moment only.
+    """
+    async with first:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_S):
+                await services.recent.compute()
     await asyncio.gather(
-        asyncio.to_thread(_compile_pages, templates),
-        *(each.recent.compute() for each in services.shared.brokers),
+        services.recent.sweep.run(delay), services.operations.surveys.keep(survey_s)
     )
 
 

@@ -29,6 +29,8 @@ _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
 """Seconds between two sweeps without requests: the interval of samples."""
 _MOMENT_S = 0.1  # seconds that a page waits for a newer sweep before it shows the last one
+FIRST_AT_ONCE = 2
+"""Brokers that are read for the first time at the same time. More of them delay the pages."""
 _LONGEST_WAIT_S = 2.0  # seconds that the API's list of brokers waits for one that was never read
 
 
@@ -169,11 +171,11 @@ async def read_all(
     `first_s` seconds. None waits for all of them.
     """
     unread = [each for each in sweeps if each.known is None]
-    if unread:
-        tasks = [asyncio.ensure_future(each.get_or_last()) for each in unread]
-        _, waiting = await asyncio.wait(tasks, timeout=first_s)
-        for task in waiting:
-            task.cancel()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(first_s):
+            for at in range(0, len(unread), FIRST_AT_ONCE):
+                few = unread[at : at + FIRST_AT_ONCE]
+                await asyncio.gather(*(each.get_or_last() for each in few))
     return [each.known for each in sweeps]
 
 

@@ -14,7 +14,7 @@ from hopback.errors import ConnectionFailed, StoreUnavailable
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Counts, Depth, Job, JobState, Moment, QueueSummary
 from hopback.ops.http.events import changes_of_board
-from hopback.ops.http.overview import JobSpeeds, Sweep
+from hopback.ops.http.overview import FIRST_AT_ONCE, JobSpeeds, Sweep, read_all
 from hopback.ops.http.problems import refusal_of
 from hopback.ops.http.turns import TurnKeeper
 from hopback.store.database import store_errors
@@ -57,6 +57,35 @@ async def test_concurrent_callers_share_one_sweep() -> None:
     clock.advance(1.0)
     await sweep.get()
     assert asked == [2]
+
+
+async def test_many_brokers_are_read_a_few_at_a_time() -> None:
+    """Pages are answered while the service reads 50 virtual hosts for the first time."""
+    reading, most = 0, 0
+
+    async def read() -> tuple[QueueSummary, ...]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0)
+        reading -= 1
+        return (_ONE,)
+
+    found = await read_all([Sweep(read, ManualClock(NOW)) for _ in range(50)], None)
+    assert [swept is not None and swept.queues for swept in found] == [(_ONE,)] * 50
+    assert most == FIRST_AT_ONCE
+
+
+async def test_broker_without_answer_does_not_hide_the_others() -> None:
+    async def hang() -> tuple[QueueSummary, ...]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    read, _ = _reading(3)
+    sweeps = [Sweep(hang, ManualClock(NOW)), Sweep(read, ManualClock(NOW))]  # type: ignore[arg-type]
+    found = await read_all(sweeps, 0.05)
+    assert found[0] is None
+    assert found[1] is not None
 
 
 async def test_unreachable_broker_keeps_last_depths_with_their_age() -> None:
