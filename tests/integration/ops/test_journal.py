@@ -79,7 +79,7 @@ async def test_job_reads_back_with_every_field_as_written(sql_database: SqlDatab
         change=(PatchOperation("replace", "/sku", None), PatchOperation("remove", "/old")),
         selection=Selection(filter="age>2h", limit=10),
     )
-    job = replace(JOB, spec=structs.replace(SPEC, request=request), certain=Counts(10, 2))
+    job = replace(JOB, spec=structs.replace(SPEC, request=request))
     await journal.begin(job, "me")
     assert await journal.job("j-1") == job
 

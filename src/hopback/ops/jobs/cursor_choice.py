@@ -6,8 +6,6 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from hopback.ops.brokers.consumers import job_tag
 from hopback.ops.browse.queue_messages import QueueMessages
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
@@ -127,10 +125,6 @@ async def _find_head(
         leased.sent_again += max(head - began.kept - len(began.window), 0)
         if (again := leased.sent_again) > 0:
             leased.remark = f"{again:,} were sent again: the broker was killed and lost their acks"
-        counts = job.certain or job.counts
-        done = max(counts.selected - head - began.rest, 0)
-        certain = structs.replace(counts, done=done, skipped=0, failed=0)
-        leased.tell(replace(leased.job, certain=certain))
     return head
 
 

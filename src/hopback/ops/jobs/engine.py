@@ -36,8 +36,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from hopback.errors import BrokerError, LeaseLost, StoreUnavailable
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
@@ -171,8 +169,7 @@ class Engine:
             reason = self._leased.doubt or cursor.reason.format(queue=job.queue)
             raise EndJob(JobState.FAILED, reason)
         if job.run > 1 and cursor.left is not None:
-            done = max(progress.counts.selected - cursor.left, 0)
-            progress.counts = structs.replace(progress.counts, done=done, skipped=0, failed=0)
+            progress.restart(cursor.left)
             await progress.save()
 
     async def _take_batch(self) -> list[SelectedMessage]:
@@ -328,8 +325,8 @@ class Engine:
         progress.add(done=cursor.moved_before)
         if self._leased.doubt and progress.counts.arrived_meanwhile:
             return JobState.FAILED, self._leased.doubt
-        progress.counts = counts = structs.replace(progress.counts, gone=cursor.gone)
-        reasons = []
+        progress.note(gone=cursor.gone)
+        reasons, counts = [], progress.counts
         if cursor.gone:
             reasons.append(f"{count_of(cursor.gone)} had left {queue!r} by another way")
         if counts.failed:

@@ -26,9 +26,9 @@ class JobProgress:
     """
 
     def __init__(self, leased: LeasedJob, driver: CursorDriver, clock: Clock) -> None:
-        self.counts: Counts = leased.job.certain or leased.job.counts
+        job = leased.job
+        self._counts = job.counts if job.run == 1 else certain_counts(job)
         """Without the messages that this run has acked: the driver counts them."""
-        self.shown_before: Counts = leased.job.counts
         self._leased = leased
         self._driver = driver
         self._clock = clock
@@ -36,16 +36,25 @@ class JobProgress:
         self._saved_at = clock.now()
 
     @property
-    def total(self) -> Counts:
-        """The counts with the messages that this run has acked."""
-        return structs.replace(self.counts, done=self.counts.done + self._driver.acked)
+    def counts(self) -> Counts:
+        """The exact counts of the job, as this run knows them."""
+        return structs.replace(self._counts, done=self._counts.done + self._driver.acked)
 
     def add(self, *, done: int = 0, skipped: int = 0, failed: int = 0) -> None:
         """Count messages of the selection."""
-        now = self.counts
-        self.counts = structs.replace(
+        now = self._counts
+        self._counts = structs.replace(
             now, done=now.done + done, skipped=now.skipped + skipped, failed=now.failed + failed
         )
+
+    def restart(self, left: int) -> None:
+        """Count again from the number of selected messages that a resumed job has to take."""
+        done = max(self._counts.selected - left, 0)
+        self._counts = structs.replace(self._counts, done=done, skipped=0, failed=0)
+
+    def note(self, **counts: int | None) -> None:
+        """Set counts of messages that the job does not move: arrived, returned or gone ones."""
+        self._counts = structs.replace(self._counts, **counts)
 
     def add_failure(self, dead_letter: DeadLetter, reason: str) -> None:
         """List a message that stays in the queue, with the reason."""
@@ -69,7 +78,7 @@ class JobProgress:
             return
         now = self._clock.now()
         # At the end every message has been seen again: these counts are exact.
-        counts = self.total if state is JobState.COMPLETED else self._shown
+        counts = self.counts if state is JobState.COMPLETED else self._shown
         if state not in (JobState.RUNNING, JobState.PAUSED):
             counts = structs.replace(counts, returned=self._driver.held)
         await self._write(self._count(counts, now).to(state, now, reason))
@@ -92,7 +101,8 @@ class JobProgress:
 
     @property
     def _shown(self) -> Counts:
-        now, before = self.total, self.shown_before
+        """The counts for operators: a resumed job may have counted more before it was interrupted."""
+        now, before = self.counts, self._leased.job.counts
         return structs.replace(
             now,
             done=max(now.done, before.done),
@@ -103,3 +113,17 @@ class JobProgress:
     async def _write(self, job: JobRecord) -> None:
         failures, self._failures = self._failures, []
         await self._leased.write(job, failures)
+
+
+def certain_counts(job: JobRecord) -> Counts:
+    """Return the counts of an interrupted job with only the messages that are certainly finished."""
+    checkpoint, counts = job.checkpoint, job.counts
+    is_chosen = job.spec.digests is not None
+    if is_chosen or checkpoint.kept or checkpoint.rest:
+        # The next run takes the messages again that this one left in the queue.
+        counts = structs.replace(counts, skipped=0, failed=0)
+        left = counts.selected if is_chosen else checkpoint.kept + checkpoint.rest
+    else:
+        left = counts.skipped + counts.failed
+    left += len(checkpoint.window) + checkpoint.unsure
+    return structs.replace(counts, done=max(counts.selected - left, 0), returned=0)

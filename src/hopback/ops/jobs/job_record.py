@@ -36,8 +36,7 @@ class JobRecord:
     `reason` is the reason of the state. Times are in seconds. `rate` is the present rate in messages per
     second, None for no limit. `run` is the number of starts and resumptions. `changes` grows with every
     change that is saved. `watch_s` and `watch_text` are the watch time of a re-drive and its reason.
-    `certain` has the messages that were certainly done when this run began: the run counts from there, while
-    `counts`, which operators see, never decrease.
+    `counts` never decrease before the job is completed, although a resumed job takes some messages again.
     """
 
     id: str
@@ -53,7 +52,6 @@ class JobRecord:
     changes: int = 0
     watch_s: float | None = None
     watch_text: str = ""
-    certain: Counts | None = None
 
     @property
     def kind(self) -> JobKind:

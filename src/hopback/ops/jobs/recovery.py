@@ -13,8 +13,6 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from hopback.broker.supervise import Backoff
 from hopback.durations import format_duration
 from hopback.errors import BrokerError, HopbackError, UnsafeOperation
@@ -41,21 +39,6 @@ _HOLDERS_S = 300.0
 """How long a resumed job waits for stale connections, in seconds. RabbitMQ closes them after 180 s."""
 _ASK_HOLDERS_S = 1.0
 """Seconds between two questions for stale connections."""
-
-
-def next_run(job: JobRecord) -> JobRecord:
-    """Return the job as its next run begins: with the counts of the messages that are certainly finished."""
-    checkpoint, counts = job.checkpoint, job.counts
-    is_chosen = job.spec.digests is not None
-    if is_chosen or checkpoint.kept or checkpoint.rest:
-        # The next run takes the messages again that this one left in the queue.
-        counts = structs.replace(counts, skipped=0, failed=0)
-        left = counts.selected if is_chosen else checkpoint.kept + checkpoint.rest
-    else:
-        left = counts.skipped + counts.failed
-    left += len(checkpoint.window) + checkpoint.unsure
-    certain = structs.replace(counts, done=max(counts.selected - left, 0), returned=0)
-    return replace(job, run=job.run + 1, certain=certain)
 
 
 class Recovery:
@@ -95,7 +78,7 @@ class Recovery:
                     raise
             else:
                 break
-        leased.tell(next_run(leased.job))
+        leased.tell(replace(leased.job, run=leased.job.run + 1))
         await self._write_reason(leased, "")
         return snapshot
 

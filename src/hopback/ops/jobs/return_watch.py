@@ -10,8 +10,6 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
 from hopback.errors import BrokerError
 from hopback.headers import timestamp
 from hopback.ops.contract.requests import JobKind, Pace
@@ -122,6 +120,8 @@ class ReturnWatch:
         self.has_ramp = bool(pace.ramp) and leased.job.kind is JobKind.REDRIVE
         self.requeued: BrokerError | None = None
         """Why the broker requeued the held messages during a watch."""
+        self._before = leased.job.counts
+        """The counts of the job when this run began."""
         self._rule = StopRule(pace.max_returned)
         self._sends_since = self._looked_at = 0.0
         self._arrived_first = 0
@@ -208,20 +208,18 @@ class ReturnWatch:
                 self.requeued, holding = lost, False
         taken = driver.messages.taken if self.requeued is None else driver.acked
         found = await self._counter.count(taken, holding=holding)
-        before = progress.shown_before
-        arrived = before.arrived_meanwhile + found.count
+        arrived = self._before.arrived_meanwhile + found.count
         spec = self._leased.job.spec
         if self._leased.job.run != 1 and driver.is_exhausted and spec.behind is not None:
             # A job that was interrupted did not count the messages that arrived before. Its last run does
             # so at its end: by the messages in the queue besides those that the job has left there.
             gone = driver.cursor.gone
-            left = spec.span + spec.behind - progress.total.done - gone
+            left = spec.span + spec.behind - progress.counts.done - gone
             arrived = max(arrived, found.ready + driver.held - left)
-        progress.counts = structs.replace(progress.counts, arrived_meanwhile=arrived)
+        progress.note(arrived_meanwhile=arrived)
         if found.came_back or counts:
-            known, known_before = found.came_back, before.came_back
-            progress.counts = structs.replace(
-                progress.counts,
+            known, known_before = found.came_back, self._before.came_back
+            progress.note(
                 came_back=known_before or None if known is None else max(known, known_before or 0),
                 came_back_at_least=found.looked_at < found.count,
             )

@@ -39,7 +39,7 @@ from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord
 from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.publish_failure import is_away
-from hopback.ops.jobs.recovery import Recovery, next_run
+from hopback.ops.jobs.recovery import Recovery
 from hopback.ops.jobs.return_watch import ReturnWatch
 from hopback.ops.jobs.sender import Sender
 
@@ -133,7 +133,7 @@ class JobRunner:
                     raise JobConflict(
                         f"job {other.id} has worked on {job.queue!r} since; start a new one", other
                     )
-        again = next_run(job.to(JobState.RUNNING, self._clock.now()))
+        again = replace(job.to(JobState.RUNNING, self._clock.now()), run=job.run + 1)
         return await self._launch(again, snapshot, None)
 
     async def take_over(
