@@ -121,25 +121,30 @@ class ManagedBroker:
             await connection.close()
 
     @asynccontextmanager
-    async def query(self) -> AsyncIterator[Connection]:
-        """Share the query connection. The channels that the caller leaves open are closed."""
-        shared = await self.connect()
-        try:
-            yield shared
-        finally:
-            await shared.close()
+    async def query(self, name: str = _QUERY_CONNECTION) -> AsyncIterator[Connection]:
+        """Share the query connection. The channels that the caller leaves open are closed.
 
-    async def connect(self, name: str = _QUERY_CONNECTION) -> Connection:
-        """Return the query connection for one caller, who closes only the channels that it opened.
-
-        `connection_names` contains `name` until then. Publishing and reading whole queues need
-        separate connections, from `broker.connect`.
+        `connection_names` contains `name` until then.
         """
         connection = self._connection or await self._connect_again(None)
+        shared = _SharedConnection(connection, self._open_channel)
         self._sharing.append(name)
-        return _SharedConnection(
-            connection, self._open_channel, partial(self._sharing.remove, name)
-        )
+        try:
+            try:
+                yield shared
+            finally:
+                await shared.close()
+        finally:
+            self._sharing.remove(name)
+
+    @asynccontextmanager
+    async def new_connection(self, name: str) -> AsyncIterator[Connection]:
+        """Open a connection, for publishing or for reading a whole queue, and close it."""
+        connection = await self.broker.connect(name)
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
     async def _open_channel(self) -> Channel:
         connection = self._connection
@@ -368,11 +373,9 @@ class _SharedConnection:
         self,
         connection: Connection,
         open_channel: Callable[[], Awaitable[Channel]],
-        end: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._open_channel = open_channel
-        self._end = end
         self._channels: list[Channel] = []
 
     @property
@@ -385,19 +388,11 @@ class _SharedConnection:
         return channel
 
     async def close(self) -> None:
-        try:
-            for channel in self._channels:
-                await channel.close()
-        finally:
-            end, self._end = self._end, _do_nothing
-            end()
+        for channel in self._channels:
+            await channel.close()
 
     async def wait_closed(self) -> BrokerError | None:
         return await self._connection.wait_closed()
-
-
-def _do_nothing() -> None:
-    """The connection is closed already."""
 
 
 async def _no_overrides() -> tuple[Override, ...]:

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.search import (
@@ -163,7 +164,10 @@ class Search:
     ) -> AsyncGenerator[SearchProgress, None]:
         loop, place, found = asyncio.get_running_loop(), 0, self._found
         due = loop.time()
-        async with aclosing(walk(self._broker, source.name, count, cost)) as messages:
+        async with (
+            self._broker.new_connection(look_connection_name(source.name)) as connection,
+            aclosing(walk(connection, source.name, count, cost)) as messages,
+        ):
             async for delivery in messages:
                 place += 1
                 found.see(delivery, place, source)

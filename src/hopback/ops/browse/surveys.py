@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from hopback.errors import HopbackError
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.archive_survey import ArchiveSurveys
 from hopback.ops.browse.stream_messages import offset_of
 from hopback.ops.browse.survey_store import SurveyStore
@@ -249,8 +250,10 @@ class Surveys:
         began, seen, size = self._clock.now(), 0, 0
         grouping = group_errors(began)
         newest: int | None = None
-        reading = walk(self._broker, source.name, count, cost, offset=offset)
-        async with aclosing(reading) as messages:
+        async with (
+            self._broker.new_connection(look_connection_name(source.name)) as connection,
+            aclosing(walk(connection, source.name, count, cost, offset=offset)) as messages,
+        ):
             async for delivery in messages:
                 if cost.is_stream:
                     newest = offset_of(delivery)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.values import Price
 from hopback.topology.model import Queue
@@ -55,9 +56,10 @@ class ArrivalCounter:
 
         `holding` is whether it still holds some of them.
         """
+        queue = self._job.queue
         async with self._broker.query() as connection:
             channel = await connection.open_channel()
-            state = await channel.declare_queue(Queue(self._job.queue), passive=True)
+            state = await channel.declare_queue(Queue(queue), passive=True)
         expected = max(self._ready - taken, 0)
         arrived = max(state.messages - expected, 0)
         if not arrived:
@@ -65,9 +67,10 @@ class ArrivalCounter:
         if expected or not self._may_look or (holding and not self._is_classic):
             return Arrivals(arrived, None, state.messages)
         seen = found = 0
-        most = min(arrived, _LOOKED_AT)
-        reading = walk(self._broker, self._job.queue, most, self._cost, shares_connection=True)
-        async with aclosing(reading) as messages:
+        async with (
+            self._broker.query(look_connection_name(queue)) as connection,
+            aclosing(walk(connection, queue, min(arrived, _LOOKED_AT), self._cost)) as messages,
+        ):
             async for delivery in messages:
                 seen += 1
                 found += delivery.properties.headers.get(REDRIVE_JOB) == self._job.id

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.walk import walk
@@ -194,7 +195,10 @@ async def read_head(
     """
     began = job.checkpoint
     found: list[HeadMessage] = []
-    async with aclosing(walk(broker, job.queue, limits.most + 1, cost)) as messages:
+    async with (
+        broker.new_connection(look_connection_name(job.queue)) as connection,
+        aclosing(walk(connection, job.queue, limits.most + 1, cost)) as messages,
+    ):
         async for delivery in messages:
             if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
                 break  # messages that this job has sent are behind all that it has to send

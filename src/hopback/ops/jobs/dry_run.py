@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.headers import unread_headers
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
@@ -88,8 +89,10 @@ class DryRun:
         """
         queue = self._source.name
         cost = snapshot.cost(queue)
-        reading = walk(broker, queue, count, cost, shares_connection=True)
-        async with aclosing(reading) as messages:
+        async with (
+            broker.query(look_connection_name(queue)) as connection,
+            aclosing(walk(connection, queue, count, cost)) as messages,
+        ):
             async for delivery in messages:
                 self.see(delivery)
                 if on_progress is not None and self.seen % _TELL_EVERY == 0:

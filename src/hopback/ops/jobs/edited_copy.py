@@ -122,13 +122,11 @@ async def send_copy(
     if flaw is not None:
         raise UnsafeOperation(f"the copy was not sent: {flaw}")
     # A broker with an alarm does not read from a connection that publishes.
-    publishing = await broker.broker.connect("hopback edited copy")
     try:
-        await (await publishing.open_channel()).publish(changed)
+        async with broker.new_connection("hopback edited copy") as publishing:
+            await (await publishing.open_channel()).publish(changed)
     except BrokerError as failed:
         if after_failure(failed, failed) is AfterFailure.LEAVE:
             raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
         raise
-    finally:
-        await publishing.close()
     return copy

@@ -314,11 +314,8 @@ class JobRunner:
         if event is None or job.state is JobState.INTERRUPTED:
             return
         try:
-            connection = await self._broker.broker.connect(_connection_name(job))
-            try:
+            async with self._broker.new_connection(_connection_name(job)) as connection:
                 await (await connection.open_channel()).publish(event, mandatory=False)
-            finally:
-                await connection.close()
         except BrokerError as failed:
             _log.warning("the end of job %s was not announced: %s", job.id, failed)
 

@@ -90,9 +90,8 @@ async def test_recent_snapshots_share_one_reading_for_two_seconds() -> None:
 
 async def test_connection_names_include_users_of_the_query_connection() -> None:
     async with _managed() as (managed, _, _):
-        shared = await managed.connect("hopback look orders.dlq")
-        assert "hopback look orders.dlq" in (await managed.connection_names() or ())
-        await shared.close()
+        async with managed.query("hopback look orders.dlq"):
+            assert "hopback look orders.dlq" in (await managed.connection_names() or ())
         assert "hopback look orders.dlq" not in (await managed.connection_names() or ())
 
 

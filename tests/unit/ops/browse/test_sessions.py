@@ -10,7 +10,6 @@ import pytest
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import GroupBy, Selection, SessionLimits, Settings
 from hopback.ops.contract.values import HeldBack, Price
@@ -389,7 +388,12 @@ async def test_queue_depth_includes_messages_held_by_sessions(skip: int) -> None
         await shop.park(60)
         cost = (await shop.operations.queue(DLQ)).cost
         assert (
-            len([delivery async for delivery in walk(ManagedBroker(shop.broker), DLQ, 60, cost)])
+            len(
+                [
+                    delivery
+                    async for delivery in walk(await shop.broker.connect("look"), DLQ, 60, cost)
+                ]
+            )
             == 60
         )
         session = await shop.operations.open_session(DLQ, SessionLimits(limit=10, skip=skip))

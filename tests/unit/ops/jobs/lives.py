@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from hopback.broker.embedded import run_virtual
 from hopback.errors import BrokerError
 from hopback.message import Message
-from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import Pace, Selection, Settings
 from hopback.ops.contract.values import JobState
@@ -189,7 +188,8 @@ async def _look(shop: Shop, count: int) -> None:
     if count:
         cost = (await shop.operations.queue(DLQ)).cost
         assert (
-            len([one async for one in walk(ManagedBroker(shop.broker), DLQ, count, cost)]) <= count
+            len([one async for one in walk(await shop.broker.connect("look"), DLQ, count, cost)])
+            <= count
         )
 
 

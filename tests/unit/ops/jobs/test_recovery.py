@@ -9,7 +9,6 @@ import pytest
 
 from hopback.broker.embedded import run_virtual
 from hopback.message import Message
-from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import Pace, Selection, SessionLimits, Settings
 from hopback.ops.contract.values import JobState
@@ -49,7 +48,9 @@ async def _killed_and_resumed(
 async def _browsed(shop: Shop) -> None:
     """All messages were delivered once and returned."""
     cost = (await shop.operations.queue(DLQ)).cost
-    assert [delivery async for delivery in walk(ManagedBroker(shop.broker), DLQ, _COUNT, cost)]
+    assert [
+        delivery async for delivery in walk(await shop.broker.connect("look"), DLQ, _COUNT, cost)
+    ]
 
 
 def _parked(*, twins: bool) -> list[Message]:

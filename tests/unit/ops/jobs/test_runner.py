@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.broker.embedded.management import EmbeddedManagement
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionLimits
@@ -189,13 +190,15 @@ async def test_resumed_job_waits_for_dry_run_of_its_process() -> None:
         job = await shop.operations.start(redrive(pace=_SLOW))
         await shop.operations.interrupt(job.id)
         broker = shop.operations.broker
-        look = walk(broker, DLQ, 20, (await broker.snapshot()).cost(DLQ), shares_connection=True)
-        await anext(look)
-        await shop.operations.resume(job.id)
-        async for seen in shop.operations.events(job.id):
-            if f"'hopback look {DLQ}'" in seen.reason:
-                break
-        await look.aclose()
+        cost = (await broker.snapshot()).cost(DLQ)
+        async with broker.query(look_connection_name(DLQ)) as connection:
+            look = walk(connection, DLQ, 20, cost)
+            await anext(look)
+            await shop.operations.resume(job.id)
+            async for seen in shop.operations.events(job.id):
+                if f"'hopback look {DLQ}'" in seen.reason:
+                    break
+            await look.aclose()
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.remaining) == (JobState.COMPLETED, 0)
         assert sorted(shop.bodies(MAIN)) == sorted(b"%d" % number for number in range(20))
@@ -215,13 +218,9 @@ async def test_resumed_job_waits_for_dry_run_of_another_process(
         await shop.operations.interrupt(job.id)
         moved = shop.bodies(MAIN)
         async with _another(shop, MemoryJournal()) as other:
-            look = walk(
-                other.broker,
-                DLQ,
-                read,
-                (await other.broker.snapshot()).cost(DLQ),
-                shares_connection=True,
-            )
+            cost = (await other.broker.snapshot()).cost(DLQ)
+            connection = await other.broker.broker.connect("hopback dead letters")
+            look = walk(connection, DLQ, read, cost)
             for _ in range(min(read, 20 - len(moved))):
                 await anext(look)
             await shop.operations.resume(job.id)
@@ -230,6 +229,7 @@ async def test_resumed_job_waits_for_dry_run_of_another_process(
                     break
             assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
             await look.aclose()
+            await connection.close()
         done = await shop.operations.wait(job.id)
         if params is _QUORUM and read < 20:  # the look has requeued its messages behind the others
             assert (done.state, done.counts.done) == (JobState.FAILED, 0)
