@@ -145,7 +145,7 @@ class Endpoint:
         except (TimeoutError, OSError):
             pass  # the client has disconnected or timed out
         except asyncio.CancelledError:
-            # Replaced by a newer connection, or closing. Before Python 3.12, asyncio logs a
+            # Replaced by a newer connection, or closing. Until Python 3.12, asyncio logs a
             # traceback if the task of a connection is cancelled.
             pass
         finally:

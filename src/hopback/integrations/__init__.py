@@ -1,7 +1,7 @@
-"""Failure plans for consumers of other libraries, which keep their framework.
+"""Retries and dead-letter queues for consumers written with other libraries.
 
-Each module needs the library of its name: `hopback.integrations.faststream`, `.aio_pika`, `.pika` and
-`.celery`.
+Each module requires the library of the same name: `hopback.integrations.faststream`, `.aio_pika`,
+`.pika` and `.celery`.
 """
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The URL of a broker from the connection settings of another library."""
+"""Build a broker URL from the settings of another library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def broker_url(
     tls: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> str:
-    """Return the URL of these settings, without those that are None."""
+    """Build a URL from connection settings. Settings that are None are omitted."""
     known = {name: value for name, value in (options or {}).items() if value is not None}
     query = f"?{urlencode(known)}" if known else ""
     secret = "" if password is None else f":{quote(password, safe='')}"

@@ -1,4 +1,6 @@
-"""A failure plan for consumers of aio-pika: their callbacks stay as they are.
+"""Failure plans for aio-pika consumers.
+
+Existing callbacks don't need to be changed:
 
 ```python
 plans = AioPikaPlans(connection)
@@ -7,9 +9,10 @@ async with plans:
     await plans.consume(queue, on_message)
 ```
 
-The plan carries out the callback's `ack`, `nack`, `reject` or `process`. An exception within `process`
-and a `nack` or `reject` with requeue are retries. A `reject` without requeue parks. A message that the
-callback does not settle stays unsettled, as with aio-pika alone.
+The callback settles messages with `ack`, `nack`, `reject` or `process` as usual. Messages are
+retried if the callback raises an exception in `process`, or if it calls `nack` or `reject` with
+requeue. They are dead-lettered after a `reject` without requeue. Messages that are not settled by
+the callback stay unsettled.
 """
 
 from __future__ import annotations
@@ -62,17 +65,17 @@ __all__ = [
 _LOG = logging.getLogger("hopback.integrations")
 
 _TLS_OPTIONS = {"cafile": "cacertfile", "certfile": "certfile", "keyfile": "keyfile"}
-"""The aio-pika names of Hopback's URL options."""
+"""Maps URL options of aio-pika to Hopback's."""
 
 
 class ChannelEndings:
-    """For each channel of aio-pika an event that is set when it ends."""
+    """Provides an event per aio-pika channel that is set when the channel is closed."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Any, asyncio.Event] = WeakKeyDictionary()
 
     def of(self, message: AbstractIncomingMessage) -> asyncio.Event:
-        """That of the channel which this message came by."""
+        """Return the event for the channel of a message."""
         channel = message.channel
         known = self._known.get(channel)
         if known is not None:
@@ -83,9 +86,10 @@ class ChannelEndings:
 
 
 class AioPikaPlans(PlannedQueues):
-    """Failure plans for queues that aio-pika consumes. An async context manager.
+    """Failure plans for queues consumed with aio-pika.
 
-    It publishes on a separate connection with the settings of `connection`.
+    Use this as an async context manager. Messages are published on a separate connection with the
+    same settings as `connection`.
     """
 
     def __init__(self, connection: AbstractConnection, **options: Unpack[PlanOptions]) -> None:
@@ -94,7 +98,7 @@ class AioPikaPlans(PlannedQueues):
         self._endings = ChannelEndings()
 
     async def start(self) -> None:
-        """Connect and declare the objects of the plans."""
+        """Connect and declare the queues of the plans."""
         await self.begin(self._publish_to or connection_url(self._connection))
 
     async def __aenter__(self) -> Self:
@@ -111,7 +115,7 @@ class AioPikaPlans(PlannedQueues):
         no_ack: bool = False,
         **options: Any,
     ) -> str:
-        """Call `queue.consume` with a callback under the plan. Returns the consumer tag."""
+        """Start consuming a queue with a failure plan, and return the consumer tag."""
         if no_ack:
             raise UnsafeOperation(
                 f"queue {queue.name!r} is not consumed with no_ack=True: the broker deletes a message "
@@ -122,7 +126,7 @@ class AioPikaPlans(PlannedQueues):
     def callback(
         self, queue: str, callback: Callable[[Any], Awaitable[object] | object]
     ) -> Callable[[AbstractIncomingMessage], Awaitable[None]]:
-        """The callback with a plan, for a program that calls `consume` itself."""
+        """Wrap a callback so that it can be passed to `queue.consume`."""
 
         async def planned(message: AbstractIncomingMessage) -> None:
             wrapped = await self.message(queue, message)
@@ -134,8 +138,7 @@ class AioPikaPlans(PlannedQueues):
                     returned = await returned
                 answer = answer_of_outcome(returned)
             except FAILURES as error:
-                # A settlement before the exception has been carried out, as aio-pika's callers
-                # expect.
+                # If the callback settled the message before raising, keep that settlement.
                 answer = answer_for(error, wrapped.rules)
                 if wrapped.processed and wrapped.error is not error:
                     _LOG.warning("a callback failed after it had settled its message: %r", error)
@@ -145,9 +148,10 @@ class AioPikaPlans(PlannedQueues):
         return planned
 
     async def message(self, queue: str, message: AbstractIncomingMessage) -> PlannedMessage | None:
-        """A message of `queue.get` or an iterator, to be settled by the plan.
+        """Wrap a message returned by `queue.get` or a queue iterator.
 
-        None if it is a second copy of one that has ended here: it is settled already.
+        Returns None if the message is a duplicate of one that was already handled. It has been
+        settled in this case.
         """
         if message.processed:
             raise UnsafeOperation(
@@ -167,7 +171,7 @@ class AioPikaPlans(PlannedQueues):
 
 
 class PlannedMessage:
-    """An incoming message that is settled by a plan. All other attributes are the message's."""
+    """A wrapper for an incoming message that is settled by a plan."""
 
     def __init__(
         self, plans: AioPikaPlans, taken: ForeignDelivery, message: AbstractIncomingMessage
@@ -177,28 +181,31 @@ class PlannedMessage:
         self._message = message
         self.rules: tuple[Rule, ...] = taken.rules
         self.error: BaseException | None = None
-        """The exception that it went by the plan for."""
+        """The exception that caused the message to be retried or dead-lettered."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)
 
     @property
     def processed(self) -> bool:
-        """Whether the consumer has settled it."""
+        """True if the message has been settled."""
         return self._taken.answered
 
     async def ack(self, multiple: bool = False) -> None:
-        """It is done."""
+        """Acknowledge the message."""
         self._refuse_multiple(multiple)
         await self.conclude(DONE)
 
     async def nack(self, multiple: bool = False, requeue: bool = True) -> None:
-        """Retry the message by the plan. Without requeue it is parked."""
+        """Retry the message, or dead-letter it if `requeue` is False."""
         self._refuse_multiple(multiple)
         await self.reject(requeue=requeue)
 
     async def reject(self, requeue: bool = False) -> None:
-        """Park the message. With requeue it is retried. The exception being handled is its reason."""
+        """Dead-letter the message, or retry it if `requeue` is True.
+
+        The exception currently being handled is recorded as the reason.
+        """
         error = sys.exception()
         await self.conclude(
             answer_to_requeue(error, self.rules) if requeue else answer_to_reject(error)
@@ -210,11 +217,15 @@ class PlannedMessage:
         reject_on_redelivered: bool = False,
         ignore_processed: bool = False,
     ) -> AbstractAsyncContextManager[PlannedMessage]:
-        """Acked at the end, by the plan after an exception: that replaces the first two options."""
+        """Return a context manager that acknowledges the message at the end of the block.
+
+        If the block raises an exception, the failure plan is applied. `requeue` and
+        `reject_on_redelivered` are ignored.
+        """
         return _Processing(self, ignore_processed)
 
     async def conclude(self, answer: Answer) -> None:
-        """Move it on by its answer, and settle it."""
+        """Apply the plan and settle the message."""
         if self.processed:
             raise MessageProcessError("Message already processed", self._message)
         self.error = answer.error
@@ -230,7 +241,7 @@ class PlannedMessage:
 
 
 class _Processing:
-    """The context of `PlannedMessage.process`."""
+    """The context manager returned by `PlannedMessage.process`."""
 
     def __init__(self, message: PlannedMessage, ignore_processed: bool) -> None:
         self._message = message
@@ -245,17 +256,17 @@ class _Processing:
             return False
         if error is None:
             await message.ack()
-        elif isinstance(error, FAILURES):  # not a cancelled task: the broker delivers it again
+        elif isinstance(error, FAILURES):  # for a cancelled task, the broker redelivers the message
             await message.conclude(answer_for(error, message.rules))
-        return isinstance(error, OUTCOMES)  # a carried out outcome goes no further
+        return isinstance(error, OUTCOMES)  # an outcome has been handled and must not propagate
 
 
 def convert_delivery(queue: str, message: AbstractIncomingMessage) -> Received:
-    """Convert the message to a Hopback delivery."""
+    """Convert an aio-pika message to a delivery."""
     moment = message.timestamp
     if isinstance(moment, datetime):
         moment = moment.timestamp()  # type: ignore[assignment]
-    expiration: Any = message.expiration  # in seconds, while AMQP has milliseconds
+    expiration: Any = message.expiration  # aio-pika uses seconds, AMQP uses milliseconds
     properties = Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
@@ -284,7 +295,10 @@ def convert_delivery(queue: str, message: AbstractIncomingMessage) -> Received:
 
 
 async def settle(message: AbstractIncomingMessage, how: Settlement) -> None:
-    """Settle on the message's channel. If that is closed, the broker redelivers the message."""
+    """Settle a message on its channel.
+
+    If the channel is closed, the broker redelivers the message.
+    """
     try:
         if how is Settlement.ACK:
             await message.ack()
@@ -299,7 +313,7 @@ async def settle(message: AbstractIncomingMessage, how: Settlement) -> None:
 
 
 def connection_url(connection: AbstractConnection) -> str:
-    """Return the address of a connection as a Hopback URL. Unsupported options are omitted."""
+    """Return the URL of an aio-pika connection. Unsupported options are omitted."""
     url = cast("Connection", connection).url
     known = dict(url.query)
     options: dict[str, object] = {

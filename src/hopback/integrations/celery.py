@@ -1,4 +1,4 @@
-"""Park failed Celery tasks in a dead-letter queue with the exception, and check the settings.
+"""Move failed Celery tasks to a dead-letter queue.
 
 ```python
 app = Celery("shop", broker="amqp://…")
@@ -6,9 +6,9 @@ app.conf.task_acks_late = True
 park_failed_tasks(app)
 ```
 
-A task that has finally failed is published to `QUEUE.dlq` with a confirm and acked afterwards. Retries
-remain Celery's. A worker whose tasks are acked before they run is refused at its start, because a failed
-task would have no message to park.
+When a task has finally failed, its message is published to `QUEUE.dlq` and acknowledged after the
+confirm. Retries are still handled by Celery. Workers require late acknowledgement (`acks_late`),
+because otherwise the message is already gone when the task fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ with needs("celery", "hopback.integrations.celery"):
         WorkerLostError,
     )
     from celery.worker.request import Request  # type: ignore[import-untyped]
-with needs("celery", "hopback.integrations.celery"):  # last, so that the error names Celery
+with needs(
+    "celery", "hopback.integrations.celery"
+):  # imported last so that the error mentions Celery
     from billiard.einfo import ExceptionWithTraceback  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
@@ -54,8 +56,10 @@ __all__ = ["CELERY_RULES", "CeleryPlans", "ParkingRequest", "check_settings", "p
 _LOG = logging.getLogger("hopback.integrations")
 
 _LONGEST_WAIT_S = 10.0
-"""How long a worker waits until a task is parked: below its heartbeat, which it cannot serve meanwhile.
-After that the message stays unacked, and is delivered again when the connection ends."""
+"""Maximum number of seconds to wait for a publish. This has to be shorter than the heartbeat,
+because the worker is blocked. On timeout the message stays unacknowledged and is redelivered when
+the connection closes.
+"""
 
 _PARKING: WeakKeyDictionary[Any, CeleryPlans] = WeakKeyDictionary()
 
@@ -63,21 +67,25 @@ _PARKING: WeakKeyDictionary[Any, CeleryPlans] = WeakKeyDictionary()
 def park_failed_tasks(
     app: Any, queues: Iterable[str] | None = None, **options: Unpack[PlanOptions]
 ) -> CeleryPlans:
-    """Let the workers of an application park finally failed tasks. Call it before tasks are declared.
+    """Make the workers of a Celery application dead-letter failed tasks.
 
-    `queues` limits it to some queues. Tasks of other queues fail as usual in Celery. Call it where the
-    application is created: it does not change producers and opens no connection in them.
+    This must be called before tasks are declared. It does not affect producers.
+
+    Args:
+        app: The Celery application.
+        queues: The queues to handle. Defaults to all queues.
+        options: Options of the plans.
     """
     plans = CeleryPlans(app, None if queues is None else tuple(queues), **options)
     _PARKING[app] = plans
-    app.hopback_parks = True  # for `check_settings`
+    app.hopback_parks = True  # read by `check_settings`
     app.Task.Request = f"{__name__}:{ParkingRequest.__name__}"
     app.steps["worker"].add(_ParkingStep)
     return plans
 
 
 class CeleryPlans:
-    """Where the failed tasks of an application rest. It works in the main process of a worker."""
+    """Publishes failed tasks of a Celery application. Runs in the main process of a worker."""
 
     def __init__(
         self, app: Any, queues: tuple[str, ...] | None, **options: Unpack[PlanOptions]
@@ -90,7 +98,7 @@ class CeleryPlans:
         self._thread: LoopThread | None = None
 
     def start(self) -> None:
-        """Refuse unsuitable tasks, connect, and declare the dead-letter queues."""
+        """Check the settings of the tasks, connect and declare the dead-letter queues."""
         tasks = {
             name: task for name, task in self._app.tasks.items() if not name.startswith("celery.")
         }
@@ -120,14 +128,17 @@ class CeleryPlans:
         self._thread = thread
 
     def stop(self) -> None:
-        """End the connections. Safe to repeat."""
+        """Close the connections. Can be called more than once."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.run(self._plans.close())
             thread.stop()
 
     def park(self, message: Any, error: BaseException, trace: str) -> bool:
-        """Publish a failed task to the dead-letter queue. Returns False if it must not be acked."""
+        """Publish a failed task to the dead-letter queue.
+
+        Returns False if the message must not be acknowledged.
+        """
         queue, thread = self.queue_of(message.delivery_info), self._thread
         if queue is None or thread is None:
             _LOG.error("a failed task cannot be parked: this worker was not started with its app")
@@ -152,7 +163,10 @@ class CeleryPlans:
         return await self._plans.conclude(taken, answer) is Settlement.ACK
 
     def queue_of(self, info: dict[str, Any]) -> str | None:
-        """The planned queue of a message, derived from exchange and routing key. Celery omits its name."""
+        """Return the queue of a message, based on its exchange and routing key.
+
+        Celery does not include the queue name in a message.
+        """
         exchange, key = info.get("exchange") or "", info.get("routing_key") or ""
         planned = self._plans.queue_names
         if not exchange:
@@ -173,18 +187,18 @@ class CeleryPlans:
 
 
 class ParkingRequest(Request):  # type: ignore[misc]
-    """A request whose message is parked before a failure is acked."""
+    """A Celery request that dead-letters its message when the task fails."""
 
     _failed: tuple[BaseException, str] | None = None
 
     def on_failure(
         self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False
     ) -> Any:
-        """The task raised, or its process was lost."""
+        """Called when the task raises an exception or its process is lost."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        # Its process may be lost after it had stored a result.
+        # The process may have been lost after storing the result.
         stored = getattr(self, "_success_was_stored", None)
         has_succeeded = isinstance(error, WorkerLostError) and stored is not None and stored()
         if not isinstance(error, Ignore | Retry | Terminated) and not has_succeeded:
@@ -195,7 +209,7 @@ class ParkingRequest(Request):  # type: ignore[misc]
             self._failed = None
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """The task was too slow."""
+        """Called when the task exceeds its time limit."""
         if not soft:
             self._failed = TimeLimitExceeded(timeout), ""
         try:
@@ -204,14 +218,14 @@ class ParkingRequest(Request):  # type: ignore[misc]
             self._failed = None
 
     def acknowledge(self) -> None:
-        """Ack the message. A failed task is parked first."""
+        """Acknowledge the message. If the task failed, dead-letter it first."""
         failed, self._failed = self._failed, None
         plans = self._plans()
         if failed is None or plans is None or plans.park(self.message, *failed):
             super().acknowledge()
 
     def reject(self, requeue: bool = False) -> None:
-        """Requeue the message. A failed task that is not to be requeued is parked and acked instead."""
+        """Reject the message. Failed tasks are dead-lettered unless `requeue` is True."""
         failed, self._failed = self._failed, None
         plans = self._plans()
         if requeue or failed is None or plans is None:
@@ -220,7 +234,9 @@ class ParkingRequest(Request):  # type: ignore[misc]
             super().acknowledge()
 
     def _plans(self) -> CeleryPlans | None:
-        """The plans of the application. None if the queue has no plan or the message is acked."""
+        """Return the plans, or None if there is no plan for the queue or the message was already
+        acknowledged.
+        """
         plans = None if self.acknowledged else _PARKING.get(self.app)
         if plans is None or plans.queue_of(self.message.delivery_info) is None:
             return None
@@ -228,7 +244,7 @@ class ParkingRequest(Request):  # type: ignore[misc]
 
 
 class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Starts the plans with a worker, after its processes were forked. An error ends the start."""
+    """Worker step that starts the plans after the pool. Errors prevent the worker from starting."""
 
     requires = frozenset({"celery.worker.components:Pool"})
 
@@ -246,7 +262,7 @@ class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _convert_delivery(queue: str, message: Any) -> Received:
-    """Convert a Kombu message to a Hopback delivery with the unchanged body."""
+    """Convert a Kombu message to a delivery. The body is not decoded."""
     said, info = message.properties, message.delivery_info
     body = message.body
     if isinstance(body, str):
@@ -278,7 +294,7 @@ def _convert_delivery(queue: str, message: Any) -> Received:
 
 
 def _app_url(app: Any) -> str:
-    """The URL of the application's broker."""
+    """Return the URL of the broker."""
     with app.connection_for_write() as connection:
         if connection.transport.driver_type != "amqp":
             raise UnsafeOperation(

@@ -1,6 +1,6 @@
-"""Find settings of a Celery application that can lose messages. Only values are inspected.
+"""Check the settings of a Celery application for values that can cause message loss.
 
-`CELERY_RULES` describes each rule. `check_settings` applies them.
+See `CELERY_RULES` for the list of rules.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ CELERY_RULES: Mapping[str, str] = {
 
 _AMQP = ("amqp", "pyamqp", "amqps", "librabbitmq")
 _CONSUMER_TIMEOUT = "30 minutes by default (`consumer_timeout`)"
-_MOST_NAMED = 5  # of tasks in a sentence: more are counted
+_MOST_NAMED = 5  # maximum number of task names to show
 
 
 def check_settings(app: Any) -> tuple[Finding, ...]:
-    """Return all findings about an application's settings, tasks and queues, most severe first.
+    """Check the settings, tasks and queues of a Celery application.
 
-    It does not connect to the broker. Policies, and types of queues that are not declared in
-    `task_queues`, are unknown.
+    This does not connect to the broker, so policies and the types of undeclared queues are not
+    checked. Findings are sorted by severity.
     """
     app.finalize()
     found = [*_tasks(app), *_check_publish(app), *_queues(app), *_delays(app), *_content(app)]
@@ -54,7 +54,7 @@ def _finding(
 
 
 def _own_tasks(app: Any) -> dict[str, Any]:
-    """The application's tasks, without those that come with Celery."""
+    """Return the tasks of the application without the built-in ones."""
     return {name: task for name, task in app.tasks.items() if not name.startswith("celery.")}
 
 
@@ -66,13 +66,13 @@ def _format_tasks(tasks: list[str]) -> str:
 
 
 def _those(app: Any, setting: str, chosen: list[str]) -> str:
-    """Return the place of a finding about tasks: the setting, if all tasks are affected."""
+    """Return the name of the setting if all tasks are affected, or else the names of the tasks."""
     everybody = len(chosen) == len(_own_tasks(app))
     return f"setting `{setting}`" if everybody else _format_tasks(chosen)
 
 
 def _acks_on_failure(task: Any) -> bool:
-    """Whether a failed task is acked. Older Celery versions have one setting, newer ones two."""
+    """Return True if failed tasks are acknowledged. The setting depends on the Celery version."""
     for name in ("acks_on_failure", "acks_on_failure_or_timeout"):
         value = getattr(task, name, None)
         if value is not None:
@@ -178,7 +178,7 @@ def _queues(app: Any) -> Iterator[Finding]:
             )
         limited = (
             arguments.get("x-queue-type") == "quorum"
-        )  # from RabbitMQ 4.0 on with a limit of 20
+        )  # RabbitMQ 4.0 and later, with a limit of 20
         if requeues and not limited:
             yield _finding(
                 "celery-worker-lost-loop",

@@ -1,4 +1,6 @@
-"""A failure plan for subscribers of FastStream: their functions stay as they are.
+"""Failure plans for FastStream subscribers.
+
+Existing subscribers don't need to be changed:
 
 ```python
 broker = RabbitBroker(url)
@@ -7,8 +9,8 @@ plans.queue("orders", retry=["10s", "1m"])
 app = FastStream(broker, on_startup=[plans.start], after_shutdown=[plans.close])
 ```
 
-A middleware around all others settles each message of a queue with a plan when everything that
-belongs to it has been done, its replies and publishers included. FastStream itself settles none of them.
+A middleware settles each message after it has been processed, including replies and publishers.
+FastStream itself does not settle these messages.
 """
 
 from __future__ import annotations
@@ -55,19 +57,20 @@ _REFUSED = {
     AckPolicy.ACK_FIRST: "acks a message before its subscriber runs",
     AckPolicy.ACK: "acks a message though its subscriber has failed",
 }
-"""Ack policies that a plan cannot work with, and the reason."""
+"""Ack policies that are not supported, with the reason."""
 
 _HOPELESS = Rule(ValidationError, Verdict.PARK)
-"""Invalid payloads are parked, unless an earlier rule matches: a retry does not change the payload."""
+"""Default rule for invalid payloads. They are dead-lettered, since a retry would fail again."""
 
 
 class FastStreamPlans(PlannedQueues):
-    """Failure plans for queues that FastStream consumes. `start` and `close` are hooks of its app.
+    """Failure plans for queues consumed with FastStream.
 
-    Publishes use a separate connection with the settings of `broker`.
+    Pass `start` and `close` as hooks of the FastStream app. Messages are published on a separate
+    connection with the same settings as `broker`.
     """
 
-    _reports_failures = False  # FastStream logs every exception with its traceback
+    _reports_failures = False  # FastStream logs exceptions itself
 
     def __init__(self, broker: RabbitBroker, **options: Unpack[PlanOptions]) -> None:
         super().__init__(**options)
@@ -76,7 +79,7 @@ class FastStreamPlans(PlannedQueues):
         broker.insert_middleware(self)
 
     async def start(self) -> None:
-        """Refuse unsuitable ack policies, connect, and declare the plans' queues."""
+        """Check the ack policies, connect and declare the queues of the plans."""
         for subscriber in self._framework.subscribers:
             queue, policy = _queue_of(subscriber), subscriber.ack_policy
             if queue in self.queue_names and policy in _REFUSED:
@@ -95,12 +98,12 @@ class FastStreamPlans(PlannedQueues):
         await self.close()
 
     def __call__(self, msg: Any, /, *, context: Any) -> BaseMiddleware[Any, Any]:
-        """Create the middleware of one message. Called by FastStream."""
+        """Create the middleware for a message. Called by FastStream."""
         return _PlanMiddleware(msg, context=context, plans=self)
 
 
 class _PlanMiddleware(BaseMiddleware[Any, Any]):
-    """Settles one message by the plan of its queue, if it has one."""
+    """Middleware that settles a message according to the plan of its queue."""
 
     def __init__(self, msg: Any, /, *, context: Any, plans: FastStreamPlans) -> None:
         super().__init__(msg, context=context)
@@ -110,34 +113,34 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
         self._subscriber: Any = None
 
     async def on_receive(self) -> None:
-        """Take the message out of FastStream's hands."""
+        """Take over the settlement of the message."""
         subscriber = self.context.get_local("handler_")
-        # Messages of FastStream's test broker do not come from a broker.
+        # Skip messages of the FastStream test broker.
         if type(self.msg) is not IncomingMessage or subscriber is None:
             return
         queue = _queue_of(subscriber)
         if queue not in self._plans.queue_names:
             return
         self._subscriber = subscriber
-        # FastStream does not settle a locked message, so a later error does not lose it.
+        # Lock the message so that FastStream does not settle it.
         self.msg.lock()
         self._taken = self._plans.take(
             convert_delivery(queue, self.msg), self._plans.endings.of(self.msg)
         )
 
     async def consume_scope(self, call_next: Callable[[Any], Awaitable[Any]], msg: Any) -> Any:
-        """Run the subscriber, unless the message is a second copy of one that has ended here."""
+        """Call the subscriber, unless the message is a duplicate of one that was already handled."""
         self._stream_message = msg
         if self._taken is not None:
             copy = self._taken.copy_settlement()
             if copy is not None:
                 await settle(self.msg, copy)
                 return None
-            # Decode before the subscriber runs. FastStream caches the result.
+            # Decode early. FastStream caches the result.
             try:
                 await msg.decode()
             except Exception:
-                self._stream_message = None  # treated as a parse error
+                self._stream_message = None  # handle as a parse error
                 raise
         return await call_next(msg)
 
@@ -147,15 +150,15 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
         exc_val: BaseException | None = None,
         exc_tb: TracebackType | None = None,
     ) -> bool | None:
-        """Everything that belongs to the message is done, or has failed."""
+        """Settle the message after it has been processed."""
         if self._taken is None or self._taken.answered:
             return False
         if isinstance(exc_val, asyncio.CancelledError):
-            return False  # shutdown: the broker delivers it again
+            return False  # on shutdown, the broker redelivers the message
         how = await self._plans.conclude(self._taken, self._answer(exc_val))
         if how is not None:
             await settle(self.msg, how)
-        # FastStream logs errors. A carried out outcome goes no further.
+        # Let FastStream log errors, but don't propagate outcomes.
         return isinstance(exc_val, OUTCOMES)
 
     def _answer(self, error: BaseException | None) -> Answer:
@@ -171,7 +174,7 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
             case RejectMessage():
                 return answer_to_reject(error.__context__)
             case None:
-                # The subscriber settled by `msg.ack()`, `msg.nack()` or `msg.reject()`, or returned.
+                # The subscriber has settled the message or returned.
                 match getattr(self._stream_message, "committed", None):
                     case AckStatus.NACKED:
                         return answer_to_requeue(None, ())
@@ -183,21 +186,22 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
                         )
                 return DONE
         if self._stream_message is None:
-            # The subscriber did not run: parsing or decoding failed, or no filter matched.
+            # The subscriber was not called: parsing or decoding failed, or no filter matched.
             made = answer_for(error)
             return made._replace(outcome=Park(reason_of(error)))
         return answer_for(error, rules)
 
     def _is_of_payload(self, error: BaseException) -> bool:
-        """Whether pydantic refused an argument of the subscriber: its error names the subscriber.
+        """Return True if pydantic rejected an argument of the subscriber.
 
-        An error of a validation inside the subscriber has another title. A retry may help then.
+        The title of the error is the name of the subscriber in this case. Validation errors raised
+        inside the subscriber have a different title and may be worth retrying.
         """
         title = getattr(error, "title", None)
         return title is not None and title in {call.name for call in self._subscriber.calls}
 
 
 def _queue_of(subscriber: Any) -> str:
-    """The name of a subscriber's queue, with the prefixes of its routers."""
+    """Return the name of the queue, including the prefixes of routers."""
     prefix = subscriber.routing().removesuffix(subscriber.queue.routing())
     return f"{prefix}{subscriber.queue.name}"

@@ -1,4 +1,4 @@
-"""A delivery that another library's consumer handles, and its answer."""
+"""Deliveries that are consumed by another library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlannedQueue:
-    """A queue with its plan, its rules and the settlement of its deliveries."""
+    """A queue with its plan and rules."""
 
     plan: Plan
     rules: tuple[Rule, ...]
@@ -33,7 +33,7 @@ class PlannedQueue:
 
 
 class _SettlementRecorder:
-    """Stands in for a channel: records the settlement that the library has to carry out."""
+    """A replacement for a channel that records how a delivery should be settled."""
 
     def __init__(self) -> None:
         self.how: Settlement | None = None
@@ -46,9 +46,9 @@ class _SettlementRecorder:
 
 
 class ForeignDelivery:
-    """A delivery that another library's consumer handles. It takes one answer.
+    """A delivery that is consumed by another library.
 
-    `ended` is set when the channel of the delivery has ended.
+    `ended` is set when the channel of the delivery is closed.
     """
 
     def __init__(
@@ -60,27 +60,32 @@ class ForeignDelivery:
     ) -> None:
         self._planned = planned
         self._recorder = _SettlementRecorder()
-        # `Settling` uses only `ack` and `nack` of a channel.
+        # Only `ack` and `nack` of the channel are used.
         session = ConsumeSession(cast("Channel", self._recorder), version, ended)
         self._held = HeldDelivery(delivery, session)
         self._began = time.monotonic()
         self.answered: bool = False
-        """Whether the consumer has answered."""
+        """True if the consumer has settled the delivery."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of the plan for exceptions."""
+        """The exception rules of the queue."""
         return self._planned.rules
 
     def copy_settlement(self) -> Settlement | None:
-        """Return how to settle a second copy of a handled message. None: the consumer must run."""
+        """Return how to settle the delivery if it is a duplicate of a handled message, otherwise
+        None.
+        """
         if not self._planned.settling.settle_copy(self._held):
             return None
         self.answered = True
         return self._recorder.how
 
     async def conclude(self, answer: Answer) -> Settlement | None:
-        """Carry out the answer and return the settlement. None: the delivery stays unsettled."""
+        """Apply the plan and return how to settle the delivery.
+
+        Returns None if the delivery must stay unsettled.
+        """
         if self.answered:
             raise RuntimeError("expected one answer to a delivery, got a second one")
         self.answered = True
@@ -90,21 +95,21 @@ class ForeignDelivery:
 
 
 def answer_to_requeue(error: BaseException | None, rules: Iterable[Rule]) -> Answer:
-    """Answer for a consumer that nacked or rejected with requeue: retry by the plan, not at once."""
+    """Return the answer for a nack or reject with requeue: a retry with delay."""
     if error is not None:
         return answer_for(error, tuple(rules))
     return Answer(Retry("the consumer gave it back (requeue=True)"))
 
 
 def answer_to_reject(error: BaseException | None) -> Answer:
-    """Answer for a consumer that rejected without requeue: park with the reason."""
+    """Return the answer for a reject without requeue: dead-letter the message."""
     if error is None:
         return Answer(Park("the consumer rejected it (requeue=False)"))
     return Answer(Park(reason_of(error)), failure_from_exception(error), error=error)
 
 
 def answer_of_outcome(returned: object) -> Answer | None:
-    """Answer for a consumer that returned an outcome of Hopback. None for any other value."""
+    """Return the answer if the consumer returned an outcome, otherwise None."""
     if isinstance(returned, OUTCOMES):
         return Answer(outcome_of(returned))
     return None

@@ -1,4 +1,4 @@
-"""Header tables as other client libraries decode them."""
+"""Convert header tables decoded by other client libraries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-_MOST_SIGNED = 2**63 - 1  # larger numbers need the unsigned type of 64 bits
+_MOST_SIGNED = 2**63 - 1  # larger values need an unsigned type
 
 
 def header_values(headers: Mapping[str, object] | None, *, text_type: type = bytes) -> Headers:
-    """Convert a header table that another client has decoded.
+    """Convert a decoded header table.
 
-    `text_type` is the AMQP type of the client's `bytes`: LongStr if the client decodes strings that are not
-    UTF-8 to bytes, and byte arrays to another type. Values without an AMQP type cannot come from a broker
-    and are left out.
+    Values without an AMQP type are omitted.
+
+    Args:
+        headers: The decoded headers.
+        text_type: The type of `bytes` values. Use LongStr if the client decodes invalid UTF-8
+            strings to bytes and byte arrays to a different type.
     """
     if headers is None:
         return NO_HEADERS
@@ -38,7 +41,7 @@ def _value(value: object, text_type: type) -> FieldValue | _Unknown:
         case None | bool() | float() | str() | Decimal():
             return value
         case int():
-            # pika has a subclass for numbers of 64 bits.
+            # pika uses a subclass of int for 64-bit values.
             return UInt64(value) if value > _MOST_SIGNED else int(value)
         case bytes():
             return LongStr(value) if text_type is LongStr else value

@@ -1,4 +1,4 @@
-"""An event loop in a thread, for libraries without one."""
+"""Run an event loop in a background thread."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop in a thread. It runs until `stop`."""
+    """An event loop that runs in a background thread until `stop` is called."""
 
     def __init__(self, name: str) -> None:
         self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self._ending = asyncio.Event()
-        # A daemon thread, so that a program that does not call `stop` can end.
+        # Use a daemon thread so that the program can exit without calling `stop`.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop and return its future."""
+        """Schedule a coroutine on the loop and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its result."""
+        """Run a coroutine on the loop and wait for the result."""
         return self.submit(work).result()
 
     def set(self, event: asyncio.Event) -> None:
-        """Set an event of the loop."""
+        """Set an asyncio event from another thread."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(event.set)
 
     def stop(self) -> None:
-        """End the loop and wait for its thread. Safe to repeat."""
+        """Stop the loop and wait for the thread. Can be called more than once."""
         self.set(self._ending)
         self._thread.join()
 

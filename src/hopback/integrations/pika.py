@@ -1,4 +1,6 @@
-"""A failure plan for consumers of pika: their callbacks stay as they are.
+"""Failure plans for pika consumers.
+
+Existing callbacks don't need to be changed:
 
 ```python
 with PikaPlans(parameters) as plans:
@@ -7,12 +9,12 @@ with PikaPlans(parameters) as plans:
     channel.start_consuming()
 ```
 
-The plan carries out the callback's `basic_ack`, `basic_nack` or `basic_reject`. An exception, and a nack
-or reject with requeue, are retries. A reject without requeue parks. A delivery that the callback does not
-settle stays unsettled, as with pika alone.
+The callback settles messages with `basic_ack`, `basic_nack` or `basic_reject` as usual. Messages
+are retried if the callback raises an exception or if it requeues them. They are dead-lettered after
+a reject without requeue. Deliveries that are not settled by the callback stay unsettled.
 
-A `BlockingChannel` waits until the message has been moved, and serves its heartbeats meanwhile.
-Channels of the other adapters do not wait. They settle the delivery after the move.
+With a `BlockingChannel`, settling blocks until the message has been moved. Heartbeats are still
+processed. Other adapters do not block and settle the delivery later.
 """
 
 from __future__ import annotations
@@ -60,14 +62,16 @@ __all__ = ["PikaPlans", "PlannedChannel", "parameters_url"]
 _LOG = logging.getLogger("hopback.integrations")
 
 _BETWEEN_HEARTBEATS_S = 0.5
-"""How long a blocking channel waits at a time: far below any heartbeat, far above a confirm."""
+"""Seconds between processing heartbeats. Longer than a confirm usually takes, and much shorter than
+a heartbeat interval.
+"""
 
 
 class PikaPlans:
-    """Failure plans for queues that pika consumes, with any of its adapters. A context manager.
+    """Failure plans for queues consumed with pika. Works with all adapters.
 
-    It publishes on separate connections with the same parameters. They run in a separate thread, so
-    the object belongs to the process that started it. Start it after a fork.
+    Use this as a context manager. Messages are published on separate connections with the same
+    parameters, in a background thread. If the process forks, create it after the fork.
     """
 
     def __init__(
@@ -87,13 +91,14 @@ class PikaPlans:
         attempts: int | None = None,
         rules: Iterable[Rule] = (),
     ) -> None:
-        """Declare the plan of a queue before the first `consume`. The options are those of
-        `App.queue`.
+        """Add a plan for a queue. This must be called before the first `consume`.
+
+        The options are the same as for `App.queue`.
         """
         self._plans.queue(name, retry=retry, attempts=attempts, rules=rules)
 
     def start(self) -> None:
-        """Connect and declare the objects of the plans. `consume` calls it if necessary."""
+        """Connect and declare the queues of the plans. Called automatically by `consume`."""
         if self._thread is not None:
             return
         thread = LoopThread("hopback-plans")
@@ -106,7 +111,7 @@ class PikaPlans:
         self._thread = thread
 
     def close(self) -> None:
-        """Wait for pending publishes and close the connections. Safe to repeat."""
+        """Wait for pending publishes and close the connections. Can be called more than once."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.run(self._plans.close())
@@ -126,7 +131,7 @@ class PikaPlans:
         auto_ack: bool = False,
         **options: Any,
     ) -> str:
-        """Call `channel.basic_consume` with a callback under the plan. Returns the consumer tag."""
+        """Start consuming a queue with a failure plan, and return the consumer tag."""
         if auto_ack:
             raise UnsafeOperation(
                 f"queue {queue!r} is not consumed with auto_ack=True: the broker deletes a message "
@@ -141,7 +146,10 @@ class PikaPlans:
     def callback(
         self, queue: str, callback: Callable[[Any, Any, Any, bytes], object]
     ) -> Callable[[Any, Any, Any, bytes], None]:
-        """The callback with a plan, for a program that calls `basic_consume` itself, without auto_ack."""
+        """Wrap a callback so that it can be passed to `basic_consume`.
+
+        Must be used without `auto_ack`.
+        """
         if queue not in self._plans.queue_names:
             raise UnsafeOperation(
                 f"queue {queue!r} has no plan: expected one of {', '.join(self._plans.queue_names)}"
@@ -154,7 +162,7 @@ class PikaPlans:
                     raise RuntimeError(
                         "expected plans that are started before the consumer, and not closed"
                     )
-                # A program that reconnects has a new channel each time.
+                # Remove closed channels. A client that reconnects uses a new channel each time.
                 self._channels = {one: of for one, of in self._channels.items() if one.is_open}
                 known = self._channels[channel] = PlannedChannel(channel, self._plans, self._thread)
             known.run(queue, callback, method, properties, body)
@@ -163,7 +171,7 @@ class PikaPlans:
 
 
 class PlannedChannel:
-    """A channel whose deliveries are settled by a plan. All other attributes are the channel's."""
+    """A wrapper for a channel that settles deliveries according to a plan."""
 
     def __init__(self, channel: Any, plans: PlannedQueues, thread: LoopThread) -> None:
         self._own = channel
@@ -186,7 +194,7 @@ class PlannedChannel:
         properties: Any,
         body: bytes,
     ) -> None:
-        """Run a callback on a delivery. The plan handles its exceptions."""
+        """Call the callback for a delivery and handle its exceptions."""
         tag: int = method.delivery_tag
         taken = self._thread.run(self._take(_convert_delivery(queue, method, properties, body)))
         if isinstance(taken, Settlement):
@@ -216,7 +224,7 @@ class PlannedChannel:
             _LOG.warning("a callback failed after it had settled its message: %r", error)
 
     def _on_returned(self, tag: int, taken: ForeignDelivery, work: asyncio.Task[object]) -> None:
-        """An async callback has ended, on the loop of pika's own adapter."""
+        """Called when an async callback has finished."""
         if work.cancelled():
             return
         error = work.exception()
@@ -226,14 +234,17 @@ class PlannedChannel:
             self._conclude(tag, answer)
 
     def basic_ack(self, delivery_tag: int = 0, multiple: bool = False) -> None:
-        """Mark a delivery as done. With `multiple`, all earlier ones too."""
+        """Acknowledge one or more deliveries."""
         for tag in self._meant(delivery_tag, multiple):
             self._conclude(tag, DONE)
 
     def basic_nack(
         self, delivery_tag: int = 0, multiple: bool = False, requeue: bool = True
     ) -> None:
-        """Retry by the plan, or park without requeue. The exception being handled is the reason."""
+        """Retry one or more deliveries, or dead-letter them if `requeue` is False.
+
+        The exception currently being handled is recorded as the reason.
+        """
         error = sys.exception()
         for tag in self._meant(delivery_tag, multiple):
             rules = self._in_hand[tag].rules
@@ -242,11 +253,11 @@ class PlannedChannel:
             )
 
     def basic_reject(self, delivery_tag: int = 0, requeue: bool = True) -> None:
-        """The same for one."""
+        """Retry a delivery, or dead-letter it if `requeue` is False."""
         self.basic_nack(delivery_tag, requeue=requeue)
 
     def _meant(self, tag: int, multiple: bool) -> list[int]:
-        """Return the tags of a settlement. Tag 0 with `multiple` means all."""
+        """Return the delivery tags to settle. Tag 0 with `multiple` means all of them."""
         if multiple:
             return sorted(each for each in self._in_hand if not tag or each <= tag)
         if tag not in self._in_hand:
@@ -257,7 +268,7 @@ class PlannedChannel:
         return [tag]
 
     def _conclude(self, tag: int, answer: Answer) -> None:
-        """Move it on by its answer, and settle it on the thread of its connection."""
+        """Apply the plan and settle the delivery in the thread of its connection."""
         moving = self._thread.submit(self._plans.conclude(self._in_hand.pop(tag), answer))
         if self._blocks:
             self._settle(tag, self._wait(moving))
@@ -265,7 +276,7 @@ class PlannedChannel:
             moving.add_done_callback(partial(self._on_moved, tag))
 
     def _wait(self, moving: Future[Settlement | None]) -> Settlement | None:
-        """Wait and keep the connection alive. The wait ends if the connection closes."""
+        """Wait for the result while processing heartbeats. Stops when the connection is closed."""
         while True:
             try:
                 return moving.result(_BETWEEN_HEARTBEATS_S)
@@ -282,14 +293,17 @@ class PlannedChannel:
                 return moving.result()
 
     def _on_moved(self, tag: int, moving: Future[Settlement | None]) -> None:
-        """Settle from the plans' thread. The channel belongs to the thread of its loop."""
+        """Schedule the settlement in the thread that owns the channel."""
         how = None if moving.cancelled() else moving.result()
         loop = self._own.connection.ioloop
         later = getattr(loop, "call_soon_threadsafe", None) or loop.add_callback_threadsafe
         later(partial(self._settle, tag, how))
 
     def _settle(self, tag: int, how: Settlement | None) -> None:
-        """Settle on the delivery's channel. If that is closed, the broker redelivers the message."""
+        """Settle a delivery on its channel.
+
+        If the channel is closed, the broker redelivers the message.
+        """
         if how is None:
             return
         try:
@@ -302,7 +316,7 @@ class PlannedChannel:
 
 
 def _convert_delivery(queue: str, method: Any, properties: Any, body: bytes) -> Received:
-    """Convert the delivery to a Hopback delivery."""
+    """Convert a pika delivery."""
     own = Properties(
         content_type=properties.content_type,
         content_encoding=properties.content_encoding,
@@ -331,7 +345,7 @@ def _convert_delivery(queue: str, method: Any, properties: Any, body: bytes) -> 
 
 
 def parameters_url(parameters: Parameters | Iterable[Parameters]) -> str:
-    """Return the address of pika's parameters as a Hopback URL. Of several, the first is used."""
+    """Return the URL for connection parameters. If there are several, the first one is used."""
     one: Any = parameters
     if not hasattr(parameters, "host"):
         one = next(iter(parameters), None)

@@ -1,9 +1,8 @@
-"""Failure plans for queues that another library consumes.
+"""Common code for consumers written with other libraries.
 
-The result of the library's consumer becomes an answer. The runtime decides and carries out its effects,
-with its own publishing connection, and maintains the queues of the plans. The library carries out the last
-effect, the settlement, on the channel of the delivery. For libraries without an event loop, the plans run
-on a loop in a thread.
+The other library consumes the queue and settles its deliveries. Hopback decides how a delivery is
+settled and publishes retries and dead letters on its own connection. For synchronous libraries,
+this runs on an event loop in a background thread.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.integrations")
 _RETRY = ("30s", "5m", "30m")
-"""The default waits of failed messages, the same as for a handler."""
+"""The default retry delays."""
 
 
 def _log_end(running: asyncio.Task[object]) -> None:
-    """Log that the service has failed. Failed deliveries stay unsettled from then on."""
+    """Log an error of the service. After this, failed deliveries stay unsettled."""
     if not running.cancelled() and (error := running.exception()) is not None:
         _LOG.critical("the plans are no longer in force: %s: %s", type(error).__name__, error)
 
 
 @dataclass(slots=True, eq=False)
 class _LoggedEvents:
-    """Writes events to Python's logging, as the other libraries do."""
+    """Writes events to the `logging` module."""
 
     level: str = "warning"
 
@@ -81,33 +80,33 @@ class _LoggedEvents:
 
 
 class PlanOptions(TypedDict, total=False):
-    """Options of the plans of an application, for every library."""
+    """Options that are common to all integrations."""
 
     name: str
-    """The name of the connections, shown to operators."""
+    """The connection name."""
     topology: Topology | None
-    """Queues and plans from a file or a design."""
+    """A topology with queues and plans."""
     ownership: Ownership
-    """Whether the queues of `topology` are declared (the default), checked or not touched."""
+    """Whether to declare the queues of `topology` (the default), check them or leave them alone."""
     accept: Collection[str]
-    """`check` rules of severity error that do not prevent the start."""
+    """Rules of severity error that should not prevent the start."""
     environment: Environment | None
-    """The event bus and the clock."""
+    """The event bus and clock."""
     timeout: Duration
-    """How long a start waits for the broker and a close for unfinished settlements."""
+    """How long to wait for the broker on start, and for pending settlements on close."""
     publish_to: Broker | str | None
-    """The broker to publish to, if the library's connection settings do not contain its address."""
+    """The broker to publish to. Required if the address cannot be determined from the library."""
 
 
 class PlannedQueues:
-    """Failure plans for queues that another library consumes.
+    """Base class for failure plans of queues consumed by another library.
 
-    The library declares a queue that gets its plan by `queue`. Its retry queues and its dead-letter queue are
-    declared here. `ownership` applies to the queues of `topology`.
+    The library declares its own queues. Retry queues and dead-letter queues are declared by this
+    class.
     """
 
     _reports_failures = True
-    """Whether tracebacks are reported. False if the library logs them."""
+    """Whether to report tracebacks. False if the library logs them."""
 
     def __init__(
         self,
@@ -142,7 +141,7 @@ class PlannedQueues:
         attempts: int | None = None,
         rules: Iterable[Rule] = (),
     ) -> None:
-        """Give a queue of the library a plan. The options are those of `App.queue`."""
+        """Add a plan for a queue. The options are the same as for `App.queue`."""
         if self._running is not None:
             raise RuntimeError("expected all plans before the start, got one after it")
         where = f"plan of queue {name!r}"
@@ -156,13 +155,13 @@ class PlannedQueues:
 
     @property
     def queue_names(self) -> tuple[str, ...]:
-        """The names of the queues with a plan."""
+        """The names of the queues that have a plan."""
         given = () if self._given is None else self._given.plans
         return tuple({**dict.fromkeys(plan.queue for plan in given), **self._plans})
 
     @property
     def topology(self) -> Topology:
-        """The given topology with the retry and dead-letter queues of the plans."""
+        """The topology, including the retry and dead-letter queues."""
         given = self._given or Topology(self.name)
         added = [plan for plan, _ in self._plans.values() if given.plan(plan.queue) is None]
         ours = (queue for plan in added for queue in harden_queues(plan)[1:])
@@ -174,7 +173,7 @@ class PlannedQueues:
         )
 
     async def begin(self, broker: Broker | str) -> None:
-        """Connect and declare the queues of the plans. Raise the error that prevents it."""
+        """Connect and declare the queues of the plans."""
         if self._running is not None:
             return
         broker = self._publish_to or broker
@@ -219,7 +218,10 @@ class PlannedQueues:
             self._planned[plan.queue] = PlannedQueue(plan, rules, settling)
 
     def _foreign_queues(self, whole: Topology) -> tuple[Queue, ...]:
-        """Return the queues that the library declares, with the safest arguments: theirs are unknown."""
+        """Return the queues declared by the library.
+
+        Their arguments are unknown, so assume the safest ones.
+        """
         return tuple(
             harden_queues(plan)[0] for plan in whole.plans if whole.queue(plan.queue) is None
         )
@@ -237,7 +239,7 @@ class PlannedQueues:
         )
 
     async def close(self) -> None:
-        """Wait for unfinished settlements and close the connections. Can be called repeatedly."""
+        """Wait for pending settlements and close the connections. Can be called more than once."""
         running, self._running = self._running, None
         if running is None or self._service is None:
             return
@@ -248,7 +250,7 @@ class PlannedQueues:
         await running
 
     def take(self, delivery: Received, ended: asyncio.Event) -> ForeignDelivery | None:
-        """Return the delivery for settlement by its plan. None if the queue has no plan."""
+        """Wrap a delivery. Returns None if its queue does not have a plan."""
         planned = self._planned.get(delivery.queue)
         if planned is None:
             if delivery.queue not in self.queue_names:
@@ -261,9 +263,9 @@ class PlannedQueues:
         return ForeignDelivery(planned, delivery, self._version.result(), ended)
 
     async def conclude(self, taken: ForeignDelivery, answer: Answer) -> Settlement | None:
-        """Carry out the answer to a delivery. `close` waits for it."""
+        """Apply the plan to a delivery. `close` waits until this is done."""
         work = asyncio.ensure_future(taken.conclude(answer))
         self._concluding.add(work)
         work.add_done_callback(self._concluding.discard)
-        # The caller may be cancelled. The work between publish and settlement must not be.
+        # Shield the work: it must not be cancelled between publishing and settling.
         return await asyncio.shield(work)

@@ -1,5 +1,6 @@
-"""Outcomes, decisions and effects. This package decides and does no I/O: its functions are pure,
-total and deterministic.
+"""Outcomes, decisions and effects.
+
+The functions of this package are pure and do not perform I/O.
 """
 
 from __future__ import annotations

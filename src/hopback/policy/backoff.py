@@ -1,4 +1,4 @@
-"""Growing waits as a pure function of the attempt, the policy and one number from 0 to 1."""
+"""Exponential backoff."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hopback.durations import format_duration
 
 @dataclass(frozen=True, slots=True)
 class BackoffWaits:
-    """Waits in seconds that grow by `factor` from `first` up to `cap`.
+    """Exponential backoff parameters, in seconds.
 
-    `jitter` adds up to that fraction of the wait, so that callers that fail together do not retry
-    together. It never shortens a wait.
+    `jitter` is the maximum fraction that is added to a delay, so that clients do not all retry at
+    the same time.
     """
 
     first: float = 1.0
@@ -29,25 +29,25 @@ class BackoffWaits:
 
 
 def delay(attempt: int, policy: BackoffWaits, chance: float) -> float:
-    """Return the wait after `attempt` (counted from 1), at most `cap` plus jitter."""
+    """Return the delay after the given attempt, starting at 1."""
     plain = _plain(max(attempt, 1), policy)
     return plain + plain * policy.jitter * max(0.0, min(1.0, chance))
 
 
 def schedule(policy: BackoffWaits, attempts: int) -> tuple[float, ...]:
-    """Return the waits after each of the first `attempts` attempts, without jitter."""
+    """Return the delays for the given number of attempts, without jitter."""
     return tuple(_plain(attempt, policy) for attempt in range(1, attempts + 1))
 
 
 def show_schedule(policy: BackoffWaits, attempts: int) -> str:
-    """The schedule as text: `1s, 2s, 4s (+ up to 10 %)`."""
+    """Format the schedule: `1s, 2s, 4s (+ up to 10 %)`."""
     waits = ", ".join(format_duration(round(wait * 1000)) for wait in schedule(policy, attempts))
     return f"{waits} (+ up to {policy.jitter:.0%})" if policy.jitter else waits
 
 
 def _plain(attempt: int, policy: BackoffWaits) -> float:
     try:
-        # Use floats, which overflow. Integers would grow without limit.
+        # Use floats, which overflow instead of growing without limit.
         return min(policy.first * float(policy.factor) ** (attempt - 1), policy.cap)
     except OverflowError:
         return policy.cap

@@ -1,4 +1,4 @@
-"""Batches as pure functions: when a batch is full or due, and how a failed batch is split."""
+"""Batch sizes and splitting of failed batches."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchWindow:
-    """A batch closes when it holds `size` messages, or `wait` seconds after its first one."""
+    """A batch is closed when it contains `size` messages, or `wait` seconds after the first one."""
 
     size: int
     wait: float
 
     def is_full(self, held: int) -> bool:
-        """Whether a batch with this number of messages is full."""
+        """Return True if a batch with this number of messages is full."""
         return held >= self.size
 
     def due_at(self, first_at: float) -> float:
-        """Return when a batch closes whose first message arrived at `first_at`."""
+        """Return the time when a batch is closed if its first message arrived at `first_at`."""
         return first_at + self.wait
 
 
 def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Split a batch of at least two messages in half. Failing rows are found by running each half alone."""
+    """Split a batch in two halves. This is used to find the failing messages of a batch."""
     middle = len(batch) // 2
     return batch[:middle], batch[middle:]

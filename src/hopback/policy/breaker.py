@@ -1,8 +1,8 @@
-"""A circuit breaker as a pure state machine. It pauses a queue while all of its messages fail.
+"""A circuit breaker that pauses a queue while all of its messages fail.
 
-A closed breaker counts failures in a row. At the limit it opens: the queue is paused. After the
-cool-down it lets probes through (half open). A success closes it. A failure opens it again for twice
-as long, up to a limit. Time is an argument.
+A closed breaker opens after a number of consecutive failures, which pauses the queue. After the
+cool-down it becomes half open and lets a few messages through. The first success closes it. Another
+failure opens it again, and the cool-down is doubled up to a limit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ class BreakerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class BreakerPolicy:
-    """Threshold, pauses and number of concurrent probes of a breaker.
+    """Settings of a circuit breaker.
 
-    The queue pauses after `failures` failures in a row. The first pause is `cool_down`, and each
-    further one twice as long, up to `longest_cool_down`. Both become seconds.
+    Attributes:
+        failures: Number of consecutive failures after which the queue is paused.
+        cool_down: Length of the first pause. It is doubled for each further pause.
+        longest_cool_down: Maximum length of a pause.
     """
 
     failures: int = 50
@@ -45,7 +47,7 @@ class BreakerPolicy:
         first = read_seconds(cool_down, "cool_down", where=where)
         longest = read_seconds(longest_cool_down, "longest_cool_down", where=where)
         for name, found in (("failures", failures), ("probes", probes)):
-            if not 1 <= found < math.inf:  # a queue without probes would stay paused forever
+            if not 1 <= found < math.inf:  # without probes, the queue would stay paused forever
                 raise InvalidDeclaration((Problem(name, "1 or more", repr(found)),), where=where)
         object.__setattr__(self, "failures", failures)
         object.__setattr__(self, "cool_down", first)
@@ -55,7 +57,7 @@ class BreakerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """The breaker of one queue: consecutive failures, consecutive openings, and the end of the pause."""
+    """The state of a circuit breaker."""
 
     state: BreakerState = BreakerState.CLOSED
     failures: int = 0
@@ -64,15 +66,17 @@ class Breaker:
 
 
 def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: float) -> Breaker:
-    """Return the state after a run. Runs that were active when the breaker opened do not change it."""
+    """Return the state after a run.
+
+    If the breaker is open, the run started earlier and is ignored.
+    """
     if breaker.state is BreakerState.OPEN:
         return breaker
     if not failed:
         return Breaker()
     failures = breaker.failures + 1
     if breaker.state is BreakerState.HALF_OPEN or failures >= policy.failures:
-        # Open. Each consecutive opening lasts twice as long as the one before.
-        # The exponent is bounded: a float overflows long before a cool-down becomes useful.
+        # Open, and double the cool-down. The exponent is limited to avoid an overflow.
         doubled = policy.cool_down * 2.0 ** min(breaker.openings, 32)
         return Breaker(
             state=BreakerState.OPEN,
@@ -83,7 +87,7 @@ def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: flo
 
 
 def at(breaker: Breaker, now: float) -> Breaker:
-    """Return the state at a given time. An open breaker is half open after its cool-down."""
+    """Return the state at a given time. After the cool-down, an open breaker becomes half open."""
     if breaker.state is BreakerState.OPEN and now >= breaker.until:
         return replace(breaker, state=BreakerState.HALF_OPEN)
     return breaker

@@ -1,18 +1,18 @@
-"""Recognise deliveries that are copies of a message whose run has already ended.
+"""Detect duplicates of a message that has already been handled.
 
-A retry is stored before the failed delivery is acked. If the process, its connection or the broker
-dies in between, two copies of the message exist, and each would run all remaining attempts.
+A retry is published before the failed delivery is acknowledged. If the process or the connection
+fails in between, there are two copies of the message, and both would use all remaining attempts.
 """
 
-# A copy may be dropped only if the other copy has ended: its handler was done, or the broker has
-# confirmed its publish to the next queue. That queue then holds the message. Whether the ack
-# arrived does not matter. If it did not, the redelivered message is itself such a copy.
+# A duplicate can only be dropped if the other copy has ended: either it was handled successfully,
+# or its publish to the next queue was confirmed. It does not matter if the ack reached the broker.
+# If it did not, the redelivered message is a duplicate as well.
 #
-# Only the copy id identifies copies: a text generated at the first failure and kept by every retry.
-# Id and body are not sufficient, because a producer may send two messages that are equal in both,
-# and both must run. Copies are therefore unknown at the first attempt, and for messages without an
-# id. A process that has not seen a copy end drops none, because another waiting or running copy may
-# be the last.
+# Duplicates are identified by their copy id, which is generated at the first failure and kept by
+# all retries. Message id and body are not enough, because a producer may send the same message
+# twice, and both have to be handled. This means that duplicates are not detected at the first
+# attempt. A process only drops duplicates of copies that it has handled itself, since otherwise the
+# last copy could be dropped.
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ _NAME = names.COPY_ID.encode()
 
 
 def may_be_copy(delivery: Delivery) -> bool:
-    """Whether it has a copy id. This runs for every message, so it searches the raw bytes if present."""
+    """Return True if the delivery has a copy id.
+
+    This is called for every message, so search the encoded properties if they are available.
+    """
     raw: bytes | None = getattr(delivery, "raw_properties", None)
     if raw is not None:
         return _NAME in raw
@@ -37,8 +40,8 @@ def may_be_copy(delivery: Delivery) -> bool:
 
 
 def token_of(reading: Reading) -> bytes | None:
-    """Return a token shared only by copies of one message before the same attempt, or None if
-    unknown.
+    """Return a token that identifies the copies of a message for an attempt, or None if there is no
+    copy id.
     """
     known, message_id = reading.history, reading.delivery.properties.message_id
     if not known.copy_id or not message_id or reading.attempt == 1:
@@ -58,13 +61,12 @@ def token_of(reading: Reading) -> bytes | None:
 
 
 class EndedRuns:
-    """The most recent ended runs of one queue in this process. The oldest are forgotten first."""
+    """Remembers the most recent runs of a queue that have ended."""
 
     __slots__ = ("_most", "_tokens")
 
     def __init__(self, most: int = 10_000) -> None:
-        # 10,000 tokens take about 1 MB. A copy whose token was forgotten runs again, so no message
-        # is lost.
+        # 10,000 tokens use about 1 MB. If a token was dropped, a duplicate is handled again.
         self._most = most
         self._tokens: dict[bytes, None] = {}
 
@@ -75,7 +77,7 @@ class EndedRuns:
         return token in self._tokens
 
     def add(self, token: bytes) -> None:
-        """Remember that this run has ended, as the most recent one."""
+        """Add a run that has ended."""
         self._tokens.pop(token, None)
         self._tokens[token] = None
         if len(self._tokens) > self._most:

@@ -1,29 +1,30 @@
-"""Decide about a delivery. All decisions about ack, retry, park and requeue are in this file."""
+"""Decide how to settle a delivery.
 
-# The rules of this file:
+All decisions about acknowledging, retrying, dead-lettering and requeueing are made in this module.
+"""
+
+# The following rules apply. The first one that matches is used.
 #
-# 1. It does no I/O, reads no clock and draws no random number: time and chance are arguments.
-# 2. It is total: there is a decision for any headers and any outcome of the handler.
-# 3. A failure below the plan's attempts goes to a retry queue. The last one is parked.
-# 4. A message goes for retry by a confirmed publish, or by nack (requeue=False) where the plan
-#    leaves that to the broker. Instead of nack it is published into the same retry queue when
-#    a. it has our count: it was published without x-death, so the broker would count from 0;
-#    b. it needs a tier that the queue's dead-letter exchange does not lead to;
-#    c. the broker is older than 4.0, so believes an x-death that a client published, and this one
-#       is malformed (it crashes the queue) or has a death in this queue that was not a
-#       rejection (the way back is then dropped as a cycle).
-# 5. A snooze counts no attempt. The message waits in a retry queue, or in the process if the plan
-#    specifies that: a requeue costs a quorum queue one of its deliveries. A wait in the process
-#    is never shorter than the plan's minimum.
-#    A wait longer than any retry queue of the plan uses the delay queues, if they exist. The message
-#    then returns at the given time. A retry with a longer wait than any tier does the same.
-# 6. A message that cannot carry its count cannot be retried by publish: it is parked. If its headers
-#    do not fit a frame it is rejected where that leads to the dead-letter queue, else it is published
-#    there without the largest of them. No content keeps a delivery unsettled.
-# 7. A message with unreadable headers is parked at its first failure or snooze: its count may be
-#    among them.
-#
-# The first matching rule applies. Code outside this file adds no exceptions.
+# 1. There is no I/O, and no access to the clock or to random numbers. Both are arguments.
+# 2. There is a decision for any combination of headers and outcomes.
+# 3. A failed message is retried until the attempts of the plan are used up. Then it is dead-lettered.
+# 4. Retries use a confirmed publish, or nack (requeue=False) if the plan uses the broker's
+#    dead-lettering. A message is published even then if
+#    a. it has a retry count from Hopback. It was published without x-death, so the count of the
+#       broker would start at 0.
+#    b. it needs a tier that the dead-letter exchange of the queue does not lead to.
+#    c. the broker is older than 4.0, which trusts an x-death header published by a client, and this
+#       header is malformed (which crashes the queue) or contains a death in this queue other than a
+#       rejection (which makes the broker drop the message as a cycle).
+# 5. A snooze does not count as an attempt. The message waits in a retry queue, because requeueing
+#    counts towards the delivery limit of quorum queues. The plan may specify that it waits in the
+#    process instead, for at least a minimum time. If the delay is longer than all tiers, the delay
+#    queues are used if they exist. The same applies to retries.
+# 6. A message without room for the retry count is dead-lettered. If its headers do not fit into a
+#    frame, it is rejected if that leads to the dead-letter queue. Otherwise it is published without
+#    its largest headers. A delivery is never left unsettled because of its content.
+# 7. A message with undecodable headers is dead-lettered on the first failure or snooze, because the
+#    retry count may be one of them.
 
 from __future__ import annotations
 
@@ -67,12 +68,18 @@ def decide(
     longest_delay_ms: int = 0,
     reading: Reading | None = None,
 ) -> Decision:
-    """Decide the handling of `delivery` from its handler's `outcome`.
+    """Decide how to settle a delivery.
 
-    `chance` from 0 to 1 spreads local waits. `dead_letters_park` is true if the queue's dead-letter
-    exchange leads to the dead-letter queue (see `hopback.topology.expand`), so that a message too
-    large to be published may be rejected there. `longest_delay_ms` is the longest wait of the delay
-    queues, 0 if there are none. `reading` is the parsed delivery, if it already exists.
+    Args:
+        delivery: The delivery.
+        outcome: The outcome of the handler.
+        plan: The plan of the queue.
+        version: The RabbitMQ version.
+        chance: A random number from 0 to 1 that spreads local delays.
+        dead_letters_park: True if the dead-letter exchange of the queue leads to the dead-letter
+            queue. Messages that are too large to be published are then rejected.
+        longest_delay_ms: The longest delay supported by the delay queues, or 0 if there are none.
+        reading: The parsed headers, if available.
     """
     case = _Case(
         reading or Reading(delivery, plan), plan, version, dead_letters_park, longest_delay_ms
@@ -100,7 +107,7 @@ def decide(
 
 
 class _Case(NamedTuple):
-    """The inputs of a decision."""
+    """The arguments of a decision."""
 
     reading: Reading
     plan: Plan
@@ -110,17 +117,17 @@ class _Case(NamedTuple):
 
     @property
     def attempt(self) -> int:
-        """The number of the run that has ended."""
+        """The number of the current attempt."""
         return self.reading.attempt
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether the plan allows no further run."""
+        """True if there are no attempts left."""
         return self.attempt >= self.plan.attempts
 
     @property
     def unread(self) -> bool:
-        """Whether it has headers that cannot be read."""
+        """True if some headers could not be decoded."""
         return bool(self.reading.delivery.properties.opaque_headers)
 
 
@@ -139,11 +146,11 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
 
 
 def _local_wait(wait: LocalWait, seconds: float, chance: float, *, again: bool) -> float:
-    """Return the seconds to wait in the consumer before a requeue: the remaining time, within limits.
+    """Return the number of seconds to wait in the consumer before the message is requeued.
 
-    The lower limit is the plan's minimum. The upper limit of the first wait is random within the plan's
-    range. A message that was requeued before may wait longer, so that a receiver that never becomes
-    ready is called less often.
+    The result is between the minimum and maximum of the plan. The first wait is randomised. A
+    message that was requeued before waits longer, so that a service that is not ready is called
+    less often.
     """
     spread = wait.min_ms + max(0.0, min(1.0, chance)) * (wait.max_ms - wait.min_ms)
     longest = wait.max_ms + wait.min_ms if again else spread
@@ -151,9 +158,9 @@ def _local_wait(wait: LocalWait, seconds: float, chance: float, *, again: bool) 
 
 
 def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decision:
-    """Wait in the smallest tier that is long enough, else for the exact time in the delay queues.
+    """Choose the smallest tier that is long enough.
 
-    Without delay queues it waits in the last tier.
+    If there is none, use the delay queues or else the last tier.
     """
     enough = [tier for tier in case.plan.tiers if tier.delay_ms >= seconds * 1000]
     if enough:
@@ -172,9 +179,7 @@ def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decisio
 
 
 def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
-    """Move the message to the tier's retry queue by the plan's route or the safe one. Park it if
-    neither is possible.
-    """
+    """Move the message to a retry queue, or dead-letter it if that is not possible."""
     rejecting = counted and _may_reject(case, case.plan.leave) and tier == case.plan.tiers[0]
     by = Leave.REJECT if rejecting and not case.reading.history.attempts else Leave.PUBLISH
     if by is Leave.PUBLISH and not _count_fits(case, counted=counted):
@@ -199,12 +204,14 @@ def _park(case: _Case, reason: str) -> Decision:
 
 
 def _may_reject(case: _Case, by: Leave) -> bool:
-    """Whether the plan lets the broker move the message, and this broker version does so safely."""
+    """Return True if the broker can safely dead-letter the message."""
     return by is Leave.REJECT and _is_trusted(case)
 
 
 def _is_trusted(case: _Case) -> bool:
-    """Whether the message's `x-death` is harmless when the broker dead-letters it."""
+    """Return True if the `x-death` header cannot cause problems when the broker dead-letters the
+    message.
+    """
     reading = case.reading
     if case.version >= _V4_0:
         return True
@@ -216,13 +223,13 @@ def _is_trusted(case: _Case) -> bool:
 def _count_fits(case: _Case, *, counted: bool) -> bool:
     properties = case.reading.delivery.properties
     if not (properties.headers or properties.further_headers or case.unread):
-        return True  # a queue, two counts and the other short properties always fit
+        return True  # a queue name, two counts and other short properties always fit
     mark = count_mark(case.reading, case.attempt, counted=counted)
     return can_retry(properties, mark, case.reading.history)
 
 
 def _seconds(value: float) -> float:
-    """Return a handler's duration as a valid number: not negative, not too large, not NaN."""
+    """Convert the delay of an outcome to a valid number of seconds."""
     try:
         seconds = float(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The decisions about a delivery, and the ordered effects that carry them out. Values only."""
+"""Decisions about a delivery and the effects to carry them out."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Ack the message. Its handling is complete."""
+    """Acknowledge the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Move to the retry queue of `tier` by `route`. `counted` is False for a snooze.
+    """Move the message to the retry queue of `tier`.
 
-    With `delayed` the tier is not a queue of the plan. The message waits for the exact time in the
-    delay queues.
+    `counted` is False for a snooze. If `delayed` is True, the message is sent to the delay queues
+    instead.
     """
 
     tier: Tier
@@ -35,10 +35,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Move to the dead-letter queue, with a reason if Hopback publishes the message there.
+    """Move the message to the dead-letter queue.
 
-    If the broker moves it (`by` is reject), no header can be written. The reason is only in logs
-    and events, and `x-death` names the queue of the dead letter.
+    If the broker moves the message (`by` is reject), no headers can be added. The reason is then
+    only reported in logs and events.
     """
 
     by: Leave
@@ -48,17 +48,17 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Hold the delivery for `delay` seconds, then requeue it at the head of its queue."""
+    """Requeue the message after `delay` seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """An error in Hopback itself: the message can neither be rewritten nor parked unchanged.
+    """Leave the message unsettled because of an internal error.
 
-    It stays unsettled, and an event reports the reason. The broker requeues it when the channel
-    closes.
+    This happens if the message cannot be moved, neither with nor without changes. The broker
+    requeues it when the channel is closed.
     """
 
     attempt: int
@@ -69,34 +69,32 @@ Decision: TypeAlias = Ack | Retry | Park | Requeue | Keep
 
 
 class Settlement(StrEnum):
-    """How a delivery is settled."""
+    """Ways to settle a delivery."""
 
     ACK = "ack"
     DEAD_LETTER = "dead-letter"
-    """`basic.nack(requeue=False)`. On 4.3 `basic.reject` would raise a count that moves with the
-    message.
-    """
+    """`basic.nack(requeue=False)`. RabbitMQ 4.3 increments a persistent counter on `basic.reject`."""
     RELEASE = "release"
     """`basic.nack(requeue=True)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish mandatory, persistent and confirmed. The next effect waits for the confirm."""
+    """Publish a message and wait for the confirm."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Hold the delivery for this number of seconds."""
+    """Wait for a number of seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Settle the delivery. It is the last effect and occurs at most once."""
+    """Settle the delivery. This is always the last effect."""
 
     how: Settlement
 

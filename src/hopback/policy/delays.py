@@ -1,15 +1,14 @@
-"""A delayed message on its way through the delay queues, stored in one header until it is due.
+"""Delayed messages.
 
-While the message waits, the broker must not interpret any of its properties. An expiration would
-end the wait early, CC and BCC would route it elsewhere, and earlier deaths would make a broker up
-to 3.12 treat the route as a cycle. These properties and the destination are therefore stored in one
-table.
+While a message is in the delay queues, its destination and some of its properties are stored in a
+header, because the broker would interpret them: an expiration would end the delay early, CC and BCC
+would route the message elsewhere, and RabbitMQ up to 3.12 would drop it as a cycle because of
+earlier deaths.
 
-A missing level is skipped, and the message arrives early. `remaining_wait_ms` detects that. For a
-delay it compares the levels that the routing key names with those in `x-death`, which needs no
-clock. For a moment (`at=`) it compares the clock. A policy of the broker can shorten the waits
-without leaving a level out. The times in `x-death` show that for all levels but the first
-(`is_shortened`).
+If a delay queue is missing, the message arrives early. `remaining_wait_ms` detects this. For a
+relative delay it compares the levels in the routing key with the ones in `x-death`. For an absolute
+time (`at=`) it uses the clock. A policy can also shorten the TTL of a delay queue. `is_shortened`
+detects this for all levels except the first.
 """
 
 from __future__ import annotations
@@ -41,34 +40,35 @@ from hopback.topology.delays import is_from_level, levels_of, way_in
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """A delayed message, and the time when it is due (milliseconds since 1970)."""
+    """A delayed message. `due_ms` is in milliseconds since the epoch."""
 
     message: Message
     due_ms: int
     by_clock: bool = False
-    """Whether the clock decides when it is due, because it was published with a time or its waits
-    were shortened.
-    """
+    """True if the message was published with an absolute time, or if its delay was shortened."""
     laps: int = 0
-    """How often it arrived early and waited again."""
+    """The number of times the message arrived early."""
     paused_ms: int = 0
-    """Remaining wait after a pause outside the delay queues."""
+    """The remaining delay after a pause outside of the delay queues."""
     paused_at_ms: int = 0
-    """When the last pause began."""
+    """The start of the last pause."""
 
 
 def delay(message: Message, delay_ms: int, due_ms: int, *, by_clock: bool = False) -> Message:
-    """Return the message that waits `delay_ms` in the broker. With `by_clock` it is due at `due_ms`."""
+    """Return a message that is delayed by `delay_ms`.
+
+    If `by_clock` is True, it is due at `due_ms`.
+    """
     return _delayed_copy(Delayed(message, due_ms, by_clock), *way_in(delay_ms))
 
 
 def wait_again(delayed: Delayed, wait_ms: int) -> Message:
-    """Return the message that waits in the delay queues for this time, without earlier deaths there."""
+    """Return a message that is delayed again, without its earlier deaths in the delay queues."""
     return _delayed_copy(replace(delayed, paused_ms=0), *way_in(wait_ms))
 
 
 def pause(delayed: Delayed, exchange: str, routing_key: str) -> Message:
-    """Return the message that waits in a queue other than the delay queues."""
+    """Return a message that waits in a queue other than the delay queues."""
     return _delayed_copy(delayed, exchange, routing_key)
 
 
@@ -94,8 +94,7 @@ def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     waiting.update({name: value for name, value in _counts(delayed).items() if value})
     further = [entry for entry in properties.further_headers if may_stand_twice(entry[0])]
     if shallow := [entry for entry in further if not _is_deep(entry[1])]:
-        # Add them one after another. Next to the table, the second header of a name would replace
-        # the first.
+        # Store names and values one after another, since a table cannot contain duplicate names.
         waiting["further"] = [part for entry in shallow for part in entry]
     plain = replace(
         properties,
@@ -108,21 +107,19 @@ def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
 
 
 def _is_deep(value: FieldValue) -> bool:
-    """Whether the value cannot be nested two levels deeper, as the table of `DELAY` requires."""
+    """Return True if the value cannot be nested two levels deeper in the header."""
     return nests_deeper(value, MAX_DEPTH - 2)
 
 
 def _deep_headers(headers: Headers) -> dict[str, FieldValue]:
-    """A producer's headers that wait beside `DELAY`."""
+    """Return the headers that are too deep to be stored in the header."""
     return {
         name: value for name, value in headers.items() if _is_deep(value) and not is_protected(name)
     }
 
 
 def _further_in(value: FieldValue) -> FurtherHeaders:
-    """Read alternating names and values, as `_waiting` writes them. Other values give an empty
-    result.
-    """
+    """Read alternating names and values. Returns an empty tuple if the value is invalid."""
     if not isinstance(value, list) or not all(type(name) is bytes for name in value[::2]):
         return ()
     return tuple(zip(value[::2], value[1::2], strict=False))
@@ -137,7 +134,7 @@ def _counts(delayed: Delayed) -> dict[str, int]:
 
 
 def delay_until_due(message: Message, now: float) -> Message:
-    """Return an unpublished message of `delay` with the wait that remains now."""
+    """Return an unpublished message with its remaining delay."""
     delayed = read_delayed(message)
     if delayed is None:
         return message
@@ -146,7 +143,7 @@ def delay_until_due(message: Message, now: float) -> Message:
 
 
 def read_delayed(delivery: Delivery | Message) -> Delayed | None:
-    """Return the delayed message, or None if the message was not delayed by `delay`."""
+    """Return the delayed message, or None if it was not delayed by `delay`."""
     present = delivery.properties.headers
     found = present.get(DELAY)
     if not isinstance(found, Mapping):
@@ -183,7 +180,7 @@ def read_delayed(delivery: Delivery | Message) -> Delayed | None:
 
 
 def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
-    """Return the remaining wait of a message in the queue of due messages in ms, or 0 if it is due.
+    """Return the remaining delay in milliseconds, or 0 if the message is due.
 
     A message from a retry queue was due before, unless it was paused by this module.
     """
@@ -197,9 +194,9 @@ def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
 
 
 def is_shortened(delivery: Delivery) -> bool:
-    """Whether the broker released the message early in one of the levels after the first.
+    """Return True if the broker released the message early in a level other than the first.
 
-    The times in `x-death` are whole seconds of the broker's clock.
+    The times in `x-death` only have a resolution of one second.
     """
     passed = _passed_queues(delivery)
     waits = [
@@ -216,7 +213,7 @@ def is_shortened(delivery: Delivery) -> bool:
 
 
 def _passed_queues(delivery: Delivery) -> dict[str, int | None]:
-    """Return the delay queues of the message, each with the second in which the message left it."""
+    """Return the delay queues the message has passed through, with the time it left each of them."""
     return {
         death.queue: death.time
         for death in deaths(delivery.properties.headers)

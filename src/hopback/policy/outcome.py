@@ -1,6 +1,7 @@
-"""The outcomes that a handler can choose for a delivery, by returning or raising them.
+"""The outcomes of a handler.
 
-Return values, raised exceptions and HTTP responses to pushed events are converted to outcomes.
+Handlers can return or raise an outcome. Other return values, exceptions and HTTP status codes are
+converted to outcomes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def _read(duration: Duration) -> float:
-    """Return seconds. An invalid text is kept, so that the outcome is refused with the menu."""
+    """Convert to seconds.
+
+    Invalid values are kept and rejected later, together with the list of valid outcomes.
+    """
     try:
         return duration_seconds(duration)
     except ValueError:
@@ -28,10 +32,9 @@ def _read(duration: Duration) -> float:
 
 
 class _Raisable(BaseException):
-    """A value that a handler can return or raise. It is immutable and compared by content.
+    """Base class of outcomes. Instances are immutable and can be returned or raised.
 
-    It is a BaseException, as pytest's outcomes are: `except Exception` between the raise and the
-    handler must not swallow the decision.
+    This is a BaseException, so that `except Exception` in a handler does not catch it.
     """
 
     __slots__ = ()
@@ -59,7 +62,7 @@ class _Raisable(BaseException):
         return type(self), self._values()
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in self.__match_args__:  # Python itself sets `__traceback__` and others
+        if name in self.__match_args__:  # Python sets `__traceback__` and other attributes
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         super().__setattr__(name, value)
 
@@ -68,19 +71,18 @@ _set_field = object.__setattr__
 
 
 class Done(_Raisable):
-    """The work is done. A handler that returns None has the same effect."""
+    """The message was handled. This is the same as returning None."""
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        """Takes no arguments."""
+    def __init__(self) -> None: ...
 
 
 class Retry(_Raisable):
-    """The run failed and may succeed later. `after` selects the smallest tier that is long enough.
+    """The message could not be handled and should be retried.
 
-    A wait longer than every tier uses the delay queues if the application has declared them, and is
-    exact there. Otherwise the message waits in the longest tier.
+    If `after` is given, the smallest retry tier that is long enough is used. If there is none, the
+    delay queues are used if they are declared, or else the longest tier.
     """
 
     __slots__ = ("after", "reason")
@@ -88,7 +90,7 @@ class Retry(_Raisable):
 
     reason: str
     after: float | None
-    """Seconds. The argument may be a text (`"2h"`), a number or a timedelta."""
+    """Seconds. The argument can also be a string such as `"2h"` or a timedelta."""
 
     def __init__(
         self, reason: str = "the handler asked for a retry", after: Duration | None = None
@@ -98,7 +100,7 @@ class Retry(_Raisable):
 
 
 class Park(_Raisable):
-    """Park the message now, with this reason. Retrying would not help."""
+    """Move the message to the dead-letter queue without further retries."""
 
     __slots__ = ("reason",)
     __match_args__ = ("reason",)
@@ -110,13 +112,13 @@ class Park(_Raisable):
 
 
 class Snooze(_Raisable):
-    """Redeliver the message after `delay` without counting an attempt."""
+    """Deliver the message again after `delay`. This does not count as an attempt."""
 
     __slots__ = ("delay",)
     __match_args__ = ("delay",)
 
     delay: float
-    """Seconds. The argument may be a text (`"2h"`), a number or a timedelta."""
+    """Seconds. The argument can also be a string such as `"2h"` or a timedelta."""
 
     def __init__(self, delay: Duration) -> None:
         _set_field(self, "delay", _read(delay))
@@ -125,18 +127,18 @@ class Snooze(_Raisable):
 Outcome: TypeAlias = Done | Retry | Park | Snooze
 
 OUTCOMES = (Done, Retry, Park, Snooze)
-"""The outcomes, for `except`."""
+"""All outcomes, for use with `except`."""
 
 FAILURES = (Exception, *OUTCOMES)
-"""For `except` around a function of the application: it may raise an error or an outcome."""
+"""Exceptions and outcomes that a user-defined function may raise."""
 
 
 TOO_EARLY = 425
-"""The answer of a service to an event whose `processAfterDelayMs` is not over."""
+"""HTTP status returned by a service if an event is not due yet."""
 
 
 class ConsumerStatus(StrEnum):
-    """The event bus document's names for the actions of a consumer."""
+    """Names of outcomes used by the event bus."""
 
     ACK = "ACK"
     DROP = "DROP"
@@ -146,11 +148,10 @@ class ConsumerStatus(StrEnum):
 def outcome_for_status(
     status: int, *, due_in: float = 0.0, retry_after: float | None = None
 ) -> Outcome:
-    """Return the outcome of an HTTP response status.
+    """Convert an HTTP status to an outcome.
 
-    2xx is done. 425 is not due yet and snoozes for `due_in` seconds. Every other status is retried:
-    429, 409, server errors, other client errors (which will probably fail again and be parked), and
-    unexpected statuses.
+    2xx means done. 425 means that the event is not due yet, so it is snoozed for `due_in` seconds.
+    All other statuses are retried.
     """
     if 200 <= status <= 299:
         return Done()
@@ -160,9 +161,9 @@ def outcome_for_status(
 
 
 def consumer_status(decision: Decision) -> ConsumerStatus | None:
-    """Return the document's name for a decision. In its table a parked message is acknowledged.
+    """Convert a decision to a consumer status.
 
-    Returns None if the delivery is not settled, for which the document has no name.
+    Dead-lettered messages count as acknowledged. Returns None if the delivery is not settled.
     """
     match decision:
         case decided.Ack() | decided.Park():
@@ -178,13 +179,13 @@ def consumer_status(decision: Decision) -> ConsumerStatus | None:
 
 
 MENU = "None, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
-"""The valid return values of a handler, for the error message about any other."""
+"""Valid return values of a handler, used in error messages."""
 _FIELDS = "a reason that is a text, and a wait like 30s, 5m or 1h30m"
-"""The valid fields of an outcome, for the error message about any other."""
+"""Valid fields of an outcome, used in error messages."""
 
 
 _REQUEUE_S = 2.0
-"""The longest of the event bus's short waits before a requeue: its plan takes a random part of it."""
+"""Maximum delay of a requeue on the event bus in seconds. The plan uses a random part of it."""
 
 
 _STATUSES: dict[ConsumerStatus, Outcome] = {
@@ -192,11 +193,11 @@ _STATUSES: dict[ConsumerStatus, Outcome] = {
     ConsumerStatus.DROP: Retry("the handler returned DROP"),
     ConsumerStatus.REQUEUE: Snooze(_REQUEUE_S),
 }
-"""The outcomes of the event bus's names."""
+"""Maps consumer statuses to outcomes."""
 
 
 class Verdict(StrEnum):
-    """The decision of a rule about an exception."""
+    """What to do with a message if a rule matches."""
 
     RETRY = "retry"
     PARK = "park"
@@ -204,11 +205,18 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An exception type, narrowed by `when`, and the handling of the message.
+    """A rule for handling exceptions.
 
-    `verdict` is `Verdict.PARK` or `Verdict.RETRY`, or their texts `"park"` and `"retry"`. `after`
-    (`"30s"`, seconds or a timedelta) is the shortest wait before the next run. An `after` or
-    `retry_after` attribute of the exception takes precedence. InvalidDeclaration names a wrong value.
+    Args:
+        exception: The exception type, or a tuple of types.
+        verdict: `"park"` or `"retry"`.
+        when: A function that is called with the exception. The rule only applies if it returns
+            True.
+        after: The minimum delay before the next attempt. If the exception has an attribute `after`
+            or `retry_after`, that is used instead.
+
+    Raises:
+        InvalidDeclaration: If a value is invalid.
     """
 
     exception: type[BaseException] | tuple[type[BaseException], ...]
@@ -244,7 +252,11 @@ class Rule:
 
 
 def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
-    """Return the rules of a handler. InvalidDeclaration names a value that is not a `Rule`."""
+    """Check that all values are rules and return them.
+
+    Raises:
+        InvalidDeclaration: If a value is not a `Rule`.
+    """
     is_list = isinstance(rules, Iterable) and not isinstance(rules, str)
     found: tuple[Any, ...] = tuple(rules) if is_list else (rules,)  # type: ignore[arg-type]
     for number, one in enumerate(found):
@@ -264,9 +276,9 @@ def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
 def classify(
     exception: BaseException, rules: Sequence[Rule] = (), failure: Failure | None = None
 ) -> Outcome:
-    """Return the outcome of the first matching rule. Without one the exception is retried.
+    """Return the outcome for an exception. If no rule matches, it is retried.
 
-    `failure` is the record of the exception, if it already exists.
+    `failure` is the failure record of the exception, if available.
     """
     rule = next((rule for rule in rules if _fits(rule, exception)), None) if rules else None
     reason = reason_of(exception) if failure is None else _reason(failure.type, failure.message)
@@ -277,7 +289,7 @@ def classify(
 
 
 def reason_of(exception: BaseException) -> str:
-    """Describe an exception in one line."""
+    """Return a one-line description of an exception."""
     return _reason(*type_and_message(exception))
 
 
@@ -287,7 +299,10 @@ def _reason(kind: str, message: str) -> str:
 
 
 def outcome_of(returned: object) -> Outcome:
-    """Return the outcome of a handler's return value. An invalid value parks and is quoted."""
+    """Convert the return value of a handler to an outcome.
+
+    If it is invalid, the message is dead-lettered.
+    """
     match returned:
         case None:
             return Done()
@@ -297,7 +312,7 @@ def outcome_of(returned: object) -> Outcome:
             return returned
         case Snooze(delay=delay) if _is_wait(delay):
             return returned
-        case ConsumerStatus():  # not a text that looks like one
+        case ConsumerStatus():  # only the enum, not a string with the same value
             return _STATUSES[returned]
     try:
         text = repr(returned)
@@ -309,9 +324,10 @@ def outcome_of(returned: object) -> Outcome:
 
 
 def raised_outcome(error: BaseException) -> Outcome | None:
-    """Return the outcome that was raised, also as the only error of a TaskGroup. None for an error.
+    """Return the outcome if one was raised, otherwise None.
 
-    The traceback is dropped, because a held message would keep the frames of its run alive.
+    This also works if it is the only exception of an exception group. The traceback is removed,
+    because it would keep the frames of the handler alive.
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -322,12 +338,12 @@ def raised_outcome(error: BaseException) -> Outcome | None:
 
 
 def is_outcome(returned: object) -> bool:
-    """Whether a value is an outcome. None is not: the handler may return a reply."""
+    """Return True if a value is an outcome. None is not, because the handler may return a reply."""
     return isinstance(returned, (*OUTCOMES, ConsumerStatus))
 
 
 def _fits(rule: Rule, exception: BaseException) -> bool:
-    """Whether a rule matches. A check or predicate that raises does not match."""
+    """Return True if a rule matches. If `when` raises an exception, it does not match."""
     try:
         return isinstance(exception, rule.exception) and (
             rule.when is None or bool(rule.when(exception))
@@ -339,7 +355,7 @@ def _fits(rule: Rule, exception: BaseException) -> bool:
 
 
 def _wait_of(exception: BaseException) -> float | None:
-    """The wait in seconds that the exception itself asks for."""
+    """Return the delay in seconds requested by the exception, if any."""
     for name in ("after", "retry_after"):
         try:
             wanted: object = getattr(exception, name, None)
@@ -347,12 +363,12 @@ def _wait_of(exception: BaseException) -> float | None:
                 continue
             wanted = duration_seconds(wanted)  # type: ignore[arg-type]
         except Exception:
-            wanted = None  # not a duration, such as an HTTP date
+            wanted = None  # not a duration, for example an HTTP date
         if _is_wait(wanted):
             return wanted
     return None
 
 
 def _is_wait(value: object) -> TypeGuard[float]:
-    """Whether a value is a number of seconds, 0 or more. Comparisons with NaN are false."""
+    """Return True if the value is a non-negative number. NaN is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0

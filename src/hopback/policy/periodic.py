@@ -1,7 +1,7 @@
-"""Due times of periodic messages, by a period or a cron expression. Pure: the time is an argument.
+"""Schedules of periodic messages, either with a fixed interval or a cron expression.
 
-Due times are the same in every process. Those of a period are its multiples since 1970, so that
-"5m" is due at :00, :05, :10. All moments are milliseconds since 1970.
+All processes calculate the same times. Intervals are aligned to the epoch, so "5m" is due at :00,
+:05, :10 and so on. Times are in milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -16,43 +16,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SKIP_AFTER_MS = 60_000
-"""How late a periodic message may be and still be sent where missed ones are skipped: longer than another
-process takes to notice that the one before it has died."""
+"""How late a message may be sent with `Missed.SKIP`. This has to be longer than it takes to detect
+that another process has died.
+"""
 
 _SHORTEST_MS = 1_000
-"""Shortest period in milliseconds. More frequent work belongs in a loop and not in messages."""
+"""The shortest interval. Use a loop for anything that runs more often."""
 
 _MOST_AT_ONCE = 100
-"""Missed ones that are sent before the progress is written down, where each is to be caught up."""
+"""Maximum number of missed messages to send before the progress is saved."""
 
 _SEARCHED_DAYS = 9 * 366
-"""Days to search. 29 February occurs within eight years, even across a century. A time not found by
-then never occurs.
-"""
+"""Number of days to search for the next time. There are at most eight years between two leap days."""
 
 
 class Missed(StrEnum):
-    """The handling of times that were due while no process ran."""
+    """What to do with messages that were due while no process was running."""
 
     ONCE = "once"
-    """The latest is sent, once for all of them."""
+    """Send a single message for the latest time."""
     SKIP = "skip"
-    """None is sent. A message less than a minute late is not missed."""
+    """Do not send missed messages. Messages less than a minute late are still sent."""
     EACH = "each"
-    """All are sent, the oldest first."""
+    """Send all missed messages, oldest first."""
 
 
 class Schedule(Protocol):
     def after(self, moment_ms: int) -> int:
-        """The first that is later than the moment."""
+        """Return the first time after `moment_ms`."""
 
     def latest(self, moment_ms: int) -> int:
-        """The last that is not later than the moment."""
+        """Return the last time that is not after `moment_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Due at each multiple of a period since 1970."""
+    """A schedule with a fixed interval."""
 
     period_ms: int
 
@@ -61,20 +60,20 @@ class Every:
             raise ValueError(f"expected a period of 1s or more, got {self.period_ms} ms")
 
     def after(self, moment_ms: int) -> int:
-        """The first that is later than the moment."""
+        """Return the first time after `moment_ms`."""
         return self.latest(moment_ms) + self.period_ms
 
     def latest(self, moment_ms: int) -> int:
-        """The last that is not later than the moment."""
+        """Return the last time that is not after `moment_ms`."""
         return moment_ms // self.period_ms * self.period_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """Due at the minutes of a cron expression of five fields, in a time zone.
+    """A schedule with a cron expression and a time zone.
 
-    A time skipped by a clock change is due an hour later. A repeated time is due once, at the first
-    occurrence, unless the expression is due in every hour.
+    Times that are skipped because of daylight saving time are due an hour later. Times that occur
+    twice are only due once, unless the expression matches every hour.
     """
 
     text: str
@@ -86,10 +85,10 @@ class Cron:
     weekdays: frozenset[int]
     """Sunday is 0."""
     any_day: bool
-    """Whether either of the two day fields is `*`. Then both must match, otherwise one of them."""
+    """True if one of the two day fields is `*`. If not, only one of the fields has to match."""
 
     def after(self, moment_ms: int) -> int:
-        """The first that is later than the moment."""
+        """Return the first time after `moment_ms`."""
         first = self._local_date(moment_ms)
         for days in range(_SEARCHED_DAYS):
             found = [due for due in self._due_on(first + timedelta(days)) if due > moment_ms]
@@ -98,7 +97,7 @@ class Cron:
         raise ValueError(f"expected a cron expression that matches a date, got {self.text!r}")
 
     def latest(self, moment_ms: int) -> int:
-        """The last that is not later than the moment."""
+        """Return the last time that is not after `moment_ms`."""
         last = self._local_date(moment_ms)
         for days in range(_SEARCHED_DAYS):
             found = [due for due in self._due_on(last - timedelta(days)) if due <= moment_ms]
@@ -136,7 +135,7 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 
 
 def parse_zone(name: str) -> ZoneInfo:
-    """Return the time zone of this name. ValueError describes an unknown one."""
+    """Return the time zone with the given name. Raises ValueError if it does not exist."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -144,9 +143,12 @@ def parse_zone(name: str) -> ZoneInfo:
 
 
 def parse_cron(text: str, timezone: str = "UTC") -> Cron:
-    """Parse `minute hour day month weekday`: `*`, numbers, names, `a-b`, `a,b` and `/step`.
+    """Parse a cron expression with the fields `minute hour day month weekday`.
 
-    ValueError names the wrong field, or reports that the expression never matches.
+    Fields can contain `*`, numbers, names, `a-b`, `a,b` and `/step`.
+
+    Raises:
+        ValueError: If a field is invalid, or if the expression never matches.
     """
     fields = text.lower().split()
     if len(fields) != len(_FIELDS):
@@ -158,7 +160,7 @@ def parse_cron(text: str, timezone: str = "UTC") -> Cron:
     minutes, hours, days, months, weekdays = (
         _values(field, *of) for field, of in zip(fields, _FIELDS, strict=True)
     )
-    weekdays = frozenset(day % 7 for day in weekdays)  # 7 is Sunday as well
+    weekdays = frozenset(day % 7 for day in weekdays)  # 7 is also Sunday
     any_day = fields[2].startswith("*") or fields[4].startswith("*")
     cron = Cron(text, zone, minutes, hours, days, months, weekdays, any_day)
     cron.after(0)
@@ -199,7 +201,7 @@ def _values(field: str, name: str, least: int, most: int, words: tuple[str, ...]
 def due_now(
     schedule: Schedule, last_ms: int, now_ms: int, missed: Missed
 ) -> tuple[tuple[int, ...], int]:
-    """The due times to send now, oldest first, after the last one `last_ms`, and the new last time."""
+    """Return the times of the messages to send now, and the new last time."""
     latest = schedule.latest(now_ms)
     if latest <= last_ms:
         return (), last_ms
@@ -216,6 +218,9 @@ def due_now(
 
 
 def due_id(name: str, due_ms: int) -> str:
-    """The message id of a due message, equal in all processes, so that an inbox handles it once."""
+    """Return the id of a periodic message.
+
+    It is the same in all processes, so that an inbox can detect duplicates.
+    """
     moment = datetime.fromtimestamp(due_ms / 1000, UTC)
     return f"{name}@{moment.isoformat(timespec='milliseconds' if due_ms % 1000 else 'seconds')}"

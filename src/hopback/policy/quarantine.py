@@ -1,20 +1,20 @@
-"""Messages that may kill the process: how they are suspected and isolated."""
+"""Isolate messages that crash the process."""
 
-# A message that kills the process also returns every other delivery in its hands, and a quorum
-# queue counts each return towards the delivery limit. So:
+# When a message crashes the process, all other deliveries of the process are requeued as well. On a
+# quorum queue, this counts towards their delivery limit. Therefore:
 #
-# 1. A message that returned four times is suspected. Up to three returns are ordinary: deploys, restarts
-#    of the broker, lost connections and killed processes each return a whole window, often two in a row,
-#    and none of them indicates a bad message. A queue with a delivery limit below 9 allows fewer: finding
-#    the deadly message takes the rest of the limit.
-# 2. A suspected message runs while no other delivery of its queue is in hand and no other run of the
-#    process is in progress. Of the suspected messages of several queues, the one with the fewest returns
-#    runs first.
-# 3. It is parked when the process has died three times while it ran alone. No header shows that: a message
-#    returns in the same way whether it was being handled or waiting, and whether the process died or its
-#    connection was lost. Only a process that outlives this one can know.
-# 4. If the broker returns failed messages (reject loops) or a snooze requeues them, messages return by
-#    design and none is suspected. The same applies to classic queues, which do not count returns.
+# 1. A message is suspected after it has been requeued four times. Up to three times are considered
+#    normal, because deploys, broker restarts, lost connections and killed processes all requeue
+#    messages. The number is lower if the delivery limit of the queue is below 9, since finding the
+#    message that causes the crash takes the rest of the limit.
+# 2. A suspected message is handled alone: no other delivery of the queue is held and no other handler
+#    is running. If several queues have suspected messages, the least requeued one is handled first.
+# 3. A message is dead-lettered when the process has died three times while handling it alone. This
+#    cannot be determined from headers, which do not show if a message was being handled or whether
+#    the process or the connection was lost. It needs another process that survives the crash.
+# 4. Messages are not suspected if they are requeued by design, i.e. if the plan uses the broker's
+#    dead-lettering or if snoozed messages are requeued. The same applies to classic queues, which do
+#    not count deliveries.
 
 from __future__ import annotations
 
@@ -30,43 +30,45 @@ if TYPE_CHECKING:
     from hopback.policy.reading import Reading
 
 _ORDINARY_RETURNS = 3
-"""See rule 1. A higher value lets a deadly message return its neighbours once more. A lower value
-makes a queue serial after its process was killed three times.
+"""See rule 1. With a higher value, more messages are requeued by a crash. With a lower value, a
+queue is processed serially too early.
 """
 _LIMIT_SHARE = 3
-"""At most a third of the delivery limit may be ordinary returns. The deadly message needs three
-deaths alone, and a neighbour may return a few times more before its turn.
+"""The fraction of the delivery limit that is considered normal. The rest is needed for handling the
+message alone.
 """
 DEADLY = 3
-"""Deaths that convict: one may be the kernel's choice, two an operator's hand."""
+"""Number of crashes after which a message is dead-lettered. One or two may have other reasons, such
+as the OOM killer or an operator.
+"""
 
 
 def can_suspect(plan: Plan) -> bool:
-    """Whether messages of this queue return only after a failure."""
+    """Return True if messages of this queue are only requeued after a failure."""
     return plan.leave is Leave.PUBLISH and plan.snooze is None
 
 
 def returns_of(delivery: Delivery) -> int:
-    """Return the number of returns. The broker's count is trusted only with the redelivered flag."""
+    """Return how often a message was requeued. The count is ignored without the redelivered flag."""
     return (
         counter_in(delivery.properties.headers, "x-delivery-count") if delivery.redelivered else 0
     )
 
 
 def ordinary_returns(delivery_limit: object) -> int:
-    """Return how often a message may return without suspicion, by the queue's `x-delivery-limit`."""
+    """Return how often a message may be requeued before it is suspected."""
     if not isinstance(delivery_limit, int) or delivery_limit < 0:
         return _ORDINARY_RETURNS
     return min(_ORDINARY_RETURNS, max(1, delivery_limit // _LIMIT_SHARE))
 
 
 def is_suspected(delivery: Delivery, ordinary: int = _ORDINARY_RETURNS) -> bool:
-    """Whether it returned more often than is ordinary in its queue."""
+    """Return True if a message was requeued too often."""
     return returns_of(delivery) > ordinary
 
 
 def suspect_token(reading: Reading) -> str:
-    """Return a token that is stable across returns and changes after a retry or re-drive."""
+    """Return a token for the message. It changes when the message is retried or re-driven."""
     delivery, known = reading.delivery, reading.history
     parts = (
         reading.plan.queue,
@@ -81,7 +83,7 @@ def suspect_token(reading: Reading) -> str:
 
 
 def deadly(deaths: int) -> Park | None:
-    """Return Park if the process died too often with this message alone, or None."""
+    """Return Park if the process died too often while handling the message, otherwise None."""
     if deaths < DEADLY:
         return None
     return Park(f"the process died {deaths} times while this message alone was being handled")

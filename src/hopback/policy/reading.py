@@ -1,4 +1,4 @@
-"""The facts about a delivery in its headers: number of failures and origin."""
+"""Read the number of failures and the origin of a message from its headers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """The headers of one delivery, read for the plan of its queue.
+    """The parsed headers of a delivery.
 
-    It is created once and passed to the decision, its effects and the record of both. Each property is
-    computed on first use and kept.
+    Created once per delivery. Properties are computed on first access.
     """
 
     __slots__ = ("_attempt", "_origin", "delivery", "history", "plan")
@@ -30,21 +29,21 @@ class Reading:
 
     @property
     def attempt(self) -> int:
-        """The number of the present run, from 1: one more than the failures so far."""
+        """The number of the current attempt, starting at 1."""
         if self._attempt == 0:
             self._attempt = _failures(self.history, self.plan) + 1
         return self._attempt
 
     @property
     def origin(self) -> tuple[str, str]:
-        """Exchange and routing key by which the message first came to its queue."""
+        """The exchange and routing key the message was originally published with."""
         if self._origin is None:
             self._origin = _origin(self.history, self.delivery, self.plan)
         return self._origin
 
     @property
     def message_id(self) -> str:
-        """The message id. Without one, a stable hash of content and origin."""
+        """The message id, or a hash of the content and origin if there is none."""
         plan = self.plan
         stamps = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
         ignoring = stamps | {plan.count_header} if plan.count_header else stamps
@@ -52,41 +51,41 @@ class Reading:
 
     @property
     def deaths(self) -> tuple[Death, ...]:
-        """The broker's current record of deaths."""
+        """The entries of the `x-death` header."""
         return self.history.broker_deaths
 
 
 def attempt_of(delivery: Delivery, plan: Plan) -> int:
-    """The number of the present run, from 1: one more than the failures so far."""
+    """Return the number of the current attempt, starting at 1."""
     return Reading(delivery, plan).attempt
 
 
 def failures_so_far(headers: Headers, plan: Plan) -> int:
-    """Number of failures in the plan's queue: the largest of all counts, never their sum.
+    """Return the number of failures in the queue of the plan.
 
-    Both Hopback and the broker may count a failure, so a sum would park the message early. The count is
-    limited to the failures that the plan can have caused.
+    A failure may be counted by both Hopback and the broker, so the maximum of the counts is used.
+    It is limited to the number of failures the plan allows.
     """
     return _failures(History(headers, plan.queue), plan)
 
 
 def origin_of(delivery: Delivery, plan: Plan | None = None) -> tuple[str, str]:
-    """Exchange and routing key of the message's first arrival in its queue.
+    """Return the exchange and routing key the message was originally published with.
 
-    The source is our own header, or else the design's (written by a consumer of another library), or
-    else the broker's record of the first death in the queue, or else the delivery.
+    They are taken from Hopback's header, the header of the design, the first death in the queue, or
+    the delivery itself, in this order.
     """
     queue = delivery.queue if plan is None else plan.queue
     return _origin(History(delivery.properties.headers, queue), delivery, plan)
 
 
 def original_routing_key(delivery: Delivery, plan: Plan | None = None) -> str:
-    """The routing key the message was first published with, also after retries and re-drives."""
+    """Return the original routing key of a message. Retries and re-drives do not change it."""
     return origin_of(delivery, plan)[1]
 
 
 def _failures(known: History, plan: Plan) -> int:
-    if not known.headers:  # usual at the first failure
+    if not known.headers:  # common at the first failure
         return 0
     counts = (
         known.attempts,
@@ -97,11 +96,11 @@ def _failures(known: History, plan: Plan) -> int:
 
 
 def _design_count(known: History, plan: Plan) -> int:
-    """The design's own counter, if it was written for this queue.
+    """Return the count in the design's header if it was written for this queue.
 
-    Copies that reach other queues through a shared exchange have it too. If Hopback wrote it, its own
-    header names the queue. If another library's consumer wrote it, the message must come from one of
-    this queue's retry queues.
+    Copies of the message in other queues have this header too. If it was written by Hopback,
+    another header contains the name of the queue. Otherwise, the message must have been in one of
+    the retry queues of this queue.
     """
     if known.marked_queue is None:
         waited = {route.queue for tier in plan.tiers for route in tier.routes}
@@ -116,7 +115,7 @@ def _origin(known: History, delivery: Delivery, plan: Plan | None) -> tuple[str,
         return delivery.exchange, delivery.routing_key
     if known.origin_routing_key is not None:
         return known.origin_exchange or "", known.origin_routing_key
-    # Use the design's own headers if they contain a routing key.
+    # Use the headers of the design if they contain a routing key.
     stamps = () if plan is None else (*plan.retry_stamps, *plan.park_stamps)
     said = {stamp.fact: text_in(known.headers.get(stamp.header)) for stamp in stamps}
     key = said.get(Fact.ORIGIN_ROUTING_KEY)

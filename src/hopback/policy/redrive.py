@@ -1,15 +1,12 @@
-"""Redrive as pure functions: find the plan of a dead letter, check it, and build the message to
-send.
+"""Create re-driven messages.
 
-Most re-driven messages are built from their original bytes: unchanged headers are copied without
-being parsed. A typical dead letter has twenty headers, of which a re-drive reads six and writes
-eight. Parsing and encoding all of them costs several times as much as cutting the table where it
-changes. The result is equivalent to the message of `redrive_message`. Where that is not certain,
-the fast path returns None and the caller uses `redrive_message`.
+For performance, most messages are created from their encoded properties, without decoding and
+encoding all headers. A typical dead letter has twenty headers, of which a re-drive reads six and
+writes eight. If the result could differ from `redrive_message`, the fast path returns None and the
+caller has to use `redrive_message`.
 
-The messages of one queue are similar: most of their headers are equal byte for byte. Each message
-is compared with the remembered shape of an earlier one, which takes a tenth of the time of walking
-through its headers.
+The headers of messages in a queue are usually very similar. Their structure is cached and compared
+with the next message, which is about ten times faster than walking through the headers.
 """
 
 from __future__ import annotations
@@ -61,20 +58,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_NAME_BYTES = 255  # limit of every name in AMQP 0-9-1
+_NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
 _SMALL_BYTES = 64 * 1024
-"""Bytes of headers below which the added headers certainly fit into the header frame."""
-# Routes to remember. The limit bounds memory for producers with unlimited routing keys. Headers of
-# further routes are built for each message.
+"""Below this size, the new headers always fit into the header frame."""
+# Number of cached routes. This limits memory usage if there are many different routing keys.
 _SHARED_ROUTES = 256
 _BROKERS = ("CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count")
 
 
 class RedriveOccasion(NamedTuple):
-    """The operator, the time and the job of a re-drive.
+    """The time, job and operator of a re-drive.
 
-    `stamped` also writes the file pipeline's `x-redriven-…` headers and `x-original-routing-key`.
-    `operation` is their correlation id.
+    If `stamped` is True, the `x-redriven-…` headers and `x-original-routing-key` of the file
+    pipeline are added. `operation` is the correlation id.
     """
 
     now: float
@@ -86,11 +82,11 @@ class RedriveOccasion(NamedTuple):
 
 
 def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
-    """Return the plan of the queue in which a dead letter failed, or None if it is unknown.
+    """Return the plan of the queue in which a message failed, or None if it is unknown.
 
-    Several queues may share a dead-letter queue. A message parked by the broker names its queue in
-    `x-death`. A message parked by Hopback carries a mark. `x-death` takes precedence: a message
-    that the broker rejected here may carry the mark of another queue, from a copy.
+    Several queues may share a dead-letter queue. The queue is taken from `x-death` if the broker
+    dead-lettered the message, or from Hopback's header. `x-death` takes precedence, because the
+    header may come from a copy in another queue.
     """
     candidates = {plan.queue: plan for plan in plans if plan.parking.queue == delivery.queue}
     if len(candidates) == 1:
@@ -107,7 +103,10 @@ def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
 def redrive_refusal(
     delivery: Delivery, plan: Plan, *, max_redrives: int | None = MAX_REDRIVES
 ) -> str | None:
-    """Return why this dead letter must not be re-driven, or None. `max_redrives` None: no limit."""
+    """Return the reason why a message cannot be re-driven, or None.
+
+    There is no limit if `max_redrives` is None.
+    """
     refusal = loop_guard(delivery, max_redrives)
     if refusal is not None:
         return refusal
@@ -117,7 +116,7 @@ def redrive_refusal(
 
 
 def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> str | None:
-    """Return why a message has reached the re-drive limit, or None if it may be re-driven."""
+    """Return an error message if a message was re-driven too often, otherwise None."""
     redrives = counter_in(delivery.properties.headers, REDRIVES)
     if max_redrives is not None and redrives >= max_redrives:
         return f"re-driven {redrives} times already, expected fewer than {max_redrives}"
@@ -127,11 +126,18 @@ def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> s
 def redrive_message(
     delivery: Delivery, plan: Plan, occasion: RedriveOccasion, *, target: Redrive | None = None
 ) -> Message:
-    """Build the re-driven message, for the plan's target unless another is given.
+    """Create the message to re-drive.
 
-    The target specifies whether its attempts restart or continue. Its history is kept. Raises
-    UnsafeOperation if its headers have no room for the counts. `redrive_refusal` reports that case
-    in advance.
+    The target defines whether the attempts start again. Other headers are kept.
+
+    Args:
+        delivery: The dead letter.
+        plan: The plan of the queue.
+        occasion: The time and job of the re-drive.
+        target: The target. Defaults to the target of the plan.
+
+    Raises:
+        UnsafeOperation: If there is no room for the retry count in the headers.
     """
     target = plan.redrive if target is None else target
     properties = _properties(delivery, plan, target, occasion)
@@ -144,10 +150,10 @@ def redrive_message(
 
 
 class Redriver:
-    """Builds the messages for one re-drive target. Faster than `redrive_message` for plain messages.
+    """Creates messages to re-drive. Usually faster than `redrive_message`.
 
-    Most dead letters of other consumers have none of the headers that need special handling. They
-    all get the same few headers, and only their existing headers have to be measured.
+    Dead letters of other consumers usually have none of the headers that need special handling. The
+    added headers are the same for all of them.
     """
 
     def __init__(self, plan: Plan, target: Redrive, occasion: RedriveOccasion) -> None:
@@ -155,9 +161,9 @@ class Redriver:
         self._target = target
         self._occasion = occasion
         self._job = clip(occasion.job, _NAME_BYTES)
-        # With a reset, the counts are the same for every message.
+        # With a reset, the counts are the same for all messages.
         self._is_simple = target.reset and not occasion.stamped
-        # A message with a header of Hopback, the broker or the design takes the slow path.
+        # Messages with one of these headers need the slow path.
         design = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
         self._careful = frozenset({*OURS, *_BROKERS, *design, *_counter_names(plan)})
         self._shared: dict[tuple[str, str], SharedHeaders] = {}
@@ -166,16 +172,18 @@ class Redriver:
             self._raw = RawRedriver(plan, target, occasion.job, _counter_names(plan))
 
     def raw_message(self, delivery: Delivery) -> RawMessage | None:
-        """Build the same message as `message` from the received bytes.
+        """Create the message from the encoded properties.
 
-        Returns None if the bytes are not available or need special handling. A message built here
-        does not need the loop guard, because its bytes contain no re-drive counter.
+        Returns None if they are not available or need special handling. There is no need to check
+        the number of re-drives of these messages, because they don't have that header.
         """
         return None if self._raw is None else self._raw.message(delivery)
 
     def message(self, delivery: Delivery) -> Message:
-        """Build the re-driven message. Raises UnsafeOperation if its headers have no room for the
-        counts.
+        """Create the message to re-drive.
+
+        Raises:
+            UnsafeOperation: If there is no room for the retry count in the headers.
         """
         properties = delivery.properties
         if self._is_simple and self._is_plain(properties):
@@ -200,7 +208,7 @@ class Redriver:
     def _mark(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
         shared = self._shared.get((exchange, routing_key))
         if shared is None:
-            # The headers added to every message of this route.
+            # The headers added to all messages of this route.
             shared = SharedHeaders(
                 {
                     QUEUE: self._plan.queue,
@@ -241,7 +249,10 @@ def _properties(
 
 
 def _counter_names(plan: Plan) -> frozenset[str]:
-    """Return the design's own counters. If kept, they would use up the attempts of the re-driven message."""
+    """Return the counters of the design.
+
+    They are removed so that all attempts are available again.
+    """
     stamped = {stamp.header for stamp in plan.park_stamps if stamp.fact is Fact.RETRIES}
     return frozenset(stamped if plan.count_header is None else {*stamped, plan.count_header})
 
@@ -267,17 +278,15 @@ def _stamps(
 
 
 _JUDGED_NAMES, _KNOWN_DEATHS, _KNOWN_ORIGINS, _KNOWN_RECORDS, _SHAPES = 1024, 256, 256, 256, 64
-"""Sizes of the caches. They bound memory for arbitrary headers. Beyond them each message is
-examined again.
-"""
+"""Maximum sizes of the caches, to limit memory usage."""
 _TEXT, _ZERO = ord("S"), ord("0")
 _DIGITS_AS_0 = bytes.maketrans(b"123456789", b"000000000")
 _written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NESTED = frozenset(b"AF")
 _SIZED = frozenset(b"SxAF")
-"""Types whose values begin with their length, in four bytes."""
+"""Types whose values are prefixed with their length."""
 _KEEP, _DROP, _READ, _CARE = range(4)
-"""The handling of a header: copy it, drop it, read and drop it, or use the slow path."""
+"""How to process a header: copy it, drop it, read and drop it, or use the slow path."""
 _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
     name.encode()
     for name in (
@@ -287,15 +296,15 @@ _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
 )  # fmt: skip
 _READ_NAMES = (_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE)
 _RECORDS = frozenset({_X_DEATH, _DEATHS})
-"""Arrays that are parsed once for all messages with equal bytes."""
+"""Arrays that are cached by their encoded value."""
 _LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.COPY_ID})
-"""Hopback headers that a re-drive rewrites or drops, whatever their values."""
+"""Headers that are always rewritten or dropped."""
 _pack_u32 = struct.Struct(">I").pack
 _unpack_u32 = struct.Struct(">I").unpack_from
 
 
 class RawMessage(NamedTuple):
-    """A message to an exchange, with its properties in wire format."""
+    """A message with encoded properties."""
 
     exchange: str
     routing_key: str
@@ -304,14 +313,14 @@ class RawMessage(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """Derived from the death records of a message: the `hopback-deaths` header and the origin."""
+    """The `hopback-deaths` header and the origin of a message."""
 
     header: bytes
     entered_by: tuple[str, str] | None
 
 
 class _Header(NamedTuple):
-    """The position of a header in its table, and its handling."""
+    """The position of a header and how to process it."""
 
     at: int
     value_at: int
@@ -321,11 +330,11 @@ class _Header(NamedTuple):
 
 
 class _ShapeStep(NamedTuple):
-    """Bytes that are the same in all messages of a shape, and the variable value that follows them.
+    """A constant part of the header table, followed by a variable value.
 
-    `width` is the size of the value in bytes, or 0 if its first four bytes contain its size. `kept`
-    is the part of the constant bytes that is copied. `name` is the header name of a value that is
-    read. `goes_on` is true for a value that is copied.
+    `width` is the size of the value in bytes, or 0 if it starts with its length. `kept` is the part
+    of the constant bytes that is copied. `name` is set if the value has to be read. `goes_on` is
+    True if the value is copied.
     """
 
     run: bytes
@@ -336,7 +345,7 @@ class _ShapeStep(NamedTuple):
 
 
 class _Shape:
-    """Headers of the same names and types, in the same order. It learns which of their values vary."""
+    """The structure of a header table. Learns which of the values are variable."""
 
     def __init__(self) -> None:
         self._differ: set[int] = set()
@@ -347,7 +356,7 @@ class _Shape:
         self._read: dict[bytes, bytes] = {}
 
     def learn(self, entries: bytes, headers: list[_Header]) -> None:
-        """Learn from another message of this shape: values that differ are variable."""
+        """Add another message with this structure. Values that differ are variable."""
         before, known = self._last
         for number, (old, new) in enumerate(zip(known, headers, strict=False)):
             if before[old.value_at : old.end] != entries[new.value_at : new.end]:
@@ -371,9 +380,7 @@ class _Shape:
         self._tail, self._kept_tail = entries[begin:], kept
 
     def take(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
-        """Return the copied headers and the values to read, or None if the headers have another
-        shape.
-        """
+        """Return the copied headers and the values to read, or None if the structure is different."""
         at, read = 0, self._read.copy()
         pieces: list[bytes] = []
         for run, width, kept, name, goes_on in self._steps:
@@ -384,7 +391,7 @@ class _Shape:
             if goes_on:
                 pieces += (kept, entries[at:end])
             elif name is not None:
-                read[name] = entries[at - 1 : end]  # with the octet of its type
+                read[name] = entries[at - 1 : end]  # including the type octet
                 pieces.append(kept)
             else:
                 pieces.append(kept)
@@ -396,7 +403,7 @@ class _Shape:
 
 
 class RawRedriver:
-    """Builds the messages for one target that resets attempts and does not keep death records."""
+    """Creates messages from encoded properties. Attempts are reset and deaths are not kept."""
 
     def __init__(self, plan: Plan, target: Redrive, job: str, without: frozenset[str]) -> None:
         self._plan = plan
@@ -421,7 +428,7 @@ class RawRedriver:
         self._design_tells = any(stamp.fact is Fact.ORIGIN_ROUTING_KEY for stamp in stamps)
 
     def message(self, delivery: Delivery) -> RawMessage | None:
-        """Build the re-driven message, or return None if it needs the slow path."""
+        """Create the message, or return None if it needs the slow path."""
         raw: bytes | None = getattr(delivery, "raw_properties", None)
         if raw is None or len(raw) > _SMALL_BYTES:
             return None
@@ -447,7 +454,7 @@ class RawRedriver:
         return RawMessage(target.exchange, target.routing_key, delivery.body, cut.join(entries))
 
     def _walk(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
-        """Walk through headers of an unknown shape. Returns None if they need the slow path."""
+        """Parse headers with an unknown structure. Returns None if they need the slow path."""
         headers: list[_Header] = []
         seen: set[bytes] = set()
         judged, at, size = self._judged, 0, len(entries)
@@ -455,11 +462,11 @@ class RawRedriver:
             value_at = at + 1 + entries[at]
             name = entries[at + 1 : value_at]
             kind = entries[value_at]
-            if kind == _TEXT:  # usual case, inlined: a call would double the time
+            if kind == _TEXT:  # inlined, since a function call would take twice as long
                 end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
             else:
                 found = value_end(entries, value_at, size)
-                # A nested value may be malformed, which only parsing it shows.
+                # Only decoding shows if a nested value is malformed.
                 if found is None or (kind in _NESTED and name not in _RECORDS):
                     return None
                 end = found
@@ -487,7 +494,7 @@ class RawRedriver:
         return taken
 
     def _judge(self, name: bytes) -> int:
-        """Decide the handling of a header name. Called once per name."""
+        """Return how to process a header. Called once per name."""
         try:
             text = name.decode()
         except UnicodeDecodeError:
@@ -496,13 +503,13 @@ class RawRedriver:
         if text in self._without or is_harmful(text):
             fate = _DROP
         elif text in names.OURS:
-            fate = _CARE  # it was re-driven before, or some of its headers were not read
+            fate = _CARE  # re-driven before, or some headers could not be decoded
         if len(self._judged) < _JUDGED_NAMES:
             self._judged[name] = fate
         return fate
 
     def _deaths(self, read: dict[bytes, bytes], delivery: Delivery) -> _Known | None:
-        """Read a death array once for all messages with the same second and reason."""
+        """Return the deaths of a message. The result is cached by the encoded headers."""
         properties = delivery.properties
         if properties.further_headers or properties.opaque_headers:
             return None
@@ -516,7 +523,7 @@ class RawRedriver:
         return known
 
     def _origin(self, read: dict[bytes, bytes], known: _Known, delivery: Delivery) -> bytes | None:
-        """Return the headers with the original route, or None if that needs the slow path."""
+        """Return the origin headers, or None if they need the slow path."""
         key = read.get(_ORIGIN_KEY)
         said: tuple[bytes | str, bytes | str]
         if key is not None:
@@ -540,16 +547,14 @@ class RawRedriver:
         return made
 
     def _failure(self, read: dict[bytes, bytes]) -> bytes | None:
-        """Return the unchanged failure record if it belongs to this queue, or None if it is
-        malformed.
-        """
+        """Return the failure record if it belongs to this queue, or None if it is malformed."""
         value = read.get(_FAILURE)
         if value is None or read.get(_QUEUE) != self._queue:
             return b""
-        # Records of one failure differ only in their times. Replace every digit by 0 to compare them.
+        # Records of similar failures only differ in their times, so ignore the digits.
         form = value.translate(_DIGITS_AS_0)
         digits = self._records.get(form)
-        # A number with a leading 0 is not valid JSON.
+        # Numbers with a leading zero are not valid JSON.
         if digits is None or (digits > 1 and value[-1 - digits] == _ZERO):
             try:
                 text = value[5:].decode() if value[0] == _TEXT else ""
@@ -564,12 +569,15 @@ class RawRedriver:
 
 
 def _last_digits(text: str) -> int:
-    """Count the digits of the last value if it is the only number and all others are texts, else 0.
+    """Return the number of digits of the last value if it is the only number, otherwise 0.
 
-    Other digits in the same places then make a valid record, unless the first is 0.
+    The digits can then be replaced by others without making the record invalid, unless the first is
+    0.
     """
     found = json_in(text)
-    if not isinstance(found, dict) or _written(found) != text:  # unusual spaces or a repeated name
+    if (
+        not isinstance(found, dict) or _written(found) != text
+    ):  # unusual whitespace or a duplicate name
         return 0
     *others, last = found.values()
     is_number = isinstance(last, int) and not isinstance(last, bool) and last >= 0
@@ -577,7 +585,7 @@ def _last_digits(text: str) -> int:
 
 
 def _is_name(value: bytes) -> bool:
-    """Whether the value is a short text without characters that need escaping."""
+    """Return True if the value is a short ASCII string."""
     return value[0] == _TEXT and len(value) <= 5 + _NAME_BYTES and value[5:].isascii()
 
 
