@@ -1,7 +1,6 @@
-"""Topologies as data: the model, failure plans and files.
+"""Topologies, failure plans and topology files.
 
-Each name below is loaded when it is first used. The functions `check` and `diff` are imported from the
-modules of the same names.
+Names are loaded lazily. The functions `check` and `diff` have the same names as their modules.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""AMQP values in JSON and TOML without loss of their type.
+"""Convert AMQP values to JSON and TOML without losing their type.
 
-Types that both formats have are written unchanged: booleans, 64-bit integers, numbers, text, arrays
-and tables. Every other AMQP type is a table with one key that begins with `$`::
+Booleans, 64-bit integers, floats, strings, arrays and tables are written as they are. Other AMQP
+types are written as a table with a single key that starts with `$`::
 
     { "$int32" = 5 }   { "$timestamp" = 1700000000 }   { "$bytes" = "aGVsbG8=" }   { "$none" = true }
 
-A table that itself has just one such key is wrapped: `{ "$table" = { "$x" = 1 } }`.
+A table that looks like this is escaped: `{ "$table" = { "$x" = 1 } }`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 DEEPEST = 32
-"""How deep arrays and tables may be nested."""
+"""Maximum nesting depth of arrays and tables."""
 
 INTEGER_RANGES: Mapping[type, tuple[int, int]] = {
     Int8: (-(2**7), 2**7 - 1),
@@ -52,7 +52,7 @@ INTEGER_RANGES: Mapping[type, tuple[int, int]] = {
     UInt64: (0, 2**64 - 1),
     Timestamp: (0, 2**64 - 1),
 }
-"""The integer types and their ranges."""
+"""The range of each integer type."""
 
 _HUGE = sys.float_info.max
 
@@ -63,12 +63,12 @@ _INTEGER_MARKS: Mapping[type, str] = {kind: mark for mark, kind in _INTEGERS.ite
 
 
 def encode_table(table: Headers) -> dict[str, object]:
-    """A table of AMQP values as JSON and TOML can hold it."""
+    """Convert a table of AMQP values to plain values."""
     return {str(key): encode(value) for key, value in table.items()}
 
 
 def encode(value: FieldValue) -> object:
-    """One AMQP value as JSON and TOML can hold it."""
+    """Convert an AMQP value to a plain value."""
     mark = _INTEGER_MARKS.get(type(value))
     match value:
         case bool():
@@ -98,12 +98,15 @@ def encode(value: FieldValue) -> object:
 
 
 def decode_table(place: Located, *, marks: bool = True) -> dict[str, FieldValue]:
-    """The table of AMQP values at this place."""
+    """Convert a table of plain values to AMQP values."""
     return {key: decode(inner, marks=marks) for key, inner in place.entries()}
 
 
 def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
-    """Decode the AMQP value here. Without `marks` a key that begins with `$` is an ordinary key."""
+    """Convert a plain value to an AMQP value.
+
+    If `marks` is False, keys starting with `$` are not special.
+    """
     if depth > DEEPEST:
         place.wrong(f"at most {DEEPEST} levels of nesting", "more")
         return None
@@ -133,7 +136,7 @@ def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
 
 
 def _is_typed(table: Mapping[str, object]) -> bool:
-    """Whether it is a typed value: its only key begins with `$`."""
+    """Return True if the table represents a typed value."""
     return len(table) == 1 and str(next(iter(table))).startswith("$")
 
 
@@ -168,7 +171,7 @@ def _decimal(place: Located) -> Decimal:
 
 
 def fits_decimal(value: Decimal) -> bool:
-    """Whether AMQP can carry it: a scale of 0 to 255 and 32 bits, signed."""
+    """Return True if the value can be encoded as an AMQP decimal."""
     _, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int) or not -255 <= exponent <= 0 or len(digits) > 10:
         return False
@@ -202,9 +205,10 @@ _RARE: Mapping[str, Callable[[Located], FieldValue]] = {
 
 
 def without_what_json_lacks(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
-    """The topology without arguments that JSON has no type for, and a note for each.
+    """Remove arguments that cannot be represented in JSON. Also returns a note for each of them.
 
-    A binding goes as a whole: without one of its arguments it would match more than it should.
+    If the argument belongs to a binding, the whole binding is removed, since it would match more
+    messages without the argument.
     """
     notes: list[str] = []
     exchanges = tuple(

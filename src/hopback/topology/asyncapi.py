@@ -1,7 +1,8 @@
-"""A topology as an AsyncAPI 3.0 document: the entry points of messages and the consumed queues.
+"""Export a topology as an AsyncAPI 3.0 document.
 
-Each binding of an exchange to a queue is a channel with its routing key. Each queue is a channel, too.
-Facts that AsyncAPI cannot express (arguments, dead-letter paths, failure plans) are under `x-hopback`.
+The document contains a channel for each queue and for each binding of an exchange to a queue.
+Information that is not supported by AsyncAPI, such as arguments and failure plans, is added as
+`x-hopback`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Schema = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MessageSchema:
-    """A message that a handler takes: its name, and the schemas of its payload and of its reply."""
+    """The schemas of a message and its reply."""
 
     name: str
     payload: Schema | None = None
@@ -37,7 +38,7 @@ class MessageSchema:
 
 @dataclass(frozen=True, slots=True)
 class OutputSchema:
-    """A message that the handler of `queue` publishes."""
+    """The schema of a message published by the handler of `queue`."""
 
     queue: str
     exchange: str
@@ -47,7 +48,7 @@ class OutputSchema:
 
 @dataclass(frozen=True, slots=True)
 class PayloadSchemas:
-    """The messages of handlers by queue, their outputs, and the schemas they refer to by name."""
+    """The schemas of all messages."""
 
     queues: Mapping[str, Sequence[MessageSchema]] = field(default_factory=dict)
     outputs: Sequence[OutputSchema] = ()
@@ -61,11 +62,15 @@ def write_asyncapi(
     payloads: PayloadSchemas | None = None,
     internal: bool = False,
 ) -> dict[str, object]:
-    """Return the document. `version` is the version of the user's API.
+    """Create an AsyncAPI document.
 
-    The messages of `payloads` are those of their queue and of the routing keys that lead there.
-    Retry, dead-letter, delay and schedule queues are included with `internal`. Arguments that JSON
-    cannot express are left out.
+    Arguments that cannot be represented in JSON are omitted.
+
+    Args:
+        topology: The topology.
+        version: The version of the API.
+        payloads: Schemas of the messages.
+        internal: Whether to include retry, dead-letter, delay and schedule queues.
     """
     payloads = payloads or PayloadSchemas()
     topology, _ = without_what_json_lacks(topology)
@@ -138,7 +143,7 @@ def write_asyncapi(
 
 
 def _is_internal(queue: str, roles: Mapping[str, QueueRole]) -> bool:
-    """Whether only Hopback or an operator uses a queue."""
+    """Return True if the queue is only used by Hopback or by operators."""
     return roles[queue] in {QueueRole.RETRY, QueueRole.DEAD_LETTER} or is_delay_queue(queue)
 
 
@@ -164,7 +169,7 @@ def _receive(topology: Topology, queue: Queue, ident: str) -> dict[str, object]:
 
 
 def _messages(taken: Sequence[MessageSchema]) -> dict[str, object]:
-    """Return the messages by id. A message whose payload has no schema has only a name."""
+    """Return the messages by id."""
     names = _Names()
     found: dict[str, object] = {}
     for one in taken:
@@ -174,7 +179,7 @@ def _messages(taken: Sequence[MessageSchema]) -> dict[str, object]:
 
 
 class _Names:
-    """Ids that AsyncAPI allows, each once."""
+    """Generates unique ids that are valid in AsyncAPI."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -192,7 +197,7 @@ class _Names:
 def _entrance(
     exchange: Exchange | str, key: str, taken: Sequence[MessageSchema]
 ) -> dict[str, object]:
-    if isinstance(exchange, str):  # of another application, or the default exchange
+    if isinstance(exchange, str):  # the default exchange, or an exchange of another application
         described: dict[str, object] = {"name": exchange}
     else:
         described = {
@@ -236,7 +241,7 @@ def _queue_channel(
 
 
 def _plain(value: FieldValue) -> object:
-    """Mapping proxies and tuples as a JSON encoder wants them."""
+    """Convert mapping proxies and tuples for the JSON encoder."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

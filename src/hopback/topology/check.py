@@ -1,4 +1,4 @@
-"""Check a topology for hazards: possible losses, their conditions and remedies."""
+"""Check a topology for configurations that can lose messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 
 
 def check(topology: Topology, version: BrokerVersion | None = None) -> tuple[Finding, ...]:
-    """Return all hazards of the topology on a broker of this version, most severe first.
+    """Check a topology and return the findings, most severe first.
 
-    Without a version, the hazards of all versions are reported, each with its versions and its
-    highest severity. Policies are applied as the broker applies them. In a topology without plans,
-    such as one read from a live broker, the roles of queues come from their dead-letter arguments.
+    Policies are taken into account. If the topology does not have plans, for example because it was
+    read from a broker, roles of queues are derived from their arguments.
+
+    Args:
+        topology: The topology to check.
+        version: The RabbitMQ version. Defaults to checking all versions, in which case a finding
+            has the highest severity of any version.
     """
     analysis = Analysis(topology, version)
     found = {finding for rule in RULES for finding in report(rule, analysis)}

@@ -1,7 +1,7 @@
-"""RabbitMQ's definitions.json: read into a topology, and written so that a broker imports it.
+"""Read and write RabbitMQ definition files (definitions.json).
 
-Users, permissions, parameters and whatever else a file holds stay in `Topology.foreign` and are
-written back. An object that was not changed is written exactly as it was read.
+Users, permissions, parameters and other sections are kept in `Topology.foreign` and written back.
+Objects that were not changed are written exactly as they were read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
-    """Parse JSON text. Data that is already parsed is returned unchanged."""
+    """Parse JSON. If the data has already been parsed, it is returned unchanged."""
     if not isinstance(data, str | bytes):
         return data
     try:
@@ -47,7 +47,7 @@ def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
 
 
 def choose_vhost(root: Located, sections: Mapping[str, Located], asked: str | None) -> str | None:
-    """Return the virtual host to read, or None if the file has only one without a name."""
+    """Return the virtual host to read, or None if the file only has one without a name."""
     used = _texts("vhost", sections, SECTIONS)
     known = sorted({*used, *_texts("name", sections, ("vhosts",))})
     if asked in known or not known:
@@ -65,7 +65,7 @@ def choose_vhost(root: Located, sections: Mapping[str, Located], asked: str | No
 
 
 def _texts(key: str, sections: Mapping[str, Located], wanted: Iterable[str]) -> list[str]:
-    """The texts under this key in all entries of these sections, sorted."""
+    """Return the values of a key in all entries of the given sections, sorted."""
     lists = [sections[section].value for section in wanted if section in sections]
     entries = [entry for items in lists if isinstance(items, list | tuple) for entry in items]
     values = [entry.get(key) for entry in entries if isinstance(entry, Mapping)]
@@ -77,14 +77,14 @@ def _no_constant(text: str) -> NoReturn:
 
 
 Definable: TypeAlias = "Exchange | Queue | Binding | Policy"
-"""The objects of a definitions file that a topology contains."""
+"""Objects that can be part of a topology."""
 
 SECTIONS = ("exchanges", "queues", "bindings", "policies")
-"""The sections of a definitions file that a topology models."""
+"""Sections of a definitions file that can be part of a topology."""
 
 
 def thaw(value: object) -> object:
-    """A copy in dicts, lists and plain values, as the `json` module writes them."""
+    """Return a deep copy that only consists of plain dicts, lists and scalars."""
     match value:
         case Mapping():
             return {str(key): thaw(inner) for key, inner in value.items()}
@@ -98,12 +98,12 @@ def thaw(value: object) -> object:
 
 
 def same_json(one: object, other: object) -> bool:
-    """Whether both are the same JSON: `1`, `1.0` and `true` differ, the order of keys does not."""
+    """Return True if both values are the same JSON. `1`, `1.0` and `true` are different."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def identity(item: Definable) -> object:
-    """Return the key that distinguishes the objects of a section."""
+    """Return the key that identifies an object in its section."""
     if isinstance(item, Binding):
         arguments = repr(sorted(item.arguments.items(), key=repr))
         return (item.source, item.destination, item.to_exchange, item.routing_key, arguments)
@@ -111,7 +111,7 @@ def identity(item: Definable) -> object:
 
 
 def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
-    """Return an object in Hopback's format. `vhost` is set only in files of a whole broker."""
+    """Convert an object to its JSON format. `vhost` is only set in files with all virtual hosts."""
     home: dict[str, object] = {} if vhost is None else {"vhost": vhost}
     if isinstance(item, Binding):
         return {
@@ -151,7 +151,7 @@ def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
 
 
 def parse(section: str, place: Located) -> Definable | None:
-    """Parse an object of this section. Returns None for an unsupported queue type."""
+    """Parse an object. Returns None if the queue type is not supported."""
     table = place.table()
     match section:
         case "exchanges":
@@ -209,7 +209,7 @@ _V4_0 = BrokerVersion(4)
 
 
 def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tuple[str, ...]]:
-    """Return the part of the topology that this version can import, with notes about the rest."""
+    """Remove objects that the given version cannot import. Also returns a note for each of them."""
     notes: list[str] = []
     unknown = {queue.name for queue in topology.queues if version < QUEUE_TYPES[queue.type]}
     topology, said = without_queues(topology, unknown, f"RabbitMQ {version} has no such queues")
@@ -237,7 +237,7 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
 def without_queues(
     topology: Topology, names: set[str], why: str
 ) -> tuple[Topology, tuple[str, ...]]:
-    """Remove these queues and their bindings. Returns a note for each."""
+    """Remove queues and their bindings. Also returns a note for each of them."""
     notes = tuple(
         f"{queue.type} queue {quote(queue.name)} and its bindings left out: {why}"
         for queue in topology.queues
@@ -268,7 +268,7 @@ def _adapt_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queu
 def _adapt_policy(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
     definition = dict(policy.definition)
     for key, value in policy.definition.items():
-        # Why a broker of this version refuses a policy with this key.
+        # Check whether this version accepts the policy key.
         span, why = POLICY_KEYS.get(key), ""
         if span is None:
             why = f"RabbitMQ {version} knows no such policy key"
@@ -288,17 +288,23 @@ def _adapt_policy(policy: Policy, version: BrokerVersion, notes: list[str]) -> P
 
 
 RECORD = "hopback-definitions"
-"""The key in `Topology.foreign` that remembers how a file was written: its virtual host, the order
-of its keys, and the objects that hold more than our own writing of them would."""
+"""The key in `Topology.foreign` that stores how a file was written: the virtual host, the order of
+keys, and objects with additional fields.
+"""
 
 
 def read_definitions(
     data: Mapping[str, object] | str | bytes, *, vhost: str | None = None, name: str = "definitions"
 ) -> Topology:
-    """Read the topology of one virtual host from a definitions file. InvalidTopology lists all
-    problems.
+    """Read the topology of a virtual host from a definitions file.
 
-    `vhost` selects one of several. `name` becomes the topology's name.
+    Args:
+        data: The content of the file.
+        vhost: The virtual host to read. Required if there are several.
+        name: The name of the topology.
+
+    Raises:
+        InvalidTopology: If the file is invalid.
     """
     root = Located("", load(data, name), [])
     entries = dict(root.entries())
@@ -332,10 +338,12 @@ def read_definitions(
 def write_definitions(
     topology: Topology, *, version: BrokerVersion | None = None, vhost: str | None = None
 ) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Return the definitions, and a sentence about each omitted object.
+    """Write a topology as definitions. Also returns a note for each omitted object.
 
-    `version` is the version of the importing broker. Objects that it would refuse or misinterpret
-    are omitted. `vhost` names the virtual host in every object, for an import into a whole broker.
+    Args:
+        topology: The topology.
+        version: The RabbitMQ version. Objects that it does not support are omitted.
+        vhost: The virtual host to add to each object, for importing the file into the whole broker.
     """
     fitting, notes = without_unexportable(topology, version)
     record = topology.foreign.get(RECORD)
@@ -345,7 +353,7 @@ def write_definitions(
 def without_unexportable(
     topology: Topology, version: BrokerVersion | None
 ) -> tuple[Topology, tuple[str, ...]]:
-    """Return the topology without objects that JSON or the broker's version cannot express."""
+    """Remove objects that cannot be represented in JSON or are not supported by the given version."""
     exclusive = {queue.name for queue in topology.queues if queue.exclusive}
     fitting, notes = without_queues(topology, exclusive, "it belongs to one connection")
     fitting, more = without_what_json_lacks(fitting)
@@ -357,7 +365,7 @@ def without_unexportable(
 
 
 class _DefinitionsReader:
-    """Sorts the objects of a file into ours and those of other virtual hosts."""
+    """Separates the objects of a virtual host from the others."""
 
     def __init__(self, vhost: str | None) -> None:
         self.vhost = vhost
@@ -365,12 +373,12 @@ class _DefinitionsReader:
         self.others: dict[str, list[object]] = {}
 
     def section(self, section: str, place: Located | None) -> list[Definable]:
-        """The objects of one section that are ours."""
+        """Return the objects of a section that belong to the virtual host."""
         places = () if place is None else place.items()
         return [item for inner in places if (item := self.one(section, inner)) is not None]
 
     def one(self, section: str, place: Located) -> Definable | None:
-        """Read one object. Returns None if it is in another virtual host or of an unsupported kind."""
+        """Parse an object. Returns None if it belongs to another virtual host or is not supported."""
         raw = thaw(decode(place, marks=False))
         home = raw.get("vhost", self.vhost) if isinstance(raw, Mapping) else self.vhost
         if home != self.vhost and not isinstance(home, str):
@@ -383,13 +391,13 @@ class _DefinitionsReader:
         return item
 
     def foreign(self, rest: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, object]:
-        """Return the content of the file that is not part of the topology's objects."""
+        """Return the parts of the file that do not belong to the topology."""
         record = {"keys": keys, "vhost": self.vhost, **self.originals}
         return {**rest, **self.others, RECORD: record}
 
 
 class _Writer:
-    """Puts a definitions document together, in the order of the file it came from if any."""
+    """Creates a definitions document, using the order of the original file if there is one."""
 
     def __init__(self, topology: Topology, record: Mapping[str, object], vhost: str | None) -> None:
         self.topology = topology
@@ -417,7 +425,7 @@ class _Writer:
         return self.restore_order(whole)
 
     def write_section(self, section: str, items: tuple[Definable, ...]) -> list[object]:
-        """Write the objects of one section. Unchanged objects keep their original form."""
+        """Write the objects of a section. Unchanged objects keep their original form."""
         originals: dict[object, tuple[Definable, Mapping[str, object]]] = {}
         for raw in _list(thaw(self.record.get(section))):
             item = parse(section, Located(section, raw, []))
@@ -434,7 +442,7 @@ class _Writer:
         return {**raw} if self.named_vhost is None else {**raw, "vhost": self.named_vhost}
 
     def restore_order(self, whole: dict[str, object]) -> dict[str, object]:
-        """Restore the original order of keys. A new empty section is omitted."""
+        """Restore the original order of keys. New sections that are empty are omitted."""
         keys = [key for key in _list(thaw(self.record.get("keys"))) if isinstance(key, str)]
         present = keys if self.record else [*whole]
         order = [*keys, *(key for key in whole if key not in keys)]
@@ -455,10 +463,10 @@ _OF_USERS = ("users", "permissions", "topic_permissions")
 
 
 def without_secrets(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
-    """Remove objects that contain a secret, and return a note for each.
+    """Remove objects that contain secrets. Also returns a note for each of them.
 
-    Users are removed together with their permissions, because a broker refuses permissions of
-    unknown users.
+    Permissions are removed together with the users, because RabbitMQ rejects permissions of unknown
+    users.
     """
     kept: dict[str, object] = {}
     notes: list[str] = []

@@ -1,14 +1,15 @@
-"""The queues in which delayed messages wait: one for each power of two seconds, largest first.
+"""Queues for delayed messages.
 
-A message that is due in 13 seconds (8 + 4 + 1) waits in the queues of 8, 4 and 1 seconds. Its routing
-key is the number of seconds in binary, `1.0.1.1`, least significant digit first. Each level has a topic
-exchange. It routes a message into the level's queue if the level's digit is 1. Otherwise the message
-takes the alternate exchange to the next lower level.
-All messages of a queue have the same wait, so none waits behind another. The broker needs one time to
-live per queue and no timer per message.
+There is one delay queue for each power of two seconds. A message with a delay of 13 seconds (8 + 4
++ 1) passes through the queues with 8, 4 and 1 seconds. Its routing key is the delay in binary,
+least significant digit first (`1.0.1.1`). Each level has a topic exchange. If the digit of the
+level is 1, it routes the message to the queue of the level. Otherwise the message is passed to the
+next lower level by the alternate exchange.
 
-The broker moves a message from queue to queue at least once. A message enters each queue at most once.
-The broker therefore does not detect a cycle, provided that the message enters without earlier deaths.
+All messages in a queue have the same TTL, so they never have to wait for each other.
+
+Messages are moved with at-least-once dead-lettering. Since a message enters each queue only once,
+RabbitMQ does not detect a cycle, as long as the message does not have earlier deaths.
 """
 
 from __future__ import annotations
@@ -26,30 +27,33 @@ from hopback.topology.expand import (
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType, Topology
 
 DUE = "hopback.delay.due"
-"""The queue of due messages. Applications with delays publish them to their destinations."""
+"""The queue of messages that are due. Applications publish them to their destinations."""
 
 LONGEST_DELAY = "30d"
-"""The default maximum: reminders of a month, in 22 queues."""
+"""The default maximum delay. It needs 22 queues."""
 
 _LEVEL = "hopback.delay.level-"
 
 _MOST_LEVELS = 28
-"""28 binary digits of seconds are more than eight years. RabbitMQ's maximum of ten years needs one more."""
+"""Maximum number of levels. 28 levels are more than eight years. RabbitMQ's limit of ten years
+would need another level.
+"""
 
 _RETRY_MS = (1_000, 30_000, 300_000, 1_800_000)
-"""Waits before a due message is published again after a failure. The first is short, because its queue
-may be about to be declared. After 30 minutes the message is parked for an operator."""
+"""Retry delays for due messages that could not be published. The first one is short, because the
+queue may be declared soon. After the last one the message is dead-lettered.
+"""
 
 
 def level_count(longest: Duration = LONGEST_DELAY) -> int:
-    """Number of levels for a delay of this length. ValueError if RabbitMQ has no such time to live."""
+    """Return the number of levels for a maximum delay. Raises ValueError if it is too long."""
     return max(1, -(-parse_wait_ms(longest) // 1000)).bit_length()
 
 
 def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
-    """Exchanges and queues that hold messages for up to `longest`, and the queue of due messages.
+    """Return the exchanges and queues for delays up to `longest`.
 
-    A larger `longest` only adds levels.
+    Increasing `longest` only adds exchanges and queues.
     """
     levels = range(level_count(longest))
     plan = recommend_plan(DUE, tiers_ms=_RETRY_MS)
@@ -57,7 +61,7 @@ def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
         at_least_once(_name(level), dead_lettering(_name(level - 1), "", ttl_ms=1000 << level))
         for level in levels
     )
-    # Each level routes or passes on every message, so none is unroutable.
+    # A level routes or passes on every message, so messages cannot be unroutable.
     ways = (
         Exchange(
             _name(level), ExchangeType.TOPIC, arguments={"alternate-exchange": _name(level - 1)}
@@ -78,7 +82,7 @@ def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
 
 
 def way_in(delay_ms: int) -> tuple[str, str]:
-    """Exchange and routing key for a delay of at least `delay_ms`, rounded up to seconds."""
+    """Return the exchange and routing key for a delay. The delay is rounded up to full seconds."""
     seconds = -(-delay_ms // 1000)
     if seconds <= 0:
         return "", DUE
@@ -87,7 +91,7 @@ def way_in(delay_ms: int) -> tuple[str, str]:
 
 
 def levels_of(routing_key: str) -> dict[str, int]:
-    """The queues in which a message with this routing key waits, each with its milliseconds."""
+    """Return the delay queues for a routing key, with their TTL in milliseconds."""
     return {
         _name(level): 1000 << level
         for level, digit in enumerate(routing_key.split("."))
@@ -96,18 +100,18 @@ def levels_of(routing_key: str) -> dict[str, int]:
 
 
 def is_from_level(exchange: str) -> bool:
-    """Whether a message in the queue of due messages came there by the levels, not by a retry queue."""
+    """Return True if a due message came from a delay queue and not from a retry queue."""
     return exchange == DUE or is_delay_level(exchange)
 
 
 def longest_delay_ms(topology: Topology) -> int:
-    """The longest delay that the topology's delay queues can hold, 0 without delay queues."""
+    """Return the longest delay supported by the topology, or 0 if it does not have delay queues."""
     levels = sum(is_delay_level(exchange.name) for exchange in topology.exchanges)
     return ((1 << levels) - 1) * 1000
 
 
 def without_delay_levels(topology: Topology) -> Topology:
-    """The topology without delay levels, which would fill a diagram."""
+    """Return the topology without delay queues, for diagrams."""
     return replace(
         topology,
         exchanges=tuple(each for each in topology.exchanges if not is_delay_level(each.name)),
@@ -117,17 +121,17 @@ def without_delay_levels(topology: Topology) -> Topology:
 
 
 def is_delay_queue(name: str) -> bool:
-    """Whether a queue belongs to the delays: a level, the due messages, or their retries."""
+    """Return True if the queue is used for delays, including retries of due messages."""
     return is_delay_level(name) or name == DUE or name.startswith(f"{DUE}.")
 
 
 def is_delay_level(name: str) -> bool:
-    """Whether an exchange or a queue of this name is one of a level."""
+    """Return True if the name is the name of a delay level."""
     return name.startswith(_LEVEL)
 
 
 def delay_level_names(highest: str) -> tuple[str, ...]:
-    """The names of all levels up to `highest`, shortest first. Empty if `highest` is not a level."""
+    """Return the names of all levels up to `highest`, or an empty tuple if it is not a level."""
     number = highest.removeprefix(_LEVEL)
     if not is_delay_level(highest) or not (number.isascii() and number.isdecimal()):
         return ()
@@ -142,17 +146,20 @@ _SCHEDULE = ".schedule"
 
 
 def schedule_queue_name(queue: str) -> str:
-    """The name of the queue that stores the state of the periodic messages of `queue`."""
+    """Return the name of the queue that stores the state of periodic messages."""
     return queue + _SCHEDULE
 
 
 def queue_of_schedule(name: str) -> str | None:
-    """The queue that a schedule queue of this name belongs to. None if the name is not one."""
+    """Return the queue that a schedule queue belongs to, or None if it is not a schedule queue."""
     return name.removesuffix(_SCHEDULE) if name.endswith(_SCHEDULE) else None
 
 
 def schedule_queue(queue: str) -> Queue:
-    """The schedule queue. It keeps its message however often a consumer dies."""
+    """Return the schedule queue.
+
+    Its delivery limit is unreachable, so that the message is never dropped.
+    """
     return Queue(
         schedule_queue_name(queue),
         QueueType.QUORUM,

@@ -1,7 +1,4 @@
-"""Topologies and plans as Mermaid diagrams: text only, the same text for the same topology.
-
-The topology as a map, the states of a message, and the life of one that always fails, step by step.
-"""
+"""Render topologies and failure plans as Mermaid diagrams."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
     from hopback.topology.model import Exchange, Queue, Topology
 
-# It was a package: without a path, Python would not look for the old names below it.
+# Required for importing the old submodules.
 __path__: list[str] = []
 
 _DELAYS = "queues of delays"
@@ -42,13 +39,13 @@ _SHAPES = {
 
 
 def draw_flow(topology: Topology) -> str:
-    """The topology as a Mermaid flowchart."""
+    """Render the topology as a Mermaid flowchart."""
     flow = _Flowchart(without_delay_levels(topology), longest_delay_ms(topology))
     return "\n".join(flow.lines()) + "\n"
 
 
 class _Flowchart:
-    """Builds one flowchart. Ids are assigned in the order of the topology."""
+    """Creates a flowchart. Ids are assigned in the order of the topology."""
 
     def __init__(self, topology: Topology, longest_delay_ms: int) -> None:
         self.topology = topology
@@ -87,7 +84,7 @@ class _Flowchart:
         yield from (f"    {line}" for line in _CLASSES)
 
     def families(self) -> list[tuple[str, list[str]]]:
-        """Return the queues used by only one plan, by plan. Shared queues are drawn outside."""
+        """Return the queues of each plan. Queues shared by several plans are not included."""
         members = []
         for plan in self.topology.plans:
             waiting = (route.queue for tier in plan.tiers for route in tier.routes)
@@ -100,7 +97,7 @@ class _Flowchart:
         ]
 
     def private_exchanges(self, homes: dict[str, str]) -> dict[str, str]:
-        """The exchanges that lead only to retry and dead-letter queues of one family."""
+        """Return the exchanges that only lead to retry and dead-letter queues of a single plan."""
         found: dict[str, str] = {}
         for name in self.exchanges:
             ends = [item for item in self.topology.bindings if item.source == name]
@@ -121,7 +118,7 @@ class _Flowchart:
         return f'{self.ids.of("x", exchange.name)}{{{{"{text}"}}}}:::exchange'
 
     def queue(self, queue: Queue) -> str:
-        """The node of a queue, with its type and how long messages wait in it."""
+        """Return the node of a queue, with its type and TTL."""
         ttl_ms = queue.arguments.get("x-message-ttl")
         waits = isinstance(ttl_ms, int) and 0 <= ttl_ms <= LONGEST_MS
         wait = f", waits {format_duration(ttl_ms)}" if waits else ""  # type: ignore[arg-type]
@@ -130,7 +127,7 @@ class _Flowchart:
         return f"{self.ids.of('q', queue.name)}{before}{text}{after}"
 
     def delays(self) -> str:
-        """Return one node for all delay queues, because one per power of two adds no information."""
+        """Return a single node for all delay queues."""
         longest = format_duration(self.longest_delay_ms)
         return f'{self.ids.of("q", _DELAYS)}(["queues of delays<br/>wait up to {longest}"]):::retry'
 
@@ -140,16 +137,14 @@ class _Flowchart:
             yield f'{self.ids.of("q", _DELAYS)} -.->|"due"| {self.node("x", DUE)}'
 
     def periodic(self) -> Iterator[str]:
-        """Yield thick lines for periodic messages, published by the process that holds the
-        schedule.
-        """
+        """Yield thick lines for periodic messages."""
         for name in self.queues:
             queue = queue_of_schedule(name)
             if queue in self.queues:
                 yield f'{self.ids.of("q", name)} ==>|"periodic"| {self.node("q", queue)}'
 
     def node(self, kind: str, name: str) -> str:
-        """Return the id of a line's end. An undeclared object gets a separate node."""
+        """Return the id of a node. Undeclared objects are added as separate nodes."""
         known = self.exchanges if kind == "x" else self.queues
         node = self.ids.of(kind, name)
         if name not in known:
@@ -160,7 +155,7 @@ class _Flowchart:
         return node
 
     def bindings(self) -> Iterator[str]:
-        """Yield solid lines. Several keys between the same two ends share a line."""
+        """Yield solid lines for bindings. Bindings between the same nodes are combined."""
         keys: dict[tuple[str, str], list[str]] = {}
         for item in self.topology.bindings:
             end = self.node("x" if item.to_exchange else "q", item.destination)
@@ -172,7 +167,7 @@ class _Flowchart:
             yield f'{source} -->|"{text}"| {end}' if text else f"{source} --> {end}"
 
     def dead_letters(self) -> Iterator[str]:
-        """Yield dashed lines for the broker's moves of rejected or expired messages."""
+        """Yield dashed lines for dead-lettering by the broker."""
         for queue in self.topology.queues:
             exchange = queue.arguments.get("x-dead-letter-exchange")
             if not isinstance(exchange, str):
@@ -184,7 +179,7 @@ class _Flowchart:
             yield f'{self.ids.of("q", queue.name)} -.->|"{text}"| {end}'
 
     def publishes(self) -> Iterator[str]:
-        """Yield thick lines for the consumer's publishes of failed messages."""
+        """Yield thick lines for messages that are published by the consumer."""
         for plan in self.topology.plans:
             source = self.node("q", plan.queue)
             for tier in plan.tiers if plan.leave is Leave.PUBLISH else ():
@@ -196,12 +191,12 @@ class _Flowchart:
                 yield f'{source} ==>|"park"| {end}'
 
     def way(self, exchange: str, key: str | None) -> str:
-        """Where a message goes: through the default exchange straight to the queue of its key."""
+        """Return the node a message is published to."""
         return self.node("x", exchange) if exchange or key is None else self.node("q", key)
 
 
 def draw_states(topology: Topology, queue: str | None = None) -> str:
-    """The states of a message of this queue, by default the first with a plan."""
+    """Render the states of a message as a diagram. Defaults to the first queue with a plan."""
     plan = subject(topology, queue)
     states, moves, failure = list[str](), list[str](), 1
     for at, (tier, laps) in enumerate(waits(plan), start=1):
@@ -233,7 +228,10 @@ def draw_states(topology: Topology, queue: str | None = None) -> str:
 
 
 def draw_sequence(topology: Topology, queue: str | None = None) -> str:
-    """The way of a message of this queue, by default the first with a plan, from publish to park."""
+    """Render the path of a failing message as a sequence diagram.
+
+    Defaults to the first queue with a plan.
+    """
     return "\n".join(_Sequence(topology, subject(topology, queue)).lines()) + "\n"
 
 
@@ -273,7 +271,7 @@ class _Sequence:
         yield from self.park()
 
     def laps(self, tier: Tier, attempt: int, laps: int) -> Iterator[str]:
-        """One or several rounds through a tier."""
+        """Yield one or more rounds through a tier."""
         last = attempt + laps - 1
         which = f"attempt {attempt}" if laps == 1 else f"attempts {attempt} to {last}"
         lap = self.lap(tier, f"{which} of {self.plan.attempts}")
@@ -285,7 +283,7 @@ class _Sequence:
             yield "end"
 
     def lap(self, tier: Tier, which: str) -> Iterator[str]:
-        """Deliver, fail, wait, return."""
+        """Yield a single round: delivery, failure, delay and return."""
         main, waiting = self.queue(self.plan.queue), self.queue(tier.routes[0].queue)
         yield f"{main}->>consumer: deliver ({which})"
         yield "consumer--xconsumer: the handler fails"
@@ -297,7 +295,7 @@ class _Sequence:
             yield f"{waiting}-->>{main}: expired, back to its queue"
 
     def leave(self, by: Leave, end: str) -> Iterator[str]:
-        """How a failed message gets from its queue to another."""
+        """Yield the steps that move a failed message to another queue."""
         main = self.queue(self.plan.queue)
         if by is Leave.PUBLISH:
             yield f"consumer->>{end}: publish"
@@ -308,13 +306,13 @@ class _Sequence:
             yield f"{main}-->>{end}: dead-letter"
 
     def park(self) -> Iterator[str]:
-        """How a hopeless message comes to rest."""
+        """Yield the steps that dead-letter a message."""
         end = self.queue(self.plan.parking.queue)
         yield from self.leave(self.plan.parking.by, end)
         yield f"Note over {end}: parked until it is re-driven or discarded"
 
     def exchange(self) -> str:
-        """The id of the exchange that feeds the queue."""
+        """Return the id of the exchange that is bound to the queue."""
         return self.ids.of("x", self.source)
 
     def exchange_name(self) -> str:
@@ -325,7 +323,11 @@ class _Sequence:
 
 
 def subject(topology: Topology, queue: str | None) -> Plan:
-    """The plan of this queue, or the first plan. InvalidTopology names the queues that have one."""
+    """Return the plan of the queue, or the first plan if `queue` is None.
+
+    Raises:
+        InvalidTopology: If there is no such plan.
+    """
     plan = next((plan for plan in topology.plans if queue in (None, plan.queue)), None)
     if plan is not None:
         return plan
@@ -336,34 +338,34 @@ def subject(topology: Topology, queue: str | None) -> Plan:
 
 
 _WORD = re.compile(r"[^A-Za-z0-9]+", re.ASCII)
-_LONGEST_ID = 40  # names of nodes stay readable in the source of the diagram
+_LONGEST_ID = 40  # keeps the source of the diagram readable
 _PLAIN = frozenset(" .,_-*/()+=→…")
 
 
 def label(text: str) -> str:
-    """The text as a label: letters, digits and a few signs stay, all others become entities.
+    """Escape text for use in a label.
 
-    A name can therefore not end a label, open a tag or begin a comment.
+    All characters except letters, digits and a few others are replaced with entities.
     """
     written = ""
     for sign in text:
         if sign in _PLAIN or sign.isalnum():
             written += sign
         else:
-            # Unprintable characters (control characters, lone surrogates) have no entity.
+            # There is no entity for unprintable characters.
             written += f"#{ord(sign)};" if sign.isprintable() else "\N{REPLACEMENT CHARACTER}"
     return written or "(no name)"
 
 
 class Ids:
-    """Assigns each name a unique id of letters, digits and underscores."""
+    """Assigns a unique id to each name."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, str], str] = {}
         self._taken: set[str] = set()
 
     def of(self, kind: str, name: str) -> str:
-        """The id of this kind and name, the same at every call."""
+        """Return the id for a kind and name."""
         if (kind, name) in self._given:
             return self._given[kind, name]
         stem = f"{kind}_{_WORD.sub('_', name).strip('_')[:_LONGEST_ID]}".rstrip("_")

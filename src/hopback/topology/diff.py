@@ -1,7 +1,4 @@
-"""Compare a desired and an actual topology: missing, equal, conflicting and additional objects.
-
-Pure: both sides are topologies, wherever they were read from.
-"""
+"""Compare the desired topology with the actual one."""
 
 from __future__ import annotations
 
@@ -32,22 +29,22 @@ _RECREATE = (
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A remedy in words, and the policy key and value that apply it, if there is one."""
+    """A recommendation, and the policy that implements it, if there is one."""
 
     text: str
     policy: tuple[str, FieldValue] | None = None
 
 
 def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldValue) -> Advice:
-    """Return the remedy for a field or argument of a queue."""
+    """Return the recommendation for a queue argument that differs."""
     key, known = policy_key(field), QUEUE_ARGUMENTS.get(field)
     if key is None or known is None or not known.live or actual.type not in known.types:
         return Advice(_MIGRATE)
     if desired is None:
         return Advice(f"a policy cannot remove an argument: {_MIGRATE}")
-    # Whether a policy has its way although the queue has the argument.
+    # Check whether a policy takes precedence over the argument.
     if known.prevails is Prevails.SMALLER:
-        # A negative delivery limit means none, and gives way to any other.
+        # A negative delivery limit means unlimited.
         prevails = (
             isinstance(desired, int)
             and isinstance(found, int)
@@ -71,7 +68,7 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
 
 
 def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advice:
-    """Return the remedy for a field or argument of an exchange."""
+    """Return the recommendation for an exchange argument that differs."""
     if field == "alternate-exchange" and found is None:
         return Advice(
             f"a policy with alternate-exchange: {show_value(desired)} has the same effect on the live"
@@ -82,7 +79,7 @@ def advise_exchange(field: str, desired: FieldValue, found: FieldValue) -> Advic
 
 
 def advise_policy() -> Advice:
-    """Return the remedy for a policy."""
+    """Return the recommendation for a policy that differs."""
     return Advice("a policy can be replaced at any time and takes effect at once")
 
 
@@ -90,7 +87,7 @@ _Field: TypeAlias = "tuple[str, FieldValue, FieldValue]"
 
 
 class Kind(StrEnum):
-    """The kinds of objects that are compared, in the order in which they are created."""
+    """Kinds of objects, in the order in which they are created."""
 
     EXCHANGE = "exchange"
     QUEUE = "queue"
@@ -100,7 +97,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DiffEntry:
-    """An object that is to be created, is the same on both sides, or is there besides."""
+    """An object that is missing, unchanged or additional."""
 
     kind: Kind
     name: str
@@ -112,10 +109,9 @@ class DiffEntry:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field or argument that differs. None if a side does not have it.
+    """A field or argument that differs. The value is None if it is missing.
 
-    `policy` is the policy definition that has the desired effect without changing the queue, if
-    there is one. `advice` describes the remedy.
+    `policy` is a policy that has the same effect without changing the queue, if there is one.
     """
 
     field: str
@@ -126,7 +122,7 @@ class Difference:
 
     @property
     def sides(self) -> str:
-        """Both values, without the advice."""
+        """Both values as text."""
         return f"{self.field}: {_side(self.desired)} desired, {_side(self.actual)} on the broker"
 
     def __str__(self) -> str:
@@ -135,7 +131,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An existing object that differs from the desired one. A broker refuses to redeclare it."""
+    """An object that exists with different settings. RabbitMQ does not allow redeclaring it."""
 
     kind: Kind
     name: str
@@ -150,7 +146,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The differences between a desired topology and the actual one."""
+    """The differences between two topologies."""
 
     create: tuple[DiffEntry, ...] = ()
     same: tuple[DiffEntry, ...] = ()
@@ -159,12 +155,12 @@ class Diff:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether all desired objects exist as desired. Additional objects do not matter."""
+        """True if there is nothing to create and there are no conflicts."""
         return not self.create and not self.conflict
 
 
 def diff(desired: Topology, actual: Topology) -> Diff:
-    """Compare two topologies. `actual` is the content of a broker."""
+    """Compare the desired topology with the actual topology of a broker."""
     found = _Comparison()
     found.compare(Kind.EXCHANGE, desired.exchanges, actual.exchanges)
     found.compare(Kind.QUEUE, desired.queues, actual.queues)
@@ -197,7 +193,7 @@ class _Comparison:
         ]
 
     def meet(self, kind: Kind, desired: Definable, actual: Definable) -> None:
-        """Compare two objects of one name."""
+        """Compare two objects with the same name."""
         differences: list[Difference] = []
         match desired, actual:
             case Queue(), Queue():
@@ -223,7 +219,7 @@ class _Comparison:
 
 
 def _implicit(item: Definable) -> bool:
-    """Whether the broker created it: the default exchange, `amq.…`, and their bindings."""
+    """Return True if the object is created by the broker itself, such as `amq.…` exchanges."""
     if isinstance(item, Binding):
         return not item.source or item.destination.startswith("amq.")
     return not isinstance(item, Policy) and (not item.name or item.name.startswith("amq."))
@@ -258,7 +254,7 @@ def _differences(desired: dict[str, FieldValue], actual: dict[str, FieldValue]) 
 
 
 def _queue_fields(queue: Queue) -> dict[str, FieldValue]:
-    """Return the fields that a broker compares, without arguments unknown to the queue type."""
+    """Return the fields that RabbitMQ compares when a queue is redeclared."""
     known = ARGUMENTS_OF[queue.type]
     arguments = {key: value for key, value in queue.arguments.items() if key in known}
     return {

@@ -1,8 +1,7 @@
-"""A topology as a plain document of JSON types, and the TOML of topology files.
+"""Convert topologies to plain documents and TOML files.
 
-`to_document` writes every topology. `from_document` restores an equal one. It also reads the short
-form for handwritten files, and reports every problem with its path. The format is described in
-`docs/reference/topology-file.md`.
+`to_document` and `from_document` are inverse. Documents can also use a short form for handwritten
+files. See `docs/reference/topology-file.md` for the format.
 """
 
 from __future__ import annotations
@@ -42,16 +41,23 @@ if TYPE_CHECKING:
 
 
 def from_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
-    """Return the topology of a document. InvalidTopology lists all problems."""
+    """Create a topology from a document.
+
+    Raises:
+        InvalidTopology: If the document is invalid. Contains all problems.
+    """
     return read_document(data, where=where)
 
 
 def to_document(topology: Topology, *, terse: bool = False) -> dict[str, object]:
-    """Return the topology as plain dicts, lists, texts and numbers.
+    """Convert a topology to a document.
 
-    `terse` is the readable form: defaults are omitted, and queues of the recommended pattern are
-    written in short form if that restores the same topology. Raises InvalidTopology for an invalid
-    topology, for example with duplicate names.
+    Args:
+        topology: The topology.
+        terse: If True, omit defaults and use the short form where possible.
+
+    Raises:
+        InvalidTopology: If the topology is invalid, for example because of duplicate names.
     """
     found = problems(topology)
     if found:
@@ -157,12 +163,16 @@ def _header_stamps(plan: Table, key: str) -> tuple[Stamp, ...]:
 
 
 def read_document(data: Mapping[str, object], *, where: str = "topology") -> Topology:
-    """Return the topology of a document. InvalidTopology lists all problems."""
+    """Create a topology from a document.
+
+    Raises:
+        InvalidTopology: If the document is invalid. Contains all problems.
+    """
     root = Located("", data, [])
     reader = _DocumentReader(root.table())
     topology = reader.topology()
     blamed = {problem.path for problem in root.problems}
-    # Omit problems that only follow from an unreadable value at the same path or above.
+    # Skip problems that are caused by another problem at the same path or above.
     above = tuple(f"{path}{step}" for path in blamed for step in ".[")
     root.problems.extend(
         problem
@@ -174,7 +184,7 @@ def read_document(data: Mapping[str, object], *, where: str = "topology") -> Top
 
 
 class _DocumentReader:
-    """Collects the objects of one document: bindings and queues come from several of its places."""
+    """Collects the objects of a document."""
 
     def __init__(self, root: Table) -> None:
         self.root = root
@@ -185,7 +195,7 @@ class _DocumentReader:
         self.unconsumed: set[str] = set()
 
     def topology(self) -> Topology:
-        """Everything read, in the order of the file."""
+        """Read the topology."""
         root = self.root
         name = root.read("name", Located.text, "topology")
         exchanges = tuple(self.exchange(*entry) for entry in root.entries("exchanges"))
@@ -222,7 +232,7 @@ class _DocumentReader:
         )
 
     def exchange(self, name: str, place: Located) -> Exchange:
-        """One exchange, with the bindings that feed it."""
+        """Read an exchange and its bindings."""
         table = place.table()
         exchange = Exchange(
             name,
@@ -238,7 +248,7 @@ class _DocumentReader:
         return exchange
 
     def queue(self, name: str, place: Located, *, planned: bool) -> None:
-        """One queue and all that its pattern makes of it."""
+        """Read a queue, including the objects that are created by its pattern."""
         table = place.table()
         consumed = table.read("consumers", Located.flag, True)
         self.unconsumed |= set() if consumed else {name}
@@ -268,7 +278,7 @@ class _DocumentReader:
         table.close()
 
     def binding(self, place: Located, to: str | None = None, to_exchange: bool = False) -> None:
-        """Read one binding. `to` is given if it is nested under its queue or exchange."""
+        """Read a binding. `to` is set if the binding is nested in a queue or exchange."""
         table = place.table()
         source = table.need("exchange", Located.text, "", "the name of an exchange")
         if to is None:
@@ -296,7 +306,7 @@ class _DocumentReader:
 
 
 def _pattern(table: Table, silent: bool) -> Pattern:
-    """Return the requested pattern. With `silent` the default is NONE."""
+    """Return the pattern of a queue. If `silent` is True, it defaults to NONE."""
     place = table.get("pattern")
     if place is None:
         return Pattern.NONE if silent else Pattern.RECOMMENDED
@@ -307,18 +317,16 @@ def _pattern(table: Table, silent: bool) -> Pattern:
 
 
 class Pattern(StrEnum):
-    """The objects declared for a queue in a file."""
+    """Defines which objects are declared for a queue."""
 
     RECOMMENDED = "recommended"
-    """The queue, its retry queues, its dead-letter queue and its plan. All queues are quorum
-    queues.
-    """
+    """The queue with retry queues, a dead-letter queue and a plan. All of them are quorum queues."""
     NONE = "none"
-    """Only the queue as written."""
+    """Only the queue itself."""
 
 
 def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan | None]:
-    """Read a queue in short form. The plan is None if its delays are invalid."""
+    """Read a queue in short form. The plan is None if the delays are invalid."""
     tiers_ms = _tiers_ms(table)
     attempts = table.read("attempts", Located.positive, None)
     delivery_limit = table.read("delivery_limit", Located.positive, DELIVERY_LIMIT)
@@ -334,7 +342,7 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
         return (Queue(name, QueueType.QUORUM, arguments=arguments),), None
     plan = recommend_plan(name, tiers_ms=tiers_ms, attempts=attempts)
     main, *others = harden_queues(plan, delivery_limit=delivery_limit)
-    # The pattern's arguments keep messages safe, so they cannot be changed.
+    # These arguments protect messages from being lost and cannot be changed.
     for key in main.arguments.keys() & arguments.keys():
         hint = " (use `delivery_limit`)" if key == "x-delivery-limit" else ""
         own = table.place.inner("arguments", None).inner(key, arguments[key])
@@ -344,7 +352,7 @@ def read_recommended(name: str, table: Table) -> tuple[tuple[Queue, ...], Plan |
 
 
 def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | None:
-    """Return the short form of a queue, if it describes plan and queues exactly."""
+    """Return the short form of a queue, or None if it cannot be expressed in short form."""
     main = topology.queue(plan.queue)
     limit = main.arguments.get("x-delivery-limit") if main is not None else None
     if main is None or not isinstance(limit, int) or limit < 1:
@@ -372,7 +380,7 @@ def write_recommended(plan: Plan, topology: Topology) -> dict[str, object] | Non
 
 
 def _tiers_ms(table: Table) -> tuple[int, ...] | None:
-    """The delays, or None if any of them cannot be used."""
+    """Return the delays, or None if one of them is invalid."""
     place = table.get("retry")
     if place is None:
         table.place.wrong(
@@ -398,11 +406,13 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
 
 
 def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
-    """Return the document in short form, its bindings `nested` or in a separate list.
+    """Return the document in short form. If `nested` is True, bindings are part of queues and
+    exchanges.
 
-    The result may differ, for example in order. `to_document` therefore reads it again to compare.
+    The result may describe a different topology, for example because of the order. `to_document`
+    checks this.
     """
-    # The queues that have a short form.
+    # Find the queues that have a short form.
     forms = ((plan.queue, write_recommended(plan, topology)) for plan in topology.plans)
     short = {queue: form for queue, form in forms if form is not None}
     exchanges = {item.name: write_exchange(item, terse=True) for item in topology.exchanges}
@@ -418,7 +428,7 @@ def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
         if queue.name in short or queue.name not in implied
     }
     for item in topology.bindings if nested else ():
-        # Nest the binding under its destination, unless that is implied and has no entry.
+        # Nest the binding if its destination has an entry.
         home = (exchanges if item.to_exchange else queues).get(item.destination)
         if home is not None:
             written = write_binding(item, terse=True)
@@ -443,7 +453,7 @@ _Field = tuple[str, object, object]
 
 
 def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
-    """Return the whole document. `terse` omits defaults."""
+    """Return the document in full. If `terse` is True, defaults are omitted."""
     policies = {
         policy.name: _fields(
             terse,
@@ -467,7 +477,7 @@ def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
 
 
 def _fields(terse: bool, *fields: _Field) -> dict[str, object]:
-    """Return the fields without None, because TOML has no null."""
+    """Return the fields that are not None. TOML does not have null."""
     return {
         key: value
         for key, value, default in fields
@@ -512,7 +522,7 @@ def write_binding(binding: Binding, terse: bool) -> dict[str, object]:
 
 
 def write_plan(plan: Plan, terse: bool) -> dict[str, object]:
-    """The table of a plan in full."""
+    """Return the full table of a plan."""
     parking, redrive, wait = plan.parking, plan.redrive, plan.snooze
     return _fields(
         terse,
@@ -588,11 +598,16 @@ _POSITION = re.compile(r"(.*) \(at (.*)\)", re.DOTALL)
 
 
 def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
-    """Return the topology of a TOML file. InvalidTopology lists all problems with their paths.
+    """Read a topology from TOML.
 
-    `where` names the file in that error.
+    Args:
+        text: The content of the file.
+        where: The name of the file, used in errors.
+
+    Raises:
+        InvalidTopology: If the file is invalid. Contains all problems.
     """
-    # Reading a design needs no parser, so the parser is loaded only here.
+    # Import lazily, since designs don't need the parser.
     import tomllib
 
     try:
@@ -607,9 +622,7 @@ def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
 
 
 def write_toml(topology: Topology) -> str:
-    """Return TOML from which `read_toml` restores the topology. Raises InvalidTopology if it is
-    invalid.
-    """
+    """Write a topology as TOML. Raises InvalidTopology if it is invalid."""
     import tomli_w
 
     return tomli_w.dumps(to_document(topology, terse=True))

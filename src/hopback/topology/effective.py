@@ -1,8 +1,8 @@
-"""The effective arguments of a queue: its own arguments and the policy that applies to it.
+"""The effective arguments of queues, after applying policies.
 
-Of all policies that match a queue, only the one with the highest priority applies. Policies do not
-merge. If an argument and the policy set the same value, the argument applies or the smaller value
-does. For some settings of a quorum queue the policy applies.
+Only the matching policy with the highest priority is applied. If a value is set by both an argument
+and a policy, either the argument or the smaller value is used, depending on the argument. For some
+arguments of quorum queues, the policy takes precedence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 DEFAULT_DELIVERY_LIMIT = 20
-"""The delivery limit of a quorum queue that sets none, from RabbitMQ 4.0 on."""
+"""The default delivery limit of quorum queues since RabbitMQ 4.0."""
 
 _V4_0 = BrokerVersion(4, 0)
 
@@ -34,9 +34,9 @@ _APPLY_TO_EXCHANGES = frozenset({"all", "exchanges"})
 
 
 def find_policies(target: Queue | Exchange, policies: Iterable[Policy]) -> tuple[Policy, ...]:
-    """The policies whose pattern and kind match, highest priority first.
+    """Return the matching policies, highest priority first.
 
-    Policies whose pattern cannot be evaluated are left out. `check` reports them.
+    Policies with a pattern that cannot be evaluated are omitted. `check` reports them.
     """
     kinds = _APPLY_TO[target.type] if isinstance(target, Queue) else _APPLY_TO_EXCHANGES
     fitting = [
@@ -48,14 +48,14 @@ def find_policies(target: Queue | Exchange, policies: Iterable[Policy]) -> tuple
 
 
 def effective_policy(target: Queue | Exchange, policies: Iterable[Policy]) -> Policy | None:
-    """The one policy that the broker applies to this queue or exchange."""
+    """Return the policy that is applied to a queue or exchange."""
     return next(iter(find_policies(target, policies)), None)
 
 
 def effective_arguments(
     queue: Queue, policies: Iterable[Policy], version: BrokerVersion | None = None
 ) -> dict[str, FieldValue]:
-    """The queue's arguments as they take effect, under the names of arguments (`x-…`)."""
+    """Return the effective arguments of a queue."""
     policy = effective_policy(queue, policies)
     merged = dict(queue.arguments)
     for key, by_policy in policy.definition.items() if policy else ():
@@ -65,23 +65,23 @@ def effective_arguments(
             continue
         own = merged.get(name)
         prevails = Prevails.ARGUMENT if known is None else known.prevails
-        # Before 4.0 the policy wins over the `x-expires` of a quorum queue too.
+        # Before 4.0, the policy also takes precedence over `x-expires` of a quorum queue.
         old = name == "x-expires" and version is not None and version < _V4_0
         by_type = prevails is Prevails.POLICY_OF_QUORUM or old
         if own is None or (by_type and queue.type is QueueType.QUORUM):
             merged[name] = by_policy
         elif prevails is Prevails.SMALLER and isinstance(own, int) and isinstance(by_policy, int):
-            # A negative delivery limit means none, so any real limit counts before it.
+            # A negative delivery limit means unlimited.
             smaller, larger = sorted((own, by_policy))
             merged[name] = larger if smaller < 0 else smaller
     return merged
 
 
 def delivery_limit(queue: Queue, version: BrokerVersion) -> int | None:
-    """Number of returns that a quorum queue allows, None for no limit. `queue` has effective arguments.
+    """Return the delivery limit of a queue with effective arguments, or None if there is no limit.
 
-    Before 4.0 there is no default, and a negative limit acts like 0: the first return removes the
-    message.
+    RabbitMQ before 4.0 does not have a default limit and treats a negative limit as 0, which
+    removes a message when it is returned for the first time.
     """
     if queue.type is not QueueType.QUORUM:
         return None
@@ -94,12 +94,12 @@ def delivery_limit(queue: Queue, version: BrokerVersion) -> int | None:
 
 
 def effective_topology(topology: Topology, version: BrokerVersion | None = None) -> Topology:
-    """The same topology with each queue and exchange as its policy makes it."""
+    """Return the topology with policies applied to queues and exchanges."""
     exchanges = []
     for exchange in topology.exchanges:
         policy = effective_policy(exchange, topology.policies)
         alternate = policy.definition.get("alternate-exchange") if policy else None
-        # The policy key is used only if the exchange does not have the argument.
+        # The argument of the exchange takes precedence.
         if alternate is not None and "alternate-exchange" not in exchange.arguments:
             arguments = {**exchange.arguments, "alternate-exchange": alternate}
             exchanges.append(replace(exchange, arguments=arguments))

@@ -1,9 +1,9 @@
-"""From a failure plan to the queues that carry it out.
+"""Create the queues for a failure plan.
 
-The hardened form has three kinds of quorum queue. The main queue sends its dead letters (delivery
-limit reached) to the dead-letter queue and never into the retry loop. Retry queues return a message
-directly to its main queue. The dead-letter queue never removes messages by itself. The broker moves
-messages at least once, so none is lost on the way.
+The hardened form only uses quorum queues with at-least-once dead-lettering. When the delivery limit
+of the main queue is reached, messages are moved to the dead-letter queue. Retry queues return
+messages directly to the main queue. Messages are never removed from the dead-letter queue
+automatically.
 """
 
 from __future__ import annotations
@@ -32,50 +32,51 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 DELIVERY_LIMIT = 200
-"""How often a message may return to a hardened main queue. Its 201st delivery is parked.
+"""The default delivery limit of main queues.
 
-A crash costs every prefetched message one delivery, including innocent ones. A message that
-returned four times is handled apart from the others (`policy.quarantine`). The limit is therefore
-far above the number of crashes that an innocent message can meet, and still ends the loop of a
-message that kills its consumer.
+When a consumer crashes, the delivery count of every prefetched message is incremented. After four
+times, a message is handled separately (see `policy.quarantine`). The limit has to be much higher
+than the number of crashes a regular message can experience, but must still stop a message that
+always crashes its consumer.
 """
 
 NO_DELIVERY_LIMIT = 1_000_000_000
-"""The delivery limit of a quorum queue that must never drop a message for being read.
+"""A delivery limit for queues from which messages must not be dropped.
 
-From RabbitMQ 4.0 on the default limit is 20. There -1 removes it, but 3.10 treats -1 as 0 and
-deletes the message at the first requeue. An unreachable number works in all versions.
+The default limit is 20 since RabbitMQ 4.0. The value -1 disables it, but RabbitMQ 3.10 treats -1 as
+0 and drops messages when they are requeued. A very large number works with all versions.
 """
 
 SHADOW = ".migrating"
-"""The suffix of a shadow queue, which keeps a queue's messages while that is replaced.
+"""The suffix of the queue that stores messages while a queue is being replaced.
 
-While `NAME.migrating` exists, only the migration creates `NAME`.
+While `NAME.migrating` exists, `NAME` must only be created by the migration.
 """
 
 
 def dead_lettering(
     exchange: str, routing_key: str, *, ttl_ms: int | None = None
 ) -> dict[str, FieldValue]:
-    """Queue arguments that send dead letters to `exchange`, for a retry queue after `ttl_ms`."""
+    """Return the queue arguments for dead-lettering to `exchange`, with a TTL for retry queues."""
     arguments: dict[str, FieldValue] = {} if ttl_ms is None else {"x-message-ttl": ttl_ms}
     arguments["x-dead-letter-exchange"] = exchange
-    # A fanout has no use for a key, and an empty one would only hide the original.
+    # A fanout exchange does not need a key, and an empty key would replace the original one.
     if routing_key:
         arguments["x-dead-letter-routing-key"] = routing_key
     return arguments
 
 
 def one_tier(delay_ms: int, exchange: str, routing_key: str, queue: str) -> tuple[Tier, ...]:
-    """The tiers of a design that has a single retry queue."""
+    """Return the tiers of a design with a single retry queue."""
     return (Tier(format_duration(delay_ms), delay_ms, (Route(exchange, routing_key, queue),)),)
 
 
 def harden(plan: Plan) -> Plan:
-    """The plan's hardened form: it leaves and parks by confirmed publish, and comes straight back.
+    """Return the hardened form of a plan.
 
-    Attempts are counted in our own header. A snoozed message waits in a retry queue, because a
-    quorum queue counts requeues.
+    Messages are moved with confirmed publishes and return directly to their queue. Attempts are
+    counted in Hopback's header. Snoozed messages wait in a retry queue, because requeueing
+    increments the delivery count of quorum queues.
     """
     return replace(
         plan,
@@ -88,9 +89,7 @@ def harden(plan: Plan) -> Plan:
 
 
 def harden_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[Queue, ...]:
-    """Return the queues of a hardened plan: main, retry and dead-letter queue. All are quorum
-    queues.
-    """
+    """Return the main, retry and dead-letter queues of a hardened plan."""
     main = at_least_once(
         plan.queue,
         dead_lettering(plan.parking.exchange, plan.parking.routing_key),
@@ -107,16 +106,17 @@ def harden_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[
 
 
 def dead_letters_park(topology: Topology, plan: Plan) -> bool:
-    """Whether a message that the plan's queue rejects ends in its dead-letter queue alone.
+    """Return True if messages rejected by the queue are moved to its dead-letter queue, and only
+    there.
 
-    So it is in every hardened form. Where the dead-letter exchange feeds the retry loop it does
-    not, and where there is none a rejected message is deleted.
+    This is always the case for hardened plans. It is not if the dead-letter exchange leads to the
+    retry queues, or if there is no dead-letter exchange.
     """
     queue = topology.queue(plan.queue)
     exchange = None if queue is None else queue.arguments.get("x-dead-letter-exchange")
     if queue is None or not isinstance(exchange, str):
         return False
-    # A key that is not fixed is the message's own: the way must be the same for any.
+    # Without a fixed key, the route has to be the same for all keys.
     key = queue.arguments.get("x-dead-letter-routing-key")
     keys = ("", "any.other.key") if key is None else (str(key),)
     table = RoutingTable(topology.exchanges, (q.name for q in topology.queues), topology.bindings)
@@ -125,7 +125,7 @@ def dead_letters_park(topology: Topology, plan: Plan) -> bool:
 
 
 def retry_queues(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Name and delay in milliseconds of each retry queue of the plan, each once."""
+    """Return the name and delay of each retry queue."""
     found: dict[str, int] = {}
     for tier in plan.tiers:
         for route in tier.routes:
@@ -134,16 +134,22 @@ def retry_queues(plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def unique_queues(queues: Iterable[Queue]) -> tuple[Queue, ...]:
-    """The queues, each name once: several plans may share a dead-letter queue."""
+    """Remove duplicate queues. A dead-letter queue can be shared by several plans."""
     return tuple({queue.name: queue for queue in queues}.values())
 
 
 def recommend_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | None = None) -> Plan:
-    """Return Hopback's plan for a new queue: one retry queue per delay, one hop, directly back.
+    """Return the recommended plan for a queue.
 
-    The default of `attempts` is the number of tiers plus one. Further attempts use the last tier.
-    Equal delays share a retry queue. Without delays the first failure parks. InvalidTopology names
-    every invalid value.
+    Args:
+        queue: The name of the queue.
+        tiers_ms: The retry delays in milliseconds. Each distinct delay has its own retry queue.
+            Without delays, a message is dead-lettered after the first failure.
+        attempts: Maximum number of attempts. Defaults to the number of delays plus one. The last
+            delay is used for additional attempts.
+
+    Raises:
+        InvalidTopology: If a value is invalid.
     """
     problems = [] if queue else [Problem("queue", "a name", "''")]
     for index, delay_ms in enumerate(tiers_ms):
@@ -178,9 +184,10 @@ def recommend_plan(queue: str, *, tiers_ms: Sequence[int], attempts: int | None 
 
 
 def at_least_once(name: str, *arguments: dict[str, FieldValue]) -> Queue:
-    """Return a quorum queue that keeps a dead letter until its next queue has confirmed it.
+    """Return a quorum queue with at-least-once dead-lettering.
 
-    Without `reject-publish` the broker falls back to at-most-once and reports that only in its log.
+    This requires `reject-publish`. Otherwise RabbitMQ falls back to at-most-once and only logs a
+    warning.
     """
     together: dict[str, FieldValue] = {}
     for part in arguments:

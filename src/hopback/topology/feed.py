@@ -1,4 +1,4 @@
-"""The feeds of a queue: an exchange of any type, the wanted keys or headers, and its own feed."""
+"""Bindings of a queue."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """An exchange that feeds a queue. Made by `topic`, `direct`, `fanout` and `headers`.
+    """An exchange that a queue is bound to. Use `topic`, `direct`, `fanout` or `headers` to create
+    one.
 
-    `source` is a feed of this exchange: another exchange that is bound to it.
+    `source` is another exchange that this exchange is bound to.
     """
 
     exchange: Exchange
@@ -27,19 +28,19 @@ class Feed:
 
     @classmethod
     def topic(cls, exchange: str, *keys: str, source: Feed | None = None) -> Feed:
-        """Messages of a topic exchange whose routing key fits a pattern: `order.*`, `order.#`."""
+        """Bind to a topic exchange with one or more patterns, such as `order.*` or `order.#`."""
         _refuse_none(exchange, keys, "at least one pattern (`#` for everything)")
         return cls(Exchange(exchange, ExchangeType.TOPIC), keys, source=source)
 
     @classmethod
     def direct(cls, exchange: str, *keys: str, source: Feed | None = None) -> Feed:
-        """Messages of a direct exchange with exactly one of these routing keys."""
+        """Bind to a direct exchange with one or more routing keys."""
         _refuse_none(exchange, keys, "at least one routing key")
         return cls(Exchange(exchange, ExchangeType.DIRECT), keys, source=source)
 
     @classmethod
     def fanout(cls, exchange: str, *, source: Feed | None = None) -> Feed:
-        """Every message of a fanout exchange."""
+        """Bind to a fanout exchange."""
         _refuse_none(exchange, ("",), "")
         return cls(Exchange(exchange, ExchangeType.FANOUT), source=source)
 
@@ -52,7 +53,7 @@ class Feed:
         match: Literal["all", "any"] = "all",
         source: Feed | None = None,
     ) -> Feed:
-        """Messages of a headers exchange that have these headers: all of them, or any one."""
+        """Bind to a headers exchange. Messages must have all of the headers, or any of them."""
         if match not in ("all", "any"):
             raise InvalidDeclaration(
                 (Problem("match", '"all" or "any"', repr(match)),), where=f"feed {exchange!r}"
@@ -62,7 +63,7 @@ class Feed:
         return cls(Exchange(exchange, ExchangeType.HEADERS), match=arguments, source=source)
 
     def bindings(self, destination: str, *, to_exchange: bool = False) -> tuple[Binding, ...]:
-        """The bindings that lead from here to a queue or an exchange, and those that lead here."""
+        """Return the bindings to a queue or exchange, including the bindings of the source."""
         own = (
             Binding(self.exchange.name, destination, key, to_exchange, self.match or {})
             for key in self.keys
@@ -80,11 +81,11 @@ class Feed:
 
 
 Bind: TypeAlias = "Mapping[str, str | Iterable[str]] | Feed | Iterable[Feed]"
-"""The argument `bind=`: topic exchanges with the wanted keys, or feeds of any type."""
+"""Values of `bind=`: topic exchanges with their patterns, or feeds."""
 
 
 def feeds_of(bind: Bind) -> tuple[Feed, ...]:
-    """Convert the argument `bind=` to feeds."""
+    """Convert the value of `bind=` to feeds."""
     if isinstance(bind, Feed):
         return (bind,)
     if isinstance(bind, Mapping):
@@ -93,7 +94,7 @@ def feeds_of(bind: Bind) -> tuple[Feed, ...]:
         )
         return tuple(Feed(Exchange(name, ExchangeType.TOPIC), keys) for name, keys in wanted)
     feeds = tuple(bind)
-    given: tuple[object, ...] = feeds  # of a program without type checks, anything
+    given: tuple[object, ...] = feeds  # may be anything without type checks
     strange = [one for one in given if not isinstance(one, Feed)]
     if strange:
         expected = '{"exchange": "routing.key"}, or feeds like Feed.fanout("exchange")'

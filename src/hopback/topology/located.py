@@ -1,7 +1,7 @@
-"""Reading untrusted structured data.
+"""Read untrusted data and collect all problems.
 
-A place is a value and its path. Reading from a place never raises an error: a problem is recorded,
-a harmless value is returned and reading continues. One pass therefore finds all problems.
+Reading a value never raises an exception. If a value is invalid, the problem is recorded and a
+default is returned. This way, all problems are found in a single pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Located:
-    """A value in an input. All places of one input share a list of problems."""
+    """A value with its path. All values of an input share a list of problems."""
 
     __slots__ = ("path", "problems", "value")
 
@@ -32,13 +32,13 @@ class Located:
         self.problems: list[Problem] = problems
 
     def wrong(self, expected: str, got: str | None = None) -> None:
-        """Note that something else was expected here."""
+        """Record a problem."""
         self.problems.append(
             Problem(self.path, expected, show_value(self.value) if got is None else got)
         )
 
     def inner(self, key: str | int, value: object) -> Located:
-        """The place of an entry of this one."""
+        """Return an item of this value."""
         return Located(path_to(self.path, key), value, self.problems)
 
     def text(self) -> str:
@@ -60,14 +60,14 @@ class Located:
         return 0
 
     def positive(self) -> int:
-        """A whole number from 1 on."""
+        """Read a positive integer."""
         number = self.integer()
         if isinstance(self.value, int) and number < 1:
             self.wrong("a whole number from 1 on")
         return max(number, 1)
 
     def duration_ms(self) -> int:
-        """The milliseconds of a duration that is text with units or whole milliseconds."""
+        """Read a duration and return it in milliseconds."""
         try:
             return parse_duration_ms(self.value)  # type: ignore[arg-type]
         except ValueError as error:
@@ -75,7 +75,7 @@ class Located:
         return 0
 
     def option(self, options: type[Option]) -> Option:
-        """One of a closed set of words."""
+        """Read a member of an enum."""
         words = [str(option) for option in options]
         if isinstance(self.value, str) and self.value in words:
             return options(self.value)
@@ -84,14 +84,14 @@ class Located:
         return next(iter(options))
 
     def items(self) -> tuple[Located, ...]:
-        """The places of an array's entries."""
+        """Read the items of an array."""
         if isinstance(self.value, list | tuple):
             return tuple(self.inner(index, value) for index, value in enumerate(self.value))
         self.wrong("an array")
         return ()
 
     def entries(self) -> tuple[tuple[str, Located], ...]:
-        """The names and places of a table's entries."""
+        """Read the items of a table."""
         if not isinstance(self.value, Mapping):
             self.wrong("a table")
             return ()
@@ -104,17 +104,17 @@ class Located:
         return tuple(found)
 
     def table(self) -> Table:
-        """A table of known keys, empty if the value is not a table."""
+        """Read a table. Returns an empty table if the value is not a table."""
         return Table(self, dict(self.entries()))
 
     def check(self, where: str) -> None:
-        """Raise InvalidTopology with everything that was noted, if anything was."""
+        """Raise InvalidTopology if there are any problems."""
         if self.problems:
             raise InvalidTopology(tuple(dict.fromkeys(self.problems)), where=where)
 
 
 class Table:
-    """A table whose keys are known. `close` reports all keys that were not read."""
+    """A table with known keys. `close` reports the keys that were not read."""
 
     __slots__ = ("_asked", "_entries", "place")
 
@@ -124,19 +124,19 @@ class Table:
         self._asked: set[str] = set()
 
     def get(self, key: str) -> Located | None:
-        """The place under this key, if there is one."""
+        """Return the value of a key, or None."""
         self._asked.add(key)
         return self._entries.get(key)
 
     def read(self, key: str, how: Callable[[Located], T], otherwise: T) -> T:
-        """The value of an optional key."""
+        """Read an optional key."""
         place = self.get(key)
         return otherwise if place is None else how(place)
 
     def need(
         self, key: str, how: Callable[[Located], T], otherwise: T, expected: str = "text"
     ) -> T:
-        """The value of a required key."""
+        """Read a required key."""
         place = self.get(key)
         if place is not None:
             return how(place)
@@ -144,19 +144,19 @@ class Table:
         return otherwise
 
     def items(self, key: str) -> tuple[Located, ...]:
-        """The entries of an optional array."""
+        """Read the items of an optional array."""
         return self.read(key, Located.items, ())
 
     def entries(self, key: str) -> tuple[tuple[str, Located], ...]:
-        """The entries of an optional table."""
+        """Read the items of an optional table."""
         return self.read(key, Located.entries, ())
 
     def without(self, known: Iterable[str]) -> dict[str, Located]:
-        """The entries under other keys than these."""
+        """Return the items whose keys are not in `known`."""
         return {key: place for key, place in self._entries.items() if key not in set(known)}
 
     def close(self) -> None:
-        """Record a problem for every unread key."""
+        """Report all keys that were not read."""
         known = sorted(self._asked)
         for key, place in self.without(known).items():
             place.wrong(f"one of {', '.join(known)}", show_value(key) + did_you_mean(key, known))

@@ -1,4 +1,4 @@
-"""The topology as plain frozen data, without connections."""
+"""The data model of a topology."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EMPTY: Headers = MappingProxyType({})
 
 
 def freeze(value: FieldValue) -> FieldValue:
-    """Return an immutable deep copy of `value`, made of mapping proxies and tuples."""
+    """Return an immutable deep copy of a value."""
     if isinstance(value, Mapping):
         return MappingProxyType({key: freeze(inner) for key, inner in value.items()})
     if isinstance(value, list | tuple):
@@ -25,7 +25,7 @@ def freeze(value: FieldValue) -> FieldValue:
 
 
 class ExchangeType(StrEnum):
-    """The built-in exchange types. Types of plugins are plain strings."""
+    """Built-in exchange types. Types defined by plugins are plain strings."""
 
     DIRECT = "direct"
     FANOUT = "fanout"
@@ -34,7 +34,7 @@ class ExchangeType(StrEnum):
 
 
 class QueueType(StrEnum):
-    """The queue types of RabbitMQ."""
+    """Queue types."""
 
     CLASSIC = "classic"
     QUORUM = "quorum"
@@ -43,7 +43,7 @@ class QueueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An exchange. The default exchange is the empty name and is never declared."""
+    """An exchange. The default exchange has an empty name and cannot be declared."""
 
     name: str
     type: str = ExchangeType.DIRECT
@@ -58,7 +58,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue. `arguments` never holds `x-queue-type`: that is `type`."""
+    """A queue. `arguments` does not contain `x-queue-type`, use `type` instead."""
 
     name: str
     type: QueueType = QueueType.CLASSIC
@@ -72,7 +72,7 @@ class Queue:
 
     @property
     def declare_arguments(self) -> dict[str, FieldValue]:
-        """The arguments of `queue.declare`. For a classic queue they do not include the type."""
+        """The arguments for `queue.declare`. The type is omitted for classic queues."""
         if self.type is QueueType.CLASSIC:
             return dict(self.arguments)
         return {"x-queue-type": str(self.type), **self.arguments}
@@ -80,7 +80,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A binding from an exchange to a queue, or to another exchange."""
+    """A binding between an exchange and a queue or another exchange."""
 
     source: str
     destination: str
@@ -94,7 +94,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy: of all that match a queue, the broker applies only the one of highest priority."""
+    """A policy. Only the matching policy with the highest priority is applied to a queue."""
 
     name: str
     pattern: str
@@ -108,11 +108,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Objects that are declared together, and the failure plans of queues.
+    """A set of exchanges, queues, bindings and failure plans that are declared together.
 
-    `plans` holds the failure plan of each queue that has consumers. `foreign` keeps the other content
-    of a definitions file (users, parameters, …) so that it can be written back. `unconsumed` names
-    queues without consumers in this application. They need no plan.
+    Attributes:
+        plans: The failure plans of all consumed queues.
+        foreign: Other sections of a definitions file, such as users and parameters.
+        unconsumed: Names of queues that are not consumed by this application and don't need a plan.
     """
 
     name: str
@@ -123,7 +124,7 @@ class Topology:
     policies: tuple[Policy, ...] = ()
     foreign: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     unconsumed: frozenset[str] = frozenset()
-    # Filled by the first search. A broker may have thousands of queues, and each is searched for.
+    # Caches for lookups by name, since there may be thousands of queues.
     _exchanges: dict[str, Exchange] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -131,28 +132,28 @@ class Topology:
     _plans: dict[str, Plan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def exchange(self, name: str) -> Exchange | None:
-        """Return the first exchange of that name."""
+        """Return the exchange with the given name, or None."""
         if not self._exchanges:
             self._exchanges.update((each.name, each) for each in reversed(self.exchanges))
         return self._exchanges.get(name)
 
     def queue(self, name: str) -> Queue | None:
-        """Return the first queue of that name."""
+        """Return the queue with the given name, or None."""
         if not self._queues:
             self._queues.update((each.name, each) for each in reversed(self.queues))
         return self._queues.get(name)
 
     def plan(self, queue: str) -> Plan | None:
-        """Return the first failure plan of that queue."""
+        """Return the failure plan of a queue, or None."""
         if not self._plans:
             self._plans.update((each.queue, each) for each in reversed(self.plans))
         return self._plans.get(queue)
 
 
 def join_topologies(topologies: Iterable[Topology]) -> Topology:
-    """Several topologies as one. Of two objects with the same name the first is used.
+    """Merge several topologies. If names are not unique, the first object is used.
 
-    Compared by name or equality, not by hash: arguments are mappings and cannot be hashed.
+    Objects are compared by name or equality, because arguments are not hashable.
     """
     several = tuple(topologies)
     exchanges: dict[str, Exchange] = {}

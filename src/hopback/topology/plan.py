@@ -1,8 +1,8 @@
-"""The failure plan of a queue: the handling of messages whose handler failed.
+"""Failure plans.
 
-A plan specifies the waits of a failed message (tiers), the number of attempts, the ways into and out
-of the retry queue, the way into the dead-letter queue, and the source of the attempt count. The five
-documented designs and Hopback's own design are values of this type.
+A plan defines what happens to messages that could not be handled: the retry delays (tiers), the
+number of attempts, how messages are moved to the retry queues and the dead-letter queue, and how
+attempts are counted.
 """
 
 from __future__ import annotations
@@ -12,34 +12,36 @@ from enum import StrEnum
 
 
 class Leave(StrEnum):
-    """How a message leaves its queue."""
+    """How a message is moved to another queue."""
 
     REJECT = "reject"
-    """The broker moves it: `basic.nack(requeue=False)` and the queue's dead-letter exchange."""
+    """With `basic.nack(requeue=False)` and the dead-letter exchange of the queue."""
     PUBLISH = "publish"
-    """We move it: a confirmed publish, then the ack."""
+    """With a confirmed publish, followed by an ack."""
 
 
 class Return(StrEnum):
-    """How a message returns after its wait."""
+    """How a message returns after the delay."""
 
     QUEUE = "queue"
-    """Straight to its own queue, through the default exchange."""
+    """Directly to its queue, through the default exchange."""
     EXCHANGE = "exchange"
-    """Through an exchange that may route it to others as well."""
+    """Through an exchange, which may route it to other queues as well."""
 
 
 class Count(StrEnum):
-    """The source of the attempt count."""
+    """Where attempts are counted."""
 
     X_DEATH = "x-death"
-    """The broker's record, sound while only the broker moves the message, and our own header."""
+    """In `x-death`, which is reliable as long as only the broker moves the message, and in
+    Hopback's header.
+    """
     HEADER = "header"
-    """Our own header, and the design's own one beside it."""
+    """In Hopback's header, and in the header of the design if there is one."""
 
 
 class Fact(StrEnum):
-    """Content of a stamp."""
+    """Values that can be written to a header."""
 
     NOW = "now"
     QUEUE = "queue"
@@ -54,10 +56,10 @@ class Fact(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A header that a documented design writes, and the fact it carries.
+    """A header that is added to moved messages.
 
-    A stamp whose fact is unknown (no HTTP status, no exception) is left out. `once` keeps a value
-    that is already there.
+    It is omitted if the value is not known, for example if there is no HTTP status. If `once` is
+    True, an existing header is not overwritten.
     """
 
     header: str
@@ -67,7 +69,10 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way into a retry queue, for messages whose original routing key matches `pattern`."""
+    """A route into a retry queue.
+
+    Applies to messages whose original routing key matches `pattern`.
+    """
 
     exchange: str
     routing_key: str
@@ -77,7 +82,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One wait of a plan. The first matching route is used."""
+    """A retry delay. The first matching route is used."""
 
     name: str
     delay_ms: int
@@ -86,7 +91,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """The dead-letter queue of a plan, and the way into it."""
+    """The dead-letter queue of a plan."""
 
     queue: str
     by: Leave
@@ -96,10 +101,10 @@ class Parking:
 
 @dataclass(frozen=True, slots=True)
 class LocalWait:
-    """A snooze in the process before a requeue, for classic queues only.
+    """Settings for snoozing in the process. Only for classic queues.
 
-    The wait is the remaining time, but at least `min_ms` and at most a random time up to `max_ms`.
-    A message that was requeued before waits at most `max_ms + min_ms`.
+    The message is held for the remaining time, but at least for `min_ms` and at most for a random
+    time up to `max_ms`. If it was requeued before, the maximum is `max_ms + min_ms`.
     """
 
     min_ms: int = 500
@@ -108,7 +113,7 @@ class LocalWait:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """Where a re-driven message goes, and whether its attempts begin anew."""
+    """The target of a re-drive, and whether attempts start again."""
 
     exchange: str
     routing_key: str
@@ -118,13 +123,15 @@ class Redrive:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The failure plan of `queue`.
+    """The failure plan of a queue.
 
-    `attempts` is the maximum number of handler runs. The failure of the last run parks.
-    `tiers` are used in order, the last one for all further attempts.
-    `count_header` is the design's own counter of failures, read and written in addition to ours.
-    `snooze` is None if a snoozed message waits in a retry queue without counting.
-    `snooze_exhausts`: a snooze at the last attempt parks instead of waiting once more.
+    Attributes:
+        attempts: Maximum number of attempts. After the last one, the message is dead-lettered.
+        tiers: The retry delays. The last one is also used for all further attempts.
+        count_header: A header of the design that counts failures, in addition to Hopback's.
+        snooze: Settings for snoozing in the process. If None, snoozed messages wait in a retry
+            queue.
+        snooze_exhausts: If True, a snooze at the last attempt dead-letters the message.
     """
 
     queue: str
@@ -143,4 +150,4 @@ class Plan:
 
 
 MAX_REDRIVES = 3
-"""Default number of re-drives of one message. A fourth re-drive is probably a loop."""
+"""How often a message can be re-driven by default. This protects against loops."""

@@ -1,12 +1,12 @@
-"""The pattern of a policy against the name of a queue or exchange, in bounded time.
+"""Match policy patterns against names.
 
-RabbitMQ gives the pattern to Erlang's `re`. As there, bytes are compared and letters are those of
-Latin-1. A pattern is read here and translated byte by byte to Python's `re`.
+RabbitMQ evaluates patterns with Erlang's `re` module, which compares bytes and uses Latin-1
+character classes. Patterns are translated to Python's `re` module here.
 
-Both engines backtrack, and patterns come from outside: `^(a+)+$` has more ways through a name than an
-engine can try. So the reader counts the ways of each part. Repetitions of parts that have several ways
-themselves, references, atomic groups and possessive repetition are not evaluated, and neither is a name
-for which a pattern has too many ways. Then the answer is None.
+Both engines use backtracking, which can take exponential time for patterns such as `^(a+)+$`. The
+number of possible matches is therefore estimated first, and patterns that would take too long are
+not evaluated. The same applies to nested repetitions, backreferences, atomic groups and possessive
+quantifiers. The result is None in this case.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-_LONGEST = (
-    4096  # characters of a pattern: a longer one is not evaluated, and policies have some tens
-)
-_DEEPEST = 40  # nested groups, each a level of Python's stack: a deeper pattern is not evaluated
+_LONGEST = 4096  # maximum length of a pattern
+_DEEPEST = 40  # maximum nesting of groups, since the parser is recursive
 _MOST_CHOICES = 4096
-"""Ways of a pattern beside its open repetitions. A pattern with more, like `(a|b){13}`, is not evaluated."""
-_MOST_LOOPS = 4  # a pattern with more open repetitions, like `^a*b*c*d*e*f`, is not evaluated
+"""Maximum number of combinations of alternatives, such as `(a|b){13}`."""
+_MOST_LOOPS = 4  # maximum number of unbounded repetitions, such as `^a*b*c*d*e*f`
 _MOST_WAYS = 1 << 18
-"""Ways that are tried for one name: some milliseconds. A name for which there are more gets no answer."""
-_FEW_TIMES = 16  # a repetition with a wider range counts as an open one
-_LONGEST_NAME = 255  # bytes of a queue's or exchange's name: a longer look behind is not evaluated
-_MOST_REPETITIONS = 65_535  # PCRE's own limit: brokers refuse more
+"""Maximum number of combinations to try for a name. This takes a few milliseconds."""
+_FEW_TIMES = 16  # repetitions with a larger range count as unbounded
+_LONGEST_NAME = 255  # maximum length of a name in bytes
+_MOST_REPETITIONS = 65_535  # the limit of PCRE
 
-_ALL = (1 << 256) - 1  # a bit for each value of a byte
+_ALL = (1 << 256) - 1  # one bit for each byte value
 
 
 class PatternFlaw(ValueError):
-    """Why a pattern is not evaluated. `refused` if the broker would not take it either."""
+    """Describes why a pattern cannot be evaluated.
+
+    `refused` is True if RabbitMQ would reject it as well.
+    """
 
     def __init__(self, text: str, *, refused: bool) -> None:
         super().__init__(text)
@@ -42,7 +43,7 @@ class PatternFlaw(ValueError):
 
 @lru_cache(maxsize=4096)
 def pattern_matches(pattern: str, name: str) -> bool | None:
-    """Return whether the pattern is found anywhere in the name, or None if that is not evaluated."""
+    """Return True if the pattern matches the name, or None if it cannot be evaluated."""
     read = _read(pattern)
     if isinstance(read, PatternFlaw):
         return None
@@ -52,7 +53,7 @@ def pattern_matches(pattern: str, name: str) -> bool | None:
 
 
 def pattern_flaw(pattern: str) -> PatternFlaw | None:
-    """Return why the pattern is not evaluated for any name, or None if it is."""
+    """Return the reason why a pattern cannot be evaluated, or None."""
     read = _read(pattern)
     return read if isinstance(read, PatternFlaw) else None
 
@@ -70,18 +71,18 @@ def _read(pattern: str) -> tuple[_PatternPart, re.Pattern[bytes]] | PatternFlaw:
 
 @dataclass(frozen=True, slots=True)
 class _PatternPart:
-    """A part of a pattern, written for `re`, with the number of ways that backtracking may try."""
+    """A translated part of a pattern, with an estimate of the backtracking."""
 
     written: bytes
     width: int | None = 0
-    """The number of bytes that it matches, or None if that varies."""
+    """The number of bytes it matches, or None if it is variable."""
     choices: int = 1
     loops: int = 0
-    """Repetitions within reach of each other: each multiplies the ways by the length of the name."""
+    """The number of unbounded repetitions."""
     is_byte: bool = False
     is_anchor: bool = False
     is_anchored: bool = False
-    """Whether it matches only at the start of the name."""
+    """True if it only matches at the start of the name."""
     is_optional: bool = False
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class _PatternPart:
             raise PatternFlaw("it has too many ways through a name", refused=False)
 
     def ways(self, length: int) -> int:
-        """Return the most ways that a search in a name of that many bytes tries."""
+        """Return the maximum number of combinations for a name of the given length."""
         loops = self.loops if self.is_anchored else self.loops + 1
         return self.choices * int((length + 1) ** loops)
 
@@ -121,13 +122,13 @@ def _either(parts: list[_PatternPart]) -> _PatternPart:
 
 
 def _repeat(part: _PatternPart, least: int, most: int | None) -> _PatternPart:
-    """Repeat a part from `least` to `most` times, without end if `most` is None."""
+    """Repeat a part. `most` is None for an unbounded repetition."""
     if part.choices > 1 or part.loops:
         if most is None or most > _FEW_TIMES:
             raise PatternFlaw("repetition within repetition is not evaluated", refused=False)
         choices, loops = (most - least + 1) * part.choices**most, part.loops * most
     else:
-        # A round of a group may match the empty string, so each round counts.
+        # A group may match the empty string, so every repetition counts.
         rounds = _LONGEST_NAME if most is None else most - least * part.is_byte + 1
         if rounds > _LONGEST_NAME and not part.is_byte:
             raise PatternFlaw("a group is repeated too often to be evaluated", refused=False)
@@ -142,7 +143,7 @@ def _repeat(part: _PatternPart, least: int, most: int | None) -> _PatternPart:
 
 
 def _look(part: _PatternPart, *, ahead: bool, wanted: bool) -> _PatternPart:
-    """Look at the bytes that follow or precede, and stay."""
+    """Return a lookahead or lookbehind."""
     if not ahead and (part.width is None or part.width > _LONGEST_NAME):
         raise PatternFlaw(
             "looking behind for texts of several lengths is not evaluated", refused=False
@@ -161,14 +162,14 @@ def _span(first: int, last: int) -> int:
 
 
 def _those(kind: str) -> int:
-    """The Latin-1 letters of a kind that Python knows by the same name."""
+    """Return the Latin-1 characters of a class that has the same name in Python."""
     return _bytes_of("".join(one for one in map(chr, range(256)) if getattr(one, f"is{kind}")()))
 
 
 _DIGIT = _span(0x30, 0x39)
 _SPACE = _bytes_of("\t\n\v\f\r ")
 _ALPHA = _those("alpha")
-# Python classifies these two as lower case without an upper case. Erlang's tables do not.
+# Python treats these two as lower case, Erlang does not.
 _LOWER = _those("lower") & ~_bytes_of("\xaa\xba")
 _WORD = _ALPHA | _DIGIT | _bytes_of("_")
 _GRAPH = _span(0x21, 0x7E) | _span(0xA0, 0xFF)
@@ -191,7 +192,7 @@ def _either_case(accepted: int) -> int:
     for byte in range(256):
         if accepted >> byte & 1:
             other = chr(byte).swapcase()
-            # Not ß, ÿ and µ: their other case is not a Latin-1 letter.
+            # Skip ß, ÿ and µ. Their upper case is not in Latin-1.
             if len(other) == 1 and ord(other) < 256:
                 found |= 1 << ord(other)
     return found
@@ -208,7 +209,7 @@ def _anchor(kind: str) -> _PatternPart:
 
 
 class _PatternReader:
-    """Reads a pattern, given as one character for each byte."""
+    """Parses a pattern. Each character represents one byte."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -217,14 +218,14 @@ class _PatternReader:
         self._ignores_case = False
 
     def whole(self) -> _PatternPart:
-        """The whole pattern. PatternFlaw if it is invalid or cannot be evaluated."""
+        """Parse the whole pattern. Raises PatternFlaw if it is invalid or cannot be evaluated."""
         part = self._choice()
         if self._at < len(self._text):
             raise PatternFlaw("a closing parenthesis has no opening one", refused=True)
         return part
 
     def _choice(self) -> _PatternPart:
-        """Alternatives up to the end of the group. Options set inside end with it."""
+        """Parse the alternatives of a group. Options are reset at the end of the group."""
         self._depth += 1
         if self._depth > _DEEPEST:
             raise PatternFlaw(f"groups are nested deeper than {_DEEPEST}", refused=False)
@@ -251,7 +252,7 @@ class _PatternReader:
                 if part is not None:
                     parts.append(self._repetition(part))
         if self._depth == 1:
-            # A name that contains the rest contains the whole.
+            # Optional parts at the end do not affect the result.
             while parts and parts[-1].is_optional:
                 parts.pop()
             while parts and parts[0].is_optional:
@@ -284,7 +285,7 @@ class _PatternReader:
         return _byte(_either_case(accepted) if self._ignores_case else accepted)
 
     def _repetition(self, part: _PatternPart) -> _PatternPart:
-        """The part with the repetition that follows it, if one does."""
+        """Parse the repetition after a part, if there is one."""
         if self._take("*"):
             least, most = 0, None
         elif self._take("+"):
@@ -297,13 +298,13 @@ class _PatternReader:
             return part
         if part.is_anchor:
             raise PatternFlaw("an anchor cannot be repeated", refused=True)
-        # As few as possible or as many: the pattern is found in the same names.
+        # Lazy and greedy repetitions match the same names.
         if not self._take("?") and self._take("+"):
             raise PatternFlaw("possessive repetition is not evaluated", refused=False)
         return _repeat(part, least, most)
 
     def _count(self, place: int) -> tuple[int, int | None, int] | None:
-        """`{2}`, `{2,}` or `{2,5}` at a place and its end, or None: other text is literal."""
+        """Parse `{2}`, `{2,}` or `{2,5}`. Returns None if the text is a literal."""
         if not self._text.startswith("{", place):
             return None
         inner, closed, _ = self._text[place + 1 : place + 16].partition("}")
@@ -334,7 +335,7 @@ class _PatternReader:
         return self._options()
 
     def _options(self) -> _PatternPart | None:
-        """`(?i)` for the remaining group, `(?i:…)` for a new group, or `(?:…)`."""
+        """Parse the options of a group, such as `(?i)`, `(?i:…)` or `(?:…)`."""
         kept = self._ignores_case
         on = True
         while (one := self._next()) not in ":)":
@@ -357,7 +358,7 @@ class _PatternReader:
         return replace(part, is_anchor=False)
 
     def _escape(self, one: str) -> int:
-        """The bytes that an escape represents, in a set or outside."""
+        """Return the bytes that an escape sequence matches."""
         if one in _SHORT:
             return _SHORT[one]
         if one in _CONTROLS:
@@ -382,12 +383,12 @@ class _PatternReader:
                     raise PatternFlaw("a range in brackets is out of order", refused=True)
                 bytes_ = _span(bytes_.bit_length() - 1, last.bit_length() - 1)
             found |= bytes_
-        # The set is made case-insensitive first and then inverted.
+        # Ignore case before inverting the set.
         found = _either_case(found) if self._ignores_case else found
         return _ALL ^ found if inverted else found
 
     def _member(self) -> tuple[int, bool]:
-        """One member of a set, and whether it is a single byte."""
+        """Parse a member of a set, and return whether it is a single byte."""
         if self._text.startswith("[:", self._at):
             name, closed, _ = self._text[self._at + 2 : self._at + 14].partition(":]")
             if closed and name.removeprefix("^").isalpha():

@@ -1,9 +1,9 @@
-"""Resources for Kubernetes and Terraform that create the objects of a topology.
+"""Export a topology for Kubernetes and Terraform.
 
-Kubernetes: custom resources of RabbitMQ's Messaging Topology Operator. Terraform: resources of the
-provider cyrilgdn/rabbitmq in JSON syntax (`*.tf.json`). Both keep a queue whose resource is deleted,
-because the queue may contain messages. Neither can create an internal exchange. The provider sends
-arguments of exchanges as text, and values of policies as numbers or text.
+For Kubernetes, the custom resources of the RabbitMQ Messaging Topology Operator are used. For
+Terraform, the resources of the provider cyrilgdn/rabbitmq are written in JSON syntax (`*.tf.json`).
+In both cases, a queue is kept when its resource is deleted, because it may contain messages.
+Internal exchanges are not supported. The Terraform provider only supports some types of arguments.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 Entry: TypeAlias = "Mapping[str, Any]"
-"""An object in the form of RabbitMQ definitions."""
+"""An object in the format of RabbitMQ definitions."""
 
 _LONGEST_NAME = 200
-"""Characters of a resource name without its digest. Kubernetes accepts 253 in all."""
+"""Maximum length of a resource name without its hash. The limit of Kubernetes is 253."""
 
 
 def write_kubernetes(
     topology: Topology, *, cluster: str, vhost: str
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a `List` of custom resources, and a sentence about each omitted object.
+    """Export a topology as a list of custom resources. Also returns a note for each omitted object.
 
     `cluster` is the name of the RabbitmqCluster.
     """
@@ -90,7 +90,7 @@ def _kubernetes_spec(section: str, entry: Entry) -> dict[str, Any]:
 
 
 def write_terraform(topology: Topology, *, vhost: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a configuration in JSON syntax, and a sentence about each omitted object."""
+    """Export a topology as a Terraform configuration. Also returns a note for each omitted object."""
     resources: dict[str, dict[str, Any]] = {}
     references: dict[tuple[str, str], str] = {}
     notes = []
@@ -102,7 +102,7 @@ def write_terraform(topology: Topology, *, vhost: str) -> tuple[dict[str, Any], 
         kind = {"policies": "rabbitmq_policy"}.get(section, f"rabbitmq_{section[:-1]}")
         resource = _escape_templates({**_terraform_fields(section, entry), "vhost": vhost})
         if section == "bindings":
-            # A reference makes Terraform create the exchange and the queue before the binding.
+            # Use references so that Terraform creates exchanges and queues before bindings.
             ends = {"source": "exchange", "destination": entry["destination_type"]}
             for end, of in ends.items():
                 found = references.get((f"{of}s", entry[end]))
@@ -157,7 +157,7 @@ def _terraform_fields(section: str, entry: Entry) -> dict[str, Any]:
 
 
 def _escape_templates(value: dict[str, Any]) -> dict[str, Any]:
-    """Escape `${` and `%{`, which Terraform evaluates in every text."""
+    """Escape `${` and `%{`, which are special in Terraform."""
     found: dict[str, Any] = json.loads(re.sub(r"([$%])\{", r"\1\1{", json.dumps(value)))
     return found
 
@@ -165,7 +165,10 @@ def _escape_templates(value: dict[str, Any]) -> dict[str, Any]:
 def _named_entries(
     topology: Topology, clean: Callable[[str], str]
 ) -> Iterator[tuple[str, str, Entry]]:
-    """Yield section, resource name and object. Objects whose names would be equal get a digest."""
+    """Yield the section, resource name and definition of each object.
+
+    Duplicate names get a hash suffix.
+    """
     for section in ("exchanges", "queues", "bindings", "policies"):
         entries = [canonical(item, None) for item in getattr(topology, section)]
         names = [clean(_label(entry))[:_LONGEST_NAME] for entry in entries]
@@ -182,7 +185,7 @@ def _label(entry: Entry) -> str:
 
 
 def _kubernetes_name(label: str) -> str:
-    """Return a DNS subdomain: lower case, with letters and digits around each dot."""
+    """Convert a label to a valid DNS subdomain."""
     name = re.sub(r"[^a-z0-9.]+", "-", label.lower())
     return re.sub(r"[-.]*\.[-.]*", ".", name).strip("-.") or "unnamed"
 

@@ -1,11 +1,8 @@
-"""RabbitMQ's queue arguments and policy keys, one table each.
+"""Queue arguments and policy keys of RabbitMQ.
 
-A broker refuses a known argument with a wrong value, or on a queue type that does not support it. It
-accepts and ignores unknown arguments. It refuses a policy with an unknown key. If an argument and a
-policy set the same value, the argument, the smaller value or the policy applies.
-
-Declaration, comparison, policy merging, import and validation use these tables. The embedded broker has
-separate tables, which are compared with RabbitMQ.
+RabbitMQ rejects known arguments with an invalid value or on the wrong queue type, but ignores
+unknown arguments. Policies with unknown keys are rejected. The embedded broker does not use these
+tables. It has its own, which are tested against RabbitMQ.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The values that an argument may have: text, of these words if any are given, by default."""
+    """The valid values of an argument. The default is a string, optionally limited to `words`."""
 
     kind: type = str
     low: int = 0
@@ -35,7 +32,7 @@ class Value:
     words: tuple[str, ...] = ()
 
     def allows(self, value: object) -> bool:
-        """Whether a broker accepts this value."""
+        """Return True if RabbitMQ accepts the value."""
         if self.kind is int:
             if not isinstance(value, int) or isinstance(value, bool):
                 return False
@@ -55,7 +52,7 @@ _V3_12, _V4_0, _V4_3 = BrokerVersion(3, 12), BrokerVersion(4), BrokerVersion(4, 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The versions that know something: from `since` on, and before `until`."""
+    """A range of versions. `until` is exclusive."""
 
     since: BrokerVersion = _FIRST
     until: BrokerVersion | None = None
@@ -70,18 +67,18 @@ class Span:
 
 
 class Prevails(Enum):
-    """The value that applies if an argument and a policy differ."""
+    """Which value is used if it is set by both an argument and a policy."""
 
     ARGUMENT = "argument"
     SMALLER = "smaller"
-    """The smaller number. A negative delivery limit means no limit, and any other value precedes it."""
+    """The smaller value. A negative delivery limit means unlimited."""
     POLICY_OF_QUORUM = "policy of a quorum queue"
-    """The policy in a quorum queue, the argument elsewhere."""
+    """The policy for quorum queues, otherwise the argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Versions outside `span` do not take the argument as it is meant, if `concerns` holds: `why`."""
+    """A reason why an argument does not work in versions outside of `span`."""
 
     span: Span
     why: str
@@ -90,10 +87,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One queue argument: its values, the queue types that support it, and the effect of a policy.
+    """A queue argument.
 
-    `live`: a policy with this key has the same effect on an existing queue.
-    `ignored_before`: the first version in which the argument has an effect.
+    Attributes:
+        live: True if a policy can change the value of an existing queue.
+        ignored_before: The first version that supports the argument.
     """
 
     value: Value
@@ -132,7 +130,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
     ),
     "x-consumer-timeout": Argument(
         _COUNT,
-        # 4.3 refuses it on a classic queue. 3.12 to 4.2 support it there.
+        # Supported for classic queues from 3.12 to 4.2, rejected since 4.3.
         _QUEUES,
         live=True,
         ignored_before=_V3_12,
@@ -224,20 +222,20 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
     "x-stream-filter-size-bytes": Argument(Value(int, low=16, high=255), _STREAM),
     "x-stream-max-segment-size-bytes": Argument(_COUNT, _STREAM),
 }
-"""The arguments that change the behaviour of a queue, without `x-queue-type`."""
+"""All queue arguments except `x-queue-type`."""
 
 ARGUMENTS_OF: Mapping[QueueType, frozenset[str]] = {
     kind: frozenset(name for name, known in QUEUE_ARGUMENTS.items() if kind in known.types)
     for kind in QueueType
 }
-"""The arguments of each queue type. A broker refuses others and compares these on a redeclare."""
+"""The supported arguments of each queue type."""
 
 QUEUE_TYPES: Mapping[QueueType, BrokerVersion] = {
     QueueType.CLASSIC: _FIRST,
     QueueType.QUORUM: _V3_8,
     QueueType.STREAM: _V3_9,
 }
-"""Since when there are queues of each type."""
+"""The first version that supports each queue type."""
 
 APPLY_TO: Mapping[str, BrokerVersion] = {
     "all": _FIRST,
@@ -247,7 +245,7 @@ APPLY_TO: Mapping[str, BrokerVersion] = {
     "quorum_queues": BrokerVersion(3, 12),
     "streams": BrokerVersion(3, 12),
 }
-"""The values of `apply-to`, and the first version of each."""
+"""The values of `apply-to`, and the first version that supports them."""
 
 _ALWAYS = Span()
 _MIRRORED = Span(until=BrokerVersion(4))
@@ -289,10 +287,10 @@ POLICY_KEYS: Mapping[str, Span] = {
     "stream-max-segment-size-bytes": Span(BrokerVersion(3, 9)),
     "target-group-size": Span(BrokerVersion(3, 13)),
 }
-"""The policy keys that brokers validate, and which versions know them."""
+"""Policy keys, and the versions that support them."""
 
 
 def policy_key(argument: str) -> str | None:
-    """The policy key with the effect of this queue argument, or None, as for the queue type."""
+    """Return the policy key that corresponds to a queue argument, or None."""
     key = argument.removeprefix("x-")
     return key if argument.startswith("x-") and key in POLICY_KEYS else None

@@ -1,4 +1,4 @@
-"""The role of each queue: main, retry, dead-letter, or none that we know of."""
+"""Determine the roles of queues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALONE = frozenset(
         "parkinglot", "parking.lot",
     }
 )  # fmt: skip
-"""Names that frameworks give to one dead-letter queue for all of their queues, as NServiceBus does."""
+"""Names that frameworks such as NServiceBus use for a common dead-letter queue."""
 
 
 class QueueRole(StrEnum):
@@ -37,14 +37,16 @@ class QueueRole(StrEnum):
 
 
 def queue_roles(topology: Topology) -> Mapping[str, QueueRole]:
-    """The role of each declared queue, by name.
+    """Return the role of each queue.
 
-    Plans specify it. Without a plan the name shows it, as frameworks choose names for queues into which
-    their consumers publish dead letters, or the arguments do. A queue with a time to live and a
-    dead-letter exchange is a retry queue. A queue that only receives dead letters is a dead-letter queue,
-    unless they are messages that retry queues send back: that is a queue from which consumers take
-    work. A queue that producers fill and whose expired messages end in a dead-letter queue is not a
-    retry queue.
+    Roles are defined by plans. If a queue does not have a plan, its role is derived from its name
+    and arguments:
+
+    - A queue with a TTL and a dead-letter exchange is a retry queue, unless producers publish to it
+      and its expired messages are moved to a dead-letter queue.
+    - A queue that only receives dead letters is a dead-letter queue, unless they come from retry
+      queues.
+    - A queue with a name that frameworks use for dead-letter queues is a dead-letter queue.
     """
     roles = {queue.name: QueueRole.PLAIN for queue in topology.queues}
     ways = _DeadLetterWays(topology)
@@ -72,10 +74,13 @@ def queue_roles(topology: Topology) -> Mapping[str, QueueRole]:
 
 
 class _DeadLetterWays:
-    """Where the broker moves dead letters, as far as arguments and bindings show.
+    """The dead-letter routes of a topology.
 
-    `targets` has the queues that the dead letters of a queue can reach, `sources` the opposite. `fed`
-    are the queues that only dead letters reach, `ends` those of them without a dead-letter exchange.
+    Attributes:
+        targets: Maps queues to the queues that receive their dead letters.
+        sources: The reverse of `targets`.
+        fed: Queues that only receive dead letters.
+        ends: The queues in `fed` that do not have a dead-letter exchange.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -114,12 +119,14 @@ class _DeadLetterWays:
         self.ends = self.fed - self.targets.keys()
 
     def receives_returns(self, name: str) -> bool:
-        """Whether all dead letters that reach this queue return from retry queues."""
+        """Return True if all dead letters of a queue come from retry queues."""
         sources = self.sources.get(name, set())
         return bool(sources) and all(self._leads_back(one, name) for one in sources)
 
     def is_part_of(self, name: str, targets: Iterable[str]) -> bool:
-        """Whether its name begins with that of one of the targets, as `orders.5s` with `orders`."""
+        """Return True if the name starts with the name of a target, such as `orders.5s` and
+        `orders`.
+        """
         return any(name.startswith(target + sign) for target in targets for sign in _SEPARATORS)
 
     def _leads_back(self, source: str, target: str) -> bool:
@@ -129,11 +136,12 @@ class _DeadLetterWays:
         if names_failure(target):
             return False
         if self.sources.get(source):
-            # The broker fills it. Its messages return if it leads to a queue that fills it.
+            # Its messages return if they are routed to a queue from which they came.
             return bool(self.targets[source] & self._ancestors(source))
         if is_part or waits:
             return True
-        # Consumers publish into a retry queue. A queue bound to an exchange is one that producers fill.
+        # Consumers publish directly to retry queues. If the queue is bound to an exchange,
+        # producers publish to it.
         expires = "x-message-ttl" in self.queues[source].arguments
         return expires and source not in self._published_to
 
@@ -152,7 +160,7 @@ _FAILURES = re.compile(
     r"dead|dlq|dlx|error|(?<![a-z])err(?![a-z])|fail|(?<!de)fault|park|poison|reject|skip|\.xq\Z",
     re.IGNORECASE,
 )
-"""Words for failures in names. `default` is not one of them, and `.XQ` is Dramatiq's."""
+"""Words for failures. Does not match `default`. `.XQ` is used by Dramatiq."""
 
 
 def _names_wait(name: str) -> bool:
@@ -161,14 +169,15 @@ def _names_wait(name: str) -> bool:
 
 
 def names_failure(name: str) -> bool:
-    """Whether the name of a queue contains a word for failures."""
+    """Return True if the name of a queue contains a word for failures."""
     return _FAILURES.search(name) is not None
 
 
 def dead_letter_owners(topology: Topology, roles: Mapping[str, QueueRole]) -> dict[str, str | None]:
-    """Return queues that only their name identifies, each with the queue it belongs to.
+    """Return the dead-letter queues that are only identified by their name, with the queue they
+    belong to.
 
-    The owner is None if only the name shows the role, or if it serves all queues.
+    The value is None if the queue does not belong to a single queue.
     """
     found: dict[str, str | None] = {}
     for name, role in roles.items():
@@ -184,7 +193,7 @@ def dead_letter_owners(topology: Topology, roles: Mapping[str, QueueRole]) -> di
 
 
 def _owners(name: str) -> Iterator[str]:
-    """The names that a dead-letter queue of this name would belong to."""
+    """Yield the possible names of the queue that a dead-letter queue belongs to."""
     lower = name.lower()
     for mark in _MARKS:
         for sign in _SEPARATORS:

@@ -1,9 +1,9 @@
-"""Routing of a publish: the rules of RabbitMQ over plain data.
+"""Message routing according to the rules of RabbitMQ.
 
-`#` matches zero or more words of a routing key, `*` exactly one. An empty routing key has no words.
-A headers exchange compares types as well as values. An alternate exchange receives messages that
-matched no binding of its exchange. A binding to another exchange counts as a match even if that
-exchange routes to no queue. Each queue is reached once, however many paths lead to it.
+`#` matches zero or more words, `*` matches exactly one. An empty routing key has no words. Headers
+exchanges compare both types and values. Messages that do not match any binding are routed to the
+alternate exchange. A binding to another exchange counts as a match, even if that exchange does not
+route the message to a queue. A queue receives a message only once.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ PREDECLARED: tuple[Exchange, ...] = (
     Exchange("amq.rabbitmq.trace", ExchangeType.TOPIC, internal=True),
     Exchange("amq.topic", ExchangeType.TOPIC),
 )
-"""The exchanges every virtual host is born with. A `RoutingTable` holds them only when given."""
+"""The exchanges that exist in every virtual host. They have to be passed to `RoutingTable`
+explicitly.
+"""
 
 _NO_HEADERS: Headers = MappingProxyType({})
-_MEMO_SIZE = 4096  # more keys than most systems have. It bounds memory for unlimited keys
+_MEMO_SIZE = 4096  # maximum number of cached routes, to limit memory usage
 
-# A destination of a binding: its name, and whether it is an exchange.
+# The name of a destination, and whether it is an exchange.
 _Destination: TypeAlias = "tuple[str, bool]"
 _Matcher: TypeAlias = "Callable[[str, Headers], Iterable[_Destination]]"
 
 
 def topic_matches(pattern: str, key: str) -> bool:
-    """Whether a topic exchange takes `key` for a binding of `pattern`."""
+    """Return True if a topic pattern matches a routing key."""
     if "*" not in pattern and "#" not in pattern:
         return pattern == key
     return pattern == "#" or any(True for _ in _trie_of(pattern).match(key, _NO_HEADERS))
@@ -48,22 +50,22 @@ def topic_matches(pattern: str, key: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _trie_of(pattern: str) -> _Trie:
-    """Return the cached trie of one pattern, because a plan repeats the same few patterns."""
+    """Return the trie of a pattern. Cached, because plans use the same patterns again and again."""
     trie = _Trie()
     trie.add(pattern, ("", False))
     return trie
 
 
 def headers_match(arguments: Headers, headers: Headers) -> bool:
-    """Whether a headers exchange takes `headers` for a binding of `arguments`.
+    """Return True if the arguments of a headers binding match the headers of a message.
 
-    Without `x-match`, or with one it does not know, the broker means `all`. Keys that begin with
-    `x-` take part only with `all-with-x` and `any-with-x`.
+    `x-match` defaults to `all`. Keys that start with `x-` are ignored, unless it is `all-with-x` or
+    `any-with-x`.
     """
     kind = arguments.get("x-match")
     with_x = kind in ("all-with-x", "any-with-x")
     found = (
-        # A void in the binding asks only that the header is there.
+        # None matches any value.
         key in headers and (wanted is None or _comparable(wanted) == _comparable(headers[key]))
         for key, wanted in arguments.items()
         if key != "x-match" and (with_x or not key.startswith("x-"))
@@ -72,7 +74,7 @@ def headers_match(arguments: Headers, headers: Headers) -> bool:
 
 
 def _comparable(value: FieldValue) -> object:
-    """The value beside its type: the broker takes all integers for one type, all floats too."""
+    """Return the value with its type. All integer types are equal, and so are all float types."""
     match value:
         case bool() | Timestamp():
             return type(value), int(value)
@@ -86,10 +88,9 @@ def _comparable(value: FieldValue) -> object:
 
 
 class RoutingTable:
-    """Exchanges, queue names and bindings, prepared for fast lookups. Immutable.
+    """An immutable routing table.
 
-    A binding from or to an undeclared object routes to no queue. An exchange of a plugin's type is
-    assumed to reach everything bound to it.
+    Bindings of undeclared objects are ignored. Exchange types of plugins are treated like fanout.
     """
 
     __slots__ = ("_alternates", "_bound", "_by_headers", "_matchers", "_memo", "_own")
@@ -99,7 +100,7 @@ class RoutingTable:
     ) -> None:
         declared = {exchange.name: exchange for exchange in exchanges if exchange.name}
         self._own = {name: (name,) for name in queues}
-        # The bindings whose both ends exist, by the exchange they leave from.
+        # Group the bindings by source. Skip bindings of undeclared objects.
         bound: defaultdict[str, list[Binding]] = defaultdict(list)
         for binding in bindings:
             if binding.destination in (declared if binding.to_exchange else self._own):
@@ -110,7 +111,7 @@ class RoutingTable:
             for name, each in declared.items()
         }
         self._matchers = {name: _matcher(each, bound[name]) for name, each in declared.items()}
-        # The exchanges from which a headers exchange can be reached.
+        # Find the exchanges that lead to a headers exchange.
         leading_to = defaultdict(set)
         for name in declared:
             for onward in (each.destination for each in bound[name] if each.to_exchange):
@@ -128,13 +129,17 @@ class RoutingTable:
     def route(
         self, exchange: str, routing_key: str, headers: Headers = _NO_HEADERS
     ) -> tuple[str, ...]:
-        """Return the names of the queues a publish reaches. Raises KeyError for a missing exchange."""
+        """Return the names of the queues that receive a message.
+
+        Raises:
+            KeyError: If the exchange does not exist.
+        """
         if not exchange:
             return self._own.get(routing_key, ())
         known = self._memo.get((exchange, routing_key))
         if known is None:
             known = self._walk(exchange, (routing_key,), headers)
-            # The answer is kept unless headers have a part in it.
+            # Routes that depend on headers cannot be cached.
             if exchange not in self._by_headers:
                 if len(self._memo) >= _MEMO_SIZE:
                     self._memo.clear()
@@ -144,16 +149,19 @@ class RoutingTable:
     def route_keys(
         self, exchange: str, routing_keys: Sequence[str], headers: Headers = _NO_HEADERS
     ) -> tuple[str, ...]:
-        """The same for a message with several routing keys (`CC`, `BCC`).
+        """Return the queues that receive a message with several routing keys (`CC`, `BCC`).
 
-        The alternate exchange takes it only when none of the keys matched.
+        The alternate exchange is only used if none of the keys match.
         """
         if exchange:
             return self._walk(exchange, routing_keys, headers)
         return tuple(sorted({key for key in routing_keys if key in self._own}))
 
     def reachable(self, exchange: str, routing_key: str) -> tuple[str, ...] | None:
-        """Return the queues a publish can reach with any headers, or None for a missing exchange."""
+        """Return all queues that a message can reach, depending on its headers.
+
+        Returns None if the exchange does not exist.
+        """
         if exchange and exchange not in self._matchers:
             return None
         if exchange not in self._by_headers:
@@ -161,14 +169,14 @@ class RoutingTable:
         return self._all_behind((exchange,))
 
     def reachable_with(self, queues: Iterable[str]) -> tuple[str, ...]:
-        """The queues that a publish can reach which also reaches one of these, by any exchange and key."""
+        """Return all queues that can receive a copy of a message for one of the given queues."""
         leading = {
             name for name in self._matchers if not set(queues).isdisjoint(self._all_behind((name,)))
         }
         return self._all_behind(leading)
 
     def _all_behind(self, exchanges: Iterable[str]) -> tuple[str, ...]:
-        """Every queue that is bound to one of these, over exchanges in between and alternates."""
+        """Return all queues that are bound to the exchanges, directly or indirectly."""
         seen, queues = set(exchanges), set[str]()
         waiting = list(seen)
         while waiting:
@@ -182,7 +190,7 @@ class RoutingTable:
         return tuple(sorted(queues))
 
     def _walk(self, exchange: str, keys: Sequence[str], headers: Headers) -> tuple[str, ...]:
-        """Follow the bindings from exchange to exchange, each exchange once."""
+        """Follow the bindings of an exchange. Each exchange is visited only once."""
         if exchange not in self._matchers:
             raise KeyError(exchange)
         seen, waiting, queues = {exchange}, [exchange], set[str]()
@@ -199,21 +207,21 @@ class RoutingTable:
         return tuple(sorted(queues))
 
     def _instead(self, exchange: str) -> Iterator[_Destination]:
-        """The alternate exchange, if there is one and it is declared."""
+        """Yield the alternate exchange if it exists."""
         alternate = self._alternates[exchange]
         if alternate in self._matchers:
             yield alternate, True
 
 
 def _kind(exchange: Exchange) -> str:
-    """Return the routing type. A delayed exchange holds messages and then routes as another type."""
+    """Return the type of an exchange. For delayed exchanges, this is the type in `x-delayed-type`."""
     if exchange.type == "x-delayed-message":
         return str(exchange.arguments.get("x-delayed-type", ""))
     return exchange.type
 
 
 def _matcher(exchange: Exchange, bindings: Sequence[Binding]) -> _Matcher:
-    """Build the matcher of one exchange from its bindings."""
+    """Create a function that matches the bindings of an exchange."""
     match _kind(exchange):
         case ExchangeType.DIRECT:
             by_key: defaultdict[str, set[_Destination]] = defaultdict(set)
@@ -239,12 +247,12 @@ def _destination(binding: Binding) -> _Destination:
 
 
 def _words(key: str) -> list[str]:
-    """Split a routing key into words. An empty key has none, though `a.` has two."""
+    """Split a routing key into words. An empty key has no words."""
     return key.split(".") if key else []
 
 
 class _TrieNode:
-    """A node in the trie of patterns. `repeats` is set after a `#`, which matches any further word."""
+    """A node of a trie. `repeats` is True after a `#`, which matches any number of words."""
 
     __slots__ = ("branches", "destinations", "repeats")
 
@@ -254,23 +262,23 @@ class _TrieNode:
         self.repeats = repeats
 
     def reach(self) -> Iterator[_TrieNode]:
-        """This place and those that a `#` reaches without taking a word."""
+        """Yield this node and the nodes reached by a `#` that matches no words."""
         node: _TrieNode | None = self
         while node is not None:
             yield node
             node = node.branches.get("#")
 
     def after(self, word: str) -> Iterator[_TrieNode]:
-        """The places reached by taking one word."""
+        """Yield the nodes reached by matching one word."""
         if self.repeats:
             yield self
-        # A word of the key that itself reads `#` or `*` needs no care: the branch takes it anyway.
+        # No special handling is needed if the word itself is `#` or `*`.
         for branch in {word, "*"} & self.branches.keys():
             yield from self.branches[branch].reach()
 
 
 class _Trie:
-    """The patterns of one topic exchange, matched together word by word."""
+    """A trie with the patterns of a topic exchange."""
 
     __slots__ = ("_root",)
 
@@ -292,7 +300,7 @@ class _Trie:
 
 
 class CannotSimulate(HopbackError):
-    """A simulation has no queue to watch, or no way for a message to get there."""
+    """Raised when a simulation does not have a queue, or when no message can be routed to it."""
 
     remedy: ClassVar[str] = "Name a queue that has a plan, and an exchange and key that lead to it."
 
@@ -308,21 +316,23 @@ class Entrance:
 def find_entrance(
     topology: Topology, queue: str, exchange: str | None = None, routing_key: str | None = None
 ) -> Entrance:
-    """Return the first route into `queue` that matches the arguments. Raises CannotSimulate if
-    none.
+    """Return the exchange and routing key of a route to `queue`.
 
-    Exchanges that only retries and dead letters use are tried last. A missing key is made from the
-    bindings: `orders.*` is tried as `orders.example`.
+    Exchanges that are only used for retries and dead letters are tried last. If there is no routing
+    key, one is derived from the bindings, such as `orders.example` for `orders.*`.
+
+    Raises:
+        CannotSimulate: If there is no such route.
     """
     table = RoutingTable(topology.exchanges, [q.name for q in topology.queues], topology.bindings)
     plans = topology.plans
     inner = {plan.parking.exchange for plan in plans}
     inner |= {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
     names = [each.name for each in topology.exchanges if not each.internal]
-    # Those for producers first, the default exchange last.
+    # Try exchanges for producers first and the default exchange last.
     exchanges = [*sorted(names, key=lambda name: name in inner), ""]
     bindings = sorted(topology.bindings, key=lambda each: each.destination != queue)
-    # Keys made from the bindings, those of the queue itself first, and the queue's own name.
+    # Create keys from the bindings. Start with the bindings of the queue.
     keys = []
     for pattern in (each.routing_key for each in bindings):
         words = ["example" if word == "*" else word for word in pattern.split(".") if word != "#"]
@@ -330,7 +340,7 @@ def find_entrance(
     keys.append(queue)
     for name in exchanges if exchange is None else (exchange,):
         for key in keys if routing_key is None else (routing_key,):
-            with suppress(KeyError):  # an exchange that was given and does not exist
+            with suppress(KeyError):  # the exchange does not exist
                 if queue in table.route(name, key):
                     return Entrance(name, key)
     through = "no exchange leads" if exchange is None else f"exchange {exchange!r} does not lead"

@@ -1,4 +1,4 @@
-"""A topology as plain text: tables of its objects and sentences about its plans."""
+"""Format a topology as text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def write_table(topology: Topology) -> str:
-    """Everything a topology holds, as text without any control character of its names."""
+    """Format a topology as text. Control characters in names are escaped."""
     roles = queue_roles(topology)
     plans = []
     for plan in topology.plans:
@@ -48,13 +48,13 @@ def write_table(topology: Topology) -> str:
 
 
 _IDLE_BYTES = 135 * 1024
-"""Memory of an idle quorum queue on each node with a replica, as `benchmarks/idle_queues.py` measured."""
+"""Memory used by an idle quorum queue on each node, measured with `benchmarks/idle_queues.py`."""
 _IDLE_CORE = 0.0002
-"""Part of a core that it uses there: 0.2 ms per second."""
+"""CPU time used by an idle quorum queue on each node (0.2 ms per second)."""
 
 
 def _count(queues: Sequence[Queue], roles: Mapping[str, QueueRole]) -> list[str]:
-    """Return the number of queues by kind, and the cost of the quorum queues. Empty without queues."""
+    """Format the number of queues by kind, and the resources used by quorum queues."""
     if not queues:
         return []
     kinds = Counter(
@@ -76,7 +76,7 @@ _KINDS = {QueueRole.RETRY: "retry", QueueRole.DEAD_LETTER: "dead-letter"}
 
 
 def _section(first: str, others: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows under their headings, each column as wide as its widest cell. Empty without rows."""
+    """Format a table with aligned columns."""
     lines = [(first, *others), *rows]
     if len(lines) == 1:
         return []
@@ -120,7 +120,7 @@ def _policy(policy: Policy) -> tuple[str, str, str, str]:
 
 
 def _flags(item: Exchange | Queue) -> list[str]:
-    """Flags that differ from the default."""
+    """Return the flags that are not the default."""
     transient = [] if item.durable else ["transient"]
     return [*transient, *(["auto-delete"] if item.auto_delete else [])]
 

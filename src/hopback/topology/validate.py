@@ -1,6 +1,7 @@
-"""Problems that make a topology invalid: objects that a broker would refuse, and dangling names.
+"""Validate topologies.
 
-Hazards that a broker accepts are found by `check`.
+Finds objects that RabbitMQ would reject and references to undeclared objects. Use `check` for other
+problems.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan, Stamp, Tier
 
 
-_LONGEST_HEADER_BYTES = 255  # the longest key of an AMQP 0-9-1 table
+_LONGEST_HEADER_BYTES = 255  # maximum length of a key in an AMQP 0-9-1 table
 
 
 def plan_problems(plan: Plan, topology: Topology) -> Iterator[Problem]:
-    """Everything that is wrong with a plan of this topology."""
+    """Yield the problems of a plan."""
     path = path_to("plans", plan.queue)
     yield from _queue_known(path, plan.queue, topology)
     if plan.attempts < 1:
@@ -70,7 +71,7 @@ def _tiers(path: str, plan: Plan, topology: Topology) -> Iterator[Problem]:
             yield from _queue_known(f"{step}.queue", route.queue, topology)
             yield from _exchange_known(f"{step}.exchange", route.exchange, topology)
         before = tier
-    # A wait that is used twice is one tier, written twice.
+    # The same tier may be used more than once.
     different = [tier for at, tier in enumerate(plan.tiers) if tier not in plan.tiers[:at]]
     names = [tier.name for tier in different]
     for name in sorted({name for name in names if names.count(name) > 1}):
@@ -104,7 +105,7 @@ def _exchange_known(path: str, name: str, topology: Topology) -> Iterator[Proble
 
 
 LONGEST_NAME_BYTES = 255
-"""The longest name, routing key or table key that AMQP 0-9-1 can carry."""
+"""Maximum length of a name, routing key or table key in AMQP 0-9-1."""
 
 _RESERVED = "amq."
 
@@ -112,9 +113,9 @@ _RESERVED = "amq."
 def problems(
     topology: Topology, *, binding_paths: Sequence[str] | None = None
 ) -> tuple[Problem, ...]:
-    """All problems of a declared topology.
+    """Return all problems of a topology.
 
-    `binding_paths` has the place of each binding in its file.
+    `binding_paths` contains the path of each binding in the file.
     """
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
     unreserved = f"a name that does not begin with {_RESERVED} (RabbitMQ keeps those for itself)"
@@ -137,7 +138,7 @@ def problems(
 def broker_problems(
     topology: Topology, *, binding_paths: Sequence[str] | None = None
 ) -> tuple[Problem, ...]:
-    """The problems that no broker accepts, for a topology that was read from a broker."""
+    """Return the problems that no broker accepts. Used for topologies read from a broker."""
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
     return (
         *(found for exchange in topology.exchanges for found in _exchange(exchange)),
@@ -167,7 +168,7 @@ def _exchange(exchange: Exchange) -> Iterator[Problem]:
 def _queue(queue: Queue) -> Iterator[Problem]:
     path = path_to("queues", queue.name)
     yield from _text(path, queue.name)
-    # Quorum queues and streams outlive every connection, so they cannot be tied to one.
+    # Quorum queues and streams cannot be exclusive or transient.
     for name, found, expected in (
         ("durable", queue.durable, True),
         ("exclusive", queue.exclusive, False),
@@ -240,7 +241,7 @@ def _table(path: str, table: Headers) -> Iterator[Problem]:
 
 
 def _value(path: str, value: FieldValue) -> Iterator[Problem]:
-    """Values that no AMQP table can carry."""
+    """Check that a value can be encoded in an AMQP table."""
     low, high = INTEGER_RANGES.get(type(value), (None, None))
     match value:
         case bool() | float() | bytes() | None:
@@ -271,7 +272,7 @@ def _clashes(section: str, objects: Iterable[Exchange | Queue | Policy]) -> Iter
 
 
 def _duplicates(topology: Topology) -> Iterator[Problem]:
-    """Equal declarations: a broker accepts them, but a file has each name once."""
+    """Check for duplicate names. They are not allowed in a file."""
     sections: tuple[tuple[str, Iterable[Exchange | Queue | Policy]], ...] = (
         ("exchanges", topology.exchanges),
         ("queues", topology.queues),
@@ -298,7 +299,7 @@ def _unconsumed(topology: Topology) -> Iterator[Problem]:
 
 
 def _unknown_ends(topology: Topology, paths: Sequence[str]) -> Iterator[Problem]:
-    """Bindings whose ends are not declared here."""
+    """Check for bindings of undeclared objects."""
     exchanges = {exchange.name for exchange in topology.exchanges}
     queues = {queue.name for queue in topology.queues}
     for path, binding in zip(paths, topology.bindings, strict=True):

@@ -1,4 +1,4 @@
-"""Lists of growing waits for `retry=`."""
+"""Helpers that create retry delays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from hopback.errors import InvalidDeclaration, Problem
 def exponential(
     first: Duration, *, attempts: int, limit: Duration | None = None, factor: float = 2
 ) -> list[str]:
-    """Return the waits between `attempts` runs: `first`, then each `factor` times the last.
+    """Return exponentially increasing delays.
 
-    No wait is longer than `limit`. `exponential("1s", attempts=5)` is `["1s", "2s", "4s", "8s"]`.
-    Every distinct wait is a queue, and equal waits share one.
+    Each distinct delay needs its own queue. `exponential("1s", attempts=5)` returns `["1s", "2s",
+    "4s", "8s"]`.
+
+    Args:
+        first: The first delay.
+        attempts: The number of attempts. There is one delay less.
+        limit: The maximum delay.
+        factor: The factor between two delays.
     """
     if not 1 <= factor <= 1000:
         raise _invalid("exponential", "factor", "a number from 1 to 1000", factor)
@@ -25,10 +31,15 @@ def exponential(
 def linear(
     first: Duration, *, attempts: int, limit: Duration | None = None, step: Duration | None = None
 ) -> list[str]:
-    """Return the waits between `attempts` runs: `first`, then each longer by `step`.
+    """Return linearly increasing delays.
 
-    The default `step` is `first`. No wait is longer than `limit`. `linear("10s", attempts=4)` is
-    `["10s", "20s", "30s"]`.
+    `linear("10s", attempts=4)` returns `["10s", "20s", "30s"]`.
+
+    Args:
+        first: The first delay.
+        attempts: The number of attempts. There is one delay less.
+        limit: The maximum delay.
+        step: The difference between two delays. Defaults to `first`.
     """
     waits = _growing("linear", first, attempts, limit)
     added = waits[0] if step is None else _read("linear", "step", step)
@@ -38,7 +49,7 @@ def linear(
 
 
 def _growing(function: str, first: Duration, attempts: int, limit: Duration | None) -> list[int]:
-    """Return the first wait and the longest possible others, in milliseconds."""
+    """Return a list with the first delay, filled up with the maximum delay, in milliseconds."""
     runs: object = attempts
     if not isinstance(runs, int) or not 2 <= runs <= 1000:
         raise _invalid(function, "attempts", "a number of runs from 2 to 1000", attempts)

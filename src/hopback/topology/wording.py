@@ -1,6 +1,6 @@
-"""Names, values, paths and failure plans as text for users.
+"""Format names, values, paths and failure plans for users.
 
-Names from brokers and files are untrusted, so control characters never reach a terminal.
+Names may be untrusted, so control characters are escaped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hopback.topology.plan import Count, Leave, Plan, Return, Tier
 
 
 def waits(plan: Plan) -> tuple[tuple[Tier, int], ...]:
-    """The tiers a message that always fails goes through, and how often each in a row."""
+    """Return the tiers used by a message that always fails, and how often each is used in a row."""
     laps = max(plan.attempts - 1, 0)
     once = [(tier, 1) for tier in plan.tiers[:-1]][:laps]
     rest = laps - len(once)
@@ -59,18 +59,18 @@ def _way_out(leave: Leave) -> str:
 
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-_LONGEST = 60  # a value in a sentence: enough to know it again
+_LONGEST = 60  # maximum length of a value in a message
 
 
 def quote(text: str) -> str:
-    """The text in double quotes, escaped, cut if it is long."""
+    """Quote and escape a string. Long strings are truncated."""
     inner = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     escaped = inner.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{printable(escaped)}"'
 
 
 def path_to(path: str, key: str | int) -> str:
-    """The path of an entry: `queues.orders`, `queues."a b"`, `retry[2]`."""
+    """Return the path of an item: `queues.orders`, `queues."a b"`, `retry[2]`."""
     if isinstance(key, int):
         return f"{path}[{key}]"
     step = key if _BARE_KEY.fullmatch(key) else quote(key)
@@ -78,7 +78,7 @@ def path_to(path: str, key: str | int) -> str:
 
 
 def show_value(value: object) -> str:
-    """A value as an error message names it: short, and in the words of JSON and TOML."""
+    """Format a value for an error message."""
     match value:
         case None:
             return "null"
@@ -100,12 +100,12 @@ def show_value(value: object) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint in parentheses if a known word is similar, else an empty string."""
+    """Return a hint if there is a similar word, otherwise an empty string."""
     close = get_close_matches(word[:_LONGEST], list(known), n=1)
     return f" (did you mean {quote(close[0])}?)" if close else ""
 
 
 def either(options: Iterable[str]) -> str:
-    """`"a", "b" or "c"`."""
+    """Format a list of options: `"a", "b" or "c"`."""
     words = [quote(option) for option in options]
     return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -1,4 +1,4 @@
-"""The hazards that `check` knows, one module for each family of rules."""
+"""The rules used by `check`."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ RULES = (
     *declarations.RULES,
     *policies.RULES,
 )
-"""Every rule, in the order of the reference page."""
+"""All rules, in the order of the reference page."""

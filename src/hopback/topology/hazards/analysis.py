@@ -1,9 +1,9 @@
-"""A topology prepared for the rules: dead-letter routes, retry queues and dead-letter queues.
+"""Information about a topology that is used by the rules.
 
-Roles come from the plans. The role of a queue without a plan comes from the structure: a queue with
-a time to live and a dead-letter exchange is a retry queue. A queue that receives dead letters and
-does not dead-letter them is a dead-letter queue. A live broker, which has no plans, can therefore
-be analysed too.
+Roles of queues are defined by the plans. If there is no plan, for example because the topology was
+read from a broker, they are derived from the arguments. A queue with a TTL and a dead-letter
+exchange is a retry queue. A queue that receives dead letters and does not have a dead-letter
+exchange is a dead-letter queue.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a component such as `shovel`."""
+    """A runtime parameter, for example of a `shovel`."""
 
     name: str
     value: Mapping[str, object]
 
     def text(self, key: str) -> str | None:
-        """Return a text value, or None if it is missing or of another type."""
+        """Return a string value, or None if it is missing or not a string."""
         found = self.value.get(key)
         return found if isinstance(found, str) else None
 
 
 def parameters(topology: Topology, component: str) -> Iterator[Parameter]:
-    """The parameters of a component in the topology's own virtual host."""
+    """Return the parameters of a component in the virtual host of the topology."""
     record = topology.foreign.get(RECORD)
     home = record.get("vhost") if isinstance(record, Mapping) else None
     entries = topology.foreign.get("parameters")
@@ -57,7 +57,7 @@ def parameters(topology: Topology, component: str) -> Iterator[Parameter]:
 
 
 def operator_policies(topology: Topology) -> tuple[Policy, ...]:
-    """Return the operator policies, which definitions store as parameters."""
+    """Return the operator policies, which are stored as parameters."""
     found = []
     for each in parameters(topology, "operator_policy"):
         pattern, definition = each.text("pattern"), each.value.get("definition")
@@ -70,13 +70,16 @@ def operator_policies(topology: Topology) -> tuple[Policy, ...]:
 Keys: TypeAlias = "defaultdict[str, set[str]]"
 
 ANY_KEY = "<any key>"
-"""Represents an unknown key, such as one passed on by a fanout."""
+"""Placeholder for an unknown routing key."""
 
-_MOST_HASHES = 3  # the work grows with each, and patterns rarely have more
+_MOST_HASHES = 3  # limits the number of combinations
 
 
 def samples(pattern: str) -> tuple[str, ...]:
-    """Return keys that represent all matches of a topic pattern: each `#` as no, one and two words."""
+    """Return sample keys that match a topic pattern.
+
+    Each `#` is replaced with zero, one and two words.
+    """
     words = pattern.split(".") if pattern else []
     if words.count("#") > _MOST_HASHES:
         return (pattern,)
@@ -85,10 +88,10 @@ def samples(pattern: str) -> tuple[str, ...]:
 
 
 def arrivals(topology: Topology, exchanges: Sequence[Exchange], table: RoutingTable) -> Keys:
-    """The keys with which bindings and plans bring messages to each queue."""
+    """Return the routing keys of the messages that each queue can receive."""
     keys: Keys = defaultdict(set)
     known = {"", *(exchange.name for exchange in exchanges)}
-    # Each exchange with the keys that its bindings, and those of exchanges behind it, name.
+    # Collect the routing keys used with each exchange, including its downstream exchanges.
     used: list[tuple[str, str]] = []
     own: Keys = defaultdict(set)
     behind: Keys = defaultdict(set)
@@ -123,7 +126,7 @@ def arrivals(topology: Topology, exchanges: Sequence[Exchange], table: RoutingTa
 
 
 def pass_on(keys: Keys, kept: Mapping[str, str], table: RoutingTable) -> None:
-    """Carry keys on through the queues that keep them: `kept` is their dead-letter exchange."""
+    """Propagate keys through queues that dead-letter messages with their original key."""
     waiting = [(queue, key) for queue in kept for key in keys[queue]]
     while waiting:
         queue, key = waiting.pop()
@@ -141,7 +144,7 @@ _WAITING_NAME = re.compile(r"retry|retries|delay|wait|backoff", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """The destination of a queue's dead letters. `key` is None if a message keeps its key."""
+    """The destination of the dead letters of a queue. `key` is None if messages keep their key."""
 
     source: str
     exchange: str
@@ -150,9 +153,9 @@ class Leg:
     targets: tuple[str, ...] = ()
     lost_keys: tuple[str, ...] = ()
     safe: bool = False
-    """Whether the broker keeps the message until its next queue has it."""
+    """True if at-least-once dead-lettering is used."""
     at_once: tuple[tuple[str, ...], ...] = ()
-    """The queues that one message reaches together, for each key that leads to more than one."""
+    """The queues that receive a copy, for each key that leads to more than one queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,33 +168,33 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A delivery limit of a quorum queue. The default limit exists from 4.0 on."""
+    """The delivery limit of a quorum queue."""
 
     value: int
     by_default: bool = False
 
 
 def number(queue: Queue, argument: str) -> int | None:
-    """Return an integer argument, or None if it is missing or of another type."""
+    """Return an integer argument, or None if it is missing or not an integer."""
     value = queue.arguments.get(argument)
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def text(queue: Queue, argument: str) -> str | None:
-    """Return a text argument, or None if it is missing or of another type."""
+    """Return a string argument, or None if it is missing or not a string."""
     value = queue.arguments.get(argument)
     return value if isinstance(value, str) else None
 
 
 def has_limit(queue: Queue) -> bool:
-    """Whether the queue can be full."""
+    """Return True if the queue has a length limit."""
     return any(number(queue, name) is not None for name in ("x-max-length", "x-max-length-bytes"))
 
 
 def drops_head(queue: Queue) -> bool:
-    """Whether a full queue removes messages that it has already accepted."""
+    """Return True if the queue drops messages when it is full."""
     overflow = queue.arguments.get("x-overflow", "drop-head")
-    # A quorum queue does not know reject-publish-dlx and drops the head instead.
+    # Quorum queues do not support reject-publish-dlx and use drop-head instead.
     kept = ("reject-publish",) if queue.type is QueueType.QUORUM else _CLASSIC_KEEPS
     return has_limit(queue) and queue.type is not QueueType.STREAM and overflow not in kept
 
@@ -200,15 +203,15 @@ _CLASSIC_KEEPS = ("reject-publish", "reject-publish-dlx")
 
 
 class Analysis:
-    """The facts that rules need about a topology, computed once on first use.
+    """Information about a topology, computed on first access.
 
-    `declared` is the topology as given. All other attributes have policies applied.
+    `declared` is the original topology. The other attributes include the effect of policies.
     """
 
     def __init__(self, topology: Topology, version: BrokerVersion | None = None) -> None:
         self.declared = topology
         self.version = version
-        # Policies of operators are laid over all others, and the smaller value wins.
+        # Operator policies are applied last. The smaller value is used.
         ruled = effective_topology(topology, version)
         operated = replace(ruled, policies=operator_policies(ruled))
         operated = effective_topology(operated, version)
@@ -218,9 +221,10 @@ class Analysis:
 
     @cached_property
     def exchanges(self) -> dict[str, Exchange]:
-        """All existing exchanges by name, including the predeclared ones.
+        """All exchanges by name, including predeclared ones.
 
-        Header values are unknown here, so a headers exchange is assumed to reach all its bindings.
+        The values of headers are not known, so a headers exchange is treated like a fanout
+        exchange.
         """
         every = {exchange.name: exchange for exchange in (*PREDECLARED, *self.topology.exchanges)}
         return {
@@ -236,16 +240,19 @@ class Analysis:
         return RoutingTable(self.exchanges.values(), self.queues, self.topology.bindings)
 
     def route(self, exchange: str, key: str) -> tuple[str, ...]:
-        """Return the queues reached. A missing exchange reaches none."""
+        """Return the queues that receive a message.
+
+        Returns an empty tuple if the exchange does not exist.
+        """
         return self.table.route(exchange, key) if self.exists(exchange) else ()
 
     def exists(self, exchange: str) -> bool:
-        """Whether the exchange is declared, predeclared or the default one."""
+        """Return True if the exchange exists."""
         return not exchange or exchange in self.exchanges
 
     @cached_property
     def legs(self) -> dict[str, Leg]:
-        """The way of dead letters of each queue that has a dead-letter exchange."""
+        """The dead-letter destinations of all queues that have a dead-letter exchange."""
         sources = {
             queue.name: (exchange, text(queue, "x-dead-letter-routing-key"))
             for queue in self.queues.values()
@@ -279,7 +286,7 @@ class Analysis:
                 declared=True,
                 targets=tuple(sorted(set[str]().union(*reached))),
                 lost_keys=tuple(sorted(each for each, targets in routed.items() if not targets)),
-                # The queue keeps a dead letter until it has arrived: that takes all three.
+                # All three conditions are required for at-least-once dead-lettering.
                 safe=queue.type is QueueType.QUORUM
                 and queue.arguments.get("x-dead-letter-strategy") == "at-least-once"
                 and queue.arguments.get("x-overflow") == "reject-publish",
@@ -288,13 +295,13 @@ class Analysis:
         return legs
 
     def targets(self, queue: str) -> tuple[str, ...]:
-        """The queues that receive its dead letters."""
+        """Return the queues that receive the dead letters of a queue."""
         leg = self.legs.get(queue)
         return leg.targets if leg else ()
 
     @cached_property
     def routes(self) -> tuple[tuple[Plan, int, Route], ...]:
-        """Every way into a retry queue that a plan names, with its delay."""
+        """All routes into retry queues that are used by plans."""
         return tuple(
             (plan, tier.delay_ms, route)
             for plan in self.topology.plans
@@ -304,7 +311,7 @@ class Analysis:
 
     @cached_property
     def _roles_by_plan(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The retry queues and the dead-letter queues that plans name."""
+        """The retry queues and dead-letter queues that are used by plans."""
         waiting = frozenset(self.users) - self.plans.keys()
         resting = frozenset(plan.parking.queue for plan in self.plans.values())
         return waiting, resting - self.plans.keys() - waiting
@@ -339,13 +346,13 @@ class Analysis:
 
     @cached_property
     def mains(self) -> dict[str, Queue]:
-        """The queues that are consumed, as far as is known: those that neither wait nor rest."""
+        """All queues that are neither retry queues nor dead-letter queues."""
         known = self.retry_queues | self.dead_letter_queues
         return {name: queue for name, queue in self.queues.items() if name not in known}
 
     @cached_property
     def users(self) -> dict[str, set[str]]:
-        """For each retry queue that plans name, the queues whose messages wait there."""
+        """Maps retry queues to the queues that use them."""
         users: dict[str, set[str]] = {}
         for plan, _, route in self.routes:
             users.setdefault(route.queue, set()).add(plan.queue)
@@ -353,14 +360,14 @@ class Analysis:
 
     @cached_property
     def failure_queues(self) -> tuple[str, ...]:
-        """The queues that have to do with failure: in a plan, or an end of a leg."""
+        """Queues that are part of a plan or of a dead-letter route."""
         ends = {target for name in self.legs for target in self.targets(name)} | self.legs.keys()
         roles = ends | self.retry_queues | self.dead_letter_queues | self.plans.keys()
         return tuple(name for name in self.queues if name in roles)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
-        """The loops that the broker turns by itself: out by a dead letter, back by expiry."""
+        """The retry loops that are implemented with dead-lettering."""
         found = []
         for main in self.mains:
             ahead = (
@@ -372,9 +379,7 @@ class Analysis:
         return tuple(found)
 
     def reach(self, start: str, via: Collection[str]) -> set[str]:
-        """Return the queues that dead letters of `start` reach if only the queues `via` pass them
-        on.
-        """
+        """Return the queues that dead letters of `start` can reach through the queues in `via`."""
         found, waiting = set[str](), [start]
         while waiting:
             fresh = set(self.targets(waiting.pop())) - found
@@ -383,9 +388,7 @@ class Analysis:
         return found
 
     def limit(self, queue: Queue) -> Limit | None:
-        """Return the delivery limit. A negative one means no limit (and is refused or worse before
-        4.0).
-        """
+        """Return the delivery limit of a queue, or None if there is none."""
         if queue.type is not QueueType.QUORUM:
             return None
         value = number(queue, "x-delivery-limit")
@@ -395,10 +398,10 @@ class Analysis:
 
 
 def looks_like_dead_letter_queue(name: str) -> bool:
-    """Whether the name is usual for a dead-letter queue."""
+    """Return True if the name looks like the name of a dead-letter queue."""
     return bool(_RESTING_NAME.search(name)) and not looks_like_retry_queue(name)
 
 
 def looks_like_retry_queue(name: str) -> bool:
-    """Whether the name is usual for a retry queue."""
+    """Return True if the name looks like the name of a retry queue."""
     return bool(_WAITING_NAME.search(name))

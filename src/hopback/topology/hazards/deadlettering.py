@@ -1,6 +1,4 @@
-"""Rules about dead letters on their way: do they arrive, what if a node dies meanwhile, and the loops
-that they turn in.
-"""
+"""Rules about dead-lettering and retry loops."""
 
 from __future__ import annotations
 
@@ -85,13 +83,13 @@ def _explain_no_route(leg: Leg) -> str:
 
 
 def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
-    """One hit for all queues whose messages are moved in the same unsafe ways."""
+    """Check for dead-lettering that is not at-least-once. Similar queues are combined."""
     ways: defaultdict[str, set[str]] = defaultdict(set)
     for leg in analysis.legs.values():
         if not leg.targets or leg.safe:
             continue
         if leg.source in analysis.retry_queues:
-            # The consumed queues to which its messages return.
+            # The queues that receive the messages after the delay.
             for owner in analysis.users.get(leg.source) or leg.targets:
                 ways[owner].add(_BACK)
         else:
@@ -143,7 +141,7 @@ def _into_stream(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
-    """Dead letters of a consumed queue that reach more than the one queue they are meant for."""
+    """Check for dead letters that are also routed to unrelated queues."""
     parked = {plan.parking.queue for plan in analysis.plans.values()}
     for leg in analysis.legs.values():
         for together in leg.at_once if leg.source in analysis.mains else ():
@@ -189,7 +187,7 @@ _MAIN_TO_DLQ = (
 
 
 def _without_rejection(analysis: Analysis) -> Iterator[Hit]:
-    """Rings of queues that all let messages expire, each ring once."""
+    """Check for cycles of queues in which messages only expire."""
     expiring = {
         name for name in analysis.legs if number(analysis.queues[name], "x-message-ttl") is not None
     }
@@ -249,7 +247,7 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
 
 def _max_length(analysis: Analysis) -> Iterator[Hit]:
     for loop in analysis.loops:
-        # A full queue dead-letters its oldest messages, or with reject-publish-dlx the new ones.
+        # A full queue dead-letters the oldest messages, or new messages with reject-publish-dlx.
         queue = analysis.queues[loop.main]
         dead_letters = text(queue, "x-overflow") == "reject-publish-dlx"
         if drops_head(queue) or (has_limit(queue) and dead_letters):
@@ -274,7 +272,7 @@ def _expiration(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _wrongly_dropped(analysis: Analysis) -> Iterator[Hit]:
-    """A notice about one broker, so only where a broker is meant."""
+    """Check for versions that may drop messages of a valid retry loop."""
     if analysis.version is not None and analysis.loops:
         yield Hit(
             queue_place(*(loop.main for loop in analysis.loops)),
@@ -317,4 +315,4 @@ RULES = (
     HazardRule("sound-loop-dropped", warnings(since="3.13", before="3.13.3"), _wrongly_dropped),
     HazardRule("laps-reach-delivery-limit", warnings(since="4.3"), _laps),
 )
-"""Hazards between the failure of a message and its dead-letter queue."""
+"""Rules about dead-lettering."""

@@ -1,6 +1,4 @@
-"""Rules about declarations: duplicate, reserved or confusable names, and arguments that a broker
-refuses or ignores.
-"""
+"""Rules about names and arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
     from hopback.topology.hazards.analysis import Analysis
 
-_LONGEST_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
+_LONGEST_BYTES = 255  # maximum length of a name in AMQP 0-9-1
 _GENERATED = "amq.gen"
 
 
@@ -51,7 +49,7 @@ def _clashes(analysis: Analysis) -> Iterator[Hit]:
                 " and a broker refuses the second if they differ.",
                 "Keep one of them.",
             )
-    # A retry queue cannot have another role: all of its messages return after the wait.
+    # A retry queue cannot have another role, because all messages leave it after the TTL.
     parking = {plan.parking.queue for plan in analysis.plans.values()}
     for name in sorted(analysis.users.keys() & (parking | analysis.plans.keys())):
         other = "a consumed queue" if name in analysis.plans else "a dead-letter queue"
@@ -103,7 +101,7 @@ def _similar(analysis: Analysis) -> Iterator[Hit]:
 
 _Severities: TypeAlias = "tuple[VersionedSeverity, ...]"
 
-# Known to some brokers, without effect on the behaviour of a queue.
+# Arguments without an effect on the behaviour of a queue.
 _HARMLESS = frozenset({"x-queue-master-locator"})
 _EXCHANGE_ARGUMENTS = ("alternate-exchange", "x-delayed-type")
 
@@ -126,7 +124,7 @@ def _no_effect(analysis: Analysis) -> Iterator[Hit]:
     for exchange in analysis.declared.exchanges:
         for name in exchange.arguments:
             hint = did_you_mean(name, _EXCHANGE_ARGUMENTS)
-            # Plugins have further arguments: report only a likely misspelling.
+            # Plugins may use other arguments, so only report likely typos.
             if name not in _EXCHANGE_ARGUMENTS and hint:
                 yield _without_effect(exchange_place(exchange.name), name, hint, warnings())
 
@@ -165,7 +163,7 @@ def _problems(queue: Queue) -> Iterator[tuple[str, _Severities]]:
     keyed = "x-dead-letter-routing-key" in queue.arguments
     if keyed and "x-dead-letter-exchange" not in queue.arguments:
         yield "`x-dead-letter-routing-key` is set without `x-dead-letter-exchange`", errors()
-    # Refused by some versions only.
+    # Only rejected by some versions.
     if queue.type is QueueType.CLASSIC:
         for name, refused in (
             ("x-queue-leader-locator", errors(before="3.11")),
@@ -210,9 +208,9 @@ def _alternate(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
-    """Alternate exchanges that exist and lead to no queue, or round in a circle."""
+    """Check for alternate exchanges that do not lead to a queue."""
     for exchange in analysis.topology.exchanges:
-        # The exchange, its alternate exchange and so on, up to one that was there already.
+        # Follow the chain of alternate exchanges until it ends or repeats.
         chain = [exchange.name]
         while len(set(chain)) == len(chain):
             last = analysis.exchanges.get(chain[-1])
@@ -234,7 +232,7 @@ def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _leads_to_a_queue(analysis: Analysis, name: str) -> bool:
-    """Whether some binding of the exchange, or of one bound to it, has a queue at its end."""
+    """Return True if the exchange leads to a queue, directly or through other exchanges."""
     found, waiting = {name}, [name]
     while waiting:
         source = waiting.pop()
@@ -272,4 +270,4 @@ RULES = (
     HazardRule("alternate-exchange-catches-nothing", warnings(), _catches_nothing),
     HazardRule("delayed-exchange", warnings(), _delay_exchange),
 )
-"""Hazards of names and arguments."""
+"""Rules about names and arguments."""

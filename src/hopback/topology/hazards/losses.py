@@ -1,4 +1,4 @@
-"""Rules about consumed queues that delete unhandled messages."""
+"""Rules about queues that delete messages before they are handled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KEEP_THEM = "Set a dead-letter exchange that leads to a dead-letter queue"
 
 
 def _queues_without_exchange(analysis: Analysis) -> list[Queue]:
-    """The consumed queues without a dead-letter exchange."""
+    """Return the consumed queues that do not have a dead-letter exchange."""
     return [queue for queue in analysis.mains.values() if queue.name not in analysis.legs]
 
 
@@ -75,10 +75,10 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _limit_below_one(analysis: Analysis) -> Iterator[Hit]:
-    """Limits below 1: a negative one means none to the brokers of today, and 0 to older ones."""
+    """Check for delivery limits below 1. Older versions treat negative limits as 0."""
     for queue in analysis.declared.queues:
         value = number(analysis.queues[queue.name], "x-delivery-limit")
-        # By policy a negative limit is refused where it would do harm.
+        # RabbitMQ rejects policies with a negative limit where it would be harmful.
         harmful = value == 0 or (value is not None and value == number(queue, "x-delivery-limit"))
         if queue.type is QueueType.QUORUM and value is not None and value < 1 and harmful:
             yield Hit(
@@ -139,7 +139,7 @@ def _is_short_lived(queue: Queue) -> bool:
 
 
 def _transient(analysis: Analysis) -> Iterator[Hit]:
-    """Queues that are not durable. Retry and dead-letter queues are also reported as short-lived."""
+    """Check for queues that are not durable."""
     involved = set(analysis.failure_queues)
     for queue in analysis.queues.values():
         if queue.durable or queue.exclusive or queue.type is not QueueType.CLASSIC:
@@ -190,4 +190,4 @@ RULES = (
     HazardRule("transient-queue", warnings(), _transient),
     HazardRule("classic-queue", warnings(), _classic),
 )
-"""Ways in which a queue loses its messages."""
+"""Rules about message loss."""

@@ -1,4 +1,4 @@
-"""Rules about dead-letter queues, from which the broker must never remove a message."""
+"""Rules about dead-letter queues. Messages must not be removed from them automatically."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOOKING_WITH_OWN_LIMIT = (
     VersionedSeverity.of(Severity.ERROR, before="4.3"),
     VersionedSeverity.of(Severity.WARNING, "4.3"),
 )
-_MANY_LOOKS = 1000  # each look at a dead-letter queue costs one delivery
+_MANY_LOOKS = 1000  # browsing a dead-letter queue increments the delivery count
 
 
 def _dead_letter_queues(analysis: Analysis) -> Iterator[Queue]:
@@ -126,7 +126,7 @@ def _common_queue(analysis: Analysis) -> Iterator[Hit]:
     users: defaultdict[str, set[str]] = defaultdict(set)
     unplanned = set(analysis.mains) - analysis.plans.keys()
     for plan in analysis.plans.values():
-        # The headers of a published message name the queue in which it failed.
+        # Published messages have a header with the name of the queue.
         if plan.parking.by is Leave.REJECT:
             users[plan.parking.queue].add(plan.queue)
     for leg in analysis.legs.values():
@@ -165,4 +165,4 @@ RULES = (
     HazardRule("dead-letter-queue-shared", infos(), _common_queue),
     HazardRule("dead-letter-queue-is-stream", warnings(), _stream),
 )
-"""Hazards of dead-letter queues."""
+"""Rules about dead-letter queues."""

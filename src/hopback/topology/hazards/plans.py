@@ -1,4 +1,4 @@
-"""Rules about failure plans and about unreachable queues."""
+"""Rules about failure plans and unreachable queues."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def _no_plan(analysis: Analysis) -> Iterator[Hit]:
         for queue in analysis.mains.values()
         if queue.name not in known and queue.type is not QueueType.STREAM
     ]
-    # A live broker, a definitions file or a file of `pattern = "none"` has no plans. Report that
-    # once.
+    # Only report this once if there are no plans at all, for example for a definitions file.
     if bare and not analysis.plans:
         yield Hit(
             THE_TOPOLOGY,
@@ -75,7 +74,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
     for purpose, exchange, key, meant in (
         *(("retry", route.exchange, route.routing_key, {route.queue}) for route in routes),
         ("parking", parking.exchange, parking.routing_key, {parking.queue}),
-        # A re-drive may also go through a retry queue and return from there.
+        # A re-drive may go through a retry queue.
         ("re-drive", redrive.exchange, redrive.routing_key, {plan.queue, *waiting}),
     ):
         if not meant.intersection(analysis.route(exchange, key)):
@@ -83,7 +82,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
                 f"The way for {purpose}, {exchange_place(exchange)} with key {quote_name(key)}, does"
                 f" not reach {queue_place(*meant)}"
             )
-    # Rejected messages that end elsewhere than planned. Without a leg they are deleted.
+    # Check where rejected messages are routed to. Without a destination they are deleted.
     leg = analysis.legs.get(plan.queue)
     if leg is None or not leg.targets:
         return
@@ -111,7 +110,7 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
         for binding in analysis.topology.bindings
         if not binding.to_exchange and analysis.exists(binding.source)
     }
-    # The queues that receive other queues' dead letters, their own retries left out.
+    # Find queues that receive dead letters of other queues, excluding their own retries.
     own = {(main, name) for name, mains in analysis.users.items() for main in mains}
     own |= {(loop.main, name) for loop in analysis.loops for name in loop.through}
     reached = bound | {
@@ -121,10 +120,10 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
         if (target, name) not in own
     }
     alone = [name for name in analysis.mains if name not in reached]
-    # The process that sends periodic messages writes their progress queue by name.
+    # Schedule queues are written by name.
     alone = [name for name in alone if queue_of_schedule(name) not in analysis.plans]
     unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
-    # The exchanges of delays carry delayed messages only.
+    # Ignore the exchanges for delayed messages.
     has_exchanges = any(not is_from_level(one.name) for one in analysis.topology.exchanges)
     by_name = [name for name in alone if name not in unplanned] if has_exchanges else []
     if unplanned:
@@ -162,7 +161,7 @@ def _unknown_ends(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _order(analysis: Analysis) -> Iterator[Hit]:
-    """Find queues with a single active consumer whose retries return out of order."""
+    """Check for queues with a single active consumer whose retries change the order of messages."""
     retried = {plan.queue for plan in analysis.plans.values() if plan.tiers}
     retried |= {loop.main for loop in analysis.loops}
     for name in sorted(retried & analysis.queues.keys()):
@@ -184,4 +183,4 @@ RULES = (
     HazardRule("dangling-binding", errors(), _unknown_ends),
     HazardRule("order-lost-by-retry", infos(), _order),
 )
-"""The rules about plans and about connections of queues."""
+"""Rules about plans and unreachable queues."""

@@ -1,7 +1,4 @@
-"""Rules about policies, operator policies, shovels and federation.
-
-Only one policy applies to a queue, and a broker refuses an invalid policy.
-"""
+"""Rules about policies, operator policies, shovels and federation."""
 
 from __future__ import annotations
 
@@ -169,14 +166,14 @@ def _no_confirm(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _shovel_drains(analysis: Analysis) -> Iterator[Hit]:
-    """Shovels whose source is a dead-letter or a retry queue."""
+    """Check for shovels that consume a dead-letter queue or a retry queue."""
     for shovel in parameters(analysis.declared, "shovel"):
         source = shovel.text("src-queue")
         if source is None or source not in analysis.dead_letter_queues | analysis.retry_queues:
             continue
         what = "dead-letter" if source in analysis.dead_letter_queues else "retry"
         target = _destination(shovel)
-        # The consumed queues of this topology that it publishes to, according to its parameters.
+        # Find the consumed queues the shovel publishes to.
         queue, exchange = shovel.text("dest-queue"), shovel.text("dest-exchange")
         key = shovel.text("dest-exchange-key")
         reached = {queue} if queue is not None else set()
@@ -228,7 +225,7 @@ def _destination(shovel: Parameter) -> str:
 
 
 def _federation(analysis: Analysis) -> Iterator[Hit]:
-    """Federation policies that also match retry queues, dead-letter queues or their exchanges."""
+    """Check for federation policies that match retry queues, dead-letter queues or their exchanges."""
     caught: defaultdict[str, set[str]] = defaultdict(set)
     exchanges: defaultdict[str, set[str]] = defaultdict(set)
     failing = {leg.exchange for leg in analysis.legs.values()}
@@ -288,4 +285,4 @@ RULES = (
     HazardRule("failures-federated", warnings(), _federation),
     HazardRule("operator-policy", infos(), _operator_policy),
 )
-"""Hazards of policies, shovels and federation."""
+"""Rules about policies, shovels and federation."""

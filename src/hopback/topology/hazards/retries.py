@@ -1,6 +1,4 @@
-"""Rules about retry and delay queues: a message must wait for the declared time and return to its own
-queue.
-"""
+"""Rules about retry queues and delay queues."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# By exchange and the queues reached beside the right one: the queues whose retries do that.
+# Maps an exchange and the unintended queues to the affected queues.
 _Strays: TypeAlias = "defaultdict[tuple[str, frozenset[str]], set[str]]"
 
 
@@ -48,8 +46,8 @@ def _without_ttl(analysis: Analysis) -> Iterator[Hit]:
         elif (
             queue.name in analysis.mains.keys() - analysis.plans.keys()
             and looks_like_retry_queue(queue.name)
-            and queue.name != DUE  # "delay" is in its name, but every application consumes it
-            # Its dead letters go to a consumed queue.
+            and queue.name != DUE  # it has "delay" in its name, but is consumed
+            # Its dead letters are routed to a consumed queue.
             and set(analysis.targets(queue.name))
             - analysis.dead_letter_queues
             - analysis.retry_queues
@@ -85,7 +83,7 @@ def _without_return(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _delays(analysis: Analysis) -> dict[str, set[int]]:
-    """The delays for which plans use each retry queue."""
+    """Return the delays of each retry queue according to the plans."""
     delays: defaultdict[str, set[int]] = defaultdict(set)
     for _, delay_ms, route in analysis.routes:
         if route.queue in analysis.queues:
@@ -119,7 +117,7 @@ def _several_delays(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _format_delays(*delays_ms: int) -> str:
-    """The delays as text. They may be invalid, since plans are not validated here."""
+    """Format delays. They may be invalid, because plans are not validated here."""
     return ", ".join(
         format_duration(delay) if 0 <= delay <= LONGEST_MS else f"{delay} ms" for delay in delays_ms
     )
@@ -131,7 +129,7 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
     ways += [(loop.main, name) for loop in analysis.loops for name in loop.through]
     for main, waiting in ways:
         beside = frozenset(analysis.targets(waiting)) - {main}
-        # A message that does not return at all is reported by another rule.
+        # Messages that do not return are reported by another rule.
         if beside and main in analysis.targets(waiting):
             back[analysis.legs[waiting].exchange, beside].add(main)
     for (exchange, others), mains in back.items():
@@ -154,7 +152,7 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
             " each failure makes further copies.",
             "Use a separate routing key for each retry queue.",
         )
-    # Retry queues that no plan and no loop explains, and that reach several queues.
+    # Find retry queues that are not used by a plan or a loop and lead to several queues.
     explained = set(analysis.users) | {name for loop in analysis.loops for name in loop.through}
     strays: _Strays = defaultdict(set)
     for name in analysis.retry_queues - explained:
@@ -174,12 +172,12 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
 def _ways_out(
     analysis: Analysis, plan: Plan
 ) -> Iterator[tuple[str, tuple[str, ...], frozenset[str]]]:
-    """Each way out of a plan's queue: the exchange, the reached queues, the intended queues."""
+    """Yield the exchange, the actual queues and the intended queues of each retry route."""
     routes = [route for tier in plan.tiers for route in tier.routes]
     leg = analysis.legs.get(plan.queue)
     if plan.leave is Leave.REJECT and leg:
         yield leg.exchange, leg.targets, frozenset(route.queue for route in routes)
-    # A message that carries our own count leaves by publish in any plan.
+    # Messages with Hopback's count are always published.
     for route in routes:
         reached = analysis.route(route.exchange, route.routing_key)
         yield route.exchange, reached, frozenset({route.queue})
@@ -219,14 +217,14 @@ def _with_priorities(analysis: Analysis) -> Iterator[Hit]:
 
 
 def _cut_short(analysis: Analysis) -> Iterator[Hit]:
-    """Delayed messages are early if a level is missing, not bound or has another time to live."""
+    """Check for missing or changed delay queues. Delayed messages would be early."""
     levels = [each.name for each in analysis.topology.exchanges if is_delay_level(each.name)]
     if not levels:
         return
     bound = {
         (each.source, each.destination, each.routing_key) for each in analysis.topology.bindings
     }
-    # The existing levels are contiguous from the shortest on, so the highest determines all names.
+    # Levels are contiguous, so all names can be derived from the highest one.
     names = delay_level_names(max(levels))
     whole = delay_topology((1 << len(names)) - 1)
     ways = {each.source: each for each in whole.bindings}
@@ -258,4 +256,4 @@ RULES = (
     HazardRule("retry-queue-with-priorities", warnings(), _with_priorities),
     HazardRule("delay-cut-short", errors(), _cut_short),
 )
-"""Hazards of waiting messages."""
+"""Rules about retry queues and delay queues."""

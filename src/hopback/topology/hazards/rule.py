@@ -1,4 +1,4 @@
-"""A hazard rule, its hits and the findings reported for a broker version, and the wording of names."""
+"""Rules and findings."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 
 class Severity(StrEnum):
-    """How grave a finding is."""
+    """The severity of a finding."""
 
     ERROR = "error"
-    """Messages are lost, or the broker refuses: correct it before use."""
+    """Messages are lost, or the broker rejects the topology."""
     WARNING = "warning"
-    """Messages can be lost or go astray when something else goes wrong."""
+    """Messages can be lost or misrouted if another failure occurs."""
     INFO = "info"
-    """Worth knowing."""
+    """For information only."""
 
     @property
     def rank(self) -> int:
-        """0 for the gravest."""
+        """The rank for sorting. 0 is the most severe."""
         return list(Severity).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A hazard of a topology: rule, severity, place, possible effect and remedy."""
+    """A problem found in a topology."""
 
     rule: str
     severity: Severity
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class VersionedSeverity:
-    """A severity and the broker versions it holds for: from `since` on, and below `before`."""
+    """A severity for a range of RabbitMQ versions. `before` is exclusive."""
 
     severity: Severity
     since: BrokerVersion | None = None
@@ -52,7 +52,7 @@ class VersionedSeverity:
 
     @classmethod
     def of(cls, severity: Severity, since: str = "", before: str = "") -> VersionedSeverity:
-        """Read versions from text. An empty version leaves that end open."""
+        """Create a severity from version strings. An empty string means no limit."""
         ends = (BrokerVersion.parse(text) if text else None for text in (since, before))
         return cls(severity, *ends)
 
@@ -62,7 +62,7 @@ class VersionedSeverity:
 
     @property
     def is_universal(self) -> bool:
-        """Whether it holds for every version."""
+        """True if there is no version limit."""
         return self.since is None and self.before is None
 
     def __str__(self) -> str:
@@ -80,26 +80,26 @@ def warnings(since: str = "", before: str = "") -> tuple[VersionedSeverity, ...]
 
 
 def infos() -> tuple[VersionedSeverity, ...]:
-    """Worth knowing on every version."""
+    """Return severity INFO for all versions."""
     return (VersionedSeverity(Severity.INFO),)
 
 
 def format_severities(severities: Iterable[VersionedSeverity]) -> str:
-    """Severities and their versions: `error from 4.0 and before 4.3, warning from 4.3`."""
+    """Format severities with their versions: `error from 4.0 and before 4.3, warning from 4.3`."""
     return ", ".join(map(str, severities))
 
 
 def choose_severity(
     severities: tuple[VersionedSeverity, ...], version: BrokerVersion | None
 ) -> Severity | None:
-    """The severity on this version, or the highest of all versions if it is None."""
+    """Return the severity for a version, or the highest severity if the version is None."""
     holding = [each for each in severities if version is None or each.applies_to(version)]
     return min((each.severity for each in holding), key=lambda each: each.rank, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Where a rule saw its hazard. `severities` replace those of the rule where they are given."""
+    """An occurrence of a problem. `severities` overrides the severities of the rule."""
 
     place: str
     explanation: str
@@ -109,7 +109,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class HazardRule:
-    """A hazard to look for: its name, how grave it is on which versions, and who looks."""
+    """A rule with its name, severities and check function."""
 
     name: str
     severities: tuple[VersionedSeverity, ...]
@@ -117,7 +117,7 @@ class HazardRule:
 
 
 def report(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
-    """The findings of this rule for the analysed version, or for all versions."""
+    """Yield the findings of a rule."""
     for hit in rule.look(analysis):
         severities = hit.severities or rule.severities
         severity = choose_severity(severities, analysis.version)
@@ -130,29 +130,29 @@ def report(rule: HazardRule, analysis: Analysis) -> Iterator[Finding]:
 
 
 HARDENED = "run the hardened form (`--hardened` for a documented design)"
-"""How a fix names the form that has none of these hazards."""
+"""Recommends the hardened form of a design."""
 
 _NO_LIMIT_SINCE = BrokerVersion(4, 0)
 
 
 def if_limits_can_be_lifted(fix: str, version: BrokerVersion | None) -> str:
-    """Return the part of a fix that sets `delivery-limit: -1`, or "" before 4.0, which refuses it."""
+    """Return `fix` if the version supports `delivery-limit: -1`, otherwise an empty string."""
     return fix if version is None or version >= _NO_LIMIT_SINCE else ""
 
 
 THE_TOPOLOGY = "topology"
-"""The place of a finding that concerns the whole topology."""
+"""The location of findings about the whole topology."""
 
-_MOST_NAMES = 12  # a list of more is no longer read
+_MOST_NAMES = 12  # maximum number of names to list
 
 
 def quote_name(name: str) -> str:
-    """A name within a sentence, without control characters."""
+    """Quote a name and escape control characters."""
     return f"`{printable(name)}`"
 
 
 def list_names(names: Iterable[str]) -> str:
-    """`a`, `b` and `c`, each once. A long list is shortened and ends with the number of omitted names."""
+    """Format a list of names: `a`, `b` and `c`. Long lists are truncated."""
     every = [quote_name(name) for name in sorted(set(names))]
     shown = every[:_MOST_NAMES] if len(every) > _MOST_NAMES + 1 else every
     if len(shown) < len(every):
@@ -161,7 +161,7 @@ def list_names(names: Iterable[str]) -> str:
 
 
 def queue_place(*names: str) -> str:
-    """The place of a queue, or of several."""
+    """Return the location of a finding about one or more queues."""
     return f"queue{'s' if len(set(names)) > 1 else ''} {list_names(names)}"
 
 
@@ -170,7 +170,7 @@ def exchange_place(name: str) -> str:
 
 
 def plan_place(queue: str) -> str:
-    """The place of a queue's failure plan."""
+    """Return the location of a finding about a plan."""
     return f"plan of queue {quote_name(queue)}"
 
 
