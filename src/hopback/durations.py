@@ -66,7 +66,7 @@ def parse_wait_ms(value: Duration) -> int:
     if not fits:
         raise ValueError(f"expected {_EXAMPLES}, seconds or a timedelta, got {value!r}")
     if not 0 <= value <= LONGEST_MS / 1000:
-        raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {value!r} s")
+        raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {value!r}")
     return math.ceil(round(value * 1000, 3))  # avoid float noise: 0.1 s is 100 ms
 
 

@@ -576,3 +576,11 @@ class UnsafeOperation(HopbackError):
         super().__init__(text)
         self.can_lift = can_lift
         """True if the operation might be safe without the queue's delivery limit."""
+
+
+def describe_scheme(url: str) -> str:
+    """Name the scheme of an address for an error. The rest may contain a password."""
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        return "no scheme"
+    return f"the scheme {scheme!r}" if scheme.isalpha() else "an invalid scheme"

@@ -226,7 +226,7 @@ async def test_a_start_that_cannot_be_is_refused(broker: BrokerThread) -> None:
         with pytest.raises(InvalidDeclaration, match="a plan for at least one queue"):
             await plans.start()
         plans.queue("orders", retry=["1h"])
-        with pytest.raises(InvalidDeclaration, match="a second one"):
+        with pytest.raises(InvalidDeclaration, match="a second plan"):
             plans.queue("orders")
         channel = await connection.channel()
         await channel.declare_queue("orders.retry.1h", durable=True)

@@ -20,7 +20,7 @@ from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.reply_publisher import ReplyPublisher, is_direct_reply
 from hopback.broker.sendable import check_message, is_plain, sole_failure
 from hopback.broker.supervise import Backoff, OnFailure, OnState, Supervised, SupervisedState
-from hopback.durations import Duration, read_seconds
+from hopback.durations import Duration, format_duration, read_seconds
 from hopback.errors import (
     ChannelClosed,
     ConnectionFailed,
@@ -229,7 +229,11 @@ class MessageSender:
         delay raises ValueError, because delays need the queues declared by an App.
         """
         if require_message(message).delay is not None:
-            raise ValueError("expected a message without delay: publish it by an App with delays()")
+            delay = message.delay
+            found = format_duration(delay) if isinstance(delay, int) else str(delay)
+            expected = "delay: expected none, because delays need the queues of `app.delays()`"
+            remedy = "Publish by that App while it runs, or by its outbox"
+            raise ValueError(f"{expected}, got {found}. {remedy}")
         wanted = mandatory and message.mandatory
         may_share = is_plain(message.properties) or check_message(message)
         if ended is not None and ended.is_set():

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from hopback.errors import HopbackError
+from hopback.errors import HopbackError, describe_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -115,7 +115,7 @@ def _address(entry: BrokerSettings, environment: Mapping[str, str], where: str) 
     except ValueError:
         well_formed, password = False, None
     if not well_formed:  # not shown, because it may contain a password
-        raise BadBrokers(f"{here}: expected amqp://… or amqps://…, got something else")
+        raise BadBrokers(f"{here}: expected amqp://… or amqps://…, got {describe_scheme(url)}")
     if entry.url and password:
         raise BadBrokers(
             f"{here}: expected no password in url. Add ?password_env=VARIABLE or ?password_file=FILE"

@@ -131,6 +131,12 @@ def _run_one(settings: RunSettings) -> int:
             f" other modules, import these modules in {module}.",
             code=Exit.USAGE,
         )
+    if unknown := [queue for queue in settings.queues if queue not in app.handlers]:
+        raise CommandFailed(
+            f"--queue: expected a queue with a handler in {settings.target}, got {unknown[0]!r}",
+            do=f"Name one of {', '.join(app.handlers)}.",
+            code=Exit.USAGE,
+        )
     # uvloop speeds up sockets only.
     factory = None if settings.embedded else quick_loop()
     try:

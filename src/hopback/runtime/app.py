@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
-from inspect import iscoroutinefunction, signature
+from inspect import isasyncgenfunction, iscoroutinefunction, signature
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -226,7 +226,9 @@ class Router:
 
     def _refuse_second_plan(self, queue: str) -> None:
         if queue in self._queues:
-            found = Problem(f"queues.{queue}", _ONE_PLAN, "a second one")
+            known = self.handlers.get(queue)
+            first = "a declaration of the queue" if known is None else _place_of(known)
+            found = Problem(f"queues.{queue}", _ONE_PLAN, f"a second plan after that of {first}")
             raise InvalidDeclaration((found,), where=self._where)
 
     @overload
@@ -483,6 +485,12 @@ class Router:
     def include(self, *routers: Router) -> None:
         """Take in the queues and handlers of routers, also those that they declare later."""
         for router in routers:
+            given: object = router
+            if not isinstance(given, Router) or isinstance(given, App):
+                expected = "a Router (`Service.add` runs a second App)"
+                raise InvalidDeclaration(
+                    (Problem("include", expected, repr(given)),), where=self._where
+                )
             if router is self or router in self._parents or self in router._parents:
                 found = Problem("include", "each router once, and never itself", router._where)
                 raise InvalidDeclaration((found,), where=self._where)
@@ -534,6 +542,10 @@ class App(Router):
         reply_queues: Sequence[str] = (),
     ) -> None:
         super().__init__()
+        title: object = name
+        if not isinstance(title, str) or not title:
+            found = Problem("name", 'a name, as in `App("shop")`', repr(title))
+            raise InvalidDeclaration((found,), where="App")
         self.name = name
         design: object = topology
         if design is not None and not isinstance(design, Topology):
@@ -550,6 +562,10 @@ class App(Router):
         self._lifespan = lifespan
         self.lifespan_needs: tuple[Need, ...] = ()
         """The application-scoped dependencies of the lifespan."""
+        if isasyncgenfunction(lifespan) or iscoroutinefunction(lifespan):
+            expected = "an async context manager: decorate the function with `@asynccontextmanager`"
+            found = Problem("lifespan", expected, f"async def {lifespan.__name__}")
+            raise InvalidDeclaration((found,), where=self._where)
         if lifespan is not None and len(signature(lifespan).parameters) > 1:
             self.lifespan_needs = needs_of(lifespan, "lifespan")
             for need in self.lifespan_needs:
@@ -572,7 +588,7 @@ class App(Router):
     def _refuse_second_plan(self, queue: str) -> None:
         super()._refuse_second_plan(queue)
         if self._given is not None and self._given.plan(queue) is not None:
-            found = Problem(f"queues.{queue}", _ONE_PLAN, "a second one")
+            found = Problem(f"queues.{queue}", _ONE_PLAN, "a second plan after that of `topology=`")
             raise InvalidDeclaration((found,), where=self._where)
 
     def delays(
@@ -586,6 +602,7 @@ class App(Router):
         message can be cancelled by its message id. Every application that forwards messages needs
         the same `cancellations`.
         """
+        read_seconds(longest, "longest", where=f"{self._where}.delays")
         if self._delays is None:
             self._due = DueMessages(self.send, lambda: self.running_service)
             self.add_handler(

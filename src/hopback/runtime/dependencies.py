@@ -186,10 +186,10 @@ class Injector:
         for need in _provider_needs(provider, self._where):
             if need.depends is None:
                 if scope is Scope.APPLICATION:
-                    found = "it asks for the Context of a delivery"
+                    found = "a parameter of type Context"
                     self._refuse(_name(provider), "values that exist before any delivery", found)
                 if not self._has_context:
-                    found = "it asks for the Context of one delivery"
+                    found = "a parameter of type Context"
                     self._refuse(
                         _name(provider), "values that a batch of deliveries can have", found
                     )

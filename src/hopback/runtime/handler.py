@@ -317,7 +317,7 @@ def inspect_handler(
                 Problem(
                     "parameters",
                     "(payload), (payload, context: Context) or (context: Context), and "
-                    "Annotated[T, Depends(provider)] for whatever else it needs",
+                    "further parameters as Annotated[T, Depends(provider)]",
                     found,
                 ),
             ),
@@ -355,7 +355,8 @@ def inspect_batch_handler(
     provided = {need.name for need in needs}
     signature = inspect.signature(call).parameters.values()
     parameters = [one for one in signature if one.name not in provided]
-    if len(parameters) != 1 or not _is_async(call):
+    wanted = _hints(call, where).get(parameters[0].name, list) if parameters else None
+    if len(parameters) != 1 or not _is_async(call) or not _is_list_type(wanted):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
         raise InvalidDeclaration(
             (Problem("signature", "async def (payloads: list[T])", found),), where=where
@@ -363,7 +364,6 @@ def inspect_batch_handler(
     name = parameters[0].name
     if prepare is not None:
         return BatchHandler(queue, call, bytes, options, prepare, needs, name)
-    wanted = _hints(call, where).get(parameters[0].name, list)
     item = (*get_args(wanted), Any)[0] if get_origin(wanted) in (list, Sequence) else Any
     try:
         decode = decoder_for(item)
@@ -373,6 +373,12 @@ def inspect_batch_handler(
         )
         raise InvalidDeclaration((problem,), where=where) from error
     return BatchHandler(queue, call, decode, options, None, needs, name, item)
+
+
+def _is_list_type(annotation: object) -> bool:
+    """Whether a list is of this type: `list[T]`, a base class such as `Sequence[T]`, or `Any`."""
+    base = get_origin(annotation) or annotation
+    return base is Any or (isinstance(base, type) and issubclass(list, base))
 
 
 def _is_async(call: Callable[..., Any]) -> bool:

@@ -89,7 +89,10 @@ def read_schedule(
     option = "period"
     try:
         if period is not None:
-            return Every(parse_wait_ms(period))
+            period_ms = parse_wait_ms(period)
+            if period_ms < 1000:
+                raise ValueError(f"expected a period of 1s or more, got {period!r}")
+            return Every(period_ms)
         option = "timezone"
         parse_zone(timezone)
         option = "cron"

@@ -29,6 +29,7 @@ from hopback.errors import (
 )
 from hopback.observe.events import Bus, reporter
 from hopback.runtime.address import broker_at
+from hopback.runtime.app import App
 from hopback.runtime.assembly import Assembly
 from hopback.runtime.context import Outlet, current_context
 from hopback.runtime.delays import DelayQueues
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 
     from hopback.message import Message
-    from hopback.runtime.app import App
     from hopback.runtime.consumer import Consumer
 
 _LOG = logging.getLogger("hopback.runtime")
@@ -85,6 +85,11 @@ class ServiceOptions:
         concurrency: int | None = None,
     ) -> None:
         where = "ServiceOptions"
+        try:
+            ownership = Ownership(ownership)
+        except ValueError:
+            found = Problem("ownership", ", ".join(map(repr, map(str, Ownership))), repr(ownership))
+            raise InvalidDeclaration((found,), where=where) from None
         enough = concurrency is None or concurrency >= 1
         require("concurrency", enough, "at least 1", concurrency, where=where)
         object.__setattr__(self, "queues", queues)
@@ -180,6 +185,9 @@ class Service:
         connection_tasks: Sequence[Callable[[Connection], Awaitable[None]]] = (),
         foreign_queues: Sequence[Queue] = (),
     ) -> None:
+        given: object = app
+        if not isinstance(given, App):
+            raise TypeError(f"app: expected an App, as in `Service(app, broker)`, got {given!r}")
         self.app = app
         self.broker: Broker = broker_at(broker)
         self._connection_tasks = tuple(connection_tasks)
@@ -299,7 +307,10 @@ class Service:
         consumed = {consumer.queue for consumer in self.consumers}
         if twice := [queue for queue in app.handlers if queue in consumed]:
             problems = (
-                Problem(f"handlers.{queue}", "one handler", "a second one") for queue in twice
+                Problem(
+                    f"handlers.{queue}", "one handler per queue", f"a second in app {app.name!r}"
+                )
+                for queue in twice
             )
             raise InvalidDeclaration(tuple(problems), where=f"app {self.app.name!r}")
         topology = app.topology

@@ -28,7 +28,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from hopback.clock import Clock, SystemClock
-from hopback.durations import Duration, duration_seconds
+from hopback.durations import Duration, read_seconds
 from hopback.errors import HopbackError
 from hopback.runtime.relay import Relay
 from hopback.store.database import migrate, open_database
@@ -81,7 +81,7 @@ class Database:
         self.engine: AsyncEngine = open_database(url) if isinstance(url, str) else url
         self.clock: Clock = clock or SystemClock()
         self._tables = tables
-        self._remember_s = duration_seconds(remember)
+        self._remember_s = read_seconds(remember, "remember", where="Database")
         self._relays = relays
         self._relay: Relay | None = None
         self._preparing = asyncio.Lock()

@@ -181,11 +181,14 @@ def open_database(url: str) -> AsyncEngine:
         parsed = make_url(url) if file is None else URL.create("sqlite", database=str(file))
     except ArgumentError:
         raise DatabaseUrlError(
-            "expected a database URL, got another text (not shown: it may contain a password)"
+            "database URL: expected sqlite:///… or postgresql://…, got another text"
+            " (not shown: it may contain a password)"
         ) from None
     driver = _DRIVERS.get(parsed.drivername.partition("+")[0])
     if driver is None:
-        raise DatabaseUrlError(f"expected sqlite or postgresql, got {parsed.drivername!r}")
+        raise DatabaseUrlError(
+            f"database URL: expected sqlite or postgresql, got {parsed.drivername!r}"
+        )
     address = parsed.set(drivername=driver)
     with needs(
         "store" if address.drivername == _DRIVERS["sqlite"] else "postgres", "this database"

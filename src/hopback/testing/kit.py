@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import math
 import time
 from contextlib import ExitStack
@@ -94,12 +95,21 @@ def in_virtual_time(test: AsyncTest[P] | None = None, *, start: datetime | None 
         start: The initial time. Defaults to the current time.
     """
 
+    if start is not None and start.tzinfo is None:
+        raise ValueError(
+            f"in_virtual_time: start: expected a datetime with a time zone, got {start!r}"
+        )
+
     def decorate(test: AsyncTest[P]) -> Callable[P, None]:
         @functools.wraps(test)
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             # Use whole seconds so that adding delays is exact.
             began = math.floor(time.time() if start is None else start.timestamp())
-            run_virtual(test(*args, **kwargs), start=began)
+            body: object = test(*args, **kwargs)
+            if not inspect.iscoroutine(body):
+                name = getattr(test, "__name__", repr(test))
+                raise TypeError(f"in_virtual_time: expected an async function, got def {name}")
+            run_virtual(body, start=began)
 
         return run
 

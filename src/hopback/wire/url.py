@@ -20,6 +20,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
+from hopback.errors import describe_scheme
 from hopback.wire.handshake import Credentials, secret_from_environment, secret_from_file
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
@@ -85,7 +86,7 @@ def parse_url(url: str) -> Address:
     """Parse a URL. ValueError describes the problem without the password."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _PORTS:
-        raise ValueError("broker URL: expected amqp://… or amqps://…, got another scheme or none")
+        raise ValueError(f"broker URL: expected amqp://… or amqps://…, got {describe_scheme(url)}")
     # `urlsplit` expects one host and, since Python 3.13, rejects a list of hosts in which an IPv6
     # address is not the first. A slash in a password is percent-encoded.
     before, _, fragment = rest.translate(_LINE_ENDS).partition("#")

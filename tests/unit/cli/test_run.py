@@ -201,8 +201,8 @@ def test_run_refuses_queue_without_handler(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "loaded_shop.py").write_text(_APP)
-    assert run(["run", "loaded_shop:app", "--broker", "embedded", "--queue", "order"]) == 1
-    assert "expected one of orders, got 'order'" in capsys.readouterr().err
+    assert run(["run", "loaded_shop:app", "--broker", "embedded", "--queue", "order"]) == 2
+    assert "loaded_shop:app, got 'order'\nName one of orders." in capsys.readouterr().err
 
 
 _PACKAGE = {

@@ -215,5 +215,5 @@ def test_documented_design_has_delay_queues_only_on_request() -> None:
 async def test_publisher_without_app_refuses_delay() -> None:
     """It has no delay queues."""
     async with MessageSender(EmbeddedBroker()) as publisher:
-        with pytest.raises(ValueError, match="without delay"):
+        with pytest.raises(ValueError, match="delay: expected none"):
             await publisher.send(Message("", "q", delay=1000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from hopback import (
     Publisher,
     Retry,
     Rule,
+    Service,
     ServiceOptions,
     SyncPublisher,
     compose,
@@ -20,11 +22,12 @@ from hopback import (
 from hopback.broker import EmbeddedBroker
 from hopback.errors import InvalidDeclaration, ProtocolError, PublishRefused
 from hopback.fields import table_size
+from hopback.store import Database
 from hopback.testing import AppTest, in_virtual_time
 from hopback.wire.tables import encode_entries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
 
 
 async def _first(order: dict[str, Any]) -> None: ...
@@ -34,6 +37,10 @@ async def _second(order: dict[str, Any]) -> None: ...
 
 
 async def _two_payloads(order: dict[str, Any], customer: dict[str, Any]) -> None: ...
+
+
+async def _lifespan(app: App) -> AsyncGenerator[None]:
+    yield
 
 
 def _two_handlers(app: Any) -> None:
@@ -111,7 +118,9 @@ def _two_handlers(app: Any) -> None:
         (
             lambda app: [app.handler("orders", retry=["1s"])(one) for one in (_first, _second)],
             InvalidDeclaration,
-            "app 'shop': queues.orders: expected one failure plan: one handler per queue, or",
+            "app 'shop': queues.orders: expected one failure plan: one handler per queue, or"
+            " `message_type=` for each and `retry=` for one, got a second plan after that of _first"
+            f" (test_mistakes.py:{_first.__code__.co_firstlineno})",
         ),
         (
             lambda app: app.handler("orders", retry=True),
@@ -170,6 +179,77 @@ def _two_handlers(app: Any) -> None:
             lambda _app: compose("", {}),
             ValueError,
             "routing_key: expected the name of a queue, got ''. An exchange is given by `exchange=`",
+        ),
+        (
+            lambda app: app.handler("orders", deadline=-5),
+            InvalidDeclaration,
+            "handler of queue 'orders': deadline: expected a duration from 0 to 3650d (ten years), got -5",
+        ),
+        (
+            lambda app: app.every("500ms"),
+            InvalidDeclaration,
+            "app 'shop'.every: period: expected a period of 1s or more, got '500ms'",
+        ),
+        (
+            lambda app: app.delays(longest="soon"),
+            InvalidDeclaration,
+            "app 'shop'.delays: longest: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+        ),
+        (
+            lambda app: app.batch("orders", retry=["1s"])(_first),
+            InvalidDeclaration,
+            "batch handler of queue 'orders': signature: expected async def (payloads: list[T]), got _first(",
+        ),
+        (
+            lambda app: app.include(App("other")),
+            InvalidDeclaration,
+            "app 'shop': include: expected a Router (`Service.add` runs a second App), got <hopback",
+        ),
+        (
+            lambda _app: App(5),  # type: ignore[arg-type]
+            InvalidDeclaration,
+            'App: name: expected a name, as in `App("shop")`, got 5',
+        ),
+        (
+            lambda _app: App("shop", lifespan=_lifespan),  # type: ignore[arg-type]
+            InvalidDeclaration,
+            "app 'shop': lifespan: expected an async context manager: decorate the function with"
+            " `@asynccontextmanager`, got async def _lifespan",
+        ),
+        (
+            lambda _app: Service("shop", "amqp://localhost"),  # type: ignore[arg-type]
+            TypeError,
+            "app: expected an App, as in `Service(app, broker)`, got 'shop'",
+        ),
+        (
+            lambda _app: ServiceOptions(ownership="mine"),  # type: ignore[arg-type]
+            InvalidDeclaration,
+            "ServiceOptions: ownership: expected 'declare', 'check', 'external', got 'mine'",
+        ),
+        (
+            lambda _app: Publisher("localhost"),
+            ValueError,
+            "broker URL: expected amqp://… or amqps://…, got no scheme",
+        ),
+        (
+            lambda _app: Publisher("http://localhost:15672"),
+            ValueError,
+            "broker URL: expected amqp://… or amqps://…, got the scheme 'http'",
+        ),
+        (
+            lambda _app: Database("sqlite:///shop.db", remember="soon"),
+            InvalidDeclaration,
+            "Database: remember: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+        ),
+        (
+            lambda _app: in_virtual_time(lambda: None)(),  # type: ignore[arg-type, return-value]
+            TypeError,
+            "in_virtual_time: expected an async function, got def <lambda>",
+        ),
+        (
+            lambda _app: in_virtual_time(start=datetime(2026, 3, 1)),  # noqa: DTZ001
+            ValueError,
+            "in_virtual_time: start: expected a datetime with a time zone, got datetime.datetime(2026",
         ),
     ],
 )

@@ -26,6 +26,7 @@ from hopback.errors import (
     ManagementError,
     ManagementNotFound,
     ManagementRefused,
+    describe_scheme,
 )
 from hopback.extras import needs
 from hopback.topology.model import Binding, Exchange, Policy, Topology
@@ -115,11 +116,12 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
         parts = urlsplit(
             f"{scheme}{separator}{credentials}{at}{hosts.split(',')[0]}{rest[len(authority) :]}"
         )
+        found = "no valid host" if parts.scheme in schemes else describe_scheme(text)
         well_formed = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        well_formed = False
+        found, well_formed = "no valid host and port", False
     if not well_formed:
-        raise ValueError(f"{what} address: expected {expected} with a host, got something else")
+        raise ValueError(f"{what} address: expected {expected} with a host, got {found}")
     return parts
 
 
