@@ -98,6 +98,9 @@ def test_containerfile_steps_give_a_working_service(
         ran = installed.run("publish", "orders", '{"id": 7}', cwd=image)
         assert ran.returncode == 0, ran.stderr
         service.until(lambda: "invoice for order 7" in service.out)
+        ran = installed.run("dlq", "ls", cwd=image)
+        (url,) = re.findall(r"amqp://\S+", service.out)
+        assert f"embedded broker of this directory: --broker {url} --amqp-only" in ran.stderr
         assert service.get("/readyz")[0] == 200
         assert service.get("/metrics")[0] == 200
         assert service.end(signal.SIGTERM) == 0

@@ -356,9 +356,16 @@ class _NoBroker:
 
     async def connect(self, name: str = "hopback") -> Connection:
         """Raise an error that names the missing option."""
+        from hopback.cli.embedded import find_embedded
+
+        try:
+            options = f"--broker {find_embedded()} --amqp-only --topology MODULE:APP"
+            embedded = f"\nThe embedded broker of this directory: {options}"
+        except CommandFailed:
+            embedded = ""
         raise CommandFailed(
             "no broker specified",
-            do="Use --broker URL or NAME, set HOPBACK_BROKER, or use --server URL.",
+            do=f"Use --broker URL or NAME, set HOPBACK_BROKER, or use --server URL.{embedded}",
             code=Exit.USAGE,
         )
 
