@@ -30,7 +30,7 @@ def plan_in_words(plan: Plan) -> tuple[str, ...]:
         + (f" ({_times(laps).removeprefix('up to ')})" if laps > 1 else "")
         for tier, laps in waits(plan)
     ]
-    between = f", waiting {', then '.join(steps)} between runs" if steps else " and never again"
+    between = f", waiting {', then '.join(steps)} between runs"
     back = "straight to its queue" if plan.returns is Return.QUEUE else "through an exchange"
     counts = "our own header" if plan.count is Count.HEADER else "x-death and our own header"
     counts += f" and {printable(plan.count_header)}" if plan.count_header else ""
@@ -39,10 +39,16 @@ def plan_in_words(plan: Plan) -> tuple[str, ...]:
     if plan.snooze is not None:
         shortest, longest = format_duration(plan.snooze.min_ms), format_duration(plan.snooze.max_ms)
         snoozed = f"{shortest} to {longest} in the consumer and is requeued"
+    parked = f"in {printable(plan.parking.queue)} {_way_out(plan.parking.by)}"
+    if not steps:
+        return (
+            "The handler runs once. There is no retry.",
+            f"A failure parks the message {parked}.",
+        )
     return (
         f"The handler runs {_times(plan.attempts)}{between}.",
         f"A failed message leaves {_way_out(plan.leave)} and returns {back}.",
-        f"Its last failure parks it in {printable(plan.parking.queue)} {_way_out(plan.parking.by)}.",
+        f"Its last failure parks it {parked}.",
         f"Attempts are counted in {counts}. The count {redriven} after a re-drive.",
         f"A snoozed message waits {snoozed}.",
     )

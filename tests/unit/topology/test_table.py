@@ -83,7 +83,9 @@ def test_plans_are_described_in_words() -> None:
     assert "waiting 30s, then 5m, then 30m between runs" in plan_in_words(own)[0]
     twice, once = replace(own, attempts=2), replace(own, attempts=1)
     assert plan_in_words(twice)[0] == "The handler runs twice, waiting 30s between runs."
-    assert plan_in_words(once)[0] == "The handler runs once and never again."
+    runs, parked = plan_in_words(once)
+    assert runs == "The handler runs once. There is no retry."
+    assert parked.startswith("A failure parks the message in ")
 
 
 def test_roles_come_from_plans() -> None:
