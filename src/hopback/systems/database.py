@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sqlalchemy import Executable
+from sqlalchemy import Executable
 
-    from hopback.store import Database
+from hopback.store import Database
 
 
 async def find_rows(database: Database, query: Executable) -> list[dict[str, Any]]:

@@ -7,11 +7,9 @@ the default.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Literal, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 Language: TypeAlias = Literal["en", "pt"]
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from hopback import HopbackError, RabbitMQ
-from hopback.broker import EmbeddedBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hopback.broker import Broker
-    from hopback.systems.language import Language
+from hopback.broker import Broker, EmbeddedBroker
+from hopback.systems.language import Language
 
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})

@@ -16,16 +16,20 @@ import asyncio
 import json
 import logging
 import re
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NoReturn, Self
 
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute
 
-from hopback import Publisher
+from hopback import Message, Publisher
+from hopback.broker import Broker, OnState
 from hopback.broker.declare import declare
 from hopback.errors import (
     AccessRefused,
@@ -41,21 +45,9 @@ from hopback.errors import (
     Returned,
     TopologyError,
 )
-from hopback.systems.language import in_language
-from hopback.systems.web_health import RequestMiddleware, WebHealth
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-
-    from starlette.requests import Request
-    from starlette.routing import BaseRoute
-
-    from hopback import Message
-    from hopback.broker import Broker, OnState
-    from hopback.systems.language import Language
-    from hopback.systems.web_health import Check
-    from hopback.topology import Topology
+from hopback.systems.language import Language, in_language
+from hopback.systems.web_health import Check, RequestMiddleware, WebHealth
+from hopback.topology import Topology
 
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000

@@ -15,25 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hopback.observe.logs import SEVERITY, JsonLog, LogBridge
 from hopback.runtime import SystemClock
-from hopback.systems.language import choose_language, language
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from starlette.requests import Request
-    from starlette.routing import BaseRoute
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from hopback.systems.language import Language
+from hopback.systems.language import Language, choose_language, language
 
 Check: TypeAlias = "Callable[[], Awaitable[str | None]]"
 """Returns the reason why a dependency cannot be used, or None."""

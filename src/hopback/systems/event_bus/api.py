@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import hmac
 import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
+from hopback.broker import Broker
 from hopback.designs.event_bus import prefix_of
-from hopback.runtime import SystemClock
+from hopback.runtime import Clock, SystemClock
 from hopback.systems.event_bus.events import event_message
 from hopback.systems.event_bus.push import queue_of
 from hopback.systems.event_bus.registry import ServiceRegistry
+from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.web import (
     RequestRefused,
     TopologyPublisher,
@@ -28,17 +32,6 @@ from hopback.systems.web import (
     short_text,
     web_application,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.routing import BaseRoute
-
-    from hopback.broker import Broker
-    from hopback.runtime import Clock
-    from hopback.systems.event_bus.settings import EventBusSettings
 
 _LONGEST_DELAY_MS = 86_400_000
 """One day. A later event needs a scheduler."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import httpx
 from starlette.routing import Mount
@@ -15,13 +15,8 @@ from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.push import push_app
 from hopback.systems.event_bus.receiver import receiver
 from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
-from hopback.systems.host import Part, Running, System, Try, running
+from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from hopback.systems.host import Host
 
 _EVERY = 5.0
 """Seconds between two events."""

@@ -5,14 +5,9 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from hopback import compose
-from hopback.runtime import SystemClock
-
-if TYPE_CHECKING:
-    from hopback import Message, Publisher
-    from hopback.runtime import Clock
+from hopback import Message, Publisher, compose
+from hopback.runtime import Clock, SystemClock
 
 
 class EventBus:

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
 
 from hopback import App
 from hopback.systems.event_bus.api import api
@@ -19,9 +20,6 @@ from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import broker_named
 from hopback.systems.web_health import log_as_json
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 _SETTINGS = EventBusSettings.read(os.environ)
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
-from hopback import App, HopbackError
+from hopback import App, HopbackError, Service
 from hopback.designs import DESIGNS, event_bus
 from hopback.designs.event_bus import prefix_of
+from hopback.runtime import PushTarget
 from hopback.systems.event_bus.registry import ServiceRegistry
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-
-    from hopback import Service
-    from hopback.runtime import PushTarget
-    from hopback.systems.event_bus.settings import EventBusSettings
+from hopback.systems.event_bus.settings import EventBusSettings
 
 _LOG = logging.getLogger("hopback.systems.event_bus")
 _READ_EVERY_S = 1.0

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from hopback.runtime import SystemClock
+from hopback.runtime import Clock, SystemClock
 from hopback.systems.web import RequestRefused, json_body, web_application
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-
-    from hopback.runtime import Clock
 
 _TOO_EARLY = 425
 """HTTP 425: the event is not due yet."""

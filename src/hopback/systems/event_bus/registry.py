@@ -13,19 +13,16 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from hopback.designs import event_bus
 from hopback.errors import InvalidDeclaration, InvalidTopology
 from hopback.runtime import PushTarget
+from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from hopback.systems.event_bus.settings import EventBusSettings
-    from hopback.topology import Topology
+from hopback.topology import Topology
 
 _LOG = logging.getLogger("hopback.systems.event_bus")
 _KNOWN = {"url", "headers", "bearer_env", "secret_env"}

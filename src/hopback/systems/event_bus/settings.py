@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hopback.designs.event_bus import SERVICES
 from hopback.systems.settings import SettingsError, Variables
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _RECEIVER = "http://127.0.0.1:8001"
 _SHORTEST_TOKEN = 16

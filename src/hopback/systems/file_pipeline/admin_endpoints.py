@@ -10,36 +10,40 @@ import base64
 import json
 import re
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hopback.ops import JobState, RedriveRequest, Selection, SessionLimits, Submission, Who
+from hopback import Delivery
+from hopback.ops import (
+    JobState,
+    Operations,
+    QueueSummary,
+    RedriveRequest,
+    Selection,
+    SessionLimits,
+    Submission,
+    Who,
+)
 from hopback.ops.http import (
     BadToken,
     Refused,
     Role,
+    TokenReader,
     forbidden,
     problem_body,
     refusal_of,
     token_reader,
     unauthorized,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.requests import Request
-
-    from hopback import Delivery
-    from hopback.ops import Operations, QueueSummary
-    from hopback.ops.http import TokenReader
-    from hopback.runtime import Clock
-    from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.runtime import Clock
+from hopback.systems.file_pipeline.settings import PipelineSettings
 
 ACCEPTED = tuple(
     f"q.{name}.dlq"

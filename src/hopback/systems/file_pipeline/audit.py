@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sqlalchemy import insert
 
-from hopback import Context  # noqa: TC001  read by the runtime
+from hopback import App, Context
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.tables import audit
-
-if TYPE_CHECKING:
-    from hopback import App
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 _QUEUE = "q.audit"
 _LONGEST = 65_536

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import struct
 import zlib
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import httpx
 
+from hopback import App
 from hopback.systems.file_pipeline.audit import add_audit
 from hopback.systems.file_pipeline.extractor import add_extractor
 from hopback.systems.file_pipeline.gateway import gateway
@@ -23,14 +24,8 @@ from hopback.systems.file_pipeline.stages import assemble
 from hopback.systems.file_pipeline.thumbnail import add_thumbnail
 from hopback.systems.file_pipeline.upload import add_upload
 from hopback.systems.file_pipeline.validator import add_validator
-from hopback.systems.host import Part, Running, System, Try, running
+from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from hopback import App
-    from hopback.systems.host import Host
 
 _PARTS = (
     add_upload,

@@ -6,17 +6,19 @@ import asyncio
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hopback import App
 from hopback.systems.file_pipeline.contents import is_image
-from hopback.systems.file_pipeline.messages import FileValidated, MetadataExtracted, payload_of
+from hopback.systems.file_pipeline.messages import (
+    FileValidated,
+    MetadataExtracted,
+    PipelineMessage,
+    payload_of,
+)
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.pictures import describe_picture
 from hopback.systems.file_pipeline.stages import stage
-
-if TYPE_CHECKING:
-    from hopback import App
-    from hopback.systems.file_pipeline.messages import PipelineMessage
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 
 def add_extractor(app: App, runtime: PartRuntime) -> None:

@@ -5,30 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
 
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from hopback.broker import Broker
 from hopback.designs import file_pipeline
 from hopback.ops import ManagedBroker, Operations
+from hopback.runtime import Clock
 from hopback.systems.file_pipeline.admin_endpoints import admin_routes
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import STATUSES, Register, is_file_id
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused, TopologyPublisher, web_application
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-
-    from hopback.broker import Broker
-    from hopback.runtime import Clock
-    from hopback.systems.file_pipeline.settings import PipelineSettings
 
 _MOST = 500
 """Rows of one answer. A larger limit is refused."""

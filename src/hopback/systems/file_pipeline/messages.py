@@ -9,12 +9,9 @@ from __future__ import annotations
 import uuid
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_type_hints
+from typing import Any, ClassVar, Literal, Protocol, get_type_hints
 
-from hopback import compose
-
-if TYPE_CHECKING:
-    from hopback import Message
+from hopback import Message, compose
 
 COMMANDS = "domain.commands"
 EVENTS = "domain.events"

@@ -6,7 +6,7 @@ import asyncio
 import smtplib
 from dataclasses import dataclass
 from email.message import EmailMessage
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import insert, select
@@ -21,15 +21,11 @@ from hopback.systems.file_pipeline.messages import (
     ProcessingTimedOut,
     payload_of,
 )
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.tables import notifications
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
-    from hopback.systems.file_pipeline.settings import PipelineSettings
-
-    News: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
+News: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
 
 _LONGEST_WAIT_S = 20.0
 """Seconds for the answer of a mail server. Then the message is retried."""

@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from starlette.applications import Starlette
+
+from hopback import App
 from hopback.systems.file_pipeline.audit import add_audit
 from hopback.systems.file_pipeline.extractor import add_extractor
 from hopback.systems.file_pipeline.notification import add_notification
@@ -19,13 +22,6 @@ from hopback.systems.file_pipeline.stages import assemble
 from hopback.systems.file_pipeline.thumbnail import add_thumbnail
 from hopback.systems.file_pipeline.upload import add_upload
 from hopback.systems.file_pipeline.validator import add_validator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from starlette.applications import Starlette
-
-    from hopback import App
 
 _SETTINGS = PipelineSettings.read(os.environ)
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hopback.systems.file_pipeline.stages import HopelessFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LARGEST = (256, 256)

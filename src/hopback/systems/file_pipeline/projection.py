@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy import select, update
 
 from hopback import App, Context, Park
+from hopback.store import Transaction
 from hopback.systems.file_pipeline.contents import is_image
 from hopback.systems.file_pipeline.messages import (
     FileRejected,
@@ -24,13 +26,8 @@ from hopback.systems.file_pipeline.messages import (
     ThumbnailGenerated,
     payload_of,
 )
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.tables import files, insert_once
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hopback.store import Transaction
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 FACTS = (
     FileUploaded,

@@ -6,21 +6,16 @@ import asyncio
 import uuid
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
 
 from hopback.systems.file_pipeline.contents import TYPES
-from hopback.systems.file_pipeline.storage import shown_name
+from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.file_pipeline.storage import FileStorage, shown_name
 from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    from hopback.systems.file_pipeline.settings import PipelineSettings
-    from hopback.systems.file_pipeline.storage import FileStorage
 
 _FORM_BYTES = 64 * 1024
 """Bytes of a form in addition to its file: boundaries, headers, other fields."""

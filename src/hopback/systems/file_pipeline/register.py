@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import and_, func, insert, select, update
+from sqlalchemy import Select, and_, func, insert, select, update
 
 from hopback.systems.file_pipeline.messages import ReprocessFileRequested, UploadRequested
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.reception import ReceivedFile
 from hopback.systems.file_pipeline.tables import audit, files, notifications, uploads
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sqlalchemy import Select
-
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
-    from hopback.systems.file_pipeline.reception import ReceivedFile
 
 _PRODUCER = "gateway"
 ACCEPTED = "accepted"

@@ -8,17 +8,17 @@ last failure before its message is parked.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable
 
 from hopback import App, Context, Park
 from hopback.designs import file_pipeline
-from hopback.systems.file_pipeline.messages import Malformed, PipelineMessage, ProcessingFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
-
-    from hopback.systems.file_pipeline.messages import PipelinePayload
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.messages import (
+    Malformed,
+    PipelineMessage,
+    PipelinePayload,
+    ProcessingFailed,
+)
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REDRIVES = "hopback-redrives"

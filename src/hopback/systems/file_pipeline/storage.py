@@ -13,16 +13,13 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from hopback.extras import needs
+from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.settings import SettingsError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hopback.systems.file_pipeline.settings import PipelineSettings
 
 
 @dataclass(frozen=True, slots=True)

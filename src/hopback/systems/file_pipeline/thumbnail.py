@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from hopback import App
 from hopback.systems.file_pipeline.contents import is_image
 from hopback.systems.file_pipeline.messages import (
     FileValidated,
+    PipelineMessage,
     ThumbnailGenerated,
     payload_of,
 )
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.pictures import thumbnail_of
 from hopback.systems.file_pipeline.stages import stage
-
-if TYPE_CHECKING:
-    from hopback import App
-    from hopback.systems.file_pipeline.messages import PipelineMessage
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
-    from hopback.systems.file_pipeline.storage import FileStorage
+from hopback.systems.file_pipeline.storage import FileStorage
 
 
 def add_thumbnail(app: App, runtime: PartRuntime) -> None:

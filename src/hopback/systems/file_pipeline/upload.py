@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from hopback import App
 from hopback.systems.file_pipeline.messages import (
     FileUploaded,
+    PipelineMessage,
     ReprocessFileRequested,
     UploadRequested,
     payload_of,
 )
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.stages import stage
-
-if TYPE_CHECKING:
-    from hopback import App
-    from hopback.systems.file_pipeline.messages import PipelineMessage
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
 
 
 def add_upload(app: App, runtime: PartRuntime) -> None:

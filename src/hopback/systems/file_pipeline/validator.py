@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from hopback import App
 from hopback.systems.file_pipeline.contents import Rejection, judge
 from hopback.systems.file_pipeline.messages import (
     FileRejected,
     FileUploaded,
     FileValidated,
+    PipelineMessage,
     payload_of,
 )
+from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.stages import stage
+from hopback.systems.file_pipeline.storage import FileStorage
 from hopback.systems.settings import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hopback import App
-    from hopback.systems.file_pipeline.messages import PipelineMessage
-    from hopback.systems.file_pipeline.part_runtime import PartRuntime
-    from hopback.systems.file_pipeline.storage import FileStorage
-
 
 Inspect: TypeAlias = "Callable[[FileUploaded, bytes], Rejection | None]"
 """An additional check. It is called in a thread with every file that passed the built-in checks and returns a

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
-from sqlalchemy import select
+from sqlalchemy import Table, select
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hopback import compose
+from hopback.broker import Broker
 from hopback.store import Database
 from hopback.systems.database import find_row, find_rows
 from hopback.systems.freeflow.domains import EXCHANGE, METADATA, VIEWS
+from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.web import (
     RequestRefused,
     TopologyPublisher,
@@ -22,16 +26,6 @@ from hopback.systems.web import (
     short_text,
     web_application,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from sqlalchemy import Table
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-
-    from hopback.broker import Broker
-    from hopback.systems.freeflow.settings import FreeFlowSettings
 
 _MOST_ROWS = 100
 """Rows of one answer."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from hopback import App, Context, Rule, Verdict
 from hopback.designs.freeflow import queues_of
 from hopback.store import Database
-from hopback.systems.freeflow.domains import DOMAINS, METADATA, DomainEvent, Hopeless, audit
+from hopback.systems.freeflow.domains import DOMAINS, METADATA, DomainEvent, Handle, Hopeless, audit
+from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import SettingsError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hopback.systems.freeflow.domains import Handle
-    from hopback.systems.freeflow.settings import FreeFlowSettings
 
 _AUDIT = "audit"
 _RETRY = "retry"

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
 from hopback.systems.freeflow.api import create_api
 from hopback.systems.freeflow.consumers import create_consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
-from hopback.systems.host import Part, Running, System, Try, running
+from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from hopback.systems.host import Host
 
 _EVERY = 4.0
 """Seconds between two events."""

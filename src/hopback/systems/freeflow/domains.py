@@ -6,8 +6,9 @@ processed. An exception rolls all of it back. Its type decides between parking a
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     Boolean,
@@ -22,13 +23,8 @@ from sqlalchemy import (
     update,
 )
 
-from hopback import compose
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from hopback import Context
-    from hopback.store import Transaction
+from hopback import Context, compose
+from hopback.store import Transaction
 
 METADATA = MetaData()
 

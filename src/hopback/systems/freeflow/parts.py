@@ -7,16 +7,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
 
 from hopback.systems.freeflow.api import create_api
 from hopback.systems.freeflow.consumers import create_consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import broker_named
 from hopback.systems.web_health import log_as_json
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 _SETTINGS = FreeFlowSettings.read(os.environ)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hopback.designs.freeflow import AUDIT_KEYS, QUEUES, TIERS_MS, freeflow, queues_of, tiers_of
 from hopback.errors import InvalidTopology
 from hopback.systems.settings import Variables
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hopback.topology import Topology
+from hopback.topology import Topology
 
 _DOMAINS = tuple(domain for served in QUEUES.values() for domain in served)
 

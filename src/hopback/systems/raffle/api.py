@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hopback import compose
+from hopback.broker import Broker
 from hopback.store import Database
 from hopback.systems.language import in_language
 from hopback.systems.raffle.raffles import METADATA, InvalidUser, Raffles, User, find_user, read_id
+from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import (
     RequestRefused,
     TopologyPublisher,
@@ -24,15 +28,6 @@ from hopback.systems.web import (
     publish,
     web_application,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-
-    from hopback.broker import Broker
-    from hopback.systems.raffle.settings import RaffleSettings
 
 _LOG = logging.getLogger("hopback.systems.raffle.publisher")
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -29,9 +28,7 @@ from hopback.systems.raffle.raffles import (
     dropped,
     insert_users,
 )
-
-if TYPE_CHECKING:
-    from hopback.systems.raffle.settings import RaffleSettings
+from hopback.systems.raffle.settings import RaffleSettings
 
 
 def create_consumer(settings: RaffleSettings) -> App:

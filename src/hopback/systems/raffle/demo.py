@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import httpx
 
 from hopback import Message, Publisher
-from hopback.systems.host import Part, Running, System, Try, running
+from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.raffle.api import create_api
 from hopback.systems.raffle.consumer import create_consumer
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from hopback.systems.host import Host
 
 _NAMES = ("Ana", "Bruno", "Carla", "Davi", "Elisa", "Fábio", "Gabriela", "Heitor", "Inês", "João")
 _EVERY = 5.0

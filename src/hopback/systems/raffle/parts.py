@@ -7,16 +7,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
 
 from hopback.systems.raffle.api import create_api
 from hopback.systems.raffle.consumer import create_consumer, create_dead_letter_consumer
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.settings import broker_named
 from hopback.systems.web_health import log_as_json
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 _SETTINGS = RaffleSettings.read(os.environ)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -25,14 +26,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
+from hopback.store import Database, Transaction
 from hopback.systems.database import find_row, find_rows
 from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from hopback.store import Database, Transaction
 
 METADATA = MetaData()
 _ID = Uuid(as_uuid=False)

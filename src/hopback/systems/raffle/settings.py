@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from hopback.systems.language import Language
 from hopback.systems.settings import Variables
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hopback.systems.language import Language
-    from hopback.topology import Topology
+from hopback.topology import Topology
 
 _MOST_ROWS = 10_000
 """Rows of one statement. PostgreSQL accepts 65,535 parameters, five to each row."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 from sqlalchemy import select
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hopback import compose
+from hopback.broker import Broker
 from hopback.store import Database
 from hopback.systems.database import find_row
 from hopback.systems.ratatoskr.orders import METADATA, TYPES, open_warehouse, orders
+from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.web import (
     RequestRefused,
     TopologyPublisher,
@@ -21,15 +25,6 @@ from hopback.systems.web import (
     publish,
     web_application,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-
-    from hopback.broker import Broker
-    from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 
 def create_api(settings: RatatoskrSettings, broker: Broker) -> Starlette:

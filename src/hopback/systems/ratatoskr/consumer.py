@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hopback import App, Context, Rule, Verdict
 from hopback.store import Database
 from hopback.systems.ratatoskr.orders import METADATA, Event, OrderRefused, apply_event
-
-if TYPE_CHECKING:
-    from hopback.systems.ratatoskr.settings import RatatoskrSettings
+from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 
 def create_consumer(settings: RatatoskrSettings) -> App:

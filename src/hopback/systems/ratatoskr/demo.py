@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import httpx
 
 from hopback import ServiceOptions
-from hopback.systems.host import Part, Running, System, Try, running
+from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.ratatoskr.api import create_api
 from hopback.systems.ratatoskr.consumer import create_consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.web import opened
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from hopback.systems.host import Host
 
 _EVERY = 5.0
 """Seconds between two orders."""

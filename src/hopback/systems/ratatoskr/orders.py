@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Boolean, Column, Integer, MetaData, Table, Text, insert, select, update
 
-if TYPE_CHECKING:
-    from hopback.store import Transaction
+from hopback.store import Transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
 
 from hopback.systems.ratatoskr.api import create_api
 from hopback.systems.ratatoskr.consumer import create_consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 from hopback.systems.settings import broker_named
 from hopback.systems.web_health import log_as_json
-
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
 
 _SETTINGS = RatatoskrSettings.read(os.environ)
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hopback.systems.settings import Variables
-from hopback.topology import QueueType
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hopback.topology import Topology
+from hopback.topology import QueueType, Topology
 
 
 @dataclass(frozen=True, slots=True)
