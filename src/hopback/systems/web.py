@@ -62,12 +62,17 @@ _AGAIN = {"Retry-After": "5"}
 
 
 class RequestRefused(HTTPException):
-    """A request that is answered with an error and its remedy."""
+    """A request that is answered with an error and its remedy, in the language of the client."""
 
     def __init__(
-        self, detail: str, status: int = 400, headers: Mapping[str, str] | None = None
+        self,
+        english: str,
+        portuguese: str = "",
+        *,
+        status: int = 400,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, detail, headers)
+        super().__init__(status, in_language(english, portuguese or english), headers)
 
 
 def web_application(
@@ -118,18 +123,16 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
         body += chunk
         if len(body) > _MOST_BYTES:
             raise RequestRefused(
-                in_language(
-                    f"expected a body of at most {_MOST_BYTES} bytes",
-                    f"esperado um corpo de no máximo {_MOST_BYTES} bytes",
-                ),
-                413,
+                f"expected a body of at most {_MOST_BYTES} bytes",
+                f"esperado um corpo de no máximo {_MOST_BYTES} bytes",
+                status=413,
             )
     try:
         found = json.loads(body or b"{}", parse_constant=_no_number)
     except (ValueError, RecursionError):
-        raise RequestRefused(_no_object("invalid JSON", "JSON inválido")) from None
+        raise _no_object("invalid JSON", "JSON inválido") from None
     if not isinstance(found, dict):
-        raise RequestRefused(_no_object(type(found).__name__, type(found).__name__))
+        raise _no_object(type(found).__name__, type(found).__name__)
     # Refuse text at any depth that cannot be encoded or stored. The error names the top-level
     # field.
     waiting = [(str(name), value) for name, value in found.items()]
@@ -143,23 +146,19 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
         elif isinstance(value, str) and _SURROGATE.search(value):
             shown = _SURROGATE.sub("?", name)
             raise RequestRefused(
-                in_language(
-                    f"{shown}: expected text, got half of a surrogate pair",
-                    f"{shown}: esperado texto, recebida metade de um par substituto",
-                )
+                f"{shown}: expected text, got half of a surrogate pair",
+                f"{shown}: esperado texto, recebida metade de um par substituto",
             )
         elif isinstance(value, str) and not with_nul and "\x00" in value:
             raise RequestRefused(
-                in_language(
-                    f"{name}: expected text without NUL (\\u0000)",
-                    f"{name}: esperado texto sem NUL (\\u0000)",
-                )
+                f"{name}: expected text without NUL (\\u0000)",
+                f"{name}: esperado texto sem NUL (\\u0000)",
             )
     return found
 
 
-def _no_object(english: str, portuguese: str) -> str:
-    return in_language(
+def _no_object(english: str, portuguese: str) -> RequestRefused:
+    return RequestRefused(
         f"expected a JSON object, got {english}",
         f"esperado um objeto JSON, recebido {portuguese}",
     )
@@ -167,10 +166,8 @@ def _no_object(english: str, portuguese: str) -> str:
 
 def _no_number(name: str) -> NoReturn:
     raise RequestRefused(
-        in_language(
-            f"expected JSON, got {name}, which JSON does not have",
-            f"esperado JSON, recebido {name}, que não existe em JSON",
-        )
+        f"expected JSON, got {name}, which JSON does not have",
+        f"esperado JSON, recebido {name}, que não existe em JSON",
     )
 
 
@@ -179,10 +176,8 @@ def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
     found = body.get(name)
     if not isinstance(found, str) or not found.strip() or len(found) > most or "\x00" in found:
         raise RequestRefused(
-            in_language(
-                f"{name}: expected text of 1 to {most} characters",
-                f"{name}: esperado texto de 1 a {most} caracteres",
-            )
+            f"{name}: expected text of 1 to {most} characters",
+            f"{name}: esperado texto de 1 a {most} caracteres",
         )
     return found.strip()
 
@@ -194,10 +189,8 @@ def short_text(text: str, name: str) -> str:
     size = len(text.encode())
     if size > _SHORT_BYTES:
         raise RequestRefused(
-            in_language(
-                f"{name}: expected at most {_SHORT_BYTES} bytes, got {size}",
-                f"{name}: esperados no máximo {_SHORT_BYTES} bytes, recebidos {size}",
-            )
+            f"{name}: expected at most {_SHORT_BYTES} bytes, got {size}",
+            f"{name}: esperados no máximo {_SHORT_BYTES} bytes, recebidos {size}",
         )
     return text
 
@@ -207,10 +200,8 @@ def idempotency_key(request: Request) -> str | None:
     found: str | None = request.headers.get("idempotency-key")
     if found is not None and not _KEY.fullmatch(found):
         raise RequestRefused(
-            in_language(
-                "Idempotency-Key: expected 1 to 128 letters, digits and signs of ASCII",
-                "Idempotency-Key: esperados de 1 a 128 letras, dígitos e sinais ASCII",
-            )
+            "Idempotency-Key: expected 1 to 128 letters, digits and signs of ASCII",
+            "Idempotency-Key: esperados de 1 a 128 letras, dígitos e sinais ASCII",
         )
     return found
 
@@ -223,14 +214,12 @@ async def publish(publisher: TopologyPublisher, message: Message) -> None:
         _LOG.error("message %s may have been stored: %s", message.properties.message_id, error)
         key = f"`Idempotency-Key: {message.properties.message_id}`"
         raise RequestRefused(
-            in_language(
-                "the broker did not answer: it may have been stored. Send it again with the header"
-                f" {key}, then it has one effect",
-                "o broker não respondeu: talvez tenha sido armazenado. Envie de novo com o"
-                f" cabeçalho {key}, assim só terá efeito uma vez",
-            ),
-            503,
-            _AGAIN,
+            "the broker did not answer: it may have been stored. Send it again with the header"
+            f" {key}, then it has one effect",
+            "o broker não respondeu: talvez tenha sido armazenado. Envie de novo com o"
+            f" cabeçalho {key}, assim só terá efeito uma vez",
+            status=503,
+            headers=_AGAIN,
         ) from error
 
 

@@ -87,8 +87,8 @@ class _EventBusApi:
         if scheme.lower() != "bearer" or not any(matches):
             raise RequestRefused(
                 "expected the header `Authorization: Bearer TOKEN` with a token of PUBLISH_TOKENS",
-                401,
-                {"WWW-Authenticate": "Bearer"},
+                status=401,
+                headers={"WWW-Authenticate": "Bearer"},
             )
 
     async def publish(self, request: Request) -> JSONResponse:
@@ -97,7 +97,7 @@ class _EventBusApi:
         prefix = request.path_params["prefix"]
         prefixes = sorted({prefix_of(service) for service in self._registry.targets()})
         if prefix not in prefixes:
-            raise RequestRefused(f"expected one of the buses {', '.join(prefixes)}", 404)
+            raise RequestRefused(f"expected one of the buses {', '.join(prefixes)}", status=404)
         body = await json_body(request, with_nul=True)
         delay_ms = body.get("processAfterDelayMs")
         if delay_ms is not None and not (

@@ -22,7 +22,6 @@ from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
 from hopback.systems.file_pipeline.register import STATUSES, Register, is_file_id
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused, TopologyPublisher, web_application
 
 _MOST = 500
@@ -91,7 +90,7 @@ class _GatewayApi:
         if status is not None and status not in STATUSES:
             known = ", ".join(STATUSES)
             raise RequestRefused(
-                in_language(f"status: expected one of {known}", f"status: esperado um de {known}")
+                f"status: expected one of {known}", f"status: esperado um de {known}"
             )
         found, total = await self._register.files(status, _number(request, "limit", 50))
         return JSONResponse({"items": found, "total": total})
@@ -111,7 +110,7 @@ class _GatewayApi:
         """Show the thumbnail."""
         found = await asyncio.to_thread(self._runtime.storage.read_thumbnail, _file_id(request))
         if found is None:
-            raise RequestRefused(in_language("no thumbnail yet", "ainda sem miniatura"), 404)
+            raise RequestRefused("no thumbnail yet", "ainda sem miniatura", status=404)
         safe = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
         return Response(found, headers=safe, media_type="image/png")
 
@@ -138,17 +137,15 @@ def _file_id(request: Request) -> str:
 
 
 def _no_such_file() -> RequestRefused:
-    return RequestRefused(in_language("no such file", "arquivo inexistente"), 404)
+    return RequestRefused("no such file", "arquivo inexistente", status=404)
 
 
 def _number(request: Request, name: str, default: int, *, least: int = 1, most: int = _MOST) -> int:
     text = request.query_params.get(name, str(default))
     if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= most:
         raise RequestRefused(
-            in_language(
-                f"{name}: expected a whole number from {least} to {most}",
-                f"{name}: esperado um número inteiro de {least} a {most}",
-            )
+            f"{name}: expected a whole number from {least} to {most}",
+            f"{name}: esperado um número inteiro de {least} a {most}",
         )
     return int(text)
 

@@ -14,7 +14,6 @@ from starlette.requests import Request
 from hopback.systems.file_pipeline.contents import TYPES
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.storage import FileStorage, shown_name
-from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused
 
 _FORM_BYTES = 64 * 1024
@@ -38,11 +37,9 @@ class FileForm:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
             raise RequestRefused(
-                in_language(
-                    "expected multipart/form-data with a field `file`",
-                    "esperado multipart/form-data com um campo `file`",
-                ),
-                415,
+                "expected multipart/form-data with a field `file`",
+                "esperado multipart/form-data com um campo `file`",
+                status=415,
             )
         self.name: str = ""
         self.declared_type: str = ""
@@ -67,10 +64,8 @@ class FileForm:
             )
         except FormParserError:  # a boundary that is too long: RFC 2046 allows 70 characters
             raise RequestRefused(
-                in_language(
-                    "the boundary of the form is too long: expected 70 characters",
-                    "o boundary do formulário é longo demais: esperados 70 caracteres",
-                )
+                "the boundary of the form is too long: expected 70 characters",
+                "o boundary do formulário é longo demais: esperados 70 caracteres",
             ) from None
 
     def feed(self, chunk: bytes) -> bytes:
@@ -79,10 +74,8 @@ class FileForm:
             self._parser.write(chunk)
         except FormParserError:
             raise RequestRefused(
-                in_language(
-                    "the form is broken: expected well-formed multipart/form-data",
-                    "o formulário é inválido: esperado multipart/form-data bem formado",
-                )
+                "the form is broken: expected well-formed multipart/form-data",
+                "o formulário é inválido: esperado multipart/form-data bem formado",
             ) from None
         taken, self._file = b"".join(self._file), []
         return taken
@@ -91,17 +84,12 @@ class FileForm:
         """Raise RequestRefused if the form is incomplete or has no file."""
         if not self._ended:
             raise RequestRefused(
-                in_language(
-                    "the form is cut off: expected its closing boundary",
-                    "o formulário está incompleto: esperado o boundary final",
-                )
+                "the form is cut off: expected its closing boundary",
+                "o formulário está incompleto: esperado o boundary final",
             )
         if not self.found:
             raise RequestRefused(
-                in_language(
-                    "expected a file in the field `file`",
-                    "esperado um arquivo no campo `file`",
-                )
+                "expected a file in the field `file`", "esperado um arquivo no campo `file`"
             )
 
     def _on_field(self, data: bytes, start: int, end: int) -> None:
@@ -121,33 +109,23 @@ class FileForm:
             return
         if self.found:
             raise RequestRefused(
-                in_language(
-                    "expected one file, got a second one",
-                    "esperado um arquivo, recebido um segundo",
-                )
+                "expected one file, got a second one", "esperado um arquivo, recebido um segundo"
             )
         self.found = True
         self.name = shown_name(options[b"filename"].decode("utf-8", "replace"))
         declared = self._headers.get(b"content-type", b"").partition(b";")[0]
         self.declared_type = declared.strip().lower().decode("latin-1")
         if not self.name:
-            raise RequestRefused(
-                in_language(
-                    "expected a file with a name",
-                    "esperado um arquivo com nome",
-                )
-            )
+            raise RequestRefused("expected a file with a name", "esperado um arquivo com nome")
         ending = PurePath(self.name).suffix.lower()
         known = {one for taken in TYPES.values() for one in taken.endings}
         if self.declared_type not in TYPES or ending not in known:
             raise RequestRefused(
-                in_language(
-                    f"expected a file of type {', '.join(TYPES)} with an ending that fits,"
-                    f" got {self.declared_type[:80] or 'no type'!r} and {ending[:20]!r}",
-                    f"esperado um arquivo do tipo {', '.join(TYPES)} com extensão adequada,"
-                    f" recebido {self.declared_type[:80] or 'sem tipo'!r} e {ending[:20]!r}",
-                ),
-                415,
+                f"expected a file of type {', '.join(TYPES)} with an ending that fits,"
+                f" got {self.declared_type[:80] or 'no type'!r} and {ending[:20]!r}",
+                f"esperado um arquivo do tipo {', '.join(TYPES)} com extensão adequada,"
+                f" recebido {self.declared_type[:80] or 'sem tipo'!r} e {ending[:20]!r}",
+                status=415,
             )
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
@@ -183,20 +161,13 @@ async def receive(
                     await asyncio.to_thread(incoming.write, taken)
         form.finish()
         if not size:
-            raise RequestRefused(
-                in_language(
-                    "the file is empty",
-                    "o arquivo está vazio",
-                )
-            )
+            raise RequestRefused("the file is empty", "o arquivo está vazio")
         await asyncio.to_thread(incoming.keep)
     except TimeoutError:
         raise RequestRefused(
-            in_language(
-                f"the upload took longer than {settings.upload_s} s",
-                f"o envio demorou mais de {settings.upload_s} s",
-            ),
-            408,
+            f"the upload took longer than {settings.upload_s} s",
+            f"o envio demorou mais de {settings.upload_s} s",
+            status=408,
         ) from None
     finally:
         await asyncio.to_thread(incoming.drop)
@@ -205,9 +176,7 @@ async def receive(
 
 def _too_large(max_bytes: int) -> RequestRefused:
     return RequestRefused(
-        in_language(
-            f"expected a file of at most {max_bytes} bytes",
-            f"esperado um arquivo de no máximo {max_bytes} bytes",
-        ),
-        413,
+        f"expected a file of at most {max_bytes} bytes",
+        f"esperado um arquivo de no máximo {max_bytes} bytes",
+        status=413,
     )

@@ -47,7 +47,9 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
         domain, _, what = routing_key.partition(".")
         if domain not in settings.domains or not what or "." in what:
             known = ", ".join(settings.domains)
-            raise RequestRefused(f"expected <domain>.<event>, the domain one of {known}", 404)
+            raise RequestRefused(
+                f"expected <domain>.<event>, the domain one of {known}", status=404
+            )
         message = compose(
             short_text(routing_key, "the event"),
             dict(await json_body(request)),
@@ -69,7 +71,7 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
         (key,) = view.primary_key
         found = await find_row(database, select(view).where(key == request.path_params["row"]))
         if found is None:
-            raise RequestRefused("no such row yet", 404)
+            raise RequestRefused("no such row yet", status=404)
         return JSONResponse(found)
 
     return web_application(
@@ -86,5 +88,5 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
 def _find_view(request: Request) -> Table:
     found = VIEWS.get(request.path_params["view"])
     if found is None:
-        raise RequestRefused(f"expected one of {', '.join(VIEWS)}", 404)
+        raise RequestRefused(f"expected one of {', '.join(VIEWS)}", status=404)
     return found

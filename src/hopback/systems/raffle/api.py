@@ -16,7 +16,6 @@ from starlette.routing import Route
 from hopback import compose
 from hopback.broker import Broker
 from hopback.store import Database
-from hopback.systems.language import in_language
 from hopback.systems.raffle.raffles import METADATA, InvalidUser, Raffles, User, find_user, read_id
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import (
@@ -80,10 +79,8 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
         winners = (await json_body(request)).get("winners", 1)
         if not isinstance(winners, int) or isinstance(winners, bool) or not 1 <= winners <= 1000:
             raise RequestRefused(
-                in_language(
-                    "winners: expected a number from 1 to 1000",
-                    "winners: esperado um número de 1 a 1000",
-                )
+                "winners: expected a number from 1 to 1000",
+                "winners: esperado um número de 1 a 1000",
             )
         await raffles.draw(request.path_params["raffle_id"], winners)
         return await show_raffle(request)

@@ -213,11 +213,9 @@ class Raffles:
             found = list((await tx.execute(joined.order_by(entries.c.user_id))).scalars())
             if len(found) < winners:
                 raise RequestRefused(
-                    in_language(
-                        f"winners: expected at most {len(found)}, the number of users who joined",
-                        f"winners: esperado no máximo {len(found)}, o número de participantes",
-                    ),
-                    409,
+                    f"winners: expected at most {len(found)}, the number of users who joined",
+                    f"winners: esperado no máximo {len(found)}, o número de participantes",
+                    status=409,
                 )
             now = datetime.now(UTC)
             mine = (
@@ -261,19 +259,17 @@ async def _lock_open_raffle(tx: Transaction, raffle_id: str) -> None:
         raise _no_such_raffle()
     if row.drawn_at is not None:
         raise RequestRefused(
-            in_language("the raffle is already drawn", "o sorteio já foi realizado"), 409
+            "the raffle is already drawn", "o sorteio já foi realizado", status=409
         )
 
 
 def _no_such_raffle() -> RequestRefused:
-    return RequestRefused(in_language("no such raffle", "sorteio inexistente"), 404)
+    return RequestRefused("no such raffle", "sorteio inexistente", status=404)
 
 
 def _no_such_user() -> RequestRefused:
     return RequestRefused(
-        in_language(
-            "no such user yet: users are inserted within a second or two",
-            "usuário ainda inexistente: usuários são inseridos em um ou dois segundos",
-        ),
-        404,
+        "no such user yet: users are inserted within a second or two",
+        "usuário ainda inexistente: usuários são inseridos em um ou dois segundos",
+        status=404,
     )

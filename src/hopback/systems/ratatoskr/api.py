@@ -59,7 +59,7 @@ def create_api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
         mine = orders.c.id == request.path_params["order"]
         found = await find_row(database, select(orders).where(mine))
         if found is None:
-            raise RequestRefused("no such order yet", 404)
+            raise RequestRefused("no such order yet", status=404)
         return JSONResponse(found)
 
     async def set_warehouse(request: Request) -> JSONResponse:
