@@ -1,78 +1,126 @@
-"""Settings from environment variables: everything that is wrong with them is said at once."""
+"""Settings of the systems: dataclasses whose fields are read from environment variables.
+
+```python
+@dataclass(frozen=True, slots=True)
+class ShopSettings(Settings):
+    database: str = variable("DATABASE_URL", "sqlite:///shop.db")
+    retries: int = variable("SHOP_RETRIES", 3, most=1000)
+```
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, field, fields, is_dataclass, replace
+from typing import Any, Self, TypeVar
 
 from hopback import HopbackError, RabbitMQ
 from hopback.broker import Broker, EmbeddedBroker
-from hopback.systems.language import Language
+
+T = TypeVar("T")
 
 _YES = frozenset({"1", "true", "yes", "on"})
-_NO = frozenset({"", "0", "false", "no", "off"})
+_NO = frozenset({"0", "false", "no", "off"})
 
 
 class SettingsError(HopbackError):
-    """Environment variables say what cannot be."""
+    """Environment variables have wrong values."""
 
     remedy = "Correct the variables that are named, or unset them for the documented defaults."
 
 
-class Variables:
-    """Reads variables by type and remembers what is wrong; `check` tells all of it."""
+def variable(
+    name: str,
+    default: T,
+    *,
+    least: int = 0,
+    most: int = 2**31 - 1,
+    choices: Sequence[T] = (),
+    read: Callable[[str], T] | None = None,
+    secret: bool = False,
+) -> T:
+    """Return the field that the environment variable `name` sets.
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-        self._problems: list[str] = []
+    The type of the default decides how the text is read. `read` replaces this: it raises ValueError with the
+    expected value. A dataclass as default makes `name` the prefix of the variables of its fields. The value
+    of a `secret` is never shown.
+    """
+    rules = {"name": name, "least": least, "most": most, "choices": choices, "read": read}
+    # `field` returns the default to type checkers, but declares the field at run time.
+    return field(default=default, repr=not secret, metadata={**rules, "secret": secret})
 
-    def text(self, name: str, default: str) -> str:
-        """The variable, or the default where it is unset or empty."""
-        return self._variables.get(name, "").strip() or default
 
-    def names(self, name: str, default: str) -> tuple[str, ...]:
-        """Names separated by commas."""
-        found = tuple(part.strip() for part in self.text(name, default).split(","))
-        if not all(found):
-            self._expected(name, "names separated by commas")
+class Settings:
+    """Base class of the settings of a system."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str]) -> Self:
+        """Read environment variables. SettingsError names all wrong ones."""
+        problems: list[str] = []
+        found: Self = _fill(cls(), variables, "", problems)
+        if not problems:
+            problems += found.problems(variables)
+        if problems:
+            raise SettingsError("; ".join(problems))
         return found
 
-    def number(self, name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
-        """A whole number within bounds."""
-        text = self.text(name, str(default))
-        if text.isascii() and text.isdigit() and least <= int(text) <= most:
+    def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
+        """Return the problems of values that are valid alone."""
+        del variables
+        return ()
+
+
+def _fill(plain: Any, variables: Mapping[str, str], prefix: str, problems: list[str]) -> Any:
+    """Return a copy of a dataclass with the values of variables."""
+    values = {}
+    for one in fields(plain):
+        name, default = prefix + one.metadata["name"], getattr(plain, one.name)
+        if is_dataclass(default):
+            values[one.name] = _fill(default, variables, name, problems)
+        elif text := variables.get(name, "").strip():
+            try:
+                values[one.name] = _parse(text, default, one)
+            except ValueError as error:
+                got = "" if one.metadata["secret"] else f", got {variables.get(name)!r}"
+                problems.append(f"{name}: expected {error}{got}")
+    return replace(plain, **values)
+
+
+def _parse(text: str, default: Any, one: Field[Any]) -> Any:
+    """Return the value of a text. Raises ValueError with the expected value."""
+    rules = one.metadata
+    if rules["read"] is not None:
+        return rules["read"](text)
+    if rules["choices"]:
+        for choice in rules["choices"]:
+            if text.lower() == choice:
+                return choice
+        raise ValueError(" or ".join(rules["choices"]))
+    if isinstance(default, bool):
+        if text.lower() not in _YES | _NO:
+            raise ValueError("yes or no")
+        return text.lower() in _YES
+    if isinstance(default, int):
+        if text.isascii() and text.isdigit() and rules["least"] <= int(text) <= rules["most"]:
             return int(text)
-        self._expected(name, f"a whole number from {least} to {most}")
-        return default
+        raise ValueError(f"a whole number from {rules['least']} to {rules['most']}")
+    if isinstance(default, tuple):
+        return read_names(text)
+    return type(default)(text)
 
-    def flag(self, name: str) -> bool:
-        """Yes or no; no where it is unset."""
-        text = self._variables.get(name, "").strip().lower()
-        if text not in _YES | _NO:
-            self._expected(name, "yes or no")
-        return text in _YES
 
-    def language(self, name: str) -> Language:
-        """The default language of answers, `en` or `pt`. Unset is English."""
-        text = self.text(name, "en").lower()
-        if text not in ("en", "pt"):
-            self._expected(name, "en or pt")
-        return "pt" if text == "pt" else "en"
-
-    def refuse(self, name: str, expected: str) -> None:
-        """Note that a variable is not what it has to be."""
-        self._expected(name, expected)
-
-    def check(self) -> None:
-        """Raise SettingsError if anything was wrong."""
-        if self._problems:
-            raise SettingsError("; ".join(self._problems))
-
-    def _expected(self, name: str, expected: str) -> None:
-        self._problems.append(f"{name}: expected {expected}, got {self._variables.get(name)!r}")
+def read_names(text: str) -> tuple[str, ...]:
+    """Return names that are separated by commas."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise ValueError("names separated by commas")
+    return found
 
 
 def broker_named(variables: Mapping[str, str]) -> Broker:
-    """The broker of a process of its own: `HOPBACK_BROKER`, or a RabbitMQ on this machine."""
+    """Return the broker of `HOPBACK_BROKER`, by default a RabbitMQ on this machine."""
     url = variables.get("HOPBACK_BROKER") or "amqp://guest:guest@localhost/"
     if url == "embedded":
         return EmbeddedBroker()

@@ -23,7 +23,7 @@ from hopback.systems.event_bus.events import EventBus
 from hopback.systems.event_bus.push import push_app
 from hopback.systems.event_bus.receiver import receiver
 from hopback.systems.event_bus.registry import ServiceRegistry
-from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
+from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
@@ -73,7 +73,7 @@ class _LoopTime:
 
 @asynccontextmanager
 async def _running(hardened: bool = False) -> AsyncIterator[_RunningSystem]:
-    settings = EventBusSettings(endpoints_at("http://receiver.test"), hardened)
+    settings = EventBusSettings(receiver="http://receiver.test", hardened=hardened)
     clock = _LoopTime()
     network = httpx.ASGITransport(receiver(clock))
     with pytest.MonkeyPatch.context() as patch:
@@ -236,7 +236,7 @@ async def test_manual_retry_continues_the_count() -> None:
 @in_virtual_time
 async def test_redrive_of_any_service_keeps_its_count_with_the_registered_services() -> None:
     """`--topology event-bus` does not know the service, and the plan of the job warns."""
-    settings = EventBusSettings(endpoints_at("http://receiver.test", ("noprefix",)))
+    settings = EventBusSettings(("noprefix",), "http://receiver.test")
     request = RedriveRequest(queue="default.dlq.noprefix", selection=Selection(), reason="repaired")
     registered = ServiceRegistry(settings, {}).topology()
     for topology, runs, warned in (
@@ -368,7 +368,7 @@ def test_services_are_registered_by_the_environment() -> None:
 
 def test_the_prefix_of_a_service_names_its_bus() -> None:
     """`noprefix` belongs to the bus `default`."""
-    app = push_app(EventBusSettings(endpoints_at("http://r", ("wms-orders", "noprefix"))))
+    app = push_app(EventBusSettings(("wms-orders", "noprefix")))
     assert set(app.handlers) == {"wms.queue.wms-orders", "default.queue.noprefix"}
 
 

@@ -14,7 +14,7 @@ from starlette.routing import Mount
 from hopback.systems.event_bus.api import api
 from hopback.systems.event_bus.push import push_app
 from hopback.systems.event_bus.receiver import receiver
-from hopback.systems.event_bus.settings import EventBusSettings, endpoints_at
+from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
 
@@ -26,8 +26,12 @@ _EVERY = 5.0
 async def _start(host: Host) -> AsyncIterator[Running]:
     """Start the event bus. The sample receiver plays the services, under `/receiver`."""
     read = EventBusSettings.read(host.variables)
-    endpoints = endpoints_at(f"{host.url}/receiver", tuple(read.endpoints))
-    settings = replace(read, endpoints=endpoints, hardened=host.hardened)
+    settings = replace(
+        read,
+        services=tuple(read.endpoints),
+        receiver=f"{host.url}/receiver",
+        hardened=host.hardened,
+    )
     sample = Mount("/receiver", receiver(host.environment.clock))
     web = api(settings, host.broker, host.environment.clock, (sample,))
     async with running(host, push_app(settings)) as service, opened(web):

@@ -2,64 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hopback.designs.event_bus import SERVICES
-from hopback.systems.settings import SettingsError, Variables
+from hopback.systems.settings import Settings, variable
 
-_RECEIVER = "http://127.0.0.1:8001"
 _SHORTEST_TOKEN = 16
 """Characters of a token. A shorter one could be guessed over the network."""
 
 
-def endpoints_at(receiver: str, services: tuple[str, ...] = SERVICES) -> dict[str, str]:
-    """Return the endpoints of services that the sample receiver plays."""
-    return {service: f"{receiver}/{service}/events" for service in services}
+def _read_tokens(text: str) -> tuple[str, ...]:
+    found = tuple(filter(None, map(str.strip, text.split(","))))
+    if any(len(token) < _SHORTEST_TOKEN for token in found):
+        raise ValueError(f"tokens of at least {_SHORTEST_TOKEN} characters")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
-class EventBusSettings:
-    endpoints: Mapping[str, str] = field(default_factory=lambda: endpoints_at(_RECEIVER))
-    hardened: bool = False
-    timeout_ms: int = 10_000
-    concurrency: int = 20
-    services_file: Path | None = None
-    """A file of services that may change at run time. It replaces `endpoints`."""
-    publish_tokens: tuple[str, ...] = field(default=(), repr=False)
+class EventBusSettings(Settings):
+    """The environment variables of the event bus."""
+
+    services: tuple[str, ...] = variable("SERVICES", SERVICES)
+    """`name=url`. A name without an address is a service of the sample receiver."""
+    receiver: str = variable("RECEIVER_URL", "http://127.0.0.1:8001")
+    hardened: bool = variable("HARDENED", False)
+    timeout_ms: int = variable("PUSH_TIMEOUT_MS", 10_000, least=1)
+    concurrency: int = variable("PUSH_CONCURRENCY", 20, least=1, most=1000)
+    services_file: Path | None = variable("SERVICES_FILE", None, read=Path)
+    """A file of services that may change at run time. It replaces `services`."""
+    publish_tokens: tuple[str, ...] = variable("PUBLISH_TOKENS", (), read=_read_tokens, secret=True)
     """Bearer tokens of publishers. Without tokens every client may publish."""
 
-    @classmethod
-    def read(cls, variables: Mapping[str, str]) -> EventBusSettings:
-        """Read the settings from environment variables. SettingsError names all wrong ones.
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """The endpoint of each service."""
+        named = (entry.partition("=") for entry in self.services)
+        sample = self.receiver.rstrip("/")
+        return {service: url or f"{sample}/{service}/events" for service, _, url in named}
 
-        `SERVICES` is a list of `name=url`. A name without an address is a service of the sample
-        receiver. `SERVICES_FILE` replaces `SERVICES`.
-        """
-        found = Variables(variables)
-        receiver = found.text("RECEIVER_URL", _RECEIVER).rstrip("/")
-        endpoints: dict[str, str] = {}
-        for entry in found.names("SERVICES", ",".join(SERVICES)):
-            service, _, url = entry.partition("=")
-            if service in endpoints:
-                found.refuse("SERVICES", "each service once")
-            endpoints[service] = url or endpoints_at(receiver, (service,))[service]
-        file = found.text("SERVICES_FILE", "")
-        if file and found.text("SERVICES", ""):
-            found.refuse("SERVICES_FILE", "either SERVICES or SERVICES_FILE")
-        settings = cls(
-            endpoints,
-            found.flag("HARDENED"),
-            found.number("PUSH_TIMEOUT_MS", 10_000, least=1),
-            found.number("PUSH_CONCURRENCY", 20, least=1, most=1000),
-            Path(file) if file else None,
-            tuple(filter(None, map(str.strip, found.text("PUBLISH_TOKENS", "").split(",")))),
-        )
-        found.check()
-        if any(len(token) < _SHORTEST_TOKEN for token in settings.publish_tokens):
-            # The message does not contain the value, because it is a secret.
-            raise SettingsError(
-                f"PUBLISH_TOKENS: expected tokens of at least {_SHORTEST_TOKEN} characters"
-            )
-        return settings
+    def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
+        """Return the conflicts between services."""
+        if len(self.endpoints) < len(self.services):
+            return [f"SERVICES: expected each service once, got {variables.get('SERVICES')!r}"]
+        if self.services_file and variables.get("SERVICES", "").strip():
+            return ["SERVICES_FILE: expected either SERVICES or SERVICES_FILE, got both"]
+        return ()

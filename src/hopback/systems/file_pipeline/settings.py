@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopback.systems.settings import SettingsError, Variables
+from hopback.systems.language import Language
+from hopback.systems.settings import Settings, variable
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+if TYPE_CHECKING:  # only the gateway loads the operations on dead letters
     from hopback.ops.http import JwtSettings
-    from hopback.systems.language import Language
 
 _MEBIBYTE = 1024 * 1024
 """Bytes."""
@@ -20,8 +19,26 @@ _SECRET_BYTES = 32
 """RFC 7518, 3.2: a key of HS256 has at least the 256 bits of its hash."""
 
 
+def _read_secret(text: str) -> str:
+    if len(text.encode()) < _SECRET_BYTES:
+        raise ValueError(f"at least {_SECRET_BYTES} bytes")
+    return text
+
+
+def _read_storage(text: str) -> str:
+    if not text.startswith("s3://"):
+        raise ValueError("s3://bucket/prefix, or empty for the folder")
+    return text
+
+
+def _read_smtp(text: str) -> str:
+    if not text.startswith(("smtp://", "smtps://")):
+        raise ValueError("smtp://host:port or smtps://host:port")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
-class PipelineSettings:
+class PipelineSettings(Settings):
     """The settings of the file pipeline.
 
     `max_pixels` is the largest picture that is decoded. A file that is not processed `timeout_s` seconds
@@ -29,75 +46,42 @@ class PipelineSettings:
     administrators. Without it every request to the admin endpoints is refused.
     """
 
-    folder: Path = Path("file-pipeline")
-    database: str = ""
-    hardened: bool = False
-    retry_ttl_ms: int = 15_000
-    max_bytes: int = 10 * _MEBIBYTE
-    max_pixels: int = 40_000_000
-    upload_s: int = 60
-    timeout_s: int = 120
-    sweep_s: int = 5
-    secret: str = ""
-    storage: str = ""
+    folder: Path = variable("FILES_FOLDER", Path("file-pipeline"))
+    database: str = variable("DATABASE_URL", "")
+    hardened: bool = variable("HARDENED", False)
+    retry_ttl_ms: int = variable("RETRY_TTL_MS", 15_000, least=1)
+    max_bytes: int = variable("MAX_UPLOAD_BYTES", 10 * _MEBIBYTE, least=1)
+    max_pixels: int = variable("MAX_PIXELS", 40_000_000, least=1)
+    upload_s: int = variable("UPLOAD_SECONDS", 60, least=1)
+    timeout_s: int = variable("PROCESSING_TIMEOUT_SECONDS", 120, least=1)
+    sweep_s: int = variable("TIMEOUT_SWEEP_SECONDS", 5, least=1)
+    secret: str = variable("ADMIN_JWT_SECRET", "", read=_read_secret, secret=True)
+    storage: str = variable("FILES_STORAGE", "", read=_read_storage)
     """`s3://bucket/prefix`; empty: the folder."""
-    s3_endpoint: str = ""
-    jwks_url: str = ""
-    issuer: str = "file-pipeline"
-    audience: str = "file-pipeline"
-    roles_claim: str = "roles"
-    smtp: str = ""
+    s3_endpoint: str = variable("S3_ENDPOINT_URL", "")
+    jwks_url: str = variable("ADMIN_JWKS_URL", "")
+    issuer: str = variable("ADMIN_JWT_ISSUER", "file-pipeline")
+    audience: str = variable("ADMIN_JWT_AUDIENCE", "file-pipeline")
+    roles_claim: str = variable("ADMIN_JWT_ROLES_CLAIM", "roles")
+    smtp: str = variable("SMTP_URL", "", read=_read_smtp, secret=True)
     """`smtp://user:password@host:port`. Empty: no mail is sent."""
-    mail_from: str = "file-pipeline@localhost"
-    mail_to: tuple[str, ...] = ()
-    inspection: str = ""
+    mail_from: str = variable("MAIL_FROM", "file-pipeline@localhost")
+    mail_to: tuple[str, ...] = variable("MAIL_TO", ())
+    inspection: str = variable("FILE_INSPECTION", "")
     """`module:function` of an additional check, see `validator.Inspect`."""
-    language: Language = "en"
+    language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
     """The language of errors for clients without `Accept-Language`."""
 
-    @classmethod
-    def read(cls, variables: Mapping[str, str]) -> PipelineSettings:
-        """Read the settings from environment variables. SettingsError names all wrong ones."""
-        given = Variables(variables)
-        found = cls(
-            folder=Path(given.text("FILES_FOLDER", "file-pipeline")),
-            database=given.text("DATABASE_URL", ""),
-            hardened=given.flag("HARDENED"),
-            retry_ttl_ms=given.number("RETRY_TTL_MS", 15_000, least=1),
-            max_bytes=given.number("MAX_UPLOAD_BYTES", 10 * _MEBIBYTE, least=1),
-            max_pixels=given.number("MAX_PIXELS", 40_000_000, least=1),
-            upload_s=given.number("UPLOAD_SECONDS", 60, least=1),
-            timeout_s=given.number("PROCESSING_TIMEOUT_SECONDS", 120, least=1),
-            sweep_s=given.number("TIMEOUT_SWEEP_SECONDS", 5, least=1),
-            secret=given.text("ADMIN_JWT_SECRET", ""),
-            storage=given.text("FILES_STORAGE", ""),
-            s3_endpoint=given.text("S3_ENDPOINT_URL", ""),
-            jwks_url=given.text("ADMIN_JWKS_URL", ""),
-            issuer=given.text("ADMIN_JWT_ISSUER", "file-pipeline"),
-            audience=given.text("ADMIN_JWT_AUDIENCE", "file-pipeline"),
-            roles_claim=given.text("ADMIN_JWT_ROLES_CLAIM", "roles"),
-            smtp=given.text("SMTP_URL", ""),
-            mail_from=given.text("MAIL_FROM", "file-pipeline@localhost"),
-            mail_to=tuple(filter(None, given.text("MAIL_TO", "").replace(" ", "").split(","))),
-            inspection=given.text("FILE_INSPECTION", ""),
-            language=given.language("LANGUAGE_OF_ANSWERS"),
-        )
-        if found.storage and not found.storage.startswith("s3://"):
-            given.refuse("FILES_STORAGE", "s3://bucket/prefix, or empty for the folder")
-        # Conflicts of two variables. The messages do not contain values, because these may be secret.
-        if found.jwks_url and found.secret:
-            raise SettingsError("ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well")
-        if found.jwks_url and (problem := found.tokens().problem()):
-            raise SettingsError(f"ADMIN_JWKS_URL: {problem}")
-        if found.smtp and not found.smtp.startswith(("smtp://", "smtps://")):
-            raise SettingsError("SMTP_URL: expected smtp://host:port or smtps://host:port")
-        if found.smtp and not found.mail_to:
-            raise SettingsError("MAIL_TO: expected an address, as SMTP_URL is set")
-        given.check()
-        if found.secret and len(found.secret.encode()) < _SECRET_BYTES:
-            # The message does not contain the value, because it is a secret.
-            raise SettingsError(f"ADMIN_JWT_SECRET: expected at least {_SECRET_BYTES} bytes")
-        return found
+    def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
+        """Return the conflicts of two variables, without their values, because these may be secret."""
+        del variables
+        if self.jwks_url and self.secret:
+            return ["ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well"]
+        if self.jwks_url and (problem := self.tokens().problem()):
+            return [f"ADMIN_JWKS_URL: {problem}"]
+        if self.smtp and not self.mail_to:
+            return ["MAIL_TO: expected an address, as SMTP_URL is set"]
+        return ()
 
     def tokens(self) -> JwtSettings:
         """Return the check of administrators' tokens: by the issuer's keys or by the shared secret."""
