@@ -1,37 +1,38 @@
-"""What the five systems have in common: where they run, their parts, and how to run them.
+"""The description of a system: its parts, and how to run them.
 
-A system is a description (`System`). Its parts run as processes of their own, on RabbitMQ and
-PostgreSQL by environment variables; or all together in one process, on a `Host`.
+The parts of a `System` run as separate processes, on RabbitMQ and PostgreSQL by environment variables, or
+together in one process, on a `Host`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
-from hopback import Service, ServiceOptions
+from starlette.applications import Starlette
+
+from hopback import App, Service, ServiceOptions
+from hopback.broker import Broker
 from hopback.runtime import Environment
+from hopback.systems.settings import Settings
+from hopback.systems.web import opened
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-    from contextlib import AbstractAsyncContextManager
-    from pathlib import Path
+S = TypeVar("S", bound=Settings)
 
-    from hopback import App
-    from hopback.broker import Broker
-
-ASGI: TypeAlias = "Callable[[Any, Any, Any], Awaitable[None]]"
-"""A web application as every Python web server understands it."""
+ASGI: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+"""A web application of any framework."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where a system runs when all of it runs in one process.
+    """The surroundings of a system that runs in one process.
 
-    `database` and `folder` are the system's own; `url` is where its web application is served,
-    without a slash at the end. `variables` holds its settings, as in a process of its own.
+    `url` is the address of its web application, without a slash at the end. `variables` has its settings, as
+    the environment of a separate process has them.
     """
 
     broker: Broker
@@ -45,7 +46,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that can run as a process of its own: handlers, or a web application."""
+    """A part that can run as a separate process: handlers, or a web application."""
 
     target: str
     """`module:attribute` of an `App`, of a web application, or of a function `create_…` that returns one."""
@@ -54,7 +55,7 @@ class Part:
 
     @property
     def command(self) -> str:
-        """The command that runs it; the broker and the settings come from the environment."""
+        """The command that runs it. The broker and the settings come from the environment."""
         if not self.is_web:
             return f"hopback run {self.target}"
         option = "--factory " if ":create_" in self.target else ""
@@ -63,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """Something to try: what it shows, and a shell command in which `{url}` is the system's."""
+    """A shell command to try, in which `{url}` is the address of the system, and its effect."""
 
     shows: str
     command: str
@@ -71,7 +72,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A system at work on a host: what handles its queues, and its web application."""
+    """A running system: the services of its queues, and its web application."""
 
     services: tuple[Service, ...]
     web: ASGI | None = None
@@ -81,9 +82,9 @@ class Running:
 class System:
     """A documented system as an application.
 
-    `start` runs all of it for as long as its context lasts. `traffic` produces a little traffic
-    with deliberate failures, through its front door, until it is cancelled. `accepts` names the
-    errors of `topology check` that its documented form is run despite.
+    `start` runs all parts until its context ends. `traffic` produces some traffic with deliberate failures
+    over HTTP until it is cancelled. `accepts` names the errors of `topology check` that do not prevent the
+    start of the documented form.
     """
 
     name: str
@@ -99,7 +100,7 @@ class System:
 async def running(
     host: Host, app: App, options: ServiceOptions | None = None
 ) -> AsyncIterator[Service]:
-    """Run an application for as long as the block lasts; what keeps it from starting is raised."""
+    """Run an application until the block ends. Raises the error that prevents its start."""
     service = Service(app, host.broker, options=options, environment=host.environment)
     running = asyncio.create_task(service.run(), name=f"{app.name} service")
     try:
@@ -112,3 +113,23 @@ async def running(
     finally:
         service.stop()
         await running
+
+
+def run_together(
+    settings: type[S],
+    create_api: Callable[[S, Broker], Starlette],
+    create_app: Callable[[S], App],
+    *,
+    accepts: tuple[str, ...] = (),
+) -> Callable[[Host], AbstractAsyncContextManager[Running]]:
+    """Return the `start` of a system with a web application and one application of handlers."""
+
+    @asynccontextmanager
+    async def start(host: Host) -> AsyncIterator[Running]:
+        changes: Any = {"database": host.database, "hardened": host.hardened}
+        found = replace(settings.read(host.variables), **changes)
+        web, options = create_api(found, host.broker), ServiceOptions(accept=accepts)
+        async with running(host, create_app(found), options) as service, opened(web):
+            yield Running((service,), web)
+
+    return start

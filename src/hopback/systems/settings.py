@@ -11,7 +11,7 @@ class ShopSettings(Settings):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, field, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self, TypeVar
 
 from hopback import HopbackError, RabbitMQ
@@ -50,10 +50,9 @@ def variable(
     return field(default=default, repr=not secret, metadata={**rules, "secret": secret})
 
 
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Base class of the settings of a system."""
-
-    __slots__ = ()
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Self:

@@ -17,8 +17,8 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, NoReturn, Self
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, NoReturn, Self, TypeAlias
 
 from sqlalchemy.exc import DataError, SQLAlchemyError
 from starlette.applications import Starlette
@@ -45,9 +45,12 @@ from hopback.errors import (
     Returned,
     TopologyError,
 )
+from hopback.store import Database
 from hopback.systems.language import Language, in_language
-from hopback.systems.web_health import Check, RequestMiddleware, WebHealth
+from hopback.systems.web_health import RequestMiddleware, WebHealth
 from hopback.topology import Topology
+
+Lifespan: TypeAlias = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000
@@ -77,22 +80,35 @@ class RequestRefused(HTTPException):
 
 def web_application(
     routes: Sequence[BaseRoute],
-    lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
     *,
-    checks: Mapping[str, Check] | None = None,
+    publisher: TopologyPublisher | None = None,
+    database: Database | None = None,
+    lifespan: Lifespan | None = None,
     languages: Sequence[Language] = ("en",),
 ) -> Starlette:
     """Return an application with the errors of the table above as JSON.
 
-    It also has health, readiness and metrics (`web_health`). `checks` are the conditions of readiness by
-    name. `languages` are the languages of its answers, the default first (`language`).
+    It also has health, readiness and metrics (`web_health`). It opens the publisher and the database, and is
+    ready if both can be used. A `lifespan` opens them instead. `languages` are the languages of its answers,
+    the default first (`language`).
     """
-    health = WebHealth(checks or {})
+
+    @asynccontextmanager
+    async def open_both(_app: Starlette) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            if publisher is not None:
+                await stack.enter_async_context(publisher)
+                if database is not None:
+                    await stack.enter_async_context(database.lifespan(publisher))
+            yield
+
+    used = {"broker": publisher, "database": database}
+    health = WebHealth({name: one.check for name, one in used.items() if one is not None})
     every = [*health.routes, *routes]
     around = Middleware(RequestMiddleware, health=health, routes=every, languages=languages)
     return Starlette(
         routes=every,
-        lifespan=lifespan,
+        lifespan=lifespan or open_both,
         middleware=[around],
         exception_handlers={
             HTTPException: _refused,

@@ -6,8 +6,7 @@
 | `/readyz` | 200, or 503 with the reasons: no connection to the broker, or the database does not answer |
 | `/metrics` | Prometheus: requests by path and status, and their duration |
 
-`web_application(…, checks={"broker": publisher.check, "database": database.check})` adds these paths. A
-module that a web server loads calls `log_as_json()`.
+`web_application` adds these paths. A module that a web server loads calls `log_as_json()`.
 """
 
 from __future__ import annotations

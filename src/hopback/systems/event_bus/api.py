@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -49,17 +48,12 @@ def api(
     publisher = TopologyPublisher(broker, registry.topology(), name="event-bus api")
     api = _EventBusApi(registry, publisher, settings.publish_tokens, clock or SystemClock())
 
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with publisher:
-            yield
-
     routes = [
         Route("/buses/{prefix}/events", api.publish, methods=["POST"]),
         Route("/services", api.services),
         *more_routes,
     ]
-    return web_application(routes, lifespan, checks={"broker": publisher.check})
+    return web_application(routes, publisher=publisher)
 
 
 class _EventBusApi:

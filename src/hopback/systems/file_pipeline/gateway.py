@@ -59,8 +59,8 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
             Route("/notifications", api.list_notifications),
             *admin_routes(operations, settings, runtime.clock),
         ],
-        lifespan,
-        checks={"database": runtime.database.check},
+        database=runtime.database,
+        lifespan=lifespan,
         languages=("pt", "en") if settings.language == "pt" else ("en", "pt"),
     )
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from sqlalchemy import Table, select
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -35,11 +32,6 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
     """Return the web application of FreeFlow."""
     database = Database(settings.database, tables=METADATA, relays=False)
     publisher = TopologyPublisher(broker, settings.topology(), name="freeflow api")
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with publisher, database.lifespan(publisher):
-            yield
 
     async def publish_event(request: Request) -> JSONResponse:
         """Publish an event: `POST /events/document.created`. 202 after the broker's confirm."""
@@ -80,8 +72,8 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
             Route("/{view}", show_view),
             Route("/{view}/{row}", show_row),
         ],
-        lifespan,
-        checks={"broker": publisher.check, "database": database.check},
+        publisher=publisher,
+        database=database,
     )
 
 

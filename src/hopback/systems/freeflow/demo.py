@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -15,20 +13,10 @@ import httpx
 from hopback.systems.freeflow.api import create_api
 from hopback.systems.freeflow.consumers import create_consumers
 from hopback.systems.freeflow.settings import FreeFlowSettings
-from hopback.systems.host import Host, Part, Running, System, Try, running
-from hopback.systems.web import opened
+from hopback.systems.host import Host, Part, System, Try, run_together
 
 _EVERY = 4.0
 """Seconds between two events."""
-
-
-@asynccontextmanager
-async def _start(host: Host) -> AsyncIterator[Running]:
-    read = FreeFlowSettings.read(host.variables)
-    settings = replace(read, database=host.database, hardened=host.hardened)
-    web = create_api(settings, host.broker)
-    async with running(host, create_consumers(settings)) as service, opened(web):
-        yield Running((service,), web)
 
 
 async def _traffic(host: Host) -> None:
@@ -63,7 +51,7 @@ SYSTEM = System(
         Part("hopback.systems.freeflow.parts:create_web", "publishing over HTTP", is_web=True),
         Part("hopback.systems.freeflow.parts:domains", "handles every domain"),
     ),
-    _start,
+    run_together(FreeFlowSettings, create_api, create_consumers),
     _traffic,
     (
         Try(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -38,11 +36,6 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
     publisher = TopologyPublisher(
         broker, settings.topology(), name="raffle api", on_state=_log_state
     )
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with publisher, database.lifespan(publisher):
-            yield
 
     async def create_user(request: Request) -> JSONResponse:
         """Publish a user with a new id. The consumer inserts it."""
@@ -94,8 +87,8 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
             Route("/api/v1/raffles/{raffle_id}/entries", join, methods=["POST"]),
             Route("/api/v1/raffles/{raffle_id}/draw", draw, methods=["POST"]),
         ],
-        lifespan,
-        checks={"broker": publisher.check, "database": database.check},
+        publisher=publisher,
+        database=database,
         languages=("pt", "en") if settings.language == "pt" else ("en", "pt"),
     )
 

@@ -5,31 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import httpx
 
 from hopback import Message, Publisher
-from hopback.systems.host import Host, Part, Running, System, Try, running
+from hopback.systems.host import Host, Part, System, Try, run_together
 from hopback.systems.raffle.api import create_api
 from hopback.systems.raffle.consumer import create_consumer
 from hopback.systems.raffle.settings import RaffleSettings
-from hopback.systems.web import opened
 
 _NAMES = ("Ana", "Bruno", "Carla", "Davi", "Elisa", "Fábio", "Gabriela", "Heitor", "Inês", "João")
 _EVERY = 5.0
 """Seconds between two users."""
-
-
-@asynccontextmanager
-async def _start(host: Host) -> AsyncIterator[Running]:
-    read = RaffleSettings.read(host.variables)
-    settings = replace(read, database=host.database, hardened=host.hardened)
-    web = create_api(settings, host.broker)
-    async with running(host, create_consumer(settings)) as service, opened(web):
-        yield Running((service,), web)
 
 
 async def _traffic(host: Host) -> None:
@@ -70,7 +57,7 @@ SYSTEM = System(
         Part("hopback.systems.raffle.parts:consumer", "inserts users in batches"),
         Part("hopback.systems.raffle.parts:dead_letters", "inserts dead letters; by hand"),
     ),
-    _start,
+    run_together(RaffleSettings, create_api, create_consumer),
     _traffic,
     (
         Try(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from sqlalchemy import select
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -31,11 +28,6 @@ def create_api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
     """Return the web application of Ratatoskr's sample service."""
     database = Database(settings.database, tables=METADATA, relays=False)
     publisher = TopologyPublisher(broker, settings.topology(), name="ratatoskr api")
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with publisher, database.lifespan(publisher):
-            yield
 
     async def publish_event(request: Request) -> JSONResponse:
         """Publish an event. The consumer validates it.
@@ -77,6 +69,6 @@ def create_api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
             Route("/orders/{order}", show_order),
             Route("/warehouse", set_warehouse, methods=["PUT"]),
         ],
-        lifespan,
-        checks={"broker": publisher.check, "database": database.check},
+        publisher=publisher,
+        database=database,
     )

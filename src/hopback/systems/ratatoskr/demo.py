@@ -5,32 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import httpx
 
-from hopback import ServiceOptions
-from hopback.systems.host import Host, Part, Running, System, Try, running
+from hopback.systems.host import Host, Part, System, Try, run_together
 from hopback.systems.ratatoskr.api import create_api
 from hopback.systems.ratatoskr.consumer import create_consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
-from hopback.systems.web import opened
 
 _EVERY = 5.0
 """Seconds between two orders."""
 _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
 """Errors of `topology check`: from RabbitMQ 4.0 on the documented form can lose messages."""
-
-
-@asynccontextmanager
-async def _start(host: Host) -> AsyncIterator[Running]:
-    read = RatatoskrSettings.read(host.variables)
-    settings = replace(read, database=host.database, hardened=host.hardened)
-    web, options = create_api(settings, host.broker), ServiceOptions(accept=_KNOWN)
-    async with running(host, create_consumer(settings), options) as service, opened(web):
-        yield Running((service,), web)
 
 
 async def _traffic(host: Host) -> None:
@@ -57,7 +43,7 @@ SYSTEM = System(
         Part("hopback.systems.ratatoskr.parts:create_web", "publishing over HTTP", is_web=True),
         Part("hopback.systems.ratatoskr.parts:events", "handles the events"),
     ),
-    _start,
+    run_together(RatatoskrSettings, create_api, create_consumer, accepts=_KNOWN),
     _traffic,
     (
         Try("place an order", f"curl {{url}}/events -d '{_ORDER}'"),
