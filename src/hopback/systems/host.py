@@ -18,10 +18,10 @@ from starlette.applications import Starlette
 from hopback import App, Service, ServiceOptions
 from hopback.broker import Broker
 from hopback.runtime import Environment
-from hopback.systems.settings import Settings
+from hopback.systems.settings import EnvironmentSettings
 from hopback.systems.web import opened
 
-S = TypeVar("S", bound=Settings)
+S = TypeVar("S", bound=EnvironmentSettings)
 
 ASGI: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
 """A web application of any framework."""

@@ -2,7 +2,7 @@
 
 ```python
 @dataclass(frozen=True, slots=True)
-class ShopSettings(Settings):
+class ShopSettings(EnvironmentSettings):
     database: str = variable("DATABASE_URL", "sqlite:///shop.db")
     retries: int = variable("SHOP_RETRIES", 3, most=1000)
 ```
@@ -51,7 +51,7 @@ def variable(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class EnvironmentSettings:
     """Base class of the settings of a system."""
 
     @classmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopback.designs.event_bus import SERVICES
-from hopback.systems.settings import Settings, variable
+from hopback.systems.settings import EnvironmentSettings, variable
 
 _SHORTEST_TOKEN = 16
 """Characters of a token. A shorter one could be guessed over the network."""
@@ -21,7 +21,7 @@ def _read_tokens(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class EventBusSettings(Settings):
+class EventBusSettings(EnvironmentSettings):
     """The environment variables of the event bus."""
 
     services: tuple[str, ...] = variable("SERVICES", SERVICES)

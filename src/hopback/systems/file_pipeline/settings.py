@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopback.systems.language import Language
-from hopback.systems.settings import Settings, variable
+from hopback.systems.settings import EnvironmentSettings, variable
 
 if TYPE_CHECKING:  # only the gateway loads the operations on dead letters
     from hopback.ops.http import JwtSettings
@@ -38,7 +38,7 @@ def _read_smtp(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineSettings(Settings):
+class PipelineSettings(EnvironmentSettings):
     """The settings of the file pipeline.
 
     `max_pixels` is the largest picture that is decoded. A file that is not processed `timeout_s` seconds

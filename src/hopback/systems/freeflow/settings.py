@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hopback.designs.freeflow import AUDIT_KEYS, QUEUES, TIERS_MS, freeflow, queues_of, tiers_of
 from hopback.errors import InvalidTopology
-from hopback.systems.settings import Settings, variable
+from hopback.systems.settings import EnvironmentSettings, variable
 from hopback.topology import Topology
 
 _DOMAINS = tuple(domain for served in QUEUES.values() for domain in served)
@@ -16,7 +16,7 @@ _VARIABLES = {"tiers_ms": "FREEFLOW_TIERS", "audit": "FREEFLOW_AUDIT_KEYS"}
 
 
 @dataclass(frozen=True, slots=True)
-class FreeFlowSettings(Settings):
+class FreeFlowSettings(EnvironmentSettings):
     """The environment variables of FreeFlow."""
 
     database: str = variable("DATABASE_URL", "sqlite:///freeflow.db")

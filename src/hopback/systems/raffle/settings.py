@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hopback.designs import raffle
 from hopback.systems.language import Language
-from hopback.systems.settings import Settings, variable
+from hopback.systems.settings import EnvironmentSettings, variable
 from hopback.topology import Topology
 
 _MOST_ROWS = 10_000
@@ -24,7 +24,7 @@ class Batching:
 
 
 @dataclass(frozen=True, slots=True)
-class RaffleSettings(Settings):
+class RaffleSettings(EnvironmentSettings):
     """The environment variables of the raffle."""
 
     database: str = variable("DATABASE_URL", "sqlite:///raffle.db")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hopback.designs import ratatoskr
-from hopback.systems.settings import Settings, variable
+from hopback.systems.settings import EnvironmentSettings, variable
 from hopback.topology import QueueType, Topology
 
 
 @dataclass(frozen=True, slots=True)
-class RatatoskrSettings(Settings):
+class RatatoskrSettings(EnvironmentSettings):
     """The environment variables of Ratatoskr."""
 
     database: str = variable("DATABASE_URL", "sqlite:///ratatoskr.db")
