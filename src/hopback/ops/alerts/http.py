@@ -9,7 +9,7 @@ from msgspec import structs
 from hopback.ops.alerts.values import AlertList, AlertState, AlertTestResult
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.queue_rules import EVERY_QUEUE, VISIBLE_QUEUES
-from hopback.ops.contract.roles import Principal, Role
+from hopback.ops.contract.roles import Role
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.auth import forbidden
 from hopback.ops.page.pages import Pages, Visit
@@ -19,65 +19,54 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.endpoints import Empty
     from hopback.ops.contract.requests import AlertTestRequest
-    from hopback.ops.http.services import Services
+    from hopback.ops.http.services import CallerRequest
 
 ALERTS = ApiTable()
 """The endpoints of alerts."""
 
 
-async def _visible_alerts(services: Services, principal: Principal) -> AlertList:
-    """List the alerts of queues that the caller may see, for admins with rules and targets."""
-    found = await services.shared.alerting.list_alerts()
+@ALERTS.answer(endpoints.ALERTS)
+async def _list_alerts(call: CallerRequest) -> AlertList:
+    """List alerts that fire, are pending, or were resolved within a week."""
+    found = await call.services.shared.alerting.list_alerts()
     items = tuple(
         one
         for one in found.items
-        if services.has(one.broker) and principal.allows(Role.VIEWER, one.queue)
+        if call.services.has(one.broker) and call.principal.allows(Role.VIEWER, one.queue)
     )
-    if not services.manages(principal):
+    if not call.services.manages(call.principal):
         return AlertList(items, len(items))
-    return structs.replace(found, items=items, total=len(items))
-
-
-async def _send_test(services: Services, principal: Principal, target: str) -> AlertTestResult:
-    if not services.manages(principal):
-        raise forbidden()
-    found = await services.shared.alerting.test(target)
-    details = {"target": found.target, "problem": found.problem}
-    result = "ok" if found.delivered else "failed"
-    await services.on_behalf_of(principal).note("alert.test", result=result, details=details)
-    return found
-
-
-@ALERTS.answer(endpoints.ALERTS)
-async def _list_alerts(call: Call[Empty, None]) -> AlertList:
-    """List alerts that fire, are pending, or were resolved within a week."""
-    return await _visible_alerts(call.services, call.principal)
+    return structs.replace(found, items=items, total=len(items))  # admins see rules and targets
 
 
 @ALERTS.answer(endpoints.TEST_ALERT)
 async def _test_alert(call: Call[Empty, AlertTestRequest]) -> AlertTestResult:
     """Send a test message to an alert target and report whether it was accepted."""
-    return await _send_test(call.services, call.principal, call.body.target)
+    return await _send_test(call, call.body.target)
+
+
+async def _send_test(asked: CallerRequest, target: str) -> AlertTestResult:
+    if not asked.services.manages(asked.principal):
+        raise forbidden()
+    found = await asked.services.shared.alerting.test(target)
+    details = {"target": found.target, "problem": found.problem}
+    result = "ok" if found.delivered else "failed"
+    await asked.operations.note("alert.test", result=result, details=details)
+    return found
 
 
 ALERT_PAGES = Pages()
 """The pages of alerts."""
 
 
-@ALERT_PAGES.get("/alerts", Role.VIEWER, VISIBLE_QUEUES)
-async def _alerts(visit: Visit) -> Response:
-    return await _page(visit, None)
-
-
 @ALERT_PAGES.post("/alerts/test", Role.ADMIN, EVERY_QUEUE)
 async def _test(visit: Visit) -> Response:
-    return await _page(
-        visit, await _send_test(visit.services, visit.principal, visit.field("target"))
-    )
+    return await _alerts(visit, await _send_test(visit, visit.field("target")))
 
 
-async def _page(visit: Visit, tested: AlertTestResult | None) -> Response:
-    found = await _visible_alerts(visit.services, visit.principal)
+@ALERT_PAGES.get("/alerts", Role.VIEWER, VISIBLE_QUEUES)
+async def _alerts(visit: Visit, tested: AlertTestResult | None = None) -> Response:
+    found = await _list_alerts(visit)
     by_state = {state: [one for one in found.items if one.state is state] for state in AlertState}
     firing = by_state[AlertState.FIRING]
     word = "alert fires" if len(firing) == 1 else "alerts fire"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 from msgspec import Meta, Struct, field
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from hopback.ops.contract.endpoints import Empty
+    from hopback.ops.http.services import CallerRequest
 
 _Name = Annotated[str, Meta(max_length=255)]
 _DAY_S = 86_400.0  # seconds of a day
@@ -123,7 +124,7 @@ async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
     return MadeKey(key_answer(key), secret)
 
 
-async def _add_key(asked: Call[Any, Any] | Visit, new: NewKey) -> tuple[str, ApiKey]:
+async def _add_key(asked: CallerRequest, new: NewKey) -> tuple[str, ApiKey]:
     """Create a key for the broker of a request. Return its secret and the key."""
     services, now = asked.services, asked.services.clock.now()
     secret, key = new_key(
@@ -140,14 +141,10 @@ async def _add_key(asked: Call[Any, Any] | Visit, new: NewKey) -> tuple[str, Api
 
 
 @ACCESS.row("DELETE", "/admin/keys/{key}", Role.ADMIN, EVERY_QUEUE, status=204)
-async def _delete_key(call: Call[Empty, None]) -> None:
+async def _delete_key(call: CallerRequest) -> None:
     """Revoke a key."""
-    await _remove_key(call)
-
-
-async def _remove_key(asked: Call[Any, Any] | Visit) -> None:
-    key = await asked.services.remove_key(asked.path["key"])
-    await asked.operations.note("key.delete", details={"key": key.id, "name": key.name})
+    key = await call.services.remove_key(call.path["key"])
+    await call.operations.note("key.delete", details={"key": key.id, "name": key.name})
 
 
 @ACCESS.answer(endpoints.AUDIT)
@@ -175,11 +172,7 @@ async def _notice_read(visit: Visit) -> Response:
 
 
 @ACCESS_PAGES.get("/you", None, NO_QUEUE)
-async def _you(visit: Visit) -> Response:
-    return _you_page(visit, "")
-
-
-def _you_page(visit: Visit, secret: str) -> Response:
+async def _you(visit: Visit, secret: str = "") -> Response:
     return visit.page(
         "you.html",
         manages=visit.principal.allows_everywhere(Role.ADMIN)
@@ -198,12 +191,12 @@ async def _make_key_by_page(visit: Visit) -> Response:
     days = visit.number("days", 90, least=1, most=3650)
     queues = visit.field("queues").replace(",", " ").split()
     secret, _ = await _add_key(visit, NewKey(name, Role(role), queues, days))
-    return _you_page(visit, secret)
+    return await _you(visit, secret)
 
 
 @ACCESS_PAGES.post("/keys/{key}/delete", Role.ADMIN, EVERY_QUEUE)
 async def _delete_key_by_page(visit: Visit) -> Response:
-    await _remove_key(visit)
+    await _delete_key(visit)
     return see_other("/you?told=key-deleted")
 
 

@@ -33,7 +33,7 @@ from hopback.ops.http.problems import (
     log_refusal,
     problem_response,
 )
-from hopback.ops.http.services import NOBODY, Services
+from hopback.ops.http.services import NOBODY, CallerRequest, Services
 from hopback.ops.http.turns import address_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from hopback.ops.contract.queue_rules import QueueRule
     from hopback.ops.contract.roles import Principal, Role
     from hopback.ops.contract.values import OnProgress
-    from hopback.ops.operations import Operations
 
 _LOG = logging.getLogger("hopback.ops.http")
 _UNSAFE = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -63,22 +62,13 @@ BodyT = TypeVar("BodyT")
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[QueryT, BodyT]):
+class Call(CallerRequest, Generic[QueryT, BodyT]):
     """One authorised request with its query and body."""
 
-    request: Request
-    services: Services
-    principal: Principal
-    path: dict[str, str]
     query: QueryT
     body: BodyT
     on_progress: OnProgress | None = None
     """Gets the progress of a request that takes long."""
-
-    @property
-    def operations(self) -> Operations:
-        """The operations, on behalf of the caller."""
-        return self.services.on_behalf_of(self.principal)
 
     @property
     def correlation(self) -> str:
@@ -96,11 +86,6 @@ class Call(Generic[QueryT, BodyT]):
             log_refusal(self.request.scope, refused.status)
         path = self.request.url.path
         return problem_response(refused or internal_error(), path, self.correlation)
-
-    def need(self, role: Role, queue: str) -> None:
-        """Refuse unless the caller has the role for that queue."""
-        if not self.principal.allows(role, queue):
-            raise forbidden(f"Expected the role {role} for queue {queue!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

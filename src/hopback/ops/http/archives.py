@@ -25,8 +25,8 @@ from hopback.ops.page.pages import Pages, Visit, release_look
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from hopback.ops.contract.values import Imported, Job
-    from hopback.ops.operations import Operations
+    from hopback.ops.contract.values import Imported
+    from hopback.ops.http.services import CallerRequest
 
 ARCHIVES = ApiTable()
 
@@ -65,13 +65,10 @@ async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
 @ARCHIVES.row(
     "GET", "/admin/dlq/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE, media=(NDJSON,), errors=(404,)
 )
-async def _export_of_job(call: Call[Empty, None]) -> Response:
+@ARCHIVE_PAGES.get("/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE)
+async def _export_of_job(call: CallerRequest) -> Response:
     """Download the file with the messages that a discard removed."""
-    job = await call.operations.job(call.path["job"])
-    return await _send_file(call.operations, job)
-
-
-async def _send_file(operations: Operations, job: Job) -> Response:
+    job, operations = await call.job(), call.operations
     folder, path = operations.settings.exports, Path(job.export_to or "/")
     # A discard by the command may write to any file. Only files in the folder of exports are served.
     is_there = path.is_file()  # noqa: ASYNC240  one access to a local folder
@@ -85,21 +82,18 @@ async def _send_file(operations: Operations, job: Job) -> Response:
 @ARCHIVES.answer(endpoints.IMPORT)
 async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
     """Publish exported messages (lines of JSON in the body) into this queue, each confirmed."""
-    lines = lines_in(call.request.stream())
-    return await _import(call.operations, call.path["queue"], lines, call.query.reason)
+    return await _import(call, lines_in(call.request.stream()), call.query.reason)
 
 
-async def _import(
-    operations: Operations, queue: str, lines: AsyncIterator[bytes], reason: str
-) -> Imported:
+async def _import(asked: CallerRequest, lines: AsyncIterator[bytes], reason: str) -> Imported:
+    queue, operations = asked.path["queue"], asked.operations
     await operations.dead_letter_queue(queue)  # NoSuch for other queues
     return await operations.import_lines(lines, queue=queue, reason=reason or "import")
 
 
 @ARCHIVE_PAGES.get("/sessions/{session}/export", Role.OPERATOR, SESSION_QUEUE, is_heavy=True)
 async def _export_session_page(visit: Visit) -> Response:
-    view = visit.operations.session(visit.path["session"])
-    ids = tuple(visit.all("ids"))
+    view, ids = visit.session, tuple(visit.all("ids"))
     selection = Selection(session=view.id, ids=ids, filter="" if ids else visit.field("filter"))
     return await _download(visit.operations.export(view.queue, selection), view.queue)
 
@@ -112,13 +106,9 @@ async def _export_queue_page(visit: Visit) -> Response:
     return await _download(visit.operations.export(queue, selection), queue)
 
 
-@ARCHIVE_PAGES.get("/jobs/{job}/export", Role.OPERATOR, JOB_QUEUE)
-async def _export_of_job_page(visit: Visit) -> Response:
-    job = await visit.operations.job(visit.path["job"])
-    return await _send_file(visit.operations, job)
-
-
-@ARCHIVE_PAGES.upload("/queues/{queue}/import", Role.OPERATOR, PATH_QUEUE)
+@ARCHIVE_PAGES.post(
+    "/queues/{queue}/import", Role.OPERATOR, PATH_QUEUE, reads_form=False, is_heavy=True
+)
 async def _import_page(visit: Visit) -> Response:
     queue = visit.path["queue"]
     request = visit.request
@@ -131,7 +121,7 @@ async def _import_page(visit: Visit) -> Response:
         async for piece in file:
             yield piece
 
-    found = await _import(visit.operations, queue, lines_in(pieces()), "import on the page")
+    found = await _import(visit, lines_in(pieces()), "import on the page")
     way = f"/queues/{quote(queue, safe='')}"
     return visit.page("imported.html", queue=queue, found=found, way=way)
 

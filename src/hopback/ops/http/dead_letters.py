@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from msgspec import structs
@@ -49,14 +49,6 @@ DEADLETTERS = ApiTable()
 """The endpoints whose answers need more than a call of their operation."""
 
 _MOST_GROUPS = 1000  # an answer of a few megabytes at most
-
-
-def _held_session(call: Call[Any, Any]) -> SessionView:
-    return call.operations.session(call.path["session"])
-
-
-async def _job_in_path(call: Call[Any, Any]) -> Job:
-    return await call.operations.job(call.path["job"])
 
 
 @DEADLETTERS.answer(endpoints.OVERVIEW)
@@ -141,13 +133,13 @@ async def _open_session(call: Call[Empty, SessionRequest]) -> SessionView:
 @DEADLETTERS.answer(endpoints.SESSION)
 async def _show_session(call: Call[Empty, None]) -> SessionView:
     """Return a browse session."""
-    return _held_session(call)
+    return call.session
 
 
 @DEADLETTERS.answer(endpoints.RELEASE)
 async def _release_session(call: Call[Empty, None]) -> None:
     """End a browse session: requeue its messages in order."""
-    view = _held_session(call)
+    view = call.session
     await call.operations.release(view.id)
     await call.operations.note("session.release", queue=view.queue, details={"session": view.id})
 
@@ -155,7 +147,7 @@ async def _release_session(call: Call[Empty, None]) -> None:
 @DEADLETTERS.answer(endpoints.RENEW)
 async def _renew_session(call: Call[Empty, Renewal]) -> SessionView:
     """Extend a browse session by its original time, or by `ttlSeconds`."""
-    view = _held_session(call)
+    view = call.session
     renewed = await call.operations.renew(view.id, call.body.seconds)
     await call.operations.note("session.renew", queue=view.queue, details={"session": view.id})
     return renewed
@@ -164,8 +156,8 @@ async def _renew_session(call: Call[Empty, Renewal]) -> SessionView:
 @DEADLETTERS.answer(endpoints.BODY)
 async def _download_body(call: Call[Empty, None]) -> Response:
     """Download the body of a message. The audit records it."""
-    view, message = _held_session(call), call.path["message"]
-    body = await call.operations.body(view.id, message)
+    message = call.path["message"]
+    body = await call.operations.body(call.path["session"], message)
     return Response(
         body,
         media_type="application/octet-stream",
@@ -176,8 +168,7 @@ async def _download_body(call: Call[Empty, None]) -> Response:
 @DEADLETTERS.answer(endpoints.GROUPS)
 async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
     """Group the dead letters of a session, the largest group first."""
-    view, asked = _held_session(call), call.query
-    groups = await call.operations.groups(view.id, asked.by, asked.where)
+    groups = await call.operations.groups(call.path["session"], call.query.by, call.query.where)
     items = groups.items[:_MOST_GROUPS]
     return structs.replace(groups, items=items, more=len(groups.items) - len(items))
 
@@ -213,8 +204,8 @@ async def _create_job(call: Call[Empty, JobRequest]) -> Job | ApiAnswer:
 @DEADLETTERS.answer(endpoints.FAILURES)
 async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
     """List the messages that a job could not move or left out."""
-    job, asked = await _job_in_path(call), call.query
-    found = await call.operations.failures(job.id, cursor=asked.cursor, limit=asked.limit)
+    job, asked = call.path["job"], call.query
+    found = await call.operations.failures(job, cursor=asked.cursor, limit=asked.limit)
     more = str(asked.cursor + len(found)) if len(found) == asked.limit else None
     return FailureList(found, more)
 
@@ -222,6 +213,6 @@ async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
 @DEADLETTERS.answer(endpoints.FOLLOW_JOB)
 async def _follow_job(call: Call[Empty, None]) -> Response:
     """Follow a job: server-sent events of type `job`, now and after every change."""
-    job = await _job_in_path(call)
+    job = await call.job()
     events = job_events(call.operations.events(job.id), call.services.add_prefix)
     return call.services.shared.streams.open(events, call.principal)

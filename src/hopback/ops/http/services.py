@@ -20,6 +20,7 @@ from hopback.ops.contract.values import (
     QueueSummary,
     SessionView,
 )
+from hopback.ops.http.auth import Gate, forbidden
 from hopback.ops.http.denials import Denial, Denials
 from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.http.turns import address_of
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.watch import Alerting
     from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.http.auth import Gate
     from hopback.ops.http.events import EventStreams
     from hopback.ops.http.heavy_requests import HeavyRequests
     from hopback.ops.http.keys import ApiKey
@@ -223,6 +223,35 @@ class Services:
         }
         address = address_of(request)
         await self.denials.add(Denial(principal.id, principal.name, address, queue[:255], details))
+
+
+@dataclass(frozen=True, slots=True)
+class CallerRequest:
+    """One request of an identified caller: a call of the API or a visit to a page."""
+
+    request: Request
+    services: Services
+    principal: Principal
+    path: dict[str, str]
+
+    @property
+    def operations(self) -> Operations:
+        """The operations on behalf of the caller."""
+        return self.services.on_behalf_of(self.principal)
+
+    @property
+    def session(self) -> SessionView:
+        """The browse session in the path. SessionOver if it has ended."""
+        return self.operations.session(self.path["session"])
+
+    async def job(self) -> Job:
+        """Return the job in the path."""
+        return await self.operations.job(self.path["job"])
+
+    def need(self, role: Role, queue: str) -> None:
+        """Refuse unless the caller has the role for that queue."""
+        if not self.principal.allows(role, queue):
+            raise forbidden(f"Expected the role {role} for queue {queue!r}.")
 
 
 def add_prefix(value: ValueT, prefix: str) -> ValueT:

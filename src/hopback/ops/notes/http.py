@@ -8,35 +8,30 @@ from urllib.parse import quote
 from hopback.ops.contract import endpoints
 from hopback.ops.contract.codec import convert
 from hopback.ops.contract.queue_rules import PATH_QUEUE
-from hopback.ops.contract.roles import Principal, Role
-from hopback.ops.http.api import ApiTable, Call
+from hopback.ops.contract.roles import Role
+from hopback.ops.http.api import ApiTable
 from hopback.ops.http.auth import forbidden
-from hopback.ops.notes.values import GroupNotes, NewFilter, NewNote
+from hopback.ops.notes.values import NewFilter, NewNote
 from hopback.ops.page.pages import Pages, Visit, see_other
 
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-    from hopback.ops.contract.endpoints import Empty
+    from hopback.ops.http.services import CallerRequest
 
 NOTES = ApiTable()
 """The endpoints of notes."""
 
 
 @NOTES.answer(endpoints.REMOVE_NOTE)
-async def _remove_note(call: Call[Empty, None]) -> None:
+async def _remove_note(call: CallerRequest) -> None:
     """Remove a note. Only its author and admins may."""
-    queue, note = call.path["queue"], call.path["note"]
-    await may_remove(call.operations.notes, call.principal, queue, note)
-    await call.operations.notes.remove(queue, note)
-
-
-async def may_remove(notes: GroupNotes, principal: Principal, queue: str, note: str) -> None:
-    """Refuse to remove the note of another user, except for admins."""
+    queue, note, notes = call.path["queue"], call.path["note"], call.operations.notes
     found = next((one for one in await notes.of(queue) if one.id == note), None)
-    own = found is None or found.by_id == principal.id
-    if not own and not principal.allows(Role.ADMIN, queue):
+    is_own = found is None or found.by_id == call.principal.id
+    if not is_own and not call.principal.allows(Role.ADMIN, queue):
         raise forbidden("Only its author and admins may remove this note.")
+    await notes.remove(queue, note)
 
 
 NOTE_PAGES = Pages()
@@ -75,9 +70,7 @@ async def _add_note_by_page(visit: Visit) -> Response:
 
 @NOTE_PAGES.post("/queues/{queue}/groups/{group}/notes/{note}/remove", Role.OPERATOR, PATH_QUEUE)
 async def _remove_note_by_page(visit: Visit) -> Response:
-    queue, note, notes = visit.path["queue"], visit.path["note"], visit.operations.notes
-    await may_remove(notes, visit.principal, queue, note)
-    await notes.remove(queue, note)
+    await _remove_note(visit)
     return see_other(_here(visit))
 
 

@@ -437,10 +437,6 @@ def _session_url(view: SessionView) -> str:
     return f"/sessions/{quote(view.id, safe='')}?queue={quote(view.queue, safe='')}"
 
 
-def _session_of(visit: Visit) -> SessionView:
-    return visit.operations.session(visit.path["session"])
-
-
 @DEADLETTER_PAGES.post("/queues/{queue}/restore-limit", Role.OPERATOR, PATH_QUEUE)
 async def _restore_limit(visit: Visit) -> Response:
     name = visit.path["queue"]
@@ -450,7 +446,7 @@ async def _restore_limit(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.get("/sessions/{session}", Role.OPERATOR, SESSION_QUEUE)
 async def _session(visit: Visit) -> Response:
-    view, operations = _session_of(visit), visit.operations
+    view, operations = visit.session, visit.operations
     by = visit.field("by").strip() or GroupBy.FINGERPRINT.value
     text, cursor = visit.field("filter"), visit.number("cursor", 0)
     bad_filter, page = "", Page((), 0, None)
@@ -519,7 +515,7 @@ def group_filter(by: str, group: Group) -> str:
 
 @DEADLETTER_PAGES.post("/sessions/{session}/renew", Role.OPERATOR, SESSION_QUEUE)
 async def _renew(visit: Visit) -> Response:
-    view = _session_of(visit)
+    view = visit.session
     await visit.operations.renew(view.id)
     await visit.operations.note("session.renew", queue=view.queue, details={"session": view.id})
     return see_other(_session_url(view))
@@ -527,7 +523,7 @@ async def _renew(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.post("/sessions/{session}/release", Role.OPERATOR, SESSION_QUEUE)
 async def _release(visit: Visit) -> Response:
-    view = _session_of(visit)
+    view = visit.session
     await visit.operations.release(view.id)
     await visit.operations.note("session.release", queue=view.queue, details={"session": view.id})
     return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
@@ -537,7 +533,7 @@ async def _release(visit: Visit) -> Response:
     "/sessions/{session}/messages/{message}", Role.OPERATOR, SESSION_QUEUE, reads_broker=True
 )
 async def _message(visit: Visit) -> Response:
-    view = _session_of(visit)
+    view = visit.session
     message = await visit.operations.message(view.id, visit.path["message"])
     form = visit.field("form", Form.PRETTY.value)
     if form not in set(Form):
@@ -576,7 +572,7 @@ async def _message(visit: Visit) -> Response:
     "/sessions/{session}/messages/{message}/edit", Role.OPERATOR, SESSION_QUEUE, reads_broker=True
 )
 async def _edit(visit: Visit) -> Response:
-    view = _session_of(visit)
+    view = visit.session
     await visit.operations.message(
         view.id, visit.path["message"]
     )  # records in the audit that it was shown
@@ -587,7 +583,7 @@ async def _edit_targets(visit: Visit) -> Iterable[str] | None:
     if visit.field("step") not in _SENDING_STEPS:
         return ()
     target = form_target(visit.field("target"), visit.field("target_queue"))
-    return await targets_of(visit, _session_of(visit).queue, target)
+    return await targets_of(visit, visit.session.queue, target)
 
 
 _SENDING_STEPS = ("review", "go")
@@ -600,7 +596,7 @@ _SENDING_STEPS = ("review", "go")
     QueueRule("every queue that the copy reaches", _edit_targets),
 )
 async def _edit_step(visit: Visit) -> Response:
-    view, form, step = _session_of(visit), EditForm.of(visit), visit.field("step")
+    view, form, step = visit.session, EditForm.of(visit), visit.field("step")
     if step not in _SENDING_STEPS:
         return await _edit_page(visit, form)
     try:
@@ -622,7 +618,7 @@ async def _edit_step(visit: Visit) -> Response:
 async def _edit_page(visit: Visit, form: EditForm, **more: Any) -> Response:
     if not visit.operations.settings.editing:
         raise NotAllowed("editing messages is disabled")
-    view = _session_of(visit)
+    view = visit.session
     detail = await visit.operations.queue(view.queue)
     return visit.page(
         "edit.html",

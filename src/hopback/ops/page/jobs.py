@@ -278,10 +278,6 @@ async def _jobs(visit: Visit) -> Response:
     return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No running jobs")
 
 
-async def _job_in_path(visit: Visit) -> Job:
-    return await visit.operations.job(visit.path["job"])
-
-
 def _steers(visit: Visit, job: Job) -> bool:
     """Whether the visitor may control the job: operators their own jobs, admins all."""
     mine = job.by_id == visit.principal.id
@@ -290,7 +286,7 @@ def _steers(visit: Visit, job: Job) -> bool:
 
 @JOB_PAGES.get("/jobs/{job}", Role.VIEWER, JOB_QUEUE)
 async def _job(visit: Visit) -> Response:
-    job = await _job_in_path(visit)
+    job = await visit.job()
     failures = await visit.operations.failures(job.id, limit=50)
     speed = visit.services.recent.speeds.of(job, visit.services.clock.now())
     begins = job.counts.done <= sum(job.ramp)  # the first stages do not show the later speed
@@ -333,7 +329,7 @@ async def _target_words(visit: Visit, queue: str, target: str) -> str:
 
 @JOB_PAGES.get("/jobs/{job}/live", Role.VIEWER, JOB_QUEUE)
 async def _live(visit: Visit) -> Response:
-    job = await _job_in_path(visit)
+    job = await visit.job()
     changes = changes_of_job(visit.operations.events(job.id))
     return visit.services.shared.streams.open(changes, visit.principal)
 
@@ -355,13 +351,13 @@ async def _show_returned_messages(visit: Visit, job: Job) -> Response:
 
 @JOB_PAGES.get("/jobs/{job}/came-back", Role.OPERATOR, JOB_QUEUE)
 async def _came_back(visit: Visit) -> Response:
-    job = await _job_in_path(visit)
+    job = await visit.job()
     return visit.page("search.html", job=job, find=f"job:{job.id}", queue=job.queue, trouble="")
 
 
 @JOB_PAGES.get("/jobs/{job}/came-back/events", Role.OPERATOR, JOB_QUEUE, is_heavy=True)
 async def _came_back_events(visit: Visit) -> Response:
-    job = await _job_in_path(visit)
+    job = await visit.job()
     found = visit.operations.search(SearchRequest(job=job.id, by=GroupBy.FINGERPRINT.value))
     return visit.services.shared.streams.open(page_search_events(found, job.queue), visit.principal)
 
@@ -369,7 +365,7 @@ async def _came_back_events(visit: Visit) -> Response:
 async def _sends_again_to(visit: Visit) -> Iterable[str] | None:
     if visit.path["verb"] not in ("resume", "retry-failures"):
         return ()
-    return await targets_of_job(visit, await _job_in_path(visit))
+    return await targets_of_job(visit, await visit.job())
 
 
 @JOB_PAGES.post(
@@ -379,7 +375,7 @@ async def _sends_again_to(visit: Visit) -> Iterable[str] | None:
     QueueRule("every queue that the job publishes to", _sends_again_to),
 )
 async def _steer(visit: Visit) -> Response:
-    job, verb = await _job_in_path(visit), visit.path["verb"]
+    job, verb = await visit.job(), visit.path["verb"]
     operations = visit.operations
     match verb:
         case "pause":

@@ -8,7 +8,7 @@ import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -24,7 +24,7 @@ from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import Refused, refusal_of, trouble_title
-from hopback.ops.http.services import NOBODY, Services
+from hopback.ops.http.services import NOBODY, CallerRequest, Services
 from hopback.ops.page.rendering import visible
 
 if TYPE_CHECKING:
@@ -37,33 +37,18 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.roles import Principal, Role
     from hopback.ops.contract.values import OnProgress
-    from hopback.ops.operations import Operations
 
 _SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")
 _MOST_FIELDS = 11_000  # all 10,000 messages of a session ticked, and the other fields of the form
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(CallerRequest):
     """One page request of an authenticated visitor."""
 
-    request: Request
-    services: Services
-    principal: Principal
-    path: dict[str, str]
     fields: list[tuple[str, str]]
     """Fields of the query, then of the form."""
     templates: Environment
-
-    @property
-    def base(self) -> str:
-        """Path prefix of this broker's pages."""
-        return self.services.prefix
-
-    @property
-    def operations(self) -> Operations:
-        """The operations on behalf of the visitor."""
-        return self.services.on_behalf_of(self.principal)
 
     @property
     def first_s(self) -> float | None:
@@ -110,11 +95,6 @@ class Visit:
                 )
         return convert(kind, {one.json: text for one, text in given}, strict=False)
 
-    def need(self, role: Role, queue: str) -> None:
-        """Refuse unless the visitor has the role for that queue."""
-        if not self.principal.allows(role, queue):
-            raise forbidden(f"This needs the role {role} for queue {queue!r}.")
-
     def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Render a template in the layout."""
         text = self.templates.get_template(template).render(
@@ -149,6 +129,7 @@ def frame_values(
 
 
 Page: TypeAlias = "Callable[[Visit], Awaitable[Response]]"
+_PageT = TypeVar("_PageT", bound=Page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +142,11 @@ class PageRow:
     queues: tuple[QueueRule, ...]
     """The queues that a request touches. The visitor needs the role for each of them."""
     answer: Page
-    reads_form: bool
-    is_heavy: bool
+    reads_form: bool = True
+    """Its fields are read before it answers. An action that receives a file reads the body itself."""
+    is_heavy: bool = False
     """It may take much time or memory. The number of such requests is limited per caller."""
-    reads_broker: bool
+    reads_broker: bool = False
     """It needs a snapshot of the broker. Before the first one it shows that the broker is being read."""
 
 
@@ -175,25 +157,16 @@ class Pages:
         self.rows: list[PageRow] = []
 
     def get(
-        self,
-        path: str,
-        role: Role | None,
-        *queues: QueueRule,
-        is_heavy: bool = False,
-        reads_broker: bool = False,
-    ) -> Callable[[Page], Page]:
-        """Add a page."""
-        return self._add("GET", path, role, queues, is_heavy=is_heavy, reads_broker=reads_broker)
+        self, path: str, role: Role | None, *queues: QueueRule, **more: bool
+    ) -> Callable[[_PageT], _PageT]:
+        """Add a page. `more` are further fields of its row."""
+        return self._add("GET", path, role, queues, more)
 
     def post(
-        self, path: str, role: Role | None, *queues: QueueRule, is_heavy: bool = False
-    ) -> Callable[[Page], Page]:
+        self, path: str, role: Role | None, *queues: QueueRule, **more: bool
+    ) -> Callable[[_PageT], _PageT]:
         """Add the action of a form."""
-        return self._add("POST", path, role, queues, is_heavy=is_heavy)
-
-    def upload(self, path: str, role: Role | None, *queues: QueueRule) -> Callable[[Page], Page]:
-        """Add the action of a form with a file. The action reads the body itself."""
-        return self._add("POST", path, role, queues, reads_form=False, is_heavy=True)
+        return self._add("POST", path, role, queues, more)
 
     def _add(
         self,
@@ -201,15 +174,10 @@ class Pages:
         path: str,
         role: Role | None,
         queues: tuple[QueueRule, ...],
-        *,
-        reads_form: bool = True,
-        is_heavy: bool,
-        reads_broker: bool = False,
-    ) -> Callable[[Page], Page]:
-        def add(answer: Page) -> Page:
-            self.rows.append(
-                PageRow(method, path, role, queues, answer, reads_form, is_heavy, reads_broker)
-            )
+        more: dict[str, bool],
+    ) -> Callable[[_PageT], _PageT]:
+        def add(answer: _PageT) -> _PageT:
+            self.rows.append(PageRow(method, path, role, queues, answer, **more))
             return answer
 
         return add
