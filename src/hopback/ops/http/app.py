@@ -84,7 +84,7 @@ _BAD_PATH = Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """The only hosts of requests to a service without authentication."""
 
-FIRST_READ_S = 0.2
+FIRST_READ_S = 0.15
 """Seconds that a page waits for the first reading of a broker: most brokers answer within this time, and the
 page stays below 0.3 s."""
 
