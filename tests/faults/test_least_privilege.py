@@ -17,7 +17,7 @@ from hopback.broker.supervise import Backoff
 from hopback.errors import BrokerError
 from hopback.observe.events import Bus
 from hopback.ops.brokers.managed_broker import ManagedBroker
-from hopback.ops.contract.requests import RedriveRequest, Selection, SessionLimits
+from hopback.ops.contract.requests import RedriveRequest, Selection, SessionRequest
 from hopback.ops.operations import Operations
 from hopback.runtime import Environment
 from tests.docs.pages import ROOT
@@ -160,7 +160,7 @@ async def _as_guest(amqp_url: str) -> None:
 async def _as_inspector(url: str, amqp_url: str) -> None:
     await _prepared(amqp_url, dead_letters=3)
     async with Operations(ManagedBroker(RabbitMQ(url), topologies=[_app().topology])) as operations:
-        session = await operations.open_session("orders.dlq", SessionLimits(10), forced=True)
+        session = await operations.open_session("orders.dlq", SessionRequest(10, forced=True))
         assert session.held == 3
 
 

@@ -16,7 +16,7 @@ from hopback.designs import DESIGNS
 from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
-from hopback.ops.contract.requests import SessionLimits
+from hopback.ops.contract.requests import SessionRequest
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import Price
 from hopback.ops.operations import Operations
@@ -95,7 +95,7 @@ async def test_browsing_counts_no_delivery_where_nack_is_not_counted(
             found = await operations.survey("q.dlq")
             assert (found.seen, found.complete) == (count, True)
             session = await operations.open_session(
-                "q.dlq", SessionLimits(limit=100, skip=200 * number)
+                "q.dlq", SessionRequest(limit=100, skip=200 * number)
             )
             await operations.release(session.id)
         assert await _looked_at(operations, count) == [b"%d" % number for number in range(count)]
@@ -109,7 +109,7 @@ async def test_browsing_counts_no_delivery_where_nack_is_not_counted(
 
 
 async def _looked_at(operations: Operations, count: int) -> list[bytes]:
-    session = await operations.open_session("q.dlq", SessionLimits(limit=count))
+    session = await operations.open_session("q.dlq", SessionRequest(limit=count))
     found = (await operations.messages(session.id, size=count)).dead_letters
     assert [one.delivery_count for one in found] == [0] * count
     bodies = [operations.delivery(session.id, one.id).body for one in found]

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         Target as Target,
         TargetKind as TargetKind,
         Who as Who,
-        SessionLimits as SessionLimits,
+        SessionRequest as SessionRequest,
     )
     from hopback.ops.contract.values import (
         AuditEntry as AuditEntry,
@@ -121,7 +121,7 @@ _HOMES = {
     "hopback.ops.contract.requests": """
         AuditQuery DiscardRequest Edit GroupBy JobKind
         Pace RAMP RedriveRequest Selection
-        Settings Submission Target TargetKind Who SessionLimits
+        Settings Submission Target TargetKind Who SessionRequest
     """,
     "hopback.ops.contract.values": """
         AuditEntry Cost Counts DeadLetter Depth EditedCopy FailedMessage FailureRecord

@@ -48,7 +48,6 @@ from hopback.ops.contract.requests import (
     JobRequest,
     Pace,
     Selection,
-    SessionLimits,
     SessionRequest,
     Submission,
     Who,
@@ -168,15 +167,12 @@ class RemoteDeadLetters:
     async def open_session(
         self,
         queue: str,
-        limits: SessionLimits = USUAL_SESSION,
+        request: SessionRequest = USUAL_SESSION,
         *,
-        forced: bool = False,
-        lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        asked = SessionRequest(**structs.asdict(limits), forced=forced, lift=lift)
         answer = await self._ask_long(
-            endpoints.OPEN_SESSION, queue, body=asked, on_progress=on_progress
+            endpoints.OPEN_SESSION, queue, body=request, on_progress=on_progress
         )
         return from_json(SessionView, answer)
 

@@ -42,7 +42,7 @@ from hopback.ops.contract.requests import (
     NewRate,
     Pace,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Settings,
     Submission,
     Target,
@@ -231,23 +231,19 @@ class Operations:
     async def open_session(
         self,
         queue: str,
-        limits: SessionLimits = USUAL_SESSION,
+        request: SessionRequest = USUAL_SESSION,
         *,
-        forced: bool = False,
-        lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
         snapshot = await self.broker.snapshot()
         found = snapshot.one(queue)
-        if lift and snapshot.cost(queue).price is Price.REFUSED:
+        if request.lift and snapshot.cost(queue).price is Price.REFUSED:
             await self.lift_limit(queue, reason="to browse it")
             snapshot = await self.broker.snapshot()
         cost = snapshot.cost(queue)
-        session = await self._sessions.open(
-            found, limits, cost, by=self._who, forced=forced, on_progress=on_progress
-        )
+        session = await self._sessions.open(found, request, cost, self._who, on_progress)
         details = {"session": session.id, "held": session.view.held}
-        details |= {"forced": True} if forced else {}
+        details |= {"forced": True} if request.forced else {}
         try:
             await self.note("session.open", queue=queue, details=details)
         except BaseException:  # the caller does not get the id and could not release it

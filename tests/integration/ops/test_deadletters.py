@@ -20,7 +20,7 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Settings,
     Target,
     TargetKind,
@@ -104,11 +104,11 @@ def _redrive(**changes: Any) -> RedriveRequest:
 async def _sessions_keep_everything(shop: _Shop, sessions: int) -> None:
     await shop.park(300)
     for number in range(sessions):
-        window = SessionLimits(limit=(200, 50, 120)[number % 3])
+        window = SessionRequest(limit=(200, 50, 120)[number % 3], lift=True)
         # A busy broker requeues some time after its reply.
         while await shop.depth(DLQ) < 300:  # noqa: ASYNC110  nobody tells us when it has
             await asyncio.sleep(0.05)
-        session = await shop.operations.open_session(DLQ, window, lift=True)
+        session = await shop.operations.open_session(DLQ, window)
         assert session.held == window.limit
         dead_letters = (await shop.operations.messages(session.id, size=500)).dead_letters
         assert [dead_letter.place for dead_letter in dead_letters] == [*range(1, window.limit + 1)]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.browse.session_reader import SessionMessages, SessionReader
-    from hopback.ops.contract.requests import GroupBy, Selection, SessionLimits
+    from hopback.ops.browse.session_reader import SessionReader
+    from hopback.ops.contract.requests import GroupBy, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,9 @@ class ChosenMessages:
 class BrowseSession:
     """Messages of one queue that a reader holds until the session expires, is released or handed over."""
 
-    def __init__(
-        self, view: SessionView, messages: SessionMessages, reader: SessionReader, clock: Clock
-    ) -> None:
+    def __init__(self, view: SessionView, reader: SessionReader, clock: Clock) -> None:
         self.view = view
         self.why_closed: str = ""
-        self._dead_letters = messages.dead_letters
-        self._deliveries = messages.deliveries
         self._reader = reader
         self._clock = clock
         self._timer = self._start_timer()
@@ -74,9 +70,9 @@ class BrowseSession:
         return self._reader.source
 
     @property
-    def limits(self) -> SessionLimits:
-        """The requested number of messages and the requested time."""
-        return self._reader.limits
+    def usual_s(self) -> float:
+        """The requested time in seconds."""
+        return self._reader.request.seconds
 
     @property
     def is_open(self) -> bool:
@@ -98,7 +94,7 @@ class BrowseSession:
     def dead_letters(self) -> tuple[DeadLetter, ...]:
         """All its dead letters in the order of the queue."""
         self._check()
-        return self._dead_letters
+        return tuple(self._reader.dead_letters)
 
     def dead_letter(self, message: str) -> DeadLetter:
         """Return the dead letter with this id. Raise NoSuch if the session does not hold it."""
@@ -109,23 +105,23 @@ class BrowseSession:
 
     def content(self, message: str) -> Delivery | None:
         """Return the whole message, or None if the session does not have it."""
-        return self._deliveries.get(message)
+        return self._reader.deliveries.get(message)
 
     def delivery(self, message: str) -> Delivery:
         """Return the whole message. Raise NoSuch if the session does not have it."""
         self._check()
-        if message not in self._deliveries:
+        delivery = self.content(message)
+        if delivery is None:
             raise NoSuch("message", message)
-        return self._deliveries[message]
+        return delivery
 
     async def sift(self, wanted: Filter = EVERYTHING) -> ChosenMessages:
         """Return the dead letters that match a filter. Raise SessionOver if the session ends meanwhile."""
-        self._check()
         now, turns = self._clock.now(), Turns()
         found: list[DeadLetter] = []
         unread = 0
-        for dead_letter in self._dead_letters:
-            delivery = self._deliveries.get(dead_letter.id)
+        for dead_letter in self.dead_letters:
+            delivery = self.content(dead_letter.id)
             judged = wanted.judge(dead_letter, delivery, now)
             if judged is Judgement.MATCHES:
                 found.append(dead_letter)
@@ -159,7 +155,7 @@ class BrowseSession:
         grouping = Grouping(by)
         found, turns = await self.sift(wanted), Turns()
         for dead_letter in found.dead_letters:
-            delivery = self._deliveries.get(dead_letter.id)
+            delivery = self.content(dead_letter.id)
             grouping.add(dead_letter, delivery)
             if delivery is not None and grouping.needs_content:
                 await turns.after(measure_memory(delivery))
@@ -209,7 +205,7 @@ class BrowseSession:
 
     def _end(self, why: str) -> None:
         self.why_closed = why
-        self._dead_letters, self._deliveries = (), {}
+        self._reader.dead_letters, self._reader.deliveries = [], {}
         self._timer.cancel()
         if self._watching is not asyncio.current_task():
             self._watching.cancel()

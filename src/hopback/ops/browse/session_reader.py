@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from hopback.errors import BrokerError
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel, Connection
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.contract.requests import SessionLimits
+    from hopback.ops.contract.requests import SessionRequest
 
 _SKIPPING_BYTES = 16 * 1024 * 1024
 """Memory for delivered messages in bytes while messages are skipped. Skipped messages are not kept."""
@@ -31,109 +30,97 @@ _REPORT_EVERY = 1000
 """Messages between two progress reports: some tens of milliseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionMessages:
-    """The messages of a session. `deliveries` contains them by the ids of their dead letters.
+class SessionReader:
+    """The connection of a session and the messages that it holds.
 
-    `ready` is the number of messages in the queue before, `skipped` the number of held messages before the
-    first dead letter.
+    `count` is the number of messages to take. `ready` is the number of messages in the queue before, `seen`
+    the number of taken messages with those before the first dead letter. `deliveries` contains the messages
+    by the ids of their dead letters.
     """
 
-    dead_letters: tuple[DeadLetter, ...]
-    deliveries: dict[str, Delivery]
-    held_bytes: int
-    skipped: int
-    ready: int
-    order_kept: bool
-
-    @property
-    def complete(self) -> bool:
-        """Whether the queue had no more ready messages."""
-        return self.skipped + len(self.dead_letters) >= self.ready
-
-
-@dataclass(frozen=True, slots=True)
-class SessionReader:
-    """The connection of a session and the first `count` messages of its queue, which had `ready` messages."""
-
-    connection: Connection
-    channel: Channel
-    source: DeadLetterQueue
-    cost: Cost
-    limits: SessionLimits
-    messages: QueueMessages | StreamMessages
-    count: int
-    ready: int
+    def __init__(
+        self,
+        connection: Connection,
+        channel: Channel,
+        source: DeadLetterQueue,
+        cost: Cost,
+        request: SessionRequest,
+        ready: int,
+    ) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.source = source
+        self.request = request
+        self.ready = ready
+        self.seen = 0
+        self.dead_letters: list[DeadLetter] = []
+        self.deliveries: dict[str, Delivery] = {}
+        self.held_bytes = 0
+        self.order_kept = True
+        self._cost = cost
+        self._count = request.skip + request.limit
+        self._messages: QueueMessages | StreamMessages
+        if cost.is_stream:  # the broker's count is late, so reading finds the end
+            self._messages = StreamMessages(channel, source.name, self._count)
+        else:
+            self._count = min(self._count, ready)
+            room = min(_SKIPPING_BYTES if request.skip else ROOM_BYTES, request.max_bytes)
+            self._messages = QueueMessages(
+                channel, source.name, self._count, _PREFETCH, room_bytes=room
+            )
 
     @classmethod
     async def open(
-        cls, connection: Connection, source: DeadLetterQueue, cost: Cost, limits: SessionLimits
+        cls, connection: Connection, source: DeadLetterQueue, cost: Cost, request: SessionRequest
     ) -> Self:
         """Open a channel. No message is taken yet."""
         channel = await connection.open_channel()
         ready = (await channel.declare_queue(Queue(source.name), passive=True)).messages
-        count = limits.skip + limits.limit
-        messages: QueueMessages | StreamMessages
-        if cost.is_stream:  # the broker's count is late, so reading finds the end
-            messages = StreamMessages(channel, source.name, count)
-        else:
-            count = min(count, ready)
-            room = min(_SKIPPING_BYTES if limits.skip else ROOM_BYTES, limits.max_bytes)
-            messages = QueueMessages(channel, source.name, count, _PREFETCH, room_bytes=room)
-        return cls(connection, channel, source, cost, limits, messages, count, ready)
+        return cls(connection, channel, source, cost, request, ready)
 
     @property
     def taken(self) -> int:
         """Number of messages that other consumers cannot get, with those held to keep the order."""
-        return 0 if self.cost.is_stream else self.messages.taken
+        return 0 if self._cost.is_stream else self._messages.taken
 
-    async def read(self, *, forced: bool, on_progress: OnProgress | None) -> SessionMessages:
+    async def read(self, on_progress: OnProgress | None) -> None:
         """Take messages until a limit is reached or the queue is empty."""
-        limits, messages, turns = self.limits, self.messages, Turns()
-        dead_letters: list[DeadLetter] = []
-        deliveries: dict[str, Delivery] = {}
-        held_bytes = seen = 0
-        while held_bytes < limits.max_bytes:
+        request, messages, turns = self.request, self._messages, Turns()
+        while self.held_bytes < request.max_bytes:
             delivery = await messages.next()
             if delivery is None:
                 break
-            seen += 1
-            if seen <= limits.skip:
+            self.seen += 1
+            if self.seen <= request.skip:
                 messages.keep(delivery.tag)
             else:
                 messages.keep_for_now(delivery.tag)  # a job may settle it
-                dead_letter = read_dead_letter(delivery, seen, self.source)
-                dead_letters.append(dead_letter)
-                deliveries[dead_letter.id] = delivery
-                held_bytes += measure_memory(delivery)
-            if not forced:
-                check_delivery_count(self.source.name, delivery, self.cost)
-            if on_progress is not None and seen % _REPORT_EVERY == 0:
-                on_progress(LookProgress(self.source.name, seen, self.count))
+                dead_letter = read_dead_letter(delivery, self.seen, self.source)
+                self.dead_letters.append(dead_letter)
+                self.deliveries[dead_letter.id] = delivery
+                self.held_bytes += measure_memory(delivery)
+            if not request.forced:
+                check_delivery_count(self.source.name, delivery, self._cost)
+            if on_progress is not None and self.seen % _REPORT_EVERY == 0:
+                on_progress(LookProgress(self.source.name, self.seen, self._count))
             await turns.after(estimate_memory(delivery))
-        is_at_end = self.cost.is_stream and messages.taken < self.count and seen == messages.taken
+        is_at_end = messages.taken < self._count and self.seen == messages.taken
         await messages.finish()
-        return SessionMessages(
-            tuple(dead_letters),
-            deliveries,
-            held_bytes,
-            skipped=seen - len(dead_letters),
-            ready=seen if is_at_end else max(self.ready, seen),
-            order_kept=await self._keep_order(),
-        )
+        self.order_kept = await self._keep_order()
+        self.ready = max(0 if self._cost.is_stream and is_at_end else self.ready, self.seen)
 
     async def _keep_order(self) -> bool:
         """Return whether the queue will have its order again. A classic queue always has."""
         queue = self.source.queue
         if queue is not None and queue.type is QueueType.CLASSIC:
             return True
-        return await self.messages.round_out(self.ready)
+        return await self._messages.round_out(self.ready)
 
     async def release(self) -> None:
         """Requeue all messages in order. The broker has requeued those of a lost connection."""
         with suppress(BrokerError):
-            if self.cost.is_by_nack:
-                await self.messages.give_back()
+            if self._cost.is_by_nack:
+                await self._messages.give_back()
             await self.channel.close()
         with suppress(BrokerError):
             await self.connection.close()

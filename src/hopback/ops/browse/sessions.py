@@ -16,7 +16,7 @@ from hopback.ops.contract.values import Cost, Moment, OnProgress, SessionView
 if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.contract.requests import SessionLimits, Settings, Who
+    from hopback.ops.contract.requests import SessionRequest, Settings, Who
 
 _REMEMBERED = 1000
 """Number of sessions that are remembered, so that a caller learns why a session has ended. The oldest
@@ -35,11 +35,9 @@ class Sessions:
     async def open(
         self,
         source: DeadLetterQueue,
-        limits: SessionLimits,
+        request: SessionRequest,
         cost: Cost,
-        *,
         by: Who,
-        forced: bool,
         on_progress: OnProgress | None = None,
     ) -> BrowseSession:
         """Hold messages of a queue. If that fails, they are requeued.
@@ -47,47 +45,47 @@ class Sessions:
         The session ends `session_s` after its opening at the latest: the broker's timeout starts with the
         first message.
         """
-        check_cost(cost, forced=forced)
-        self._check(limits)
+        check_cost(cost, forced=request.forced)
+        self._check(request)
         connection = await self._broker.connect(browse_connection_name(source.name))
         opened_at, reader = self._clock.now(), None
         try:
-            reader = await SessionReader.open(connection, source, cost, limits)
+            reader = await SessionReader.open(connection, source, cost, request)
             held_by_others = self.count_held(source.name)
-            messages = await reader.read(forced=forced, on_progress=on_progress)
+            await reader.read(on_progress)
         except BaseException:
             await (connection.close() if reader is None else asyncio.shield(reader.release()))
             raise
-        expires_at = min(self._clock.now() + limits.seconds, opened_at + self._settings.session_s)
+        expires_at = min(self._clock.now() + request.seconds, opened_at + self._settings.session_s)
         view = SessionView(
             id=f"s-{token_hex(8)}",
             queue=source.name,
-            held=len(messages.dead_letters),
-            held_bytes=messages.held_bytes,
+            held=len(reader.dead_letters),
+            held_bytes=reader.held_bytes,
             opened_at=Moment(opened_at),
             expires_at=Moment(expires_at),
-            complete=messages.complete,
+            complete=reader.seen >= reader.ready,
             cost=cost,
             by=by.name,
             by_id=by.id,
-            order_kept=messages.order_kept,
-            skipped=messages.skipped,
-            ready=messages.ready,
+            order_kept=reader.order_kept,
+            skipped=reader.seen - len(reader.dead_letters),
+            ready=reader.ready,
             held_by_others=held_by_others,
         )
-        session = BrowseSession(view, messages, reader, self._clock)
+        session = BrowseSession(view, reader, self._clock)
         self._sessions[session.id] = session
         self._forget_oldest()
         return session
 
-    def _check(self, limits: SessionLimits) -> None:
+    def _check(self, request: SessionRequest) -> None:
         most = self._settings
-        if not 1 <= limits.limit <= most.session_messages:
-            raise BadRequest("limit", f"1 to {most.session_messages}, got {limits.limit}")
-        if not 1 <= limits.max_bytes <= most.session_bytes:
-            raise BadRequest("maxBytes", f"1 to {most.session_bytes}, got {limits.max_bytes}")
-        if not 0 < limits.seconds <= most.session_s:
-            raise BadRequest("ttlSeconds", f"up to {most.session_s:g}, got {limits.seconds:g}")
+        if not 1 <= request.limit <= most.session_messages:
+            raise BadRequest("limit", f"1 to {most.session_messages}, got {request.limit}")
+        if not 1 <= request.max_bytes <= most.session_bytes:
+            raise BadRequest("maxBytes", f"1 to {most.session_bytes}, got {request.max_bytes}")
+        if not 0 < request.seconds <= most.session_s:
+            raise BadRequest("ttlSeconds", f"up to {most.session_s:g}, got {request.seconds:g}")
         if len(self.active()) >= most.sessions:
             raise BadRequest("session", f"at most {most.sessions} at once; release one first")
 
@@ -124,7 +122,7 @@ class Sessions:
     def renew(self, session_id: str, seconds: float | None) -> BrowseSession:
         """Extend a session from now, by default by its original time."""
         session, longest = self.one(session_id), self._settings.session_s
-        wanted = session.limits.seconds if seconds is None else seconds
+        wanted = session.usual_s if seconds is None else seconds
         if not 0 < wanted <= longest:
             raise BadRequest("seconds", f"up to {longest:g}, got {wanted:g}")
         if self._clock.now() + wanted - session.view.opened_at > longest:

@@ -34,7 +34,7 @@ from hopback.ops.contract.requests import (
     USUAL_SESSION,
     RedriveRequest,
     Selection,
-    SessionLimits,
+    SessionRequest,
 )
 from hopback.ops.contract.search import (
     MOST_WALKED,
@@ -128,9 +128,9 @@ async def hold(
     """
     if lift:
         await lift_if_needed(dead_letters, queue, reason)
-    limits = SessionLimits(limit=size, skip=skip)
+    request = SessionRequest(limit=size, skip=skip, forced=forced)
     with show_progress() as tell:
-        session = await dead_letters.open_session(queue, limits, forced=forced, on_progress=tell)
+        session = await dead_letters.open_session(queue, request, on_progress=tell)
     try:
         yield session.id
     finally:

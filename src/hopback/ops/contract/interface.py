@@ -21,7 +21,7 @@ from hopback.ops.contract.requests import (
     JobRequest,
     Pace,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Submission,
     Target,
     Who,
@@ -99,10 +99,8 @@ class DeadLetters(Protocol):
     async def open_session(
         self,
         queue: str,
-        limits: SessionLimits = USUAL_SESSION,
+        request: SessionRequest = USUAL_SESSION,
         *,
-        forced: bool = False,
-        lift: bool = False,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
         """Open a browse session. `forced` accepts the danger of looking, `lift` removes it by a policy."""

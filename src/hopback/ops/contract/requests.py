@@ -158,28 +158,23 @@ class GroupBy(StrEnum):
     ERROR = "error"
 
 
-class SessionLimits(_Asked, frozen=True):
+class SessionRequest(_Asked, frozen=True):
     """How many messages a session holds, and for how long.
 
     The first `skip` messages are passed over. The broker holds them until the session ends, and this process
-    does not keep them.
+    does not keep them. `forced` accepts the danger of looking, `lift` removes it by a policy.
     """
 
     limit: _SessionMessages = 100
     max_bytes: _SessionBytes = 64 * 1024 * 1024
     seconds: _SessionSeconds = field(default=300.0, name="ttlSeconds")
     skip: _Skipped = 0
-
-
-USUAL_SESSION = SessionLimits()
-"""A hundred messages for five minutes."""
-
-
-class SessionRequest(SessionLimits, frozen=True):
-    """A browse session. `forced` accepts the danger of looking, `lift` removes it by a policy."""
-
     forced: bool = field(default=False, name="force")
     lift: bool = False
+
+
+USUAL_SESSION = SessionRequest()
+"""A hundred messages for five minutes."""
 
 
 class Renewal(_Asked, frozen=True):

@@ -195,9 +195,7 @@ class Services:
         operations = self.on_behalf_of(principal)
         self.shared.opening[principal.id] += 1
         try:
-            view = await operations.open_session(
-                queue, asked, forced=asked.forced, lift=asked.lift, on_progress=on_progress
-            )
+            view = await operations.open_session(queue, asked, on_progress=on_progress)
         finally:
             self.shared.opening[principal.id] -= 1
             if not self.shared.opening[principal.id]:

@@ -32,7 +32,7 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Submission,
 )
 from hopback.ops.contract.roles import Role
@@ -341,7 +341,7 @@ async def _show_returned_messages(visit: Visit, job: Job) -> Response:
     ready = detail.depth.ready or 0
     if 0 < ready <= _AT_ONCE and detail.cost.price is not Price.REFUSED:
         visit.services.check_room(visit.principal)
-        view = await operations.open_session(job.queue, SessionLimits(ready, seconds=_LOOKING_S))
+        view = await operations.open_session(job.queue, SessionRequest(ready, seconds=_LOOKING_S))
         if view.complete:
             queue, session = quote(view.queue, safe=""), quote(view.id, safe="")
             return see_other(f"/sessions/{session}?queue={queue}&filter=job:{quote(job.id)}")

@@ -27,7 +27,7 @@ from hopback.ops import (
     QueueSummary,
     RedriveRequest,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Submission,
     Who,
 )
@@ -139,7 +139,7 @@ class _AdminEndpoints:
         digits = text is not None and re.fullmatch(r"[0-9]{1,9}", text)
         limit = _limit(int(digits[0]) if digits else text, _PEEKED)
         queue = await self._queue(request)
-        window = SessionLimits(limit, _PEEK_BYTES, _PEEK_S)
+        window = SessionRequest(limit, _PEEK_BYTES, _PEEK_S)
         operations = self.operations.on_behalf_of(who)
         session = await operations.open_session(queue.queue, window)
         try:

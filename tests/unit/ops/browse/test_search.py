@@ -12,7 +12,7 @@ import zstandard
 
 from hopback.errors import BadFilter, BadRequest, NoSuch, UnsafeOperation
 from hopback.message import Message, Properties, Received
-from hopback.ops.contract.requests import Selection, SessionLimits
+from hopback.ops.contract.requests import Selection, SessionRequest
 from hopback.ops.contract.search import SearchRequest
 from hopback.ops.messages.filters import Judgement, parse_filter
 from hopback.testing import in_virtual_time
@@ -91,7 +91,7 @@ async def test_message_beyond_session_is_found_opened_and_redriven() -> None:
         assert [(hit.dead_letter.place, hit.dead_letter.queue) for hit in hits] == [(2951, DLQ)]
         assert '"C-02950"' in hits[0].excerpt
         assert (last.seen, last.total, last.matching, last.is_over) == (3000, 3000, 1, True)
-        session = await shop.operations.open_session(DLQ, SessionLimits(limit=20, skip=2945))
+        session = await shop.operations.open_session(DLQ, SessionRequest(limit=20, skip=2945))
         assert (session.held, session.skipped, session.complete) == (20, 2945, False)
         view = await shop.operations.message(session.id, hits[0].dead_letter.id)
         assert view.payload == {"customer": "C-02950"}

@@ -11,7 +11,7 @@ from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.requests import GroupBy, Selection, SessionLimits, Settings
+from hopback.ops.contract.requests import GroupBy, Selection, SessionRequest, Settings
 from hopback.ops.contract.values import HeldBack, Price
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy, Queue
@@ -62,7 +62,7 @@ async def test_session_timeout_starts_when_messages_are_held() -> None:
         shop.broker.faults.latency = 40.0
         for seconds, left in ((60.0, 60.0), (1500.0, 1300.0)):
             session = await shop.operations.open_session(
-                DLQ, SessionLimits(limit=3, seconds=seconds)
+                DLQ, SessionRequest(limit=3, seconds=seconds)
             )
             now = shop.operations.clock.now()
             assert now - session.opened_at > 60.0
@@ -86,7 +86,7 @@ async def test_session_pages_filters_groups_and_returns_messages_in_order() -> N
             for n in range(50)
         )
         operations = shop.operations
-        session = await operations.on_behalf_of(ANN).open_session(DLQ, SessionLimits(limit=30))
+        session = await operations.on_behalf_of(ANN).open_session(DLQ, SessionRequest(limit=30))
         assert (session.held, session.complete, session.by) == (30, False, "Ann")
         page = await operations.messages(session.id, size=20)
         assert ([dead_letter.place for dead_letter in page.dead_letters], page.matching) == (
@@ -120,7 +120,7 @@ async def test_session_expires_and_returns_messages() -> None:
     """It can be renewed up to its maximum age."""
     async with open_shop() as shop:
         await shop.park(3)
-        session = await shop.operations.open_session(DLQ, SessionLimits(seconds=60))
+        session = await shop.operations.open_session(DLQ, SessionRequest(seconds=60))
         await asyncio.sleep(50)
         await shop.operations.renew(session.id)
         await asyncio.sleep(50)
@@ -155,7 +155,7 @@ async def test_sessions_of_any_size_keep_quorum_queue_order(
     async with open_shop(version=version) as shop:
         await shop.park(400)
         for limit in (200, 50, 1, 120, 400, 7, 200):
-            session = await shop.operations.open_session(DLQ, SessionLimits(limit=limit))
+            session = await shop.operations.open_session(DLQ, SessionRequest(limit=limit))
             assert (session.held, session.order_kept) == (limit, True)
             await shop.operations.release(session.id)
             assert shop.bodies(DLQ) == [b"%d" % n for n in range(400)]
@@ -167,7 +167,7 @@ async def test_session_stops_at_byte_limit() -> None:
     async with open_shop("raffle") as shop:
         await shop.publish(Message("", "raffle_dlq", bytes(100_000)) for _ in range(50))
         session = await shop.operations.open_session(
-            "raffle_dlq", SessionLimits(max_bytes=1_000_000)
+            "raffle_dlq", SessionRequest(max_bytes=1_000_000)
         )
         assert session.held == 10
         assert 1_000_000 <= session.held_bytes <= 1_000_000 + 110_000
@@ -181,7 +181,7 @@ async def test_header_size_counts_toward_session_byte_limit() -> None:
         await shop.publish(
             Message("", "raffle_dlq", b"", Properties(headers=headers)) for _ in range(10)
         )
-        window = SessionLimits(max_bytes=16 * 1024 * 1024)
+        window = SessionRequest(max_bytes=16 * 1024 * 1024)
         session = await shop.operations.open_session("raffle_dlq", window)
         assert session.held == 6
         assert session.held_bytes > 16 * 1024 * 1024
@@ -237,12 +237,12 @@ async def test_session_limits_are_refused_with_reason() -> None:
     async with open_shop(settings=Settings(sessions=1, session_messages=50)) as shop:
         await shop.park(3)
         with pytest.raises(BadRequest, match="limit: expected 1 to 50, got 51"):
-            await shop.operations.open_session(DLQ, SessionLimits(limit=51))
+            await shop.operations.open_session(DLQ, SessionRequest(limit=51))
         with pytest.raises(BadRequest, match="ttlSeconds"):
-            await shop.operations.open_session(DLQ, SessionLimits(limit=1, seconds=9999))
-        session = await shop.operations.open_session(DLQ, SessionLimits(limit=2))
+            await shop.operations.open_session(DLQ, SessionRequest(limit=1, seconds=9999))
+        session = await shop.operations.open_session(DLQ, SessionRequest(limit=2))
         with pytest.raises(BadRequest, match="at most 1 at once"):
-            await shop.operations.open_session(DLQ, SessionLimits(limit=2))
+            await shop.operations.open_session(DLQ, SessionRequest(limit=2))
         with pytest.raises(BadFilter):
             await shop.operations.messages(session.id, "nonsense>1")
         with pytest.raises(NoSuch, match="message"):
@@ -263,7 +263,7 @@ async def test_quorum_queue_with_default_limit_refuses_sessions() -> None:
         detail = await shop.operations.queue(DLQ)
         assert (detail.limit, detail.can_lift, detail.cost.price) == (20, True, Price.REFUSED)
         for _ in range(100):
-            session = await shop.operations.open_session(DLQ, lift=True)
+            session = await shop.operations.open_session(DLQ, SessionRequest(lift=True))
             await shop.operations.release(session.id)
         assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
         assert (await shop.operations.queue(DLQ)).limit_lifted
@@ -283,7 +283,7 @@ async def test_sessions_return_messages_by_nack_where_nack_is_not_counted() -> N
     async with open_shop("ratatoskr", version=V43) as shop:
         await shop.park(5)
         for _ in range(100):
-            session = await shop.operations.open_session(DLQ, SessionLimits(limit=3))
+            session = await shop.operations.open_session(DLQ, SessionRequest(limit=3))
             await shop.operations.release(session.id)
             assert (await shop.operations.survey(DLQ)).seen == 5
         assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
@@ -321,7 +321,7 @@ async def test_forced_session_ignores_limit_once() -> None:
     async with open_shop("ratatoskr", version=V4) as shop:
         await shop.park(2)
         for _ in range(3):
-            session = await shop.operations.open_session(DLQ, forced=True)
+            session = await shop.operations.open_session(DLQ, SessionRequest(forced=True))
             await shop.operations.release(session.id)
         assert {message.returns for message in shop.queue(DLQ).ready} == {3}
 
@@ -396,7 +396,7 @@ async def test_queue_depth_includes_messages_held_by_sessions(skip: int) -> None
             )
             == 60
         )
-        session = await shop.operations.open_session(DLQ, SessionLimits(limit=10, skip=skip))
+        session = await shop.operations.open_session(DLQ, SessionRequest(limit=10, skip=skip))
         depth = (await shop.operations.queue(DLQ)).depth
         assert (session.held, depth.total) == (10, 60)
         await shop.operations.release(session.id)

@@ -26,7 +26,7 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Submission,
     Target,
     TargetKind,
@@ -72,7 +72,7 @@ async def test_remote_client_returns_same_values_as_library() -> None:
         assert structs.replace(there, depth=here.depth) == here
         detail = await library.queue(DLQ)
         assert structs.replace(await remote.queue(DLQ), depth=detail.depth) == detail
-        session = await remote.open_session(DLQ, SessionLimits(limit=5))
+        session = await remote.open_session(DLQ, SessionRequest(limit=5))
         assert (session.held, session.complete) == (5, False)
         page = await remote.messages(session.id, "error:TimeoutError", size=2)
         assert (len(page.dead_letters), page.matching, page.next) == (2, 3, "3")

@@ -18,7 +18,7 @@ from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.requests import (
     RedriveRequest,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Target,
     TargetKind,
 )
@@ -137,7 +137,7 @@ async def test_deep_session_reports_progress_until_it_opens() -> None:
         told: list[LookProgress] = []
         began = asyncio.get_running_loop().time()
         session = await remote.open_session(
-            DLQ, SessionLimits(limit=10, skip=2490), on_progress=told.append
+            DLQ, SessionRequest(limit=10, skip=2490), on_progress=told.append
         )
         assert asyncio.get_running_loop().time() - began > 60.0
         assert (session.skipped, session.held) == (2490, 10)
@@ -154,10 +154,10 @@ async def test_client_without_event_stream_gets_only_the_result() -> None:
     async with _served(30) as (found, remote, transport):
         transport.accepts = False
         with pytest.raises(ServerUnavailable, match="ReadTimeout"):
-            await remote.open_session(DLQ, SessionLimits(limit=10))
+            await remote.open_session(DLQ, SessionRequest(limit=10))
         assert found.operations.sessions() == ()
         found.broker.faults.latency = 0.0
-        assert (await remote.open_session(DLQ, SessionLimits(limit=30))).held == 30
+        assert (await remote.open_session(DLQ, SessionRequest(limit=30))).held == 30
 
 
 @in_virtual_time
@@ -166,7 +166,7 @@ async def test_disconnected_client_leaves_no_messages_held() -> None:
         async with _served(30) as (found, remote, _):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await remote.open_session(DLQ, SessionLimits(limit=30))
+                    await remote.open_session(DLQ, SessionRequest(limit=30))
             await asyncio.sleep(4 * _SLOW_S)  # the broker hears late that the channel is closed
             found.broker.faults.latency = 0.0
             assert found.operations.sessions() == ()
@@ -177,7 +177,7 @@ async def test_disconnected_client_leaves_no_messages_held() -> None:
 async def test_late_refusal_raises_same_error_as_immediate_one() -> None:
     async with _served(30) as (_, remote, _transport):
         with pytest.raises(NoSuch, match="nowhere"):
-            await remote.open_session("nowhere.dlq", SessionLimits(limit=10))
+            await remote.open_session("nowhere.dlq", SessionRequest(limit=10))
         asked = RedriveRequest(
             queue=DLQ,
             selection=Selection(filter="error:TimeoutError"),

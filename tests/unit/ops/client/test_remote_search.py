@@ -9,7 +9,7 @@ from hopback.errors import BadFilter, NoSuch
 from hopback.message import Message
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
-from hopback.ops.contract.requests import SessionLimits
+from hopback.ops.contract.requests import SessionRequest
 from hopback.ops.contract.search import SearchHit, SearchRequest
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
@@ -38,7 +38,7 @@ async def test_remote_search_errors_and_trends_equal_library() -> None:
                 hits.extend(progress.hits)
             assert [hit.dead_letter.place for hit in hits] == [28]
             assert (progress.seen, progress.matching, progress.is_over) == (30, 1, True)
-            session = await remote.open_session(DLQ, SessionLimits(limit=3, skip=27))
+            session = await remote.open_session(DLQ, SessionRequest(limit=3, skip=27))
             assert (session.skipped, session.held) == (27, 3)
             assert await remote.body(session.id, hits[0].dead_letter.id) == b'{"number":27}'
             await remote.release(session.id)

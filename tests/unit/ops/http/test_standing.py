@@ -10,7 +10,7 @@ from msgspec import structs
 
 from hopback.message import Properties
 from hopback.ops.alerts.values import Alert, AlertKind, AlertState, ToldState
-from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, SessionLimits
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, SessionRequest
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.page.rendering import renderer, visible
 from hopback.topology.model import Queue
@@ -52,7 +52,7 @@ async def test_unknown_path_is_html_page_in_browser_and_problem_for_api() -> Non
 
 async def test_redrive_form_counts_messages_held_by_sessions() -> None:
     async with admin(*(dead_letter(n) for n in range(3))) as service:
-        await service.operations.open_session(DLQ, SessionLimits(limit=2))
+        await service.operations.open_session(DLQ, SessionRequest(limit=2))
         first = await service.client.get(f"/queues/{DLQ}/re-drive")
     assert "<b>1</b> messages now. 2 more are held by browse sessions" in first.text
 
@@ -125,7 +125,7 @@ async def test_dismissed_sign_in_notice_is_not_shown_again() -> None:
 async def test_own_session_is_not_shown_as_consumer() -> None:
     """A quorum queue counts a cancelled consumer while it holds messages."""
     async with admin(*(dead_letter(n) for n in range(3))) as service:
-        await service.operations.open_session(DLQ, SessionLimits(limit=3))
+        await service.operations.open_session(DLQ, SessionRequest(limit=3))
         page = await service.client.get(f"/queues/{DLQ}")
         await service.operations.release(service.operations.sessions()[0].id)
     assert "Continue looking" in page.text

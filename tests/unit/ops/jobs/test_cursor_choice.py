@@ -23,7 +23,7 @@ from hopback.ops.contract.requests import (
     RAMP,
     Pace,
     Selection,
-    SessionLimits,
+    SessionRequest,
 )
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.checkpoint import Checkpoint
@@ -285,7 +285,7 @@ async def test_redrive_of_chosen_messages_completes_after_broker_loses_acks() ->
     async with _life(parked) as life:
         await life.shop.publish(parked)
         session = await life.shop.operations.on_behalf_of(ANN).open_session(
-            DLQ, SessionLimits(limit=_LIMIT)
+            DLQ, SessionRequest(limit=_LIMIT)
         )
         asked = redrive(selection=Selection(session=session.id), pace=_PACE)
         life.ident = (await life.shop.operations.start(asked)).id

@@ -30,7 +30,7 @@ from hopback.ops.contract.requests import (
     AuditQuery,
     Pace,
     Selection,
-    SessionLimits,
+    SessionRequest,
     Settings,
     Submission,
     Target,
@@ -132,7 +132,9 @@ async def test_redrive_of_session_moves_only_chosen_messages() -> None:
     """The other messages return in order, and the session ends."""
     async with open_shop() as shop:
         await shop.park(20)
-        session = await shop.operations.on_behalf_of(ANN).open_session(DLQ, SessionLimits(limit=10))
+        session = await shop.operations.on_behalf_of(ANN).open_session(
+            DLQ, SessionRequest(limit=10)
+        )
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
         request = redrive(selection=Selection(session=session.id, ids=chosen), expected_count=3)

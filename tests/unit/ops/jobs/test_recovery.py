@@ -10,7 +10,7 @@ import pytest
 from hopback.broker.embedded import run_virtual
 from hopback.message import Message
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.requests import Pace, Selection, SessionLimits, Settings
+from hopback.ops.contract.requests import Pace, Selection, SessionRequest, Settings
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.job_progress import certain_counts
 from hopback.testing import in_virtual_time
@@ -231,7 +231,9 @@ async def test_chosen_messages_are_found_at_end_of_quorum_queue_after_kill() -> 
         await shop.publish(_parked(twins=False))
         await _browsed(shop)
         steps.broker, shop.broker.faults = shop.broker, steps
-        session = await shop.operations.on_behalf_of(ANN).open_session(DLQ, SessionLimits(limit=10))
+        session = await shop.operations.on_behalf_of(ANN).open_session(
+            DLQ, SessionRequest(limit=10)
+        )
         dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)

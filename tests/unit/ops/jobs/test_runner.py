@@ -10,7 +10,7 @@ from hopback.broker.embedded.management import EmbeddedManagement
 from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionLimits
+from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionRequest
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
@@ -168,7 +168,7 @@ async def test_resumed_job_waits_for_session_that_holds_its_messages() -> None:
     async with open_shop(journal=steps.journal) as shop:
         job = await _interrupted(shop, steps)
         session = await shop.operations.on_behalf_of(ANN).open_session(
-            DLQ, SessionLimits(limit=_HELD)
+            DLQ, SessionRequest(limit=_HELD)
         )
         await shop.operations.resume(job.id)
         async for seen in shop.operations.events(job.id):
