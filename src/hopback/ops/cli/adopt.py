@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -79,20 +79,9 @@ def adopt(
         tiers_ms = tuple(map(parse_duration_ms, waits)) or None
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--retry") from error
-    asked = _AdoptRequest(queue, way, tiers_ms, attempts)
     if setting or revert:
         return asyncio.run(_change(access, queue, revert=revert, yes=yes))
-    return asyncio.run(_show(access, asked, form))
-
-
-@dataclass(frozen=True, slots=True)
-class _AdoptRequest:
-    """The arguments of the command."""
-
-    queue: str
-    way: str | None
-    tiers_ms: tuple[int, ...] | None
-    attempts: int | None
+    return asyncio.run(_show(access, queue, way, tiers_ms, attempts, form))
 
 
 async def _open(access: Access, stack: AsyncExitStack) -> tuple[ManagedBroker, ManagementApi]:
@@ -141,27 +130,34 @@ async def _change(access: Access, queue: str, *, revert: bool, yes: bool) -> int
     return Exit.OK
 
 
-async def _show(access: Access, asked: _AdoptRequest, form: str) -> int:
+async def _show(
+    access: Access,
+    queue: str,
+    way: str | None,
+    tiers_ms: tuple[int, ...] | None,
+    attempts: int | None,
+    form: str,
+) -> int:
     from hopback.errors import NoSuch
     from hopback.ops.brokers.adoption import AdoptionWay, adoption
 
     async with AsyncExitStack() as stack:
         broker, management = await _open(access, stack)
         live = await management.live_topology(broker.vhost)
-        if live.queue(asked.queue) is None:
-            raise NoSuch("queue", asked.queue, f"in virtual host {broker.vhost!r}")
-        reading = await management.queue(broker.vhost, asked.queue)
+        if live.queue(queue) is None:
+            raise NoSuch("queue", queue, f"in virtual host {broker.vhost!r}")
+        reading = await management.queue(broker.vhost, queue)
         found = adoption(
             live,
-            asked.queue,
+            queue,
             await broker.version(),
-            tiers_ms=asked.tiers_ms,
-            attempts=asked.attempts,
+            tiers_ms=tiers_ms,
+            attempts=attempts,
             reported_policy=reading.policy,
         )
-        holders = await management.holders(broker.vhost, asked.queue)
-        if asked.way is not None:
-            return _write(found.choice(AdoptionWay(asked.way)), form)
+        holders = await management.holders(broker.vhost, queue)
+        if way is not None:
+            return _write(found.choice(AdoptionWay(way)), form)
         looked_at = await _look(broker, found)
     if form == "json":
         document(json_text(_adoption_data(found, reading, holders, looked_at)))

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopback.cli.terminal import table
 from hopback.ops.cli.access import (
     complete_job,
     complete_queue,
     dead_letter_command,
 )
-from hopback.ops.cli.dlq_print import ago, form_option, output
+from hopback.ops.cli.dlq_print import ago, form_option, output, print_table
 from hopback.ops.contract.requests import AuditQuery
 
 if TYPE_CHECKING:
@@ -94,12 +93,6 @@ def print_audit(entries: Sequence[AuditEntry], limit: int, now: float) -> None:
         for one in entries
     ]
     columns = ("number", "when", "who", "action", "queue", "job", "reason")
-    kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
-    table(
-        [columns[place] for place in kept],
-        [[row[place] for place in kept] for row in rows],
-        right=("number", "when"),
-        keep=("queue", "job"),
-    )
+    print_table(columns, rows, right=("number", "when"), keep=("queue", "job"))
     if len(entries) == limit:
         click.echo(f"Older entries: --before {entries[-1].number}")

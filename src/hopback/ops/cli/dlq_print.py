@@ -38,7 +38,7 @@ from hopback.ops.contract.values import (
     TargetChoice,
 )
 from hopback.ops.messages.body import find_packing, unpack
-from hopback.ops.messages.plain import pretty_json
+from hopback.ops.messages.plain import hex_rows, pretty_json
 from hopback.text import count_of, safe_lines, size_text
 from hopback.text import one_line as safe
 
@@ -56,7 +56,6 @@ _SHOWN_BYTES = 64 * 1024  # of a payload, about a thousand lines. --save writes 
 _PRETTY_BYTES = 4 * _SHOWN_BYTES
 """Largest payload that is indented. Larger ones take too long, and only their start is shown."""
 _HEX_BYTES = 2048  # 128 rows, enough to recognise a format
-_HEX_ROW = 16  # bytes per row, as in hexdump
 
 
 def form_option(command: _Command) -> _Command:
@@ -107,7 +106,7 @@ def _clip(text: str) -> str:
     return line if len(line) <= _ERROR_CELL else f"{line[: _ERROR_CELL - 1]}…"
 
 
-def _print_table(
+def print_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     right: Sequence[str] = (),
@@ -141,7 +140,7 @@ def print_queues(queues: Sequence[QueueSummary]) -> None:
         for one in queues
     ]
     columns = ("queue", "from", "messages", "held", "job", "note")
-    _print_table(columns, rows, right=("messages", "held"), keep=("job",))
+    print_table(columns, rows, right=("messages", "held"), keep=("job",))
     total = sum(one.messages or 0 for one in queues)
     full = sum(bool(one.messages) for one in queues)
     age = max((one.depth.age_s for one in queues), default=0.0)
@@ -205,7 +204,7 @@ def print_queue(queue: QueueDetail) -> None:
         )
         for one in queue.targets
     ]
-    _print_table(("target", "where", "note"), rows)
+    print_table(("target", "where", "note"), rows)
 
 
 def _target_name(queue: QueueDetail, choice: TargetChoice) -> str:
@@ -234,7 +233,7 @@ def print_messages(messages: Sequence[DeadLetter], now: float) -> None:
         for one in messages
     ]
     columns = ("id", "type", "reason", "error", "attempts", "failed", "size")
-    _print_table(columns, rows, right=("size", "failed"))
+    print_table(columns, rows, right=("size", "failed"))
 
 
 def _error(message: DeadLetter) -> str:
@@ -304,7 +303,7 @@ def print_groups(found: Survey, now: float) -> None:
     # Omit a second column with the property by which the messages are grouped.
     twin = "from" if found.by == GroupBy.ORIGIN else str(found.by)
     kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
-    _print_table(
+    print_table(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("count", "first", "last"),
@@ -437,13 +436,8 @@ def _cut_note(size: int) -> str:
 
 def _hex(body: bytes) -> tuple[str, str]:
     """Return rows of hex and ASCII, and a note if the body is longer."""
-    rows = []
-    for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW):
-        row = body[start : start + _HEX_ROW]
-        characters = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
-        rows.append(f"{start:06x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {characters}")
     cut = len(body) > _HEX_BYTES
-    return "\n".join(rows), _cut_note(_HEX_BYTES) if cut else ""
+    return hex_rows(body[:_HEX_BYTES], 6), _cut_note(_HEX_BYTES) if cut else ""
 
 
 def print_plan(plan: JobPlan, *, err: bool) -> None:
@@ -535,7 +529,7 @@ def print_jobs(jobs: Sequence[Job], now: float) -> None:
         )
         for one in jobs
     ]
-    _print_table(columns, rows, right=numbers, keep=("queue",))
+    print_table(columns, rows, right=numbers, keep=("queue",))
 
 
 def came_back_text(counts: Counts) -> str:

@@ -12,7 +12,7 @@ import shutil
 import signal
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
@@ -75,7 +75,7 @@ def _count_finished(job: Job) -> int:
     return job.counts.done + job.counts.skipped + job.counts.failed
 
 
-def bar_line(job: Job, rate: float | None, columns: int) -> str:
+def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
     """Return the progress of a job as one line of at most `columns` characters."""
     counts = job.counts
     finished = _count_finished(job)
@@ -111,16 +111,6 @@ def _brief(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-class Progress(Protocol):
-    """Output for the progress of a job."""
-
-    def show(self, job: Job) -> None:
-        """Show the present state of the job."""
-
-    def finish(self) -> None:
-        """End the output."""
-
-
 class Bar:
     """Redraws one line of a terminal, without escape sequences."""
 
@@ -144,11 +134,14 @@ class Bar:
             self._drawn = 0
 
 
-class _EveryFewSeconds:
+class Lines:
     """Writes a line every `_BETWEEN_RECORDS_S` seconds, and at once if the job's reason changes."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self, now: Callable[[], float], line_of: Callable[[Job, float | None], str]
+    ) -> None:
         self._now = now
+        self._line_of = line_of
         self._meter = Meter()
         self._next = now() + _BETWEEN_RECORDS_S
         self._reason = ""
@@ -160,40 +153,28 @@ class _EveryFewSeconds:
         self._reason = job.reason
         if now >= self._next or self._reason != known:
             self._next = now + _BETWEEN_RECORDS_S
-            click.echo(self._line(job, self._meter.rate), err=True)
+            click.echo(self._line_of(job, self._meter.rate), err=True)
 
     def finish(self) -> None:
         """Every line is complete."""
 
-    def _line(self, job: Job, rate: float | None) -> str:
-        raise NotImplementedError
 
+def record_line(job: Job, rate: float | None) -> str:
+    """Return the progress of a job as a line of JSON, for logs."""
+    from hopback.ops.contract.codec import to_json
 
-class Records(_EveryFewSeconds):
-    """Writes lines of JSON, for logs."""
-
-    def _line(self, job: Job, rate: float | None) -> str:
-        from hopback.ops.contract.codec import to_json
-
-        left = time_left(job, rate)
-        return json_line(
-            {
-                "event": "progress",
-                "job": job.id,
-                "state": job.state,
-                "reason": job.reason,
-                "counts": to_json(job.counts),
-                "rate": None if rate is None or _waits_for(job) else round(rate, 1),
-                "secondsLeft": None if left is None else round(left, 1),
-            }
-        )
-
-
-class TextLines(_EveryFewSeconds):
-    """Writes lines of text, if tables are written to a pipe or a file."""
-
-    def _line(self, job: Job, rate: float | None) -> str:
-        return bar_line(job, rate, _LOG_COLUMNS)
+    left = time_left(job, rate)
+    return json_line(
+        {
+            "event": "progress",
+            "job": job.id,
+            "state": job.state,
+            "reason": job.reason,
+            "counts": to_json(job.counts),
+            "rate": None if rate is None or _waits_for(job) else round(rate, 1),
+            "secondsLeft": None if left is None else round(left, 1),
+        }
+    )
 
 
 class Signals:
@@ -278,8 +259,8 @@ async def follow(
     Without a terminal the progress is written as lines: text if `form` is `table`, otherwise JSON.
     """
     now = asyncio.get_running_loop().time
-    lines = TextLines if form == "table" else Records
-    progress: Progress = Bar(now) if on_terminal(err=True) else lines(now)
+    line_of = bar_line if form == "table" else record_line
+    progress = Bar(now) if on_terminal(err=True) else Lines(now, line_of)
     last = job
 
     async def watch() -> None:

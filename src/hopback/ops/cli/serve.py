@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,18 +29,6 @@ from hopback.ops.cli.journal import journal
 if TYPE_CHECKING:
     from hopback.ops.http.settings import AdminSettings
     from hopback.ops.operations import Operations
-
-
-@dataclass(frozen=True, slots=True)
-class _ServeChoices:
-    """Options of the service itself."""
-
-    http: tuple[str, int]
-    config: Path | None
-    dev: bool
-    tls_cert: str | None
-    tls_key: str | None
-    proxied: bool
 
 
 @click.command(cls=EnvironmentCommand, short_help="Serve the admin page and the HTTP API.")
@@ -76,7 +63,14 @@ class _ServeChoices:
     show_default=True,
     help="Role of the --new-key.",
 )
-def serve(new_key: str | None, role: str, access: OpsAccess, **options: Any) -> int:
+def serve(
+    new_key: str | None,
+    role: str,
+    access: OpsAccess,
+    http: tuple[str, int],
+    dev: bool,
+    **server: Any,
+) -> int:
     """Serve the admin page and the HTTP API.
 
     Without --config there is no sign-in and only this machine is served.
@@ -85,10 +79,9 @@ def serve(new_key: str | None, role: str, access: OpsAccess, **options: Any) -> 
 
     if new_key is not None:
         return _print_key(new_key, role)
-    choices = _ServeChoices(config=access.config, **options)
-    settings = admin.AdminSettings()
-    if choices.config is not None:
-        settings = admin.read_settings(choices.config, os.environ)
+    config, settings = access.config, admin.AdminSettings()
+    if config is not None:
+        settings = admin.read_settings(config, os.environ)
     if settings.brokers and access.broker is not None:
         raise click.UsageError(
             "--broker (or HOPBACK_BROKER) and the [[brokers]] of --config exclude each other."
@@ -97,52 +90,61 @@ def serve(new_key: str | None, role: str, access: OpsAccess, **options: Any) -> 
         raise click.UsageError(
             "Missing option '--broker' (or HOPBACK_BROKER, or [[brokers]] in --config)."
         )
-    admin.refuse_public(choices.http[0], asks_who=settings.asks_who or choices.dev)
+    admin.refuse_public(http[0], asks_who=settings.asks_who or dev)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with asyncio.Runner(loop_factory=quick_loop()) as runner:
-        runner.run(_serve(access, choices, settings))
+        runner.run(_serve(access, settings, http, dev=dev, **server))
     return Exit.OK
 
 
-async def _serve(access: OpsAccess, choices: _ServeChoices, settings: AdminSettings) -> None:
+async def _serve(
+    access: OpsAccess,
+    settings: AdminSettings,
+    http: tuple[str, int],
+    *,
+    dev: bool,
+    tls_cert: str | None,
+    tls_key: str | None,
+    proxied: bool,
+) -> None:
     from hopback.ops.http import create_app
     from hopback.ops.http import serve as serve_app
     from hopback.ops.http.auth import new_secret
 
-    link = new_secret() if choices.dev else None
+    link = new_secret() if dev else None
     async with AsyncExitStack() as stack:
-        operations = await _open_brokers(access, stack, choices.config, settings)
+        operations = await _open_brokers(access, stack, settings)
         await operations[0].journal.store_id()  # report an unusable database before serving
         app = create_app(*operations, settings=settings, link=link)
 
         def tell(host: str, port: int) -> None:
-            scheme = "https" if choices.tls_cert else "http"
+            scheme = "https" if tls_cert else "http"
             address = f"{scheme}://{url_host(host, port)}/"
             click.echo(f"Serving {address}", err=True)
             if link is not None:
                 click.echo(f"Sign in: {address}login?token={link}", err=True)
                 click.echo("The link works once.", err=True)
-            elif choices.config is None:
+            elif access.config is None:
                 click.echo("No sign-in is configured: only this machine is served.", err=True)
 
         try:
             await serve_app(
                 app,
-                host=choices.http[0],
-                port=choices.http[1],
+                host=http[0],
+                port=http[1],
                 on_ready=tell,
-                certificate=choices.tls_cert,
-                key=choices.tls_key,
-                proxied=choices.proxied,
+                certificate=tls_cert,
+                key=tls_key,
+                proxied=proxied,
             )
         except SystemExit as ended:  # uvicorn could not listen
-            raise cannot_listen(choices.http, "see the line above") from ended
+            raise cannot_listen(http, "see the line above") from ended
 
 
 async def _open_brokers(
-    access: OpsAccess, stack: AsyncExitStack, config: Path | None, settings: AdminSettings
+    access: OpsAccess, stack: AsyncExitStack, settings: AdminSettings
 ) -> list[Operations]:
     """Open the brokers of the settings with one journal, or the broker of the options.
 
@@ -157,7 +159,7 @@ async def _open_brokers(
     kept = await stack.enter_async_context(journal(access.store, clock, lease=lease))
     brokers = [
         await open_broker(apply_settings(each, access), stack, clock, name=each.name, ask=False)
-        for each in file_brokers(config)
+        for each in file_brokers(access.config)
     ]
     shared = operation_settings(editing=editing, lease=lease)
     beside = [each.journal_name for each in brokers]

@@ -28,7 +28,7 @@ from hopback.ops.contract.values import HELD_BACK, AuditEntry, Moment, TargetCho
 from hopback.ops.messages.body import find_packing, is_msgpack, unpack_body
 from hopback.ops.messages.error_groups import first_hour, sum_hours
 from hopback.ops.messages.grouping import HOUR_S, HOURS
-from hopback.ops.messages.plain import plain_payload, plain_text, pretty_json
+from hopback.ops.messages.plain import hex_rows, plain_payload, plain_text, pretty_json
 from hopback.text import size_text
 from hopback.text import visible as spelled_out
 
@@ -298,7 +298,6 @@ _SHOWN_BYTES = 128 * 1024  # of a payload, so that browsers stay fast. Download 
 _PARSED_BYTES = 512 * 1024
 """Largest body that is parsed or unpacked, which takes a few milliseconds."""
 _HEX_BYTES = 4096  # 256 rows
-_HEX_ROW = 16  # bytes per row
 
 
 class Form(StrEnum):
@@ -368,9 +367,4 @@ def _hex(body: bytes, note: str) -> ShownPayload:
     if len(body) > _HEX_BYTES:
         cut = f"the first {_HEX_BYTES // 1024} KiB, Download returns all"
         note = f"{note}; {cut}" if note else cut
-    rows = []
-    for start in range(0, min(len(body), _HEX_BYTES), _HEX_ROW):
-        row = body[start : min(start + _HEX_ROW, _HEX_BYTES)]
-        shown = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
-        rows.append(f"{start:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {shown}")
-    return ShownPayload(Form.HEX, "\n".join(rows), note, len(body))
+    return ShownPayload(Form.HEX, hex_rows(body[:_HEX_BYTES], 8), note, len(body))

@@ -94,22 +94,15 @@ class TopologyDrawing:
     neighbours: Mapping[str, tuple[str, ...]]
 
 
-class TopologyDrawings:
+class TopologyDrawings(Recent[TopologyDrawing]):
     """Draws the topology of a broker, again only if it has changed."""
 
     def __init__(self, broker: ManagedBroker) -> None:
+        super().__init__(self._draw, 0.0, broker.clock)
         self._broker = broker
-        self._recent = Recent(self._draw, 0.0, broker.clock)
-
-    async def get(self, first_s: float | None = None) -> TopologyDrawing:
-        """Return the last drawing, or a new one if that takes only a moment.
-
-        NotReadYet if the first drawing takes longer than `first_s` seconds. None waits until it is there.
-        """
-        return await self._recent.get(first_s)
 
     async def _draw(self) -> TopologyDrawing:
-        snapshot, last = await self._broker.recent_snapshot(), self._recent.last
+        snapshot, last = await self._broker.recent_snapshot(), self.last
         topology, version = snapshot.shown_topology, snapshot.version
         if last is not None and (last.topology, last.snapshot.version) == (topology, version):
             return replace(last, snapshot=snapshot)

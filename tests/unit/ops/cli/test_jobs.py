@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from hopback.ops.cli.dlq_print import print_job, print_jobs
-from hopback.ops.cli.job_follow import Bar, Meter, Records, bar_line, time_left
+from hopback.ops.cli.job_follow import Bar, Lines, Meter, bar_line, record_line, time_left
 from hopback.ops.contract.codec import to_json
 from hopback.ops.contract.requests import JobKind, RedriveRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
@@ -92,7 +92,7 @@ def test_progress_without_terminal_is_one_record_every_few_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = 0.0
-    records = Records(lambda: now)
+    records = Lines(lambda: now, record_line)
     for second in range(12):
         now = float(second)
         records.show(_job(second))
@@ -114,7 +114,7 @@ def test_progress_without_terminal_is_one_record_every_few_seconds(
 
 def test_waiting_job_reports_reason_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = _job(5, reason="waiting for the broker")
-    records = Records(lambda: 0.0)
+    records = Lines(lambda: 0.0, record_line)
     for job in (_job(5), waiting, waiting):
         records.show(job)
     (told,) = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
