@@ -11,7 +11,7 @@
 | `verify` | `verify_peer`, or `verify_none` (insecure) | verify_peer |
 | `server_name_indication` | the name to verify, or `disable` | the host |
 
-Unknown options are errors. The vhost is `/` when the path is missing, and empty for `…/`.
+Unknown options are errors. The vhost is `/` if the path is missing or empty.
 """
 
 from __future__ import annotations
