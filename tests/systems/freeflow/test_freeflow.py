@@ -12,7 +12,7 @@ import pytest
 from hopback.message import Message, Properties
 from hopback.systems.freeflow.api import create_api
 from hopback.systems.freeflow.consumers import create_consumers
-from hopback.systems.freeflow.domains import DOMAINS, DomainEvent, MissingYet
+from hopback.systems.freeflow.domains import HANDLERS, DomainEvent, MissingYet
 from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
@@ -339,7 +339,7 @@ async def test_further_event_of_failed_transaction_is_not_published(tmp_path: Pa
             raise MissingYet("not yet")
 
     settings = FreeFlowSettings(f"sqlite:///{tmp_path}/freeflow.db")
-    handlers = {**DOMAINS, "document": fail_twice}
+    handlers = {**HANDLERS, "document.created": fail_twice}
     async with AppTest(create_consumers(settings, handlers)) as test:
         await test.publish("document.created", {}, exchange="freeflow.events")
         await test.drain()

@@ -48,8 +48,7 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
             exchange=EXCHANGE,
             message_id=idempotency_key(request),
         )
-        await publish(publisher, message)
-        return JSONResponse({"id": message.properties.message_id}, 202)
+        return await publish(publisher, message)
 
     async def show_view(request: Request) -> JSONResponse:
         """Show the first rows of a read model."""
