@@ -232,7 +232,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
         {"click", "httpx", "msgspec", "rich", "sqlalchemy", "starlette", "uvicorn", "uvloop"}
     ),
     "hopback.cli.celery": frozenset({"celery", "click"}),
-    "hopback.systems": frozenset({"httpx", "prometheus_client", "sqlalchemy", "starlette"}),
+    "hopback.systems": frozenset(
+        {"httpx", "msgspec", "prometheus_client", "sqlalchemy", "starlette"}
+    ),
     "hopback.systems.demo": frozenset({"click", "httpx", "rich", "starlette", "uvicorn", "uvloop"}),
     "hopback.systems.file_pipeline": frozenset(
         {"PIL", "httpx", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from hopback.broker import EmbeddedBroker
-from hopback.systems.event_bus.api import api as event_bus_api
+from hopback.systems.event_bus.api import create_api as event_bus_api
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.freeflow.api import create_api as freeflow_api
 from hopback.systems.freeflow.settings import FreeFlowSettings

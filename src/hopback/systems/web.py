@@ -222,8 +222,13 @@ def idempotency_key(request: Request) -> str | None:
     return found
 
 
-async def publish(publisher: TopologyPublisher, message: Message) -> None:
-    """Publish for a client. If the message may have been stored, the error has the key for a retry."""
+async def publish(
+    publisher: TopologyPublisher, message: Message, status: int = 202
+) -> JSONResponse:
+    """Publish for a client and return its id as the answer.
+
+    If the message may have been stored, the error has the key for a retry.
+    """
     try:
         await publisher.send(message)
     except (ConfirmTimeout, PublishInterrupted, ConnectionLost) as error:
@@ -237,6 +242,7 @@ async def publish(publisher: TopologyPublisher, message: Message) -> None:
             status=503,
             headers=_AGAIN,
         ) from error
+    return JSONResponse({"id": message.properties.message_id}, status)
 
 
 async def _refused(_request: Request, error: Exception) -> JSONResponse:

@@ -18,10 +18,10 @@ from hopback.observe.metrics import Metrics
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
 from hopback.ops.operations import Operations
-from hopback.systems.event_bus.api import api
-from hopback.systems.event_bus.events import EventBus
-from hopback.systems.event_bus.push import push_app
-from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.api import create_api
+from hopback.systems.event_bus.events import event_message
+from hopback.systems.event_bus.push import create_push
+from hopback.systems.event_bus.receiver import create_receiver
 from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import SettingsError
@@ -75,13 +75,13 @@ class _LoopTime:
 async def _running(hardened: bool = False) -> AsyncIterator[_RunningSystem]:
     settings = EventBusSettings(receiver="http://receiver.test", hardened=hardened)
     clock = _LoopTime()
-    network = httpx.ASGITransport(receiver(clock))
+    network = httpx.ASGITransport(create_receiver(clock))
     with pytest.MonkeyPatch.context() as patch:
         # The network between push and the services is not ours: it is a function call here.
         patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: network)
         async with (
-            AppTest(push_app(settings)) as test,
-            opened(api(settings, test.broker, clock)) as web,
+            AppTest(create_push(settings)) as test,
+            opened(create_api(settings, test.broker, clock)) as web,
             httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://bus") as client,
             httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
         ):
@@ -95,7 +95,7 @@ async def test_an_event_is_published_once_and_pushed_to_every_service(hardened: 
     async with _running(hardened) as bus:
         await bus.publish()
         async with Publisher(bus.test.broker) as publisher:
-            await EventBus(publisher, "wms").publish("order.paid", {"order": 1})
+            await publisher.send(event_message("wms", "order.paid", {"order": 1}))
         tally = await bus.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (4, 0, 0)
         assert await bus.answered(_ORDERS) == [(1, 200)] * 2
@@ -248,7 +248,7 @@ async def test_redrive_of_any_service_keeps_its_count_with_the_registered_servic
             patch.setattr(
                 "httpx._client.AsyncHTTPTransport", lambda transport=refused, **_: transport
             )
-            async with AppTest(push_app(settings)) as test:
+            async with AppTest(create_push(settings)) as test:
                 await test.publish("", {"id": 1}, exchange="default.main-exchange")
                 await test.drain()
                 assert isinstance(test.broker, EmbeddedBroker)
@@ -334,7 +334,7 @@ async def test_publishing_needs_one_of_the_tokens(header: str | None, status: in
     settings = EventBusSettings.read({"PUBLISH_TOKENS": tokens})
     assert "first-token" not in repr(settings)
     headers = {} if header is None else {b"authorization": header.encode()}
-    transport = httpx.ASGITransport(web := api(settings, EmbeddedBroker(), _LoopTime()))
+    transport = httpx.ASGITransport(web := create_api(settings, EmbeddedBroker(), _LoopTime()))
     async with opened(web), httpx.AsyncClient(transport=transport, base_url="http://bus") as client:
         body = {"type": "order.created"}
         answer = await client.post("/buses/wms/events", json=body, headers=headers)
@@ -368,7 +368,7 @@ def test_services_are_registered_by_the_environment() -> None:
 
 def test_the_prefix_of_a_service_names_its_bus() -> None:
     """`noprefix` belongs to the bus `default`."""
-    app = push_app(EventBusSettings(("wms-orders", "noprefix")))
+    app = create_push(EventBusSettings(("wms-orders", "noprefix")))
     assert set(app.handlers) == {"wms.queue.wms-orders", "default.queue.noprefix"}
 
 
@@ -382,12 +382,12 @@ async def test_services_are_added_moved_and_removed_with_their_file(tmp_path: Pa
     file.write_text(_entry(_ORDERS))
     settings = EventBusSettings(services_file=file)
     clock = _LoopTime()
-    network = httpx.ASGITransport(receiver(clock))
+    network = httpx.ASGITransport(create_receiver(clock))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: network)
         async with (
-            AppTest(push_app(settings, {})) as test,
-            opened(api(settings, test.broker, clock)) as web,
+            AppTest(create_push(settings, {})) as test,
+            opened(create_api(settings, test.broker, clock)) as web,
             httpx.AsyncClient(transport=httpx.ASGITransport(web), base_url="http://b") as client,
             httpx.AsyncClient(transport=network, base_url="http://receiver.test") as sample,
         ):
@@ -482,7 +482,7 @@ def test_a_file_of_services_that_cannot_be_is_refused(tmp_path: Path, text: str,
     file = tmp_path / "services.toml"
     file.write_text(text)
     with pytest.raises(SettingsError, match=says):
-        push_app(EventBusSettings(services_file=file), {})
+        create_push(EventBusSettings(services_file=file), {})
 
 
 def test_secrets_of_a_service_come_from_variables_and_are_not_shown(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from hopback.broker import Broker
 from hopback.designs.event_bus import prefix_of
 from hopback.runtime import Clock, SystemClock
 from hopback.systems.event_bus.events import event_message
-from hopback.systems.event_bus.push import queue_of
-from hopback.systems.event_bus.registry import ServiceRegistry
+from hopback.systems.event_bus.registry import ServiceRegistry, queue_of
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.web import (
     RequestRefused,
@@ -36,93 +35,69 @@ _LONGEST_DELAY_MS = 86_400_000
 """One day. A later event needs a scheduler."""
 
 
-def api(
+def create_api(
     settings: EventBusSettings,
     broker: Broker,
     clock: Clock | None = None,
     more_routes: tuple[BaseRoute, ...] = (),
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] = os.environ,
 ) -> Starlette:
     """Return the web application of the event bus."""
-    registry = ServiceRegistry(settings, os.environ if variables is None else variables)
+    registry, clock = ServiceRegistry(settings, variables), clock or SystemClock()
     publisher = TopologyPublisher(broker, registry.topology(), name="event-bus api")
-    api = _EventBusApi(registry, publisher, settings.publish_tokens, clock or SystemClock())
+
+    async def publish_event(request: Request) -> JSONResponse:
+        """Publish an event to every service of a bus. Answer 202 after the broker's confirm."""
+        _authenticate(request, settings.publish_tokens)
+        prefix = request.path_params["prefix"]
+        prefixes = sorted({prefix_of(service) for service in registry.targets()})
+        if prefix not in prefixes:
+            raise RequestRefused(f"expected one of the buses {', '.join(prefixes)}", status=404)
+        body = await json_body(request, with_nul=True)
+        delay_ms = body.get("processAfterDelayMs")
+        if not (delay_ms is None or (type(delay_ms) is int and 0 <= delay_ms <= _LONGEST_DELAY_MS)):
+            raise RequestRefused(f"processAfterDelayMs: expected 0 to {_LONGEST_DELAY_MS}")
+        message = event_message(
+            prefix,
+            short_text(field(body, "type"), "type"),
+            body.get("payload"),
+            now=clock.now(),
+            event_id=idempotency_key(request),
+            process_after_delay_ms=delay_ms,
+        )
+        return await publish(publisher, message)
+
+    async def list_services(request: Request) -> JSONResponse:
+        """List every service with its endpoint and its queues."""
+        _authenticate(request, settings.publish_tokens)
+        services = [
+            {
+                "service": service,
+                "endpoint": target.url,
+                "queue": queue_of(service),
+                "retryQueue": f"{prefix_of(service)}.retry-queue.{service}",
+                "deadLetterQueue": f"{prefix_of(service)}.dlq.{service}",
+            }
+            for service, target in registry.targets().items()
+        ]
+        return JSONResponse({"services": services})
 
     routes = [
-        Route("/buses/{prefix}/events", api.publish, methods=["POST"]),
-        Route("/services", api.services),
+        Route("/buses/{prefix}/events", publish_event, methods=["POST"]),
+        Route("/services", list_services),
         *more_routes,
     ]
     return web_application(routes, publisher=publisher)
 
 
-class _EventBusApi:
-    def __init__(
-        self,
-        registry: ServiceRegistry,
-        publisher: TopologyPublisher,
-        tokens: tuple[str, ...],
-        clock: Clock,
-    ) -> None:
-        self._registry = registry
-        self._publisher = publisher
-        self._tokens = tokens
-        self._clock = clock
-
-    def _authenticate(self, request: Request) -> None:
-        """Raise RequestRefused with status 401 unless the request has one of the tokens."""
-        if not self._tokens:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # All tokens are compared, so that the duration does not depend on the token that matches.
-        matches = [
-            hmac.compare_digest(given.strip().encode(), one.encode()) for one in self._tokens
-        ]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise RequestRefused(
-                "expected the header `Authorization: Bearer TOKEN` with a token of PUBLISH_TOKENS",
-                status=401,
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-    async def publish(self, request: Request) -> JSONResponse:
-        """Publish an event to every service of a bus. Answer 202 after the broker's confirm."""
-        self._authenticate(request)
-        prefix = request.path_params["prefix"]
-        prefixes = sorted({prefix_of(service) for service in self._registry.targets()})
-        if prefix not in prefixes:
-            raise RequestRefused(f"expected one of the buses {', '.join(prefixes)}", status=404)
-        body = await json_body(request, with_nul=True)
-        delay_ms = body.get("processAfterDelayMs")
-        if delay_ms is not None and not (
-            type(delay_ms) is int and 0 <= delay_ms <= _LONGEST_DELAY_MS
-        ):
-            raise RequestRefused(f"processAfterDelayMs: expected 0 to {_LONGEST_DELAY_MS}")
-        event_id, message = event_message(
-            prefix,
-            short_text(field(body, "type"), "type"),
-            body.get("payload"),
-            now=self._clock.now(),
-            event_id=idempotency_key(request),
-            process_after_delay_ms=delay_ms,
-        )
-        await publish(self._publisher, message)
-        return JSONResponse({"id": event_id}, 202)
-
-    async def services(self, request: Request) -> JSONResponse:
-        """List every service with its endpoint and its queues."""
-        self._authenticate(request)
-        return JSONResponse(
-            {
-                "services": [
-                    {
-                        "service": service,
-                        "endpoint": target.url,
-                        "queue": queue_of(service),
-                        "retryQueue": f"{prefix_of(service)}.retry-queue.{service}",
-                        "deadLetterQueue": f"{prefix_of(service)}.dlq.{service}",
-                    }
-                    for service, target in self._registry.targets().items()
-                ]
-            }
+def _authenticate(request: Request, tokens: tuple[str, ...]) -> None:
+    """Raise RequestRefused with status 401 unless the request has one of the tokens."""
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    # All tokens are compared, so that the duration does not depend on the token that matches.
+    matches = [hmac.compare_digest(given.strip().encode(), one.encode()) for one in tokens]
+    if tokens and not (scheme.lower() == "bearer" and any(matches)):
+        raise RequestRefused(
+            "expected the header `Authorization: Bearer TOKEN` with a token of PUBLISH_TOKENS",
+            status=401,
+            headers={"WWW-Authenticate": "Bearer"},
         )

@@ -11,9 +11,9 @@ from dataclasses import replace
 import httpx
 from starlette.routing import Mount
 
-from hopback.systems.event_bus.api import api
-from hopback.systems.event_bus.push import push_app
-from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.api import create_api
+from hopback.systems.event_bus.push import create_push
+from hopback.systems.event_bus.receiver import create_receiver
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
@@ -32,9 +32,9 @@ async def _start(host: Host) -> AsyncIterator[Running]:
         receiver=f"{host.url}/receiver",
         hardened=host.hardened,
     )
-    sample = Mount("/receiver", receiver(host.environment.clock))
-    web = api(settings, host.broker, host.environment.clock, (sample,))
-    async with running(host, push_app(settings)) as service, opened(web):
+    sample = Mount("/receiver", create_receiver(host.environment.clock))
+    web = create_api(settings, host.broker, host.environment.clock, (sample,))
+    async with running(host, create_push(settings)) as service, opened(web):
         yield Running((service,), web)
 
 

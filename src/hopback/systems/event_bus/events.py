@@ -1,4 +1,4 @@
-"""Publish events from Python. The fanout of the bus distributes an event to every service."""
+"""The messages of events. The fanout of the bus distributes an event to every service."""
 
 from __future__ import annotations
 
@@ -6,34 +6,8 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from hopback import Message, Publisher, compose
-from hopback.runtime import Clock, SystemClock
-
-
-class EventBus:
-    """Publishes events. `prefix` is the name of the bus: `wms` for `wms.main-exchange`."""
-
-    def __init__(self, publisher: Publisher, prefix: str, clock: Clock | None = None) -> None:
-        self._publisher = publisher
-        self._prefix = prefix
-        self._clock = clock or SystemClock()
-
-    async def publish(
-        self, event_type: str, payload: object, *, process_after_delay_ms: int | None = None
-    ) -> str:
-        """Publish an event, wait for the confirm and return its id.
-
-        A service gets the event at once and answers 425 until `process_after_delay_ms` have passed.
-        """
-        event_id, message = event_message(
-            self._prefix,
-            event_type,
-            payload,
-            now=self._clock.now(),
-            process_after_delay_ms=process_after_delay_ms,
-        )
-        await self._publisher.send(message)
-        return event_id
+from hopback import Message, compose
+from hopback.runtime import SystemClock
 
 
 def event_message(
@@ -41,12 +15,15 @@ def event_message(
     event_type: str,
     payload: object,
     *,
-    now: float,
+    now: float | None = None,
     event_id: str | None = None,
     process_after_delay_ms: int | None = None,
-) -> tuple[str, Message]:
-    """Return the id of an event and its message."""
-    event_id = event_id or str(uuid.uuid4())
+) -> Message:
+    """Return the message of an event for the bus `prefix`: `wms` for `wms.main-exchange`.
+
+    A service gets the event at once and answers 425 until `process_after_delay_ms` have passed.
+    """
+    event_id, now = event_id or str(uuid.uuid4()), now or SystemClock().now()
     event = {
         "id": event_id,
         "type": event_type,
@@ -55,9 +32,7 @@ def event_message(
     }
     if process_after_delay_ms is not None:
         event["processAfterDelayMs"] = process_after_delay_ms
-    message = compose(
-        "", event, exchange=f"{prefix}.main-exchange", message_id=event_id, message_type=event_type
-    )
+    exchange = f"{prefix}.main-exchange"
+    message = compose("", event, exchange=exchange, message_id=event_id, message_type=event_type)
     # The delay is counted from the timestamp of the message.
-    timed = replace(message.properties, timestamp=int(now))
-    return event_id, replace(message, properties=timed)
+    return replace(message, properties=replace(message.properties, timestamp=int(now)))

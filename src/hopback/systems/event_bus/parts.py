@@ -13,9 +13,9 @@ import os
 from starlette.applications import Starlette
 
 from hopback import App
-from hopback.systems.event_bus.api import api
-from hopback.systems.event_bus.push import push_app
-from hopback.systems.event_bus.receiver import receiver
+from hopback.systems.event_bus.api import create_api
+from hopback.systems.event_bus.push import create_push
+from hopback.systems.event_bus.receiver import create_receiver
 from hopback.systems.event_bus.registry import ServiceRegistry
 from hopback.systems.event_bus.settings import EventBusSettings
 from hopback.systems.settings import broker_named
@@ -23,16 +23,16 @@ from hopback.systems.web_health import log_as_json
 
 _SETTINGS = EventBusSettings.read(os.environ)
 
-push = push_app(_SETTINGS)
+push = create_push(_SETTINGS)
 services = App("event-bus", topology=ServiceRegistry(_SETTINGS, os.environ).topology())
 """The queues and plans of all registered services, for commands that take a topology."""
 
 
 def create_web() -> Starlette:
     log_as_json()
-    return api(_SETTINGS, broker_named(os.environ))
+    return create_api(_SETTINGS, broker_named(os.environ))
 
 
 def create_sample() -> Starlette:
     log_as_json()
-    return receiver()
+    return create_receiver()

@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 
 from hopback import App, HopbackError, Service
 from hopback.designs import DESIGNS, event_bus
-from hopback.designs.event_bus import prefix_of
 from hopback.runtime import PushTarget
-from hopback.systems.event_bus.registry import ServiceRegistry
+from hopback.systems.event_bus.registry import ServiceRegistry, queue_of
 from hopback.systems.event_bus.settings import EventBusSettings
 
 _LOG = logging.getLogger("hopback.systems.event_bus")
@@ -20,17 +19,12 @@ _READ_EVERY_S = 1.0
 """Seconds between two checks of the services file. A change takes effect within about two seconds."""
 
 
-def queue_of(service: str) -> str:
-    """Return the queue of a service, for example `wms.queue.wms-orders`."""
-    return f"{prefix_of(service)}.queue.{service}"
-
-
-def push_app(settings: EventBusSettings, variables: Mapping[str, str] | None = None) -> App:
+def create_push(settings: EventBusSettings, variables: Mapping[str, str] = os.environ) -> App:
     """Return the application that pushes events to the services.
 
     With `SERVICES_FILE` services are added and removed while it runs.
     """
-    registry = ServiceRegistry(settings, os.environ if variables is None else variables)
+    registry = ServiceRegistry(settings, variables)
     if settings.services_file is None:
         return _push_app("event-bus", registry.targets(), settings)
 

@@ -90,7 +90,7 @@ class _Receiver:
         return JSONResponse(dict(body))
 
 
-def receiver(clock: Clock | None = None) -> Starlette:
+def create_receiver(clock: Clock | None = None) -> Starlette:
     """Return the web application of the sample receiver."""
     plays = _Receiver(clock or SystemClock())
     return web_application(

@@ -12,12 +12,13 @@ headers = {x-tenant = "north"}
 from __future__ import annotations
 
 import logging
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from hopback.designs import event_bus
+from hopback.designs.event_bus import prefix_of
 from hopback.errors import InvalidDeclaration, InvalidTopology
 from hopback.runtime import PushTarget
 from hopback.systems.event_bus.settings import EventBusSettings
@@ -25,8 +26,20 @@ from hopback.systems.settings import SettingsError
 from hopback.topology import Topology
 
 _LOG = logging.getLogger("hopback.systems.event_bus")
-_KNOWN = {"url", "headers", "bearer_env", "secret_env"}
-"""The keys of a service. Tokens and secrets come from environment variables, not from the file."""
+
+
+def queue_of(service: str) -> str:
+    """Return the queue of a service, for example `wms.queue.wms-orders`."""
+    return f"{prefix_of(service)}.queue.{service}"
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A service in the file. Tokens and secrets come from the environment variables that it names."""
+
+    url: str
+    headers: dict[str, str] = {}
+    bearer_env: str = ""
+    secret_env: str = ""
 
 
 class ServiceRegistry:
@@ -50,8 +63,8 @@ class ServiceRegistry:
     def targets(self) -> Mapping[str, PushTarget]:
         """Return every service with its endpoint. Reads the file again if it has changed."""
         file = self._settings.services_file
-        if file is not None and (now := _stamp(file)) != self._stamp:
-            self._stamp = now
+        if file is not None and (stamp := _stamp(file)) != self._stamp:
+            self._stamp = stamp
             try:
                 self._targets = self._read(file)
             except SettingsError as error:
@@ -64,47 +77,25 @@ class ServiceRegistry:
 
     def _read(self, file: Path) -> dict[str, PushTarget]:
         try:
-            found = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise SettingsError(f"SERVICES_FILE: {file} cannot be read: {error}") from None
-        targets = {service: self._target(service, entry) for service, entry in found.items()}
-        try:
+            entries = msgspec.toml.decode(file.read_bytes(), type=dict[str, _Entry])
+            targets = {service: self._target(service, entry) for service, entry in entries.items()}
             event_bus(tuple(targets))
-        except InvalidTopology as error:
-            raise SettingsError(f"SERVICES_FILE: {error}") from None
+        except (OSError, msgspec.DecodeError, InvalidTopology) as error:
+            raise SettingsError(f"SERVICES_FILE: {file}: {error}") from None
         return targets
 
-    def _target(self, service: str, entry: Any) -> PushTarget:
-        where = f"SERVICES_FILE: [{service}]"
-        if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
-            raise SettingsError(f'{where}: expected url = "https://…"')
-        if unknown := sorted(entry.keys() - _KNOWN):
-            expected = ", ".join(sorted(_KNOWN))
-            raise SettingsError(f"{where}: expected {expected}, got {unknown[0]!r}")
-        headers = entry.get("headers", {})
-        if not isinstance(headers, dict) or not all(isinstance(v, str) for v in headers.values()):
-            raise SettingsError(f"{where}: headers: expected a table of names and texts")
-        try:
-            return PushTarget(
-                entry["url"],
-                self._settings.timeout_ms / 1000,
-                self._settings.concurrency,
-                headers=headers,
-                bearer=self._secret(where, entry, "bearer_env"),
-                secret=self._secret(where, entry, "secret_env"),
-            )
-        except InvalidDeclaration as error:
-            raise SettingsError(f"{where}: {error.problems[0]}") from None
-
-    def _secret(self, where: str, entry: Mapping[str, Any], name: str) -> str:
-        """Return the value of the variable that an entry names, or an empty text."""
-        variable = entry.get(name, "")
-        found = self._variables.get(variable, "") if isinstance(variable, str) else ""
-        if variable and not found:
+    def _target(self, service: str, entry: _Entry) -> PushTarget:
+        named = {"bearer": entry.bearer_env, "secret": entry.secret_env}
+        secrets = {each: self._variables.get(name, "") for each, name in named.items() if name}
+        if not all(secrets.values()):
             raise SettingsError(
-                f"{where}: {name}: expected a variable that is set, got {variable!r}"
+                f"SERVICES_FILE: [{service}]: bearer_env and secret_env: expected a variable that is set"
             )
-        return found
+        seconds, most = self._settings.timeout_ms / 1000, self._settings.concurrency
+        try:
+            return PushTarget(entry.url, seconds, most, entry.headers, **secrets)
+        except InvalidDeclaration as error:
+            raise SettingsError(f"SERVICES_FILE: [{service}]: {error.problems[0]}") from None
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -48,8 +48,7 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
             raise RequestRefused(str(error)) from None
         payload = {"id": user.id, "name": user.name, "email": user.email}
         message = compose("raffle_queue", payload, exchange="raffle_exchange", message_id=user.id)
-        await publish(publisher, message)
-        return JSONResponse({"id": user.id})
+        return await publish(publisher, message, 200)
 
     async def show_user(request: Request) -> JSONResponse:
         return JSONResponse(await find_user(database, request.path_params["user_id"]))

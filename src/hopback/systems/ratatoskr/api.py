@@ -44,8 +44,7 @@ def create_api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
             message_id=idempotency_key(request),
             message_type=body["type"],
         )
-        await publish(publisher, message)
-        return JSONResponse({"id": message.properties.message_id}, 202)
+        return await publish(publisher, message)
 
     async def show_order(request: Request) -> JSONResponse:
         mine = orders.c.id == request.path_params["order"]
