@@ -33,7 +33,7 @@ def queue_of(service: str) -> str:
     return f"{prefix_of(service)}.queue.{service}"
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _ServiceEntry(msgspec.Struct, forbid_unknown_fields=True):
     """A service in the file. Tokens and secrets come from the environment variables that it names."""
 
     url: str
@@ -77,14 +77,14 @@ class ServiceRegistry:
 
     def _read(self, file: Path) -> dict[str, PushTarget]:
         try:
-            entries = msgspec.toml.decode(file.read_bytes(), type=dict[str, _Entry])
+            entries = msgspec.toml.decode(file.read_bytes(), type=dict[str, _ServiceEntry])
             targets = {service: self._target(service, entry) for service, entry in entries.items()}
             event_bus(tuple(targets))
         except (OSError, msgspec.DecodeError, InvalidTopology) as error:
             raise SettingsError(f"SERVICES_FILE: {file}: {error}") from None
         return targets
 
-    def _target(self, service: str, entry: _Entry) -> PushTarget:
+    def _target(self, service: str, entry: _ServiceEntry) -> PushTarget:
         named = {"bearer": entry.bearer_env, "secret": entry.secret_env}
         secrets = {each: self._variables.get(name, "") for each, name in named.items() if name}
         if not all(secrets.values()):
