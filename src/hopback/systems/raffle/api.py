@@ -14,7 +14,8 @@ from starlette.routing import Route
 from hopback import compose
 from hopback.broker import Broker
 from hopback.store import Database
-from hopback.systems.raffle.raffles import METADATA, InvalidUser, Raffles, User, find_user, read_id
+from hopback.systems.raffle import raffles
+from hopback.systems.raffle.raffles import InvalidUser, User
 from hopback.systems.raffle.settings import RaffleSettings
 from hopback.systems.web import (
     RequestRefused,
@@ -31,8 +32,7 @@ _LOG = logging.getLogger("hopback.systems.raffle.publisher")
 
 def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
     """Return the web application of the raffle."""
-    database = Database(settings.database, tables=METADATA, relays=False)
-    raffles = Raffles(database)
+    database = Database(settings.database, tables=raffles.METADATA, relays=False)
     publisher = TopologyPublisher(
         broker, settings.topology(), name="raffle api", on_state=_log_state
     )
@@ -46,43 +46,47 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
             user.validate()
         except InvalidUser as error:
             raise RequestRefused(str(error)) from None
-        payload = {"id": user.id, "name": user.name, "email": user.email}
-        message = compose("raffle_queue", payload, exchange="raffle_exchange", message_id=user.id)
+        message = compose("raffle_queue", user, exchange="raffle_exchange", message_id=user.id)
         return await publish(publisher, message, 200)
 
-    async def show_user(request: Request) -> JSONResponse:
-        return JSONResponse(await find_user(database, request.path_params["user_id"]))
+    async def get_user(request: Request) -> JSONResponse:
+        async with database.transaction() as tx:
+            return JSONResponse(await raffles.show_user(tx, request.path_params["user_id"]))
 
-    async def create_raffle(request: Request) -> JSONResponse:
+    async def post_raffle(request: Request) -> JSONResponse:
         name = field(await json_body(request), "name")
-        return JSONResponse({"id": await raffles.create(name)})
+        async with database.transaction() as tx:
+            return JSONResponse(await raffles.create_raffle(tx, name))
 
-    async def show_raffle(request: Request) -> JSONResponse:
-        return JSONResponse(await raffles.result(request.path_params["raffle_id"]))
+    async def get_raffle(request: Request) -> JSONResponse:
+        async with database.transaction() as tx:
+            return JSONResponse(await raffles.show_raffle(tx, request.path_params["raffle_id"]))
 
     async def join(request: Request) -> JSONResponse:
         """Enter a user. A repeated request changes nothing."""
         user_id = field(await json_body(request), "userId")
-        await raffles.join(request.path_params["raffle_id"], user_id)
-        return await show_raffle(request)
+        async with database.transaction() as tx:
+            await raffles.join_raffle(tx, request.path_params["raffle_id"], user_id)
+        return await get_raffle(request)
 
     async def draw(request: Request) -> JSONResponse:
         """Draw the winners. A raffle is drawn once."""
         winners = (await json_body(request)).get("winners", 1)
-        if not isinstance(winners, int) or isinstance(winners, bool) or not 1 <= winners <= 1000:
+        if type(winners) is not int or not 1 <= winners <= 1000:
             raise RequestRefused(
                 "winners: expected a number from 1 to 1000",
                 "winners: esperado um número de 1 a 1000",
             )
-        await raffles.draw(request.path_params["raffle_id"], winners)
-        return await show_raffle(request)
+        async with database.transaction() as tx:
+            await raffles.draw_raffle(tx, request.path_params["raffle_id"], winners)
+        return await get_raffle(request)
 
     return web_application(
         [
             Route("/api/v1/users", create_user, methods=["POST"]),
-            Route("/api/v1/users/{user_id}", show_user),
-            Route("/api/v1/raffles", create_raffle, methods=["POST"]),
-            Route("/api/v1/raffles/{raffle_id}", show_raffle),
+            Route("/api/v1/users/{user_id}", get_user),
+            Route("/api/v1/raffles", post_raffle, methods=["POST"]),
+            Route("/api/v1/raffles/{raffle_id}", get_raffle),
             Route("/api/v1/raffles/{raffle_id}/entries", join, methods=["POST"]),
             Route("/api/v1/raffles/{raffle_id}/draw", draw, methods=["POST"]),
         ],
@@ -104,7 +108,7 @@ def _choose_id(key: str | None, name: str, email: str) -> str:
     """
     if key is None:
         return str(uuid.uuid4())
-    given = read_id(key)
+    given = raffles.read_id(key)
     if given is not None and uuid.UUID(given).version == 4:
         return given
     digest = hashlib.sha256("\x00".join((key, name, email)).encode()).digest()

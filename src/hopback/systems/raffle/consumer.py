@@ -10,10 +10,10 @@ audit and dropped.
 
 from __future__ import annotations
 
-import json
 import logging
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
 from hopback import App, Context, Done, Rule, Snooze, Verdict
@@ -67,16 +67,11 @@ class _Pause:
     """A pause that doubles with every failure in a row, from one second to a minute."""
 
     def __init__(self) -> None:
-        self._failures = 0
+        self.failures = 0
 
     def grow(self) -> Snooze:
-        """Return the pause after another failure."""
-        self._failures += 1
-        return Snooze(min(2.0 ** (self._failures - 1), _LONGEST_PAUSE))
-
-    def reset(self) -> None:
-        """Start with the shortest pause again, after a success."""
-        self._failures = 0
+        self.failures += 1
+        return Snooze(min(2.0 ** (self.failures - 1), _LONGEST_PAUSE))
 
 
 def create_dead_letter_consumer(settings: RaffleSettings) -> App:
@@ -112,7 +107,7 @@ def create_dead_letter_consumer(settings: RaffleSettings) -> App:
                 raise  # the batch is bisected to find the refused row
             _LOG.warning("%d dead letters stay: %s: %s", len(users), type(error).__name__, error)
             return [pause.grow()] * len(users)
-        pause.reset()
+        pause.failures = 0
         _LOG.info("%d dead letters are inserted", len(users))
         return None
 
@@ -122,25 +117,17 @@ def create_dead_letter_consumer(settings: RaffleSettings) -> App:
 def _read_user(body: bytes) -> User:
     """Return the user in a message. Raises InvalidUser if the message is not a user."""
     try:
-        found = json.loads(body)
-        texts = {name: found[name] for name in ("id", "name", "email")}
-    except (ValueError, RecursionError, TypeError, KeyError, IndexError):
-        raise InvalidUser("expected a JSON object with id, name and email") from None
-    if not all(isinstance(text, str) for text in texts.values()):
-        raise InvalidUser("id, name, email: expected text")
-    user = User(**texts)
+        user = msgspec.json.decode(body, type=User)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidUser(f"expected a user: {error}") from None
     user.validate()
     return user
 
 
 async def _drop(database: Database, message_id: str, body: bytes, reason: str) -> None:
     """Record a dropped message in the audit and log it."""
-    row = {
-        "message_id": message_id,
-        "dropped_at": datetime.now(UTC),
-        "reason": reason,
-        "body": body,
-    }
+    row = {"message_id": message_id, "reason": reason, "body": body}
     async with database.transaction() as tx:
-        await tx.execute(tx.insert(dropped).values(row).on_conflict_do_nothing())
+        new = tx.insert(dropped).values(row | {"dropped_at": datetime.now(UTC)})
+        await tx.execute(new.on_conflict_do_nothing())
     _LOG.error("dropped message %s: %s: %r", message_id, reason, body[:_MOST_LOGGED])

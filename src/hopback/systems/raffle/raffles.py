@@ -4,71 +4,57 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from random import SystemRandom
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    DateTime,
-    ForeignKey,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    Uuid,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from hopback.store import Database, Transaction
-from hopback.systems.database import find_row, find_rows
 from hopback.systems.language import in_language
 from hopback.systems.web import RequestRefused
 
-METADATA = MetaData()
-_ID = Uuid(as_uuid=False)
+METADATA = sa.MetaData()
+_ID = sa.Uuid(as_uuid=False)
 """`uuid` on PostgreSQL, as Ecto's binary ids. SQLite stores text."""
 
-users: Table = Table(
+users: sa.Table = sa.Table(
     "users",
     METADATA,
-    Column("id", _ID, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("email", Text, nullable=False, unique=True),
-    Column("inserted_at", DateTime(timezone=True)),
-    Column("updated_at", DateTime(timezone=True)),
+    sa.Column("id", _ID, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("email", sa.Text, nullable=False, unique=True),
+    sa.Column("inserted_at", sa.DateTime(timezone=True)),
+    sa.Column("updated_at", sa.DateTime(timezone=True)),
 )
 """The table may exist already. `inserted_at` and `updated_at` are Ecto's names."""
 
-raffles: Table = Table(
+raffles: sa.Table = sa.Table(
     "raffles",
     METADATA,
-    Column("id", _ID, primary_key=True),
-    Column("name", Text, nullable=False),
-    Column("drawn_at", DateTime(timezone=True)),
+    sa.Column("id", _ID, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("drawn_at", sa.DateTime(timezone=True)),
 )
 
-entries: Table = Table(
+entries: sa.Table = sa.Table(
     "raffle_entries",
     METADATA,
-    Column("raffle_id", _ID, ForeignKey("raffles.id"), primary_key=True),
-    Column("user_id", _ID, ForeignKey("users.id"), primary_key=True),
-    Column("won_at", DateTime(timezone=True)),
+    sa.Column("raffle_id", _ID, sa.ForeignKey("raffles.id"), primary_key=True),
+    sa.Column("user_id", _ID, sa.ForeignKey("users.id"), primary_key=True),
+    sa.Column("won_at", sa.DateTime(timezone=True)),
 )
 
-dropped: Table = Table(
+dropped: sa.Table = sa.Table(
     "raffle_dropped",
     METADATA,
-    Column("message_id", Text, primary_key=True),
-    Column("dropped_at", DateTime(timezone=True), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("body", LargeBinary, nullable=False),
+    sa.Column("message_id", sa.Text, primary_key=True),
+    sa.Column("dropped_at", sa.DateTime(timezone=True), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
 )
 """The audit of the dead-letter consumer: invalid messages with their content."""
 
@@ -78,6 +64,9 @@ _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,189}\Z")
 
 class InvalidUser(ValueError):
     """A message that is not a user. A retry cannot help."""
+
+    def __init__(self, english: str, portuguese: str = "") -> None:
+        super().__init__(in_language(english, portuguese or english))
 
 
 # Lower case, because the document writes these names into `x-retry-reason`.
@@ -102,20 +91,16 @@ class User:
         found = read_id(self.id)
         if found != self.id or uuid.UUID(found).version != 4:
             raise InvalidUser(
-                in_language("id: expected a UUID of version 4", "id: esperado um UUID da versão 4")
+                "id: expected a UUID of version 4", "id: esperado um UUID da versão 4"
             )
         if not (1 <= len(self.name.strip()) <= 200 and self.name.isprintable()):
             raise InvalidUser(
-                in_language(
-                    "name: expected 1 to 200 characters", "name: esperados de 1 a 200 caracteres"
-                )
+                "name: expected 1 to 200 characters", "name: esperados de 1 a 200 caracteres"
             )
         if not (_EMAIL.match(self.email) and self.email.isprintable()):
             raise InvalidUser(
-                in_language(
-                    "email: expected an address like joao@email.com",
-                    "email: esperado um endereço como joao@email.com",
-                )
+                "email: expected an address like joao@email.com",
+                "email: esperado um endereço como joao@email.com",
             )
 
 
@@ -135,9 +120,7 @@ async def insert_users(database: Database, batch: Sequence[User]) -> None:
     # One row for each id, because a batch may contain a message twice.
     now = datetime.now(UTC)
     times = {"inserted_at": now, "updated_at": now}
-    rows = {
-        user.id: {"id": user.id, "name": user.name, "email": user.email, **times} for user in batch
-    }
+    rows = {user.id: {**asdict(user), **times} for user in batch}
     try:
         async with database.transaction() as tx:
             new = tx.insert(users).values(list(rows.values()))
@@ -148,128 +131,98 @@ async def insert_users(database: Database, batch: Sequence[User]) -> None:
         raise db_error(_first_line(error)) from None
 
 
-async def find_user(database: Database, user_id: str) -> dict[str, Any]:
-    """Return a user. Raises RequestRefused if the consumer has not inserted it yet."""
-    known = read_id(user_id)
-    row = known and await find_row(database, select(users).where(users.c.id == known))
-    if not row:
-        raise _no_such_user()
-    shown = {name: row[name] for name in ("id", "name", "email")}
-    return {**shown, "insertedAt": format_time(row["inserted_at"])}
-
-
-def format_time(stored: datetime | None) -> str | None:
-    """Return a time with its zone. SQLite stores none, and all stored times are UTC."""
-    if stored is None:
-        return None
-    return (stored if stored.tzinfo else stored.replace(tzinfo=UTC)).isoformat()
-
-
 def _first_line(error: Exception) -> str:
     """Return the text of the driver, without the statement and the values of rows."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().partition("\n")[0] or type(error).__name__
 
 
-_FAIR = SystemRandom()
+async def show_user(tx: Transaction, user_id: str) -> dict[str, Any]:
+    """Return a user. Raises RequestRefused if the consumer has not inserted it yet."""
+    row = await _find_user(tx, user_id)
+    shown = {name: row[name] for name in ("id", "name", "email")}
+    return {**shown, "insertedAt": _format_time(row["inserted_at"])}
 
 
-class Raffles:
-    """The raffles of a database. `choose` selects the winners."""
-
-    def __init__(
-        self,
-        database: Database,
-        choose: Callable[[Sequence[str], int], list[str]] = _FAIR.sample,
-    ) -> None:
-        self._database = database
-        self._choose = choose
-
-    async def create(self, name: str) -> str:
-        """Create a raffle and return its id."""
-        raffle_id = str(uuid.uuid4())
-        async with self._database.transaction() as tx:
-            await tx.execute(insert(raffles).values(id=raffle_id, name=name))
-        return raffle_id
-
-    async def join(self, raffle_id: str, user_id: str) -> None:
-        """Enter a user once. Raises RequestRefused with the reason if that is impossible."""
-        async with self._database.transaction() as tx:
-            await _lock_open_raffle(tx, raffle_id)
-            known = read_id(user_id)
-            if (
-                known is None
-                or (await tx.execute(select(users.c.id).where(users.c.id == known))).first() is None
-            ):
-                raise _no_such_user()
-            entry = tx.insert(entries).values(raffle_id=raffle_id, user_id=known)
-            await tx.execute(entry.on_conflict_do_nothing())
-
-    async def draw(self, raffle_id: str, winners: int) -> None:
-        """Draw the winners once. Raises RequestRefused with the reason if that is impossible."""
-        async with self._database.transaction() as tx:
-            await _lock_open_raffle(tx, raffle_id)
-            joined = select(entries.c.user_id).where(entries.c.raffle_id == raffle_id)
-            found = list((await tx.execute(joined.order_by(entries.c.user_id))).scalars())
-            if len(found) < winners:
-                raise RequestRefused(
-                    f"winners: expected at most {len(found)}, the number of users who joined",
-                    f"winners: esperado no máximo {len(found)}, o número de participantes",
-                    status=409,
-                )
-            now = datetime.now(UTC)
-            mine = (
-                entries.c.raffle_id == raffle_id,
-                entries.c.user_id.in_(self._choose(found, winners)),
-            )
-            await tx.execute(update(entries).where(*mine).values(won_at=now))
-            await tx.execute(update(raffles).where(raffles.c.id == raffle_id).values(drawn_at=now))
-
-    async def result(self, raffle_id: str) -> Mapping[str, Any]:
-        """Return the raffle with its number of entries, the time of the draw and the winners."""
-        mine = entries.c.raffle_id == raffle_id
-        known = read_id(raffle_id)
-        raffle = known and await find_row(
-            self._database, select(raffles).where(raffles.c.id == known)
-        )
-        if not raffle:
-            raise _no_such_raffle()
-        count = await find_row(self._database, select(func.count().label("all")).where(mine))
-        won = (
-            select(users.c.id, users.c.name)
-            .join(entries)
-            .where(mine, entries.c.won_at.is_not(None))
-        )
-        return {
-            "id": raffle_id,
-            "name": raffle["name"],
-            "entries": count["all"] if count else 0,
-            "drawnAt": format_time(raffle["drawn_at"]),
-            "winners": await find_rows(self._database, won.order_by(users.c.id)),
-        }
+async def create_raffle(tx: Transaction, name: str) -> dict[str, Any]:
+    """Create a raffle and return its id."""
+    raffle_id = str(uuid.uuid4())
+    await tx.execute(sa.insert(raffles).values(id=raffle_id, name=name))
+    return {"id": raffle_id}
 
 
-async def _lock_open_raffle(tx: Transaction, raffle_id: str) -> None:
-    """Lock the row of a raffle that is not drawn yet. SQLite has a single writer at a time."""
-    if read_id(raffle_id) is None:
-        raise _no_such_raffle()
-    query = select(raffles.c.drawn_at).where(raffles.c.id == raffle_id).with_for_update()
-    row = (await tx.execute(query)).first()
-    if row is None:
-        raise _no_such_raffle()
-    if row.drawn_at is not None:
+async def show_raffle(tx: Transaction, raffle_id: str) -> dict[str, Any]:
+    """Return the raffle with its number of entries, the time of the draw and the winners."""
+    raffle = await _find_raffle(tx, raffle_id)
+    mine = entries.c.raffle_id == raffle["id"]
+    won = (
+        sa.select(users.c.id, users.c.name).join(entries).where(mine, entries.c.won_at.is_not(None))
+    )
+    return {
+        "id": raffle["id"],
+        "name": raffle["name"],
+        "entries": (await tx.execute(sa.select(sa.func.count()).where(mine))).scalar(),
+        "drawnAt": _format_time(raffle["drawn_at"]),
+        "winners": [dict(row) for row in (await tx.execute(won.order_by(users.c.id))).mappings()],
+    }
+
+
+async def join_raffle(tx: Transaction, raffle_id: str, user_id: str) -> None:
+    """Enter a user once. Raises RequestRefused with the reason if that is impossible."""
+    raffle = await _lock_open_raffle(tx, raffle_id)
+    user = await _find_user(tx, user_id)
+    entry = tx.insert(entries).values(raffle_id=raffle["id"], user_id=user["id"])
+    await tx.execute(entry.on_conflict_do_nothing())
+
+
+async def draw_raffle(tx: Transaction, raffle_id: str, winners: int) -> None:
+    """Draw the winners once. Raises RequestRefused with the reason if that is impossible."""
+    raffle = await _lock_open_raffle(tx, raffle_id)
+    mine = entries.c.raffle_id == raffle["id"]
+    joined = sa.select(entries.c.user_id).where(mine).order_by(entries.c.user_id)
+    found = list((await tx.execute(joined)).scalars())
+    if len(found) < winners:
         raise RequestRefused(
-            "the raffle is already drawn", "o sorteio já foi realizado", status=409
+            f"winners: expected at most {len(found)}, the number of users who joined",
+            f"winners: esperado no máximo {len(found)}, o número de participantes",
+            status=409,
         )
+    now, chosen = datetime.now(UTC), entries.c.user_id.in_(SystemRandom().sample(found, winners))
+    await tx.execute(sa.update(entries).where(mine, chosen).values(won_at=now))
+    await tx.execute(sa.update(raffles).where(raffles.c.id == raffle["id"]).values(drawn_at=now))
 
 
-def _no_such_raffle() -> RequestRefused:
-    return RequestRefused("no such raffle", "sorteio inexistente", status=404)
-
-
-def _no_such_user() -> RequestRefused:
-    return RequestRefused(
+async def _find_user(tx: Transaction, user_id: str) -> sa.RowMapping:
+    known = sa.select(users).where(users.c.id == read_id(user_id))
+    if read_id(user_id) and (row := (await tx.execute(known)).mappings().first()):
+        return row
+    raise RequestRefused(
         "no such user yet: users are inserted within a second or two",
         "usuário ainda inexistente: usuários são inseridos em um ou dois segundos",
         status=404,
     )
+
+
+async def _find_raffle(tx: Transaction, raffle_id: str, *, lock: bool = False) -> sa.RowMapping:
+    known = sa.select(raffles).where(raffles.c.id == read_id(raffle_id))
+    query = known.with_for_update() if lock else known
+    if read_id(raffle_id) and (row := (await tx.execute(query)).mappings().first()):
+        return row
+    raise RequestRefused("no such raffle", "sorteio inexistente", status=404)
+
+
+async def _lock_open_raffle(tx: Transaction, raffle_id: str) -> sa.RowMapping:
+    """Lock the row of a raffle that is not drawn yet. SQLite has a single writer at a time."""
+    raffle = await _find_raffle(tx, raffle_id, lock=True)
+    if raffle["drawn_at"] is not None:
+        raise RequestRefused(
+            "the raffle is already drawn", "o sorteio já foi realizado", status=409
+        )
+    return raffle
+
+
+def _format_time(stored: datetime | None) -> str | None:
+    """Return a time with its zone. SQLite stores none, and all stored times are UTC."""
+    if stored is None:
+        return None
+    return (stored if stored.tzinfo else stored.replace(tzinfo=UTC)).isoformat()
