@@ -1,4 +1,4 @@
-"""Compute the cost of browsing a queue, pure.
+"""Compute the cost of browsing a queue, and refuse to browse if that could lose messages. Pure.
 
 AMQP cannot read a message without taking it. A requeued message has the redelivered flag, and a quorum queue
 counts one more delivery. At the delivery limit the broker removes the message, without a trace if there is no
@@ -7,11 +7,18 @@ dead-letter exchange. RabbitMQ 4.0 and later have a default limit of 20.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from hopback.broker.limits import is_near_limit
+from hopback.errors import UnsafeOperation
 from hopback.ops.contract.values import Cost, Price
+from hopback.ops.messages.dead_letter import delivery_count
 from hopback.topology.effective import delivery_limit
 from hopback.topology.model import Queue, QueueType
 from hopback.version import BrokerVersion
+
+if TYPE_CHECKING:
+    from hopback.message import Delivery
 
 MANY_LOOKS = 1000
 """Deliveries. A higher delivery limit is not a danger: no operator browses a queue as often."""
@@ -114,3 +121,19 @@ def _unknown(version: BrokerVersion) -> Cost:
         " of a quorum queue that were requeued 21 times",
         remedy="Declare the queue, specify the management address, or accept the danger explicitly.",
     )
+
+
+def check_cost(cost: Cost, *, forced: bool) -> None:
+    """Raise UnsafeOperation if reading could lose messages and the caller has not accepted that."""
+    if cost.price is Price.REFUSED and not forced:
+        raise UnsafeOperation(f"{cost.text}. {cost.remedy}", can_lift=cost.can_lift)
+
+
+def check_delivery_count(queue: str, delivery: Delivery, cost: Cost) -> None:
+    """Raise UnsafeOperation if a message has used up half of its queue's delivery limit."""
+    count = 0 if cost.limit is None else delivery_count(delivery)
+    if is_near_limit(count, cost.limit):
+        raise UnsafeOperation(
+            f"looking at {queue!r} stopped: a message was delivered {count} times already and the queue"
+            f" removes it after {cost.limit}. Lift the limit before looking again"
+        )

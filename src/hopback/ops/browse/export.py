@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.brokers.consumers import look_connection_name
-from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk

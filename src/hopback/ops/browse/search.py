@@ -12,8 +12,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
+from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.brokers.consumers import look_connection_name
-from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.search import (
     MOST_WALKED,

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from hopback.errors import BrokerError
-from hopback.ops.browse.cost import check_delivery_count
+from hopback.ops.brokers.browse_cost import check_delivery_count
 from hopback.ops.browse.memory import estimate_memory, measure_memory
 from hopback.ops.browse.prefetch import ROOM_BYTES
 from hopback.ops.browse.queue_messages import QueueMessages

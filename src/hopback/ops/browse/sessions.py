@@ -7,8 +7,8 @@ from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, SessionOver
+from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.brokers.consumers import browse_connection_name
-from hopback.ops.browse.cost import check_cost
 from hopback.ops.browse.session import BrowseSession
 from hopback.ops.browse.session_reader import SessionReader
 from hopback.ops.contract.values import Cost, Moment, OnProgress, SessionView

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError
-from hopback.ops.browse.cost import check_delivery_count
+from hopback.ops.brokers.browse_cost import check_delivery_count
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.queue_messages import QueueMessages
 from hopback.ops.browse.stream_messages import StreamMessages

@@ -13,9 +13,9 @@ from msgspec import structs
 
 from hopback.errors import BadRequest, CountMismatch, NotAllowed, UnsafeOperation
 from hopback.headers.names import UNREAD
+from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.brokers.consumers import describe_consumer, jobs_on
 from hopback.ops.brokers.targets import known_ways, target_flaw, target_text
-from hopback.ops.browse.cost import check_cost
 from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
     NOBODY,
