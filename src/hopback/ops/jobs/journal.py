@@ -21,7 +21,6 @@ from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
 from hopback.ops.jobs.job_record import PROCESS_LOST, JobRecord
 from hopback.ops.jobs.pace import ControlRequest
-from hopback.ops.jobs.retention import Forgotten
 from hopback.sql.database import Execute, Row, RowRefused, SqlDatabase, placeholders
 from hopback.sql.sqlite import MemoryDatabase, SqliteDatabase, sqlite_file
 
@@ -31,14 +30,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import AuditQuery
 
 
-def _one_of(states: Iterable[JobState]) -> str:
-    names = ", ".join(f"'{state}'" for state in sorted(states))
-    return f"state IN ({names})"
-
-
-_IS_ACTIVE = _one_of(ACTIVE)
-# Jobs in other states can be resumed, so they are kept.
-_IS_OVER = _one_of((JobState.COMPLETED, JobState.CANCELLED))
+_IS_ACTIVE = "state IN ({})".format(", ".join(f"'{state}'" for state in sorted(ACTIVE)))
 _IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
 """No process runs the job: it is not active, or its lease has expired."""
 
@@ -263,21 +255,6 @@ class Journal:
             for at, by, action, queue, job, reason, result, details, number in rows
         )
 
-    async def forget(
-        self, *, audit_before: float, jobs_before: float, now: float, limit: int
-    ) -> Forgotten:
-        """Delete audit entries before `audit_before` and jobs that ended before `jobs_before`.
-
-        One call deletes at most `limit` rows of each. A result without rows means that none are left.
-        """
-        finished, rows = await self.database.write(
-            partial(_forget_jobs, before=jobs_before, limit=limit)
-        )
-        entries = await self.database.write(
-            partial(_forget_entries, before=audit_before, now=now, limit=limit)
-        )
-        return Forgotten(entries, finished, rows + entries)
-
     async def remember(
         self, broker: str, kind: str, documents: Mapping[str, str], now: float
     ) -> None:
@@ -386,53 +363,6 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
     if not again:
         columns, names = ", ".join(values), ", ".join(f":{column}" for column in values)
         execute(f"INSERT INTO hopback_jobs ({columns}) VALUES ({names})", values)
-
-
-def _forget_jobs(execute: Execute, *, before: float, limit: int) -> tuple[int, int]:
-    """Delete at most `limit` rows of jobs that ended before that time. Return the jobs and the rows."""
-    ids = [
-        job
-        for (job,) in execute(
-            f"SELECT id FROM hopback_jobs WHERE {_IS_OVER} AND ended_at < :before"
-            " ORDER BY number LIMIT :limit",
-            {"before": before, "limit": limit},
-        )
-    ]
-    if not ids:
-        return 0, 0
-    names, jobs = placeholders("job", ids)
-    # A job may have more failures than `limit`, so the job is deleted last.
-    numbers = execute(
-        f"SELECT number FROM hopback_job_failures WHERE job_id IN ({names}) LIMIT :limit",
-        {**jobs, "limit": limit},
-    )
-    if numbers:
-        _delete_numbers(execute, "hopback_job_failures", numbers)
-        return 0, len(numbers)
-    execute(f"DELETE FROM hopback_jobs WHERE id IN ({names})", jobs)
-    return len(ids), len(ids)
-
-
-def _forget_entries(execute: Execute, *, before: float, now: float, limit: int) -> int:
-    """Delete at most `limit` entries before that time, the oldest first. Return their number."""
-    numbers = execute(
-        "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
-        {"before": before, "limit": limit},
-    )
-    if numbers:
-        ((deleted,),) = execute("SELECT MAX(deleted_before) FROM hopback_audit_retention")
-        if deleted is None or deleted < before:
-            execute(
-                "INSERT INTO hopback_audit_retention (at, deleted_before) VALUES (:now, :before)",
-                {"now": now, "before": before},
-            )
-        _delete_numbers(execute, "hopback_audit", numbers)
-    return len(numbers)
-
-
-def _delete_numbers(execute: Execute, table: str, numbers: list[Row]) -> None:
-    names, named = placeholders("number", (number for (number,) in numbers))
-    execute(f"DELETE FROM {table} WHERE number IN ({names})", named)
 
 
 @asynccontextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hopback.headers import timestamp
 from hopback.ops.contract.values import AuditEntry, Moment
+from hopback.sql.database import Execute, Row, placeholders
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
@@ -35,27 +37,17 @@ class Retention:
     job_days: int = JOB_DAYS
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """Numbers of deleted audit entries, jobs and rows."""
-
-    audit: int = 0
-    jobs: int = 0
-    rows: int = 0
-
-
-async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Forgotten:
-    """Delete old entries and jobs, and record the deletion in the audit."""
+async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> tuple[int, int]:
+    """Delete old audit entries and jobs, and record it in the audit. Return the two numbers."""
     now = clock.now()
     audit_before = now - retention.audit_days * _DAY_S if retention.audit_days else _NEVER
     jobs_before = now - retention.job_days * _DAY_S if retention.job_days else _NEVER
     entries = jobs = 0
     while True:
-        found = await journal.forget(
-            audit_before=audit_before, jobs_before=jobs_before, now=now, limit=_CHUNK
-        )
-        entries, jobs = entries + found.audit, jobs + found.jobs
-        if not found.rows:
+        finished, rows = await journal.database.write(partial(_forget_jobs, before=jobs_before))
+        old = await journal.database.write(partial(_forget_entries, before=audit_before, now=now))
+        entries, jobs = entries + old, jobs + finished
+        if not (rows or old):
             break
         await asyncio.sleep(0)  # let other tasks use the database
     if entries or jobs:
@@ -65,4 +57,51 @@ async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> Fo
         if jobs:
             details["jobsEndedBefore"] = timestamp(jobs_before)
         await journal.write(AuditEntry(Moment(now), "hopback", "audit.retention", details=details))
-    return Forgotten(entries, jobs, entries + jobs)
+    return entries, jobs
+
+
+def _forget_jobs(execute: Execute, *, before: float) -> tuple[int, int]:
+    """Delete at most `_CHUNK` rows of jobs that ended before that time. Return the jobs and the rows."""
+    ids = [
+        job
+        for (job,) in execute(
+            "SELECT id FROM hopback_jobs WHERE state IN ('completed', 'cancelled')"
+            " AND ended_at < :before ORDER BY number LIMIT :limit",
+            {"before": before, "limit": _CHUNK},
+        )
+    ]
+    if not ids:
+        return 0, 0
+    names, jobs = placeholders("job", ids)
+    # A job may have more failures than that, so the job is deleted last.
+    numbers = execute(
+        f"SELECT number FROM hopback_job_failures WHERE job_id IN ({names}) LIMIT :limit",
+        {**jobs, "limit": _CHUNK},
+    )
+    if numbers:
+        _delete_numbers(execute, "hopback_job_failures", numbers)
+        return 0, len(numbers)
+    execute(f"DELETE FROM hopback_jobs WHERE id IN ({names})", jobs)
+    return len(ids), len(ids)
+
+
+def _forget_entries(execute: Execute, *, before: float, now: float) -> int:
+    """Delete at most `_CHUNK` entries before that time, the oldest first. Return their number."""
+    numbers = execute(
+        "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
+        {"before": before, "limit": _CHUNK},
+    )
+    if numbers:
+        ((deleted,),) = execute("SELECT MAX(deleted_before) FROM hopback_audit_retention")
+        if deleted is None or deleted < before:
+            execute(
+                "INSERT INTO hopback_audit_retention (at, deleted_before) VALUES (:now, :before)",
+                {"now": now, "before": before},
+            )
+        _delete_numbers(execute, "hopback_audit", numbers)
+    return len(numbers)
+
+
+def _delete_numbers(execute: Execute, table: str, numbers: list[Row]) -> None:
+    names, named = placeholders("number", (number for (number,) in numbers))
+    execute(f"DELETE FROM {table} WHERE number IN ({names})", named)
