@@ -1,6 +1,7 @@
-"""The designs: five documented systems, faithful or hardened, and Hopback's recommended design.
+"""Predefined topologies.
 
-Each is a function that returns a topology with its plans. `DESIGNS` names them for the command.
+Contains Hopback's recommended design and five documented systems, which are available in their
+original and in a hardened form. `DESIGNS` contains all designs by name.
 """
 
 from __future__ import annotations
@@ -145,4 +146,4 @@ _EVERY = (
 )
 
 DESIGNS: Mapping[str, Design] = MappingProxyType({design.name: design for design in _EVERY})
-"""Every design by the name that the command knows it by."""
+"""All designs by name."""

@@ -1,4 +1,4 @@
-"""A design as the command uses it: its name, parameters and factory."""
+"""The definition of a design."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
-_LONGEST_NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
+_LONGEST_NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class DesignParameter:
-    """A parameter of a design, as given on the command line: `--param name=value`.
+    """A parameter of a design (`--param name=value`).
 
-    `parse` converts the text to a value. ValueError if the text is not `expected`.
+    `parse` converts the text to a value. It raises ValueError if the text is invalid.
     """
 
     name: str
@@ -32,12 +32,12 @@ class DesignParameter:
     parse: Callable[[str], object]
     summary: str
     argument: str = ""
-    """The name of the factory's argument, where it is not `name`."""
+    """The name of the factory's argument if it is not `name`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionEvent:
-    """The event that a design publishes when a re-drive has ended: exchange, routing key and type."""
+    """The event that is published after a re-drive."""
 
     exchange: str
     routing_key: str
@@ -46,15 +46,15 @@ class CompletionEvent:
 
 
 NO_COMPLETION: CompletionEvent | None = None
-"""A design without a completion event."""
+"""For designs without a completion event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A predefined topology: one of the documented systems, or Hopback's recommended one.
+    """A predefined topology.
 
-    `stamps_redrives` writes the `x-redriven-…` headers to re-driven messages. `completion` is published
-    when a re-drive has ended.
+    If `stamps_redrives` is True, `x-redriven-…` headers are added to re-driven messages.
+    `completion` is published after a re-drive.
     """
 
     name: str
@@ -62,14 +62,14 @@ class Design:
     factory: Callable[..., Topology]
     parameters: tuple[DesignParameter, ...] = ()
     documented: bool = True
-    """Whether it reproduces a documented system. Hopback's own design does not."""
+    """True if this is a documented system."""
     codes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """The document's names of logged events, an argument of `App`. See the table of events."""
+    """Names of logged events used by the documented system."""
     stamps_redrives: bool = False
     completion: CompletionEvent | None = NO_COMPLETION
 
     def build(self, params: Mapping[str, str] = _NO_PARAMS, hardened: bool = False) -> Topology:
-        """Build the topology. InvalidTopology lists all invalid parameters."""
+        """Create the topology. Raises InvalidTopology if a parameter is invalid."""
         values: dict[str, object] = {}
         problems = []
         known = [parameter.name for parameter in self.parameters]
@@ -96,7 +96,7 @@ def refuse(problems: Sequence[Problem], design: str) -> None:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """`a,b` as a tuple of names. ValueError if a name is empty."""
+    """Parse a list of names separated by commas."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found):
         raise ValueError(f"expected names separated by commas, got {text!r}")
@@ -104,29 +104,29 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def whole_number(text: str) -> int:
-    """Read a decimal number without sign. ValueError otherwise."""
+    """Parse a non-negative integer."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"expected a whole number, got {text!r}")
     return int(text)
 
 
 def duration_ms(text: str) -> int:
-    """`5s`, `250ms` or plain milliseconds, as milliseconds."""
+    """Parse a duration and return it in milliseconds."""
     return parse_duration_ms(text)
 
 
 def delays_ms(text: str) -> tuple[int, ...]:
-    """`30s,5m` in milliseconds. ValueError if a part is not a duration."""
+    """Parse a list of durations and return them in milliseconds."""
     return tuple(map(duration_ms, names(text)))
 
 
 def queue_type(text: str) -> QueueType:
-    """`quorum` or `classic`. ValueError otherwise."""
+    """Parse a queue type."""
     return QueueType(text)
 
 
 def name_problems(path: str, name: str, *, room: int = 0) -> Iterator[Problem]:
-    """Reasons why `name` cannot be a queue name. `room` is the length of the longest suffix in bytes."""
+    """Check the name of a queue. `room` is the length of the longest suffix in bytes."""
     longest = _LONGEST_NAME_BYTES - room
     if not name:
         yield Problem(path, "a name", "''")
@@ -137,12 +137,12 @@ def name_problems(path: str, name: str, *, room: int = 0) -> Iterator[Problem]:
 
 
 def delay_problems(path: str, delay_ms: int) -> Iterator[Problem]:
-    """Reasons why `delay_ms` cannot be a wait."""
+    """Check a delay."""
     if not 1 <= delay_ms <= LONGEST_MS:
         yield Problem(path, f"1 to {LONGEST_MS} ms", f"{delay_ms} ms")
 
 
 def count_problems(path: str, count: int, *, least: int) -> Iterator[Problem]:
-    """Reasons why `count` cannot be a number of attempts or retries."""
+    """Check a number of attempts or retries."""
     if count < least:
         yield Problem(path, f"at least {least}", str(count))

@@ -1,4 +1,4 @@
-"""The event bus: a fanout to every service, pushed by HTTP, ten retries of five seconds."""
+"""The event bus: a fanout exchange for all services, with ten retries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 SERVICES = ("wms-cincout", "wms-orders")
-"""The services of the documented event bus when none are named."""
+"""The default services."""
 
 _FINAL = (
     Stamp("x-original-queue", Fact.QUEUE),
@@ -35,7 +35,7 @@ _FINAL = (
 
 
 def prefix_of(service: str) -> str:
-    """The service name up to its first hyphen, `default` when it has none."""
+    """Return the part of the name before the first hyphen, or `default`."""
     prefix, hyphen, _ = service.partition("-")
     return prefix if hyphen else "default"
 

@@ -1,4 +1,4 @@
-"""The file pipeline: one retry queue and one dead-letter queue for each consumer."""
+"""The file pipeline, with a retry queue and a dead-letter queue for each consumer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REDRIVE_COMPLETED = CompletionEvent(
     routing_key="operations.dlq.redrive.completed.v1",
     type="DlqRedriveCompleted.v1",
 )
-"""The event that the document requires after a re-drive."""
+"""The event that is published after a re-drive."""
 
 _BOUND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("q.upload.commands", _COMMANDS, ("commands.upload.#", "commands.file.reprocess.*")),

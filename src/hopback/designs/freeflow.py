@@ -1,4 +1,4 @@
-"""FreeFlow: three waiting times for each domain, chosen by the consumer."""
+"""FreeFlow, with three retry delays for each domain."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ QUEUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "freeflow.audit.queue": ("audit",),
     }
 )
-"""The main queues and the domains that each of them serves.
+"""The main queues and their domains.
 
-The document names the seven domains and the binding `domain.*`. The names of the queues, and the
-shared queue of user and auth, come from other public pages of FreeFlow.
+The domains and the binding `domain.*` are documented. The names of the queues and the common queue
+of user and auth are taken from other public pages of FreeFlow.
 """
 
 AUDIT_KEYS = ("audit.*",)
-"""The binding keys of the audit queue according to the document: its domain, like every other
-queue. Another public page of FreeFlow binds it to `#`, so that it records everything.
+"""The documented binding keys of the audit queue. Another public page uses `#`, which matches all
+messages.
 """
 
 TIERS_MS: Mapping[str, int] = MappingProxyType({"30s": 30_000, "5m": 300_000, "30m": 1_800_000})
-"""The documented waits, by their name in routing keys and queue names."""
+"""The documented delays, with their names in routing keys and queue names."""
 
 _ORIGIN = (
     Stamp("x-original-routing-key", Fact.ORIGIN_ROUTING_KEY, once=True),
@@ -107,9 +107,11 @@ def freeflow(
 
 
 def queues_of(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the queues of these domains. A new domain gets the queue `freeflow.<domain>.queue`.
+    """Return the queues for a list of domains. The queue of an unknown domain is
+    `freeflow.<domain>.queue`.
 
-    Raises ValueError if a domain is not a plain word.
+    Raises:
+        ValueError: If a domain is not a single word.
     """
     found: dict[str, tuple[str, ...]] = {}
     known = {domain: queue for queue, served in QUEUES.items() for domain in served}
@@ -122,16 +124,14 @@ def queues_of(domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def tiers_of(names: Sequence[str]) -> dict[str, int]:
-    """Return the tiers of these names, which are durations: `30s`, `5m`. Raises ValueError
-    otherwise.
-    """
+    """Parse a list of delays such as `30s` and `5m`. Raises ValueError if one is invalid."""
     return {name: parse_duration_ms(name) for name in names}
 
 
 def _plan(queue: str, domains: Sequence[str], tiers_ms: Mapping[str, int]) -> Plan:
-    # By domain of the original routing key. Other messages of a queue use its first domain. Each
-    # domain returns as `<domain>.retry`, which must match a binding of the failing queue. An audit
-    # queue that is bound to everything therefore still waits in the queues of its domain.
+    # The retry route depends on the domain of the original routing key. Other messages use the
+    # first domain of the queue. Messages return as `<domain>.retry`, which has to match a binding
+    # of the queue.
     ways = [(domain, f"{domain}.*") for domain in domains] if len(domains) > 1 else []
     ways.append((domains[0], "#"))
     return Plan(
@@ -186,7 +186,7 @@ def _problems(
     queues: Mapping[str, Sequence[str]], tiers_ms: Mapping[str, int], audit_keys: Sequence[str]
 ) -> Iterator[Problem]:
     if not any(topic_matches(key, f"{_AUDIT}.retry") for key in audit_keys):
-        # Without it the retries of the audit queue would not be routed back.
+        # Otherwise retries would not return to the audit queue.
         yield Problem("params.audit", "keys that match audit.retry", repr(",".join(audit_keys)))
     if not queues:
         yield Problem("params.queues", "at least one queue", "none")

@@ -1,4 +1,4 @@
-"""The raffle: users enqueued for insertion, with one retry queue of ten seconds."""
+"""The raffle, with a single retry queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXCHANGE, _QUEUE = "raffle_exchange", "raffle_queue"
 _RETRY_EXCHANGE, _RETRY_QUEUE = "raffle_retry_exchange", "raffle_retry_10s"
 _DLX, _DLQ = "raffle_dlx", "raffle_dlq"
 _LONGEST_PAUSE_MS = 60_000
-"""Milliseconds that a failed batch of dead letters is held, at most."""
+"""Maximum time to hold a failed batch of dead letters, in milliseconds."""
 
 
 def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: int = 3) -> Topology:
@@ -74,10 +74,10 @@ def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: i
 
 
 def consume_dead_letters(topology: Topology) -> Topology:
-    """Return a raffle topology in which an application consumes `raffle_dlq`.
+    """Return a topology in which the application consumes `raffle_dlq`.
 
-    There is no retry queue. The consumer holds a failed batch for a pause and requeues it. A message that it
-    cannot handle at all returns to the main queue and starts again.
+    There is no retry queue. If a batch fails, the consumer waits and requeues it. Messages that
+    cannot be handled at all are moved to the main queue.
     """
     plan = Plan(
         _DLQ,

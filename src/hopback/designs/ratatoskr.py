@@ -1,4 +1,4 @@
-"""Ratatoskr: quorum queues, a broker-side retry loop, a fanout into the dead-letter queue."""
+"""Ratatoskr, with quorum queues and retries by the broker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ratatoskr(
         problems.append(Problem("params.queue_type", "quorum or classic", "'stream'"))
     refuse(problems, "ratatoskr")
     faithful = _plan(queue, retry_delay_ms, max_retries)
-    # Where we publish the retry ourselves we can also keep the document's count on it.
+    # If the retry is published by Hopback, the documented counter can be kept.
     plan = replace(harden(faithful), count_header=_COUNTER) if hardened else faithful
     return Topology(
         name="ratatoskr",

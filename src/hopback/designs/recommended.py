@@ -1,4 +1,4 @@
-"""Hopback's own design for new queues: hardened from the start."""
+"""The recommended design for new queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TIERS_MS = (30_000, 300_000, 1_800_000)
-"""Default waits of a failed message: 30 s, 5 min, 30 min."""
+"""The default retry delays: 30 s, 5 min and 30 min."""
 
 _LONGEST_SUFFIX = ".retry.3650d23h59m59s999ms"
 

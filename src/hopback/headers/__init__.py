@@ -1,8 +1,8 @@
-"""The only reader and writer of `x-death` and of Hopback's headers.
+"""Read and write `x-death` and Hopback's headers.
 
-Reading never raises, whatever a producer, a tool or another version wrote. Invalid values count as
-absent. Writing is bounded: the added headers always fit into the broker's frame. The contract of
-the headers is in `docs/reference/headers.md`.
+Reading never raises an exception. Invalid values are treated as missing. The size of added headers
+is limited, so that they always fit into a frame. The headers are documented in
+`docs/reference/headers.md`.
 """
 
 from __future__ import annotations

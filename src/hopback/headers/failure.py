@@ -1,4 +1,4 @@
-"""The failure record: a description of an error, short enough for a message header."""
+"""Failure records, which describe an error in a message header."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ if TYPE_CHECKING:
 
 
 FAILURE_BYTES = 8 * 1024
-"""The largest failure record."""
+"""Maximum size of a failure record in bytes."""
 
-_MESSAGE_BYTES = 1024  # a screenful: enough to know the failure again
-_NAME_BYTES = 255  # limit of every name in AMQP 0-9-1
-_STACK_BYTES = 4096  # so that the record leaves room for the rest
-_FRAMES = 30  # the innermost thirty of each cause: the rest is the framework's
-_CAUSES = 3  # a longer chain adds no information, and a cycle ends here
-_LONGEST_JSON = 64 * 1024  # Hopback writes less than half of it, so longer texts are foreign
-# The folder of the standard library. Installed packages are in it too or have a typical path.
+_MESSAGE_BYTES = 1024  # maximum size of an error message
+_NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
+_STACK_BYTES = 4096  # leaves room for the rest of the record
+_FRAMES = 30  # maximum number of frames per exception, innermost first
+_CAUSES = 3  # maximum number of chained exceptions, also protects against cycles
+_LONGEST_JSON = 64 * 1024  # Hopback's records are less than half as long
+# Used to recognise frames of the standard library and installed packages.
 _LIBRARY = (dataclasses.__file__ or "").removesuffix("dataclasses.py")
 _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
-_LONGEST_TRACE = 64 * 1024  # a traceback of thousands of frames repeats itself
+_LONGEST_TRACE = 64 * 1024  # very long tracebacks usually repeat themselves
 _FRAME = re.compile(r'  File "(?P<path>[^"]{1,1000})", line \d+, in (?P<function>[^\s]{1,255})')
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,254}(?::|$)")
-"""The line of a traceback that names the exception. Only this line is not indented."""
+"""Matches the line of a traceback with the exception. It is the only line that is not indented."""
 _VARYING = re.compile(
     r"(?P<status>\b(?:HTTP|status(?:[ _-]?code)?)\W{1,3}[1-5]\d\d(?!\d))"
     r"|0x[0-9a-f]+|[0-9a-f]{8,}(?:-[0-9a-f]+)*|\d+",
     re.IGNORECASE,
 )
-"""The variable parts of a reason, and the HTTP statuses, which distinguish failures."""
+"""Variable parts of a reason, and HTTP status codes."""
 
 
 class Failure(NamedTuple):
-    """The failure of a message.
+    """A failure record.
 
-    `frame` is the application's frame nearest to the error, `module:function`. `fingerprint` is a
-    short hash of type and frame, the same wherever the same code fails in the same way. `first` and
-    `last` are seconds since 1970. `attempts` is the number of failed runs so far.
+    Attributes:
+        frame: The innermost frame of the application, as `module:function`.
+        fingerprint: A short hash of the type and frame, used for grouping failures.
+        first: Time of the first failure in seconds since the epoch.
+        last: Time of the last failure in seconds since the epoch.
+        attempts: Number of failed attempts so far.
     """
 
     type: str
@@ -61,7 +64,10 @@ class Failure(NamedTuple):
 
 
 def failure_from_exception(error: BaseException) -> Failure:
-    """Build the record of an exception. Time, host and attempts are added when it is written."""
+    """Create a failure record for an exception.
+
+    The time, host and number of attempts are added later.
+    """
     kind, frames = _type_name(error), _frames(error)
     frame, status = _own_frame(frames), _http_status(error)
     return Failure(
@@ -74,14 +80,15 @@ def failure_from_exception(error: BaseException) -> Failure:
 
 
 def type_and_message(error: BaseException) -> tuple[str, str]:
-    """Return the type and the message that the record of an exception would have."""
+    """Return the type and message of an exception as used in a failure record."""
     kind, text = _type_name(error), _message(error)
     return clip(kind, _NAME_BYTES), clip(text, _MESSAGE_BYTES)
 
 
 def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
-    """Build the record of a failure with only a reason. Its fingerprint ignores numbers except HTTP
-    statuses.
+    """Create a failure record for a reason.
+
+    Numbers are ignored in the fingerprint, except for HTTP status codes.
     """
     return Failure(
         type=clip(kind, _NAME_BYTES),
@@ -91,7 +98,10 @@ def failure_from_reason(reason: str, *, kind: str = "") -> Failure:
 
 
 def failure_from_status(status: int, reason: str = "") -> Failure:
-    """Build the record of a failed HTTP response. The reason is kept if it adds to the status."""
+    """Create a failure record for an HTTP status.
+
+    The reason is omitted if it only repeats the status.
+    """
     kind = f"HTTP {status}"
     return failure_from_reason("" if reason == kind else reason, kind=kind)
 
@@ -101,7 +111,7 @@ def _without_numbers(reason: str) -> str:
 
 
 def _http_status(error: BaseException) -> int | None:
-    """The status in an exception of an HTTP client: httpx and requests, aiohttp, urllib."""
+    """Return the HTTP status of an exception raised by httpx, requests, aiohttp or urllib."""
     try:
         response = getattr(error, "response", None)
         found = getattr(error if response is None else response, "status_code", None)
@@ -110,12 +120,12 @@ def _http_status(error: BaseException) -> int | None:
         if found is None and isinstance(error, OSError):
             found = getattr(error, "code", None)
     except Exception:
-        return None  # code of the exception's own
+        return None  # raised by a custom attribute
     return found if type(found) is int and 100 <= found <= 599 else None
 
 
 def failure_from_traceback(text: str) -> Failure:
-    """Build the record of a printed Python traceback. Only the end of a very long one is read."""
+    """Create a failure record for a formatted Python traceback."""
     lines = text[-_LONGEST_TRACE:].rstrip().splitlines()
     raised = next((line for line in reversed(lines) if _RAISED.match(line)), "")
     kind, _, message = raised.partition(":")
@@ -135,7 +145,7 @@ def failure_from_traceback(text: str) -> Failure:
 
 
 def _end_of(text: str, limit: int) -> str:
-    """Return at most `limit` bytes of the end, the most useful part of a traceback."""
+    """Return the last `limit` bytes, which are the most useful part of a traceback."""
     whole = text.encode("utf-8", "backslashreplace")
     if len(whole) <= limit:
         return text
@@ -143,13 +153,14 @@ def _end_of(text: str, limit: int) -> str:
 
 
 def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
-    """Encode the record in at most `room` bytes of JSON. Stack, then message shrink.
+    """Encode a failure record as JSON with at most `room` bytes.
 
-    Returns None if it does not fit.
+    The stack and then the message are shortened if necessary. Returns None if the record does not
+    fit.
     """
     room = min(room, FAILURE_BYTES)
     if len(failure.stack) <= _STACK_BYTES and failure.stack.isascii():
-        # Candidates are ever smaller. The first one nearly always fits.
+        # Try smaller and smaller records. The first one usually fits.
         last = timestamp(failure.last)
         first = last if failure.first == failure.last else timestamp(failure.first)
         times = f'"first":"{first}","last":"{last}","attempts":{failure.attempts}}}'
@@ -160,12 +171,12 @@ def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
     return next((text for text in texts if text_bytes(text) <= room), None)
 
 
-# A service fails for few reasons, and for each of them often: only times and attempts differ then.
+# Cached, because failures of a service often only differ in time and attempts.
 @lru_cache(maxsize=256)
 def _write_start(
     kind: str, message: str, fingerprint: str, frame: str, stack: str, host: str
 ) -> str:
-    """The beginning of the record as JSON, up to its times."""
+    """Encode the start of the record, without times and attempts."""
     fields = _fields(Failure(kind, message, fingerprint, frame, stack, host))
     for name in ("first", "last", "attempts"):
         del fields[name]
@@ -173,7 +184,7 @@ def _write_start(
 
 
 def failure_in(value: FieldValue) -> Failure | None:
-    """Return the record of a header, or None if it is invalid."""
+    """Parse a failure record. Returns None if it is invalid."""
     if not isinstance(value, str) or len(value) > _LONGEST_JSON:
         return None
     found = json_in(value)
@@ -181,14 +192,14 @@ def failure_in(value: FieldValue) -> Failure | None:
 
 
 def failure_text_in(value: FieldValue) -> str | None:
-    """Return a header's unchanged text if it is a valid record within the size limit."""
+    """Return the encoded failure record, or None if it is invalid or too large."""
     if not isinstance(value, str) or text_bytes(value) > FAILURE_BYTES:
         return None
     return value if isinstance(json_in(value), dict) else None
 
 
 def _decode(found: dict[str, object]) -> Failure:
-    """Build a record of the valid fields. Invalid ones count as absent."""
+    """Create a record from a dict. Invalid fields are ignored."""
     attempts = found.get("attempts")
     return Failure(
         type=_field(found, "type"),
@@ -209,9 +220,7 @@ def _field(found: dict[str, object], name: str, limit: int = _NAME_BYTES) -> str
 
 
 def _fields(failure: Failure) -> dict[str, str | int]:
-    """Return the record as a JSON object. Every text but the stack is cut to the length that
-    reading allows.
-    """
+    """Convert a record to a dict. Strings are truncated, except for the stack."""
     last = timestamp(failure.last)
     return {
         "type": clip(failure.type, _NAME_BYTES),
@@ -227,7 +236,7 @@ def _fields(failure: Failure) -> dict[str, str | int]:
 
 
 def _written(fields: dict[str, str | int]) -> str:
-    """Write the object as `json.dumps` without spaces does, in half the time. Every failure needs it."""
+    """Encode as JSON without whitespace. This is twice as fast as `json.dumps`."""
     each = [
         f'"{name}":{encode_basestring(value) if isinstance(value, str) else value}'
         for name, value in fields.items()
@@ -236,7 +245,7 @@ def _written(fields: dict[str, str | int]) -> str:
 
 
 def _ever_smaller(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]]:
-    """Yield the record with less and less of its stack, then of its message, and last without both."""
+    """Yield the record with a shorter and shorter stack and message."""
     for stack in _shorten(str(fields["stack"]), _STACK_BYTES):
         yield fields | {"stack": stack}
     for message in _shorten(str(fields["message"]), _MESSAGE_BYTES):
@@ -245,14 +254,13 @@ def _ever_smaller(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]
 
 
 def _shorten(text: str, limit: int) -> Iterator[str]:
-    """Yield the text cut to `limit` bytes, then to half of that, and so on, but never empty."""
+    """Yield the text truncated to `limit` bytes, half of that and so on."""
     while limit > len("…".encode()):
         yield clip(text, limit)
         limit //= 2
 
 
-# A service fails in few places, and often in each. Results that depend only on the place are
-# cached.
+# Cached, because failures of a service often occur in the same place.
 @lru_cache(maxsize=256)
 def _fingerprint(kind: str, place: str) -> str:
     whole = f"{kind}\n{place}".encode("utf-8", "backslashreplace")
@@ -269,12 +277,12 @@ def _message(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        # An exception with a broken `__str__` must not prevent parking.
+        # A broken `__str__` must not prevent dead-lettering.
         return "(its message could not be read)"
 
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """The frames of the traceback, the one that raised last, each with its line."""
+    """Return the frames of a traceback with line numbers, innermost last."""
     found: list[tuple[FrameType, int]] = []
     trace = error.__traceback__
     while trace is not None:
@@ -288,7 +296,10 @@ def _place(frame: FrameType) -> str:
 
 
 def _own_frame(frames: list[tuple[FrameType, int]]) -> str:
-    """Return the frame nearest to the error outside of libraries and Hopback, or else the nearest one."""
+    """Return the innermost frame that is not part of a library or Hopback.
+
+    If there is none, return the innermost frame.
+    """
     for frame, _ in reversed(frames):
         place = _place(frame)
         if _is_application(frame.f_code.co_filename, place):
@@ -303,7 +314,7 @@ def _is_application(path: str, place: str) -> bool:
 
 
 def _stack(error: BaseException, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
-    """Yield the innermost frames of the error, then of its causes. Source lines are not read."""
+    """Yield the frames of an exception and its causes. Source code is not read."""
     cause: BaseException | None = error
     for depth in range(_CAUSES):
         if cause is None:

@@ -1,9 +1,8 @@
-"""The history of a message: the broker's death records and Hopback's headers.
+"""The history of a message, based on `x-death` and Hopback's headers.
 
-`x-death` is read in any format. Only the broker's entries can be trusted, and only their content:
-RabbitMQ keeps their order from 4.x on, and before that only the first position is certain. The
-entries are therefore searched by queue and reason. `hopback-deaths` is Hopback's bounded copy of
-them.
+The order of `x-death` entries is only reliable since RabbitMQ 4.x, so they are looked up by queue
+and reason. Before that, only the first entry is known to be the latest. `hopback-deaths` is a copy
+of the most recent entries.
 """
 
 from __future__ import annotations
@@ -21,21 +20,20 @@ from hopback.headers.names import DEATHS, X_DEATH
 from hopback.text import clip, count_in, json_in, text_in
 
 REMEMBERED_DEATHS = 10
-"""Maximum number of deaths in `hopback-deaths`."""
+"""Maximum number of entries in `hopback-deaths`."""
 
-# Types from the wire, from JSON, and from programs that write headers in Python. A tuple, because
-# `isinstance` with a union is slower.
+# A tuple, because `isinstance` is slower with a union.
 _ARRAYS = (list, tuple)
-_KEY_TYPES = (str, LongStr)  # a routing key may be any bytes
-_NAME_BYTES = 255  # the longest name that AMQP 0-9-1 can carry
-_KEYS = 3  # the first is the original key, the others are from CC and only informative
-_LONGEST_JSON = 32 * 1024  # characters. Longer texts are not written by Hopback
+_KEY_TYPES = (str, LongStr)  # routing keys may contain any bytes
+_NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
+_KEYS = 3  # the original key and a few keys from CC
+_LONGEST_JSON = 32 * 1024  # characters, longer values were not written by Hopback
 
 
 class Death(NamedTuple):
-    """One entry of `x-death`: how often a message left `queue` for `reason`.
+    """An entry of `x-death`.
 
-    `exchange`, `routing_keys` and `time` (seconds since 1970) are those of the first such death.
+    `exchange`, `routing_keys` and `time` belong to the first death with this queue and reason.
     """
 
     queue: str
@@ -47,22 +45,22 @@ class Death(NamedTuple):
 
 
 def deaths(headers: Headers) -> tuple[Death, ...]:
-    """Return all `x-death` entries with a queue and a reason. Other entries are ignored."""
+    """Return the entries of `x-death`. Entries without a queue or reason are ignored."""
     return tuple(_deaths_in(headers.get(X_DEATH)))
 
 
 def well_formed_deaths(headers: Headers) -> bool:
-    """Whether `x-death` is absent or has the format that a broker writes.
+    """Return True if `x-death` is missing or well-formed.
 
-    RabbitMQ up to 3.12 accepts a client's `x-death` as its own. One in another format crashes the
-    queue that dead-letters the message, or loses the message.
+    RabbitMQ up to 3.12 trusts an `x-death` header published by a client. If it is malformed, the
+    message is lost or the queue process crashes.
     """
     value = headers.get(X_DEATH, ())
     return isinstance(value, _ARRAYS) and all(map(_well_formed, value))
 
 
 def last_death_queue(headers: Headers) -> str | None:
-    """The queue the message died in last, if it ever did."""
+    """Return the queue that last dead-lettered the message, or None."""
     value = headers.get(X_DEATH)
     if isinstance(value, _ARRAYS) and value:
         first = _death(value[0])
@@ -71,7 +69,10 @@ def last_death_queue(headers: Headers) -> str | None:
 
 
 def read_deaths(headers: Headers) -> tuple[Death, ...]:
-    """Return the deaths in `hopback-deaths`, most recent first. An invalid header gives none."""
+    """Return the entries of `hopback-deaths`, most recent first.
+
+    Returns an empty tuple if it is invalid.
+    """
     value = headers.get(DEATHS)
     if isinstance(value, _ARRAYS):
         pieces = [piece for piece in islice(value, _LONGEST_JSON) if isinstance(piece, str)]
@@ -87,23 +88,23 @@ def _read_json(text: str) -> tuple[Death, ...]:
     return tuple(_deaths_in(json_in(text)))[:REMEMBERED_DEATHS]
 
 
-# Characters. Adjacent messages have the same deaths, so parsed texts are cached. Long foreign texts
-# are not cached.
+# Maximum size for caching. Messages in a queue often have the same deaths.
 _KEPT_JSON = 4096
 _kept_json = lru_cache(maxsize=256)(_read_json)
 
 
 _PIECE_BYTES = 64
-"""Bytes. Erlang stores longer binaries outside the process heap and counts references to each. With
-one such text in each of 500,000 messages RabbitMQ needed a quarter more CPU time per message.
+"""Maximum size of a string in bytes. Erlang stores longer strings outside of the process heap. With
+such a string in each of 500,000 messages, RabbitMQ needed 25 % more CPU time per message.
 """
-_PIECE_HEAD = 5  # its type and its length
-_MOST_CHARACTER_BYTES = 4  # of UTF-8
+_PIECE_HEAD = 5  # type and length
+_MOST_CHARACTER_BYTES = 4  # in UTF-8
 
 
 def deaths_json(known: Iterable[Death], room: int) -> list[str] | None:
-    """Return as many recent deaths as fit into `room` bytes, as pieces of JSON, or None if none
-    fits.
+    """Encode recent deaths as JSON, split into short strings.
+
+    As many deaths are included as fit into `room` bytes. Returns None if none of them fit.
     """
     entries = [_entry_json(death) for death in islice(known, REMEMBERED_DEATHS)]
     while entries:
@@ -123,8 +124,8 @@ def _deaths_in(value: object) -> list[Death]:
 
 
 def _death(entry: object) -> Death | None:
-    """One entry, or None if it names no queue or no reason."""
-    # Headers from the wire are a dict. A check for an abstract class takes ten times as long.
+    """Parse an entry. Returns None if it does not have a queue and a reason."""
+    # Check for dict first, since checking for an abstract class is about ten times slower.
     if type(entry) is not dict and not isinstance(entry, Mapping):
         return None
     queue, reason = text_in(entry.get("queue")), text_in(entry.get("reason"))
@@ -134,7 +135,7 @@ def _death(entry: object) -> Death | None:
     return Death(
         queue,
         reason,
-        # An entry with an invalid count is still at least one death.
+        # Treat an invalid count as one.
         count_in(entry.get("count")) or 1,
         text_in(entry.get("exchange")) or "",
         _texts(entry.get("routing-keys")),
@@ -149,10 +150,7 @@ def _texts(value: FieldValue) -> tuple[str, ...]:
 
 
 def _entry_json(death: Death) -> str:
-    """Return the entry as JSON, with the broker's field names and bounded texts.
-
-    It is written without `json`, because every retry and re-drive contains some of these.
-    """
+    """Encode an entry as JSON. This is faster than `json.dumps`."""
     keys = ",".join([_quote(key) for key in death.routing_keys[:_KEYS]])
     time = "null" if death.time is None else death.time
     return (
@@ -161,12 +159,12 @@ def _entry_json(death: Death) -> str:
     )
 
 
-# The deaths of a queue's messages name the same few queues, reasons and exchanges.
+# Cached, because messages of a queue have the same queue names, reasons and exchanges.
 @lru_cache(maxsize=1024)
 def _quote(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # escapes preserve surrogates of bytes that are not UTF-8
+    except UnicodeEncodeError:  # keep surrogates of invalid UTF-8
         return encode_basestring_ascii(text[:_NAME_BYTES])
     return encode_basestring(clip(text, _NAME_BYTES))
 
@@ -191,10 +189,9 @@ _COUNTED = frozenset({"rejected", "delivery_limit"})
 
 
 class History:
-    """Hopback's headers of one message, for one queue. Each is parsed on first use.
+    """The headers of a message. Values are parsed on first access.
 
-    `attempts`, `snoozes` and `failure` are valid only for the queue they were written for. For
-    another queue they are absent.
+    `attempts`, `snoozes` and `failure` only apply to the queue they were written for.
     """
 
     __slots__ = ("_deaths", "_headers", "_here", "marked_queue", "queue")
@@ -212,58 +209,56 @@ class History:
 
     @property
     def attempts(self) -> int:
-        """Number of failed runs."""
+        """The number of failed attempts."""
         return count_in(self._headers.get(names.ATTEMPTS)) if self._here else 0
 
     @property
     def snoozes(self) -> int:
-        """How often it was snoozed."""
+        """The number of snoozes."""
         return count_in(self._headers.get(names.SNOOZES)) if self._here else 0
 
     @property
     def failure(self) -> Failure | None:
-        """The record of the last failure."""
+        """Return the last failure."""
         return failure_in(self._headers.get(names.FAILURE)) if self._here else None
 
     def failure_text(self) -> str | None:
-        """Return the unchanged record of the last failure, if it may be published again."""
+        """Return the encoded record of the last failure, or None if it is invalid."""
         return failure_text_in(self._headers.get(names.FAILURE)) if self._here else None
 
     @property
     def copy_id(self) -> str | None:
-        """The id that all copies of this message share since its first failure in this queue."""
+        """The id shared by all copies of this message since the first failure."""
         return text_in(self._headers.get(names.COPY_ID)) if self._here else None
 
     @property
     def redrives(self) -> int:
-        """How often it was re-driven."""
+        """The number of re-drives."""
         return count_in(self._headers.get(names.REDRIVES))
 
     @property
     def redrive_job(self) -> str | None:
-        """The job that re-drove it last."""
+        """The id of the last re-drive job."""
         return text_in(self._headers.get(names.REDRIVE_JOB))
 
     @property
     def origin_exchange(self) -> str | None:
-        """The exchange it was first published to."""
+        """The exchange the message was originally published to."""
         return text_in(self._headers.get(names.ORIGIN_EXCHANGE))
 
     @property
     def origin_routing_key(self) -> str | None:
-        """The routing key it was first published with."""
+        """The routing key the message was originally published with."""
         return text_in(self._headers.get(names.ORIGIN_ROUTING_KEY))
 
     @property
     def origin_user(self) -> str | None:
-        """The `user_id` it was first published with."""
+        """The `user_id` the message was originally published with."""
         return text_in(self._headers.get(names.ORIGIN_USER))
 
     @property
     def deaths(self) -> tuple[Death, ...]:
-        """The most recent deaths without duplicates: the broker's records, then the remembered
-        ones.
-        """
+        """The most recent deaths from `x-death` and `hopback-deaths`, without duplicates."""
         if not self._headers:
             return ()
         known = (*self.broker_deaths, *read_deaths(self._headers))
@@ -271,14 +266,14 @@ class History:
 
     @property
     def broker_deaths(self) -> tuple[Death, ...]:
-        """The broker's present records, parsed once."""
+        """The entries of `x-death`."""
         if self._deaths is None:
             self._deaths = deaths(self._headers)
         return self._deaths
 
     @property
     def broker_failures(self) -> int:
-        """Number of times the broker dead-lettered the message from this queue after a failure."""
+        """The number of times the broker dead-lettered the message from this queue after a failure."""
         return sum(
             death.count
             for death in self.broker_deaths
@@ -287,7 +282,7 @@ class History:
 
     @property
     def entry_route(self) -> tuple[str, str] | None:
-        """Exchange and routing key by which it came to this queue before its first death there."""
+        """The exchange and routing key before the first death in this queue, or None."""
         for death in self.broker_deaths:
             if death.queue == self.queue and death.routing_keys:
                 return death.exchange, death.routing_keys[0]
@@ -295,7 +290,7 @@ class History:
 
 
 def read_history(headers: Headers, queue: str) -> History:
-    """Return Hopback's headers for `queue`. Invalid headers count as absent."""
+    """Return the history of a message for a queue."""
     return History(headers, queue)
 
 
@@ -305,15 +300,15 @@ def broker_failures(headers: Headers, queue: str) -> int:
 
 
 def entry_route(headers: Headers, queue: str) -> tuple[str, str] | None:
-    """Exchange and routing key by which the message came to `queue` before its first death there."""
+    """Return the exchange and routing key before the first death in `queue`, or None."""
     return History(headers, queue).entry_route
 
 
 def queue_of_count(headers: Headers) -> str | None:
-    """The queue our counts were written for, if the message carries any."""
+    """Return the queue that Hopback's counts were written for, or None."""
     return text_in(headers.get(names.QUEUE))
 
 
 def counter_in(headers: Headers, name: str | None) -> int:
-    """Return a design's counter, or 0 if it is absent or invalid."""
+    """Return the value of a counter, or 0 if it is missing or invalid."""
     return 0 if name is None else count_in(headers.get(name))

@@ -1,4 +1,4 @@
-"""The identity of a message: its id, or a hash that is the same at every hop."""
+"""Identify messages by message id or by a hash."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery, Properties
 
-# Prefixes of headers that the documented designs add. They do not change the identity.
+# Prefixes of headers that are added by designs and must not affect the hash.
 _DESIGNS = ("x-original-", "x-retry-", "x-parked-", "x-final-", "x-redriven-", "x-redrive-")
 
 
 def identity(
     delivery: Delivery, *, origin: tuple[str, str] = ("", ""), ignoring: Collection[str] = ()
 ) -> str:
-    """Return the message id, or else a stable hash of body, properties, headers and origin.
+    """Return the message id, or a hash of the message if it does not have an id.
 
-    `origin` is the exchange and the routing key of the producer's publish (`Reading.origin`).
-    Headers that change from hop to hop are excluded: Hopback's, the broker's, those of the
-    documented designs, and those that a custom plan writes (`ignoring`).
+    Headers that change between retries are not part of the hash: headers of Hopback, the broker and
+    the designs.
+
+    Args:
+        delivery: The message.
+        origin: The exchange and routing key the message was originally published with.
+        ignoring: Names of additional headers to ignore.
     """
     properties = delivery.properties
     if properties.message_id:
@@ -39,7 +43,7 @@ def identity(
 
 
 def _stable_properties(properties: Properties) -> Iterator[bytes]:
-    """The properties that every hop keeps."""
+    """Yield the properties that do not change between retries."""
     for value in (
         properties.content_type,
         properties.content_encoding,
@@ -55,7 +59,10 @@ def _stable_properties(properties: Properties) -> Iterator[bytes]:
 
 
 def _headers(headers: Headers, ignoring: Collection[str]) -> Iterator[bytes]:
-    """The producer's headers, sorted: some brokers sort them, some do not."""
+    """Yield the headers of the producer.
+
+    They are sorted, because some versions of RabbitMQ sort headers.
+    """
     for name in sorted(headers):
         if not (is_protected(name) or name in ignoring or _is_of_a_design(name)):
             yield repr((name, canonical(headers[name]))).encode("utf-8", "backslashreplace")

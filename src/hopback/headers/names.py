@@ -1,4 +1,4 @@
-"""Names of the headers of Hopback and of the broker."""
+"""Names of headers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ORIGIN_ROUTING_KEY = "hopback-origin-routing-key"
 ORIGIN_USER = "hopback-origin-user-id"
 DEATHS = "hopback-deaths"
 DELAY = "hopback-delay"
-"""A message that waits to become due, in one table. It is not in OURS: a retry or re-drive in the
-queue of due messages rewrites its marks and must keep this header.
+"""Stores the original properties of a delayed message. Not part of OURS, since it has to be kept
+when a due message is retried or re-driven.
 """
 REDRIVES = "hopback-redrives"
 REDRIVE_JOB = "hopback-redrive-job"
@@ -37,38 +37,37 @@ OURS = frozenset(
         UNREAD_BYTES,
     }
 )
-"""All headers of Hopback. Another `hopback-…` header comes from a newer version and is kept
-unchanged.
-"""
+"""All headers of Hopback. Unknown `hopback-…` headers come from a newer version and are kept."""
 
 X_DEATH = "x-death"
 
 
 def is_death(name: str) -> bool:
-    """Whether the broker writes this header when it dead-letters a message."""
+    """Return True if the header is added by the broker when a message is dead-lettered."""
     return name == X_DEATH or name.startswith(("x-first-death-", "x-last-death-"))
 
 
 def is_broker_count(name: str) -> bool:
-    """Whether a quorum queue counts deliveries in this header. The count is wrong after a publish."""
+    """Return True if the header contains a delivery count.
+
+    It is wrong after the message is published again.
+    """
     return name in {"x-delivery-count", "x-acquired-count"}
 
 
 def is_routing(name: str) -> bool:
-    """Whether this header makes the broker route a publish to further queues."""
+    """Return True if the header affects routing."""
     return name in {"CC", "BCC"}
 
 
 def is_protected(name: str) -> bool:
-    """Whether no design may write this header as its own."""
+    """Return True if designs are not allowed to write this header."""
     return (
         name in OURS or name == DELAY or is_death(name) or is_broker_count(name) or is_routing(name)
     )
 
 
 def may_stand_twice(name: bytes) -> bool:
-    """Whether a duplicate header of this name may be kept, because neither Hopback nor the broker
-    reads it.
-    """
+    """Return True if a duplicate header can be kept, because Hopback and the broker do not read it."""
     text = name.decode("utf-8", "replace")
     return not (is_protected(text) or text.startswith("hopback-"))

@@ -1,7 +1,6 @@
-"""Properties in wire format, cut at the header table and joined again.
+"""Split and join encoded properties without decoding the headers.
 
-For code that copies most of a message: parsing twenty headers costs more than the rest of moving
-it. `hopback.wire.properties` parses these bytes. This module only cuts them.
+This is used for moving messages, because decoding the headers would take most of the time.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from typing import NamedTuple
 from hopback.fields import value_end
 
 _EARLY = (1 << 15, 1 << 14)
-"""The flags of content type and content encoding, which precede the headers."""
+"""Flags of content type and content encoding, which come before the headers."""
 _HEADERS, _MODE = 1 << 13, 1 << 12
 _EXPIRATION, _MESSAGE_ID, _USER_ID = 1 << 8, 1 << 7, 1 << 4
 _PRIORITY, _TIMESTAMP = 1 << 11, 1 << 6
 _LATE = tuple(1 << bit for bit in range(11, 1, -1))
 _WIDTHS = {_PRIORITY: 1, _TIMESTAMP: 8}
-"""Sizes of properties after the delivery mode, in bytes. All others are short texts."""
-_UNKNOWN = 0b11  # the bits after the fourteen properties. The second means that more flags follow
+"""Sizes of properties in bytes. All others are short strings."""
+_UNKNOWN = 0b11  # flags that are not used by AMQP 0-9-1
 _PERSISTENT = b"\x02"
 _TEXT = ord("S")
 _pack = struct.Struct(">H").pack
@@ -29,10 +28,10 @@ _unpack_u32 = struct.Struct(">I").unpack_from
 
 
 class CutProperties(NamedTuple):
-    """The bytes before and after the entries of the header table.
+    """Encoded properties, split at the header table.
 
-    `after` omits the delivery mode and the expiration, because a forwarded message is persistent
-    and does not expire.
+    `after` does not contain the delivery mode and the expiration, since a moved message is
+    persistent and must not expire.
     """
 
     flags: int
@@ -42,18 +41,21 @@ class CutProperties(NamedTuple):
 
     @property
     def has_user(self) -> bool:
-        """Whether the properties contain `user_id`, which the broker compares with the publishing user."""
+        """True if the properties contain a `user_id`."""
         return self.flags & _USER_ID != 0
 
     def join(self, entries: bytes) -> bytes:
-        """Return the properties with other headers, persistent and without expiration."""
+        """Return the encoded properties with other headers.
+
+        The message is persistent and does not expire.
+        """
         flags = (self.flags | _HEADERS | _MODE) & ~_EXPIRATION
         size = _pack_u32(len(entries))
         return b"".join((_pack(flags), self.before, size, entries, _PERSISTENT, self.after))
 
 
 def cut_properties(raw: bytes) -> CutProperties | None:
-    """Cut a message's properties into pieces. Returns None for invalid bytes."""
+    """Split encoded properties. Returns None if they are invalid."""
     try:
         return _cut(raw)
     except (IndexError, struct.error):
@@ -61,7 +63,7 @@ def cut_properties(raw: bytes) -> CutProperties | None:
 
 
 def message_id_in(raw: bytes) -> str | None:
-    """Return the message id, or None if it is absent or the bytes are invalid."""
+    """Return the message id, or None if it is missing or the properties are invalid."""
     try:
         flags, at = (raw[0] << 8) | raw[1], 2
         layout = _layout(flags)
@@ -85,8 +87,8 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def text_header_in(raw: bytes, name: bytes) -> str | None:
-    """Return the first header of this name if it is a text, or None if it is not or needs full
-    parsing.
+    """Return the value of a string header, or None if it is missing, not a string or needs full
+    decoding.
     """
     cut = cut_properties(raw)
     if cut is None:
@@ -95,7 +97,9 @@ def text_header_in(raw: bytes, name: bytes) -> str | None:
     try:
         while at < size:
             value_at = at + 1 + entries[at]
-            if entries[value_at] == _TEXT:  # usual case, inlined: a call would double the time
+            if (
+                entries[value_at] == _TEXT
+            ):  # inlined, since a function call would take twice as long
                 end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
             else:
                 end = value_end(entries, value_at, size) or size + 1
@@ -110,9 +114,10 @@ def text_header_in(raw: bytes, name: bytes) -> str | None:
 
 
 class _Layout(NamedTuple):
-    """The fields that follow certain flags: the number of texts before the headers, and the width of each
-    property after the delivery mode, 0 for a short text. The last two are indexes into these, None if
-    absent.
+    """The structure of encoded properties.
+
+    Contains the number of short strings before the headers, and the size of each property after the
+    delivery mode (0 for short strings). The last two fields are indexes of these, or None.
     """
 
     texts: int
@@ -121,7 +126,7 @@ class _Layout(NamedTuple):
     message_id: int | None
 
 
-# Most messages of a queue have the same flags.
+# Messages of a queue usually have the same flags.
 @lru_cache(maxsize=256)
 def _layout(flags: int) -> _Layout | None:
     if flags & _UNKNOWN:

@@ -1,13 +1,12 @@
-"""New properties for a message that Hopback publishes again: for a retry, a dead letter or a
-re-drive.
+"""Create the properties of messages that are retried, dead-lettered or re-driven.
 
-The producer's headers keep their values and order. Headers that would harm the next hop are
-removed. Hopback's headers are appended within a size budget. If space is short, the failure record
-shrinks first, then the remembered deaths, the design's headers, the origin, and last the unparsed
-headers. The attempt count is always written. If even the count does not fit, no message is built.
+Headers of the producer are kept, except for headers that would cause problems. Hopback's headers
+are added at the end. If there is not enough room in the frame, the failure record is shortened
+first, followed by the deaths, the headers of the design, the origin and the undecoded headers. The
+retry count is required. If it does not fit, no properties are created.
 
-The unparsed part of a header table (`opaque_headers`) may contain anything, for example a `CC`. It
-is never published as headers. It is carried as the bytes of one Hopback header.
+Headers that could not be decoded (`opaque_headers`) may contain anything, such as `CC`. They are
+never published as headers, but as the value of a Hopback header.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ if TYPE_CHECKING:
 
 
 FRAME_BYTES = 131_072
-"""Maximum size of a header frame at RabbitMQ's default frame_max, in bytes. RabbitMQ does not
-subtract the 8 bytes of the envelope. It closes the connection on a larger frame.
+"""Maximum size of a header frame with the default frame_max. RabbitMQ does not count the 8 bytes of
+the envelope. It closes the connection if a frame is larger.
 """
 
 ADDED_BYTES = 32 * 1024 - 1
-"""Maximum size of the headers that Hopback adds to a message, in bytes."""
+"""Maximum size of the headers added by Hopback, in bytes."""
 
-# Room for the death record that the broker adds when the message leaves the retry queue.
+# Reserved for the death that is added when the message leaves the retry queue.
 _ROOM_FOR_A_DEATH = 2048
 DEATHS_BYTES = 12 * 1024
 """Maximum size of `hopback-deaths`, in bytes."""
@@ -60,24 +59,26 @@ _FRAME_OVERHEAD = 14
 _EMPTY: Headers = MappingProxyType({})
 _TABLE_OVERHEAD = table_size(_EMPTY)
 _MOST_WITHOUT_HEADERS = 14 + 10 * 256 + 10
-"""Maximum size of the other thirteen properties: ten short texts, three numbers and the overhead.
-"""
+"""Maximum size of all properties except the headers."""
 _SHORT_DESIGN_BYTES = 4096
-"""A design's headers are a few short texts. Together with 12 KiB of deaths, 8 KiB of a failure and
-seven names they stay below `ADDED_BYTES`.
+"""Maximum size of the headers of a design. With the deaths, the failure record and the other
+headers, the total is below `ADDED_BYTES`.
 """
 _ROOMY = FRAME_BYTES - ADDED_BYTES - _ROOM_FOR_A_DEATH - _MOST_WITHOUT_HEADERS
-"""A header table up to this size has room for every added header, so no exact sizes are needed."""
+"""If the header table is not larger than this, all headers fit and sizes don't have to be
+calculated.
+"""
 
 
 class Mark(NamedTuple):
-    """The headers that Hopback writes on a message it publishes again. None keeps the present
-    value.
+    """The headers that Hopback adds to a message. None means that the current value is kept.
 
-    `counters` holds the design's counter, which is as indispensable as Hopback's. `design` holds
-    the design's other headers, which are omitted if there is no room. `without` names design
-    headers that are no longer true. `copy_id` is written only for a retry. A message that any tool
-    moves out of a dead-letter queue starts anew and must not be taken for a copy.
+    Attributes:
+        counters: Counters of the design. They are required like Hopback's.
+        design: Other headers of the design. They are omitted if there is not enough room.
+        without: Headers of the design to remove.
+        copy_id: Only written for retries. A message that was moved out of a dead-letter queue must
+            not be mistaken for a duplicate.
     """
 
     queue: str
@@ -95,7 +96,7 @@ class Mark(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """Headers of other software that are published unchanged."""
+    """Headers that are published unchanged."""
 
     headers: dict[str, FieldValue]
     further: FurtherHeaders
@@ -104,10 +105,10 @@ class _Kept(NamedTuple):
 def retry_properties(
     properties: Properties, mark: Mark, history: History | None = None
 ) -> Properties | None:
-    """Return the properties of a retry. The broker's death records are copied, then removed.
+    """Return the properties of a retry, with the entries of `x-death` moved to `hopback-deaths`.
 
-    Returns None if the count does not fit into the frame. In this module `history` is the parsed
-    history of the mark's queue. Without it the functions parse the headers.
+    Returns None if there is no room for the retry count. `history` contains the parsed headers, if
+    available.
     """
     history = history or History(properties.headers, mark.queue)
     kept = _kept(properties, mark, is_harmful)
@@ -117,11 +118,10 @@ def retry_properties(
 def park_properties(
     properties: Properties, mark: Mark, history: History | None = None
 ) -> Properties:
-    """Return the properties of a dead letter. `x-death` is unchanged.
+    """Return the properties of a dead letter. `x-death` is kept.
 
-    If Hopback's count does not fit, no Hopback header is added. If `x-death` does not fit, it is
-    removed too. If even the producer's headers do not fit, as on a broker with larger frames, the
-    largest of them are removed.
+    If there is no room for the retry count, Hopback's headers are omitted. If that is not enough,
+    `x-death` and then the largest headers are removed.
     """
     history = history or History(properties.headers, mark.queue)
     kept, own = _kept(properties, mark, _is_stale), _kept(properties, mark, is_harmful)
@@ -134,10 +134,10 @@ def park_properties(
 
 
 def bare_properties(properties: Properties) -> Properties:
-    """Return the properties of a message that cannot be rewritten: unchanged, persistent, without
-    `CC`, `BCC` and other headers that the broker interprets.
+    """Return the properties of a message that cannot be rewritten.
 
-    Only header names are examined, so no value can make it fail.
+    The message becomes persistent, and headers that the broker would interpret are removed. Only
+    the names of headers are inspected, so this cannot fail because of a value.
     """
     headers: dict[str, FieldValue] = {
         name: value for name, value in properties.headers.items() if not _is_stale(name)
@@ -148,7 +148,7 @@ def bare_properties(properties: Properties) -> Properties:
 
 
 def can_retry(properties: Properties, mark: Mark, history: History | None = None) -> bool:
-    """Whether `retry_properties` has room for the count."""
+    """Return True if there is room for the retry count."""
     roomy = _is_roomy(properties, properties.headers, properties.further_headers)
     if roomy and _is_short(mark, properties):
         return True
@@ -160,7 +160,7 @@ def can_retry(properties: Properties, mark: Mark, history: History | None = None
 
 
 def can_park(properties: Properties, mark: Mark) -> bool:
-    """Whether `park_properties` keeps all of the producer's own headers."""
+    """Return True if all headers of the producer can be kept when the message is dead-lettered."""
     if _is_roomy(properties, properties.headers, properties.further_headers):
         return True
     return _plain_size(properties, _kept(properties, mark, is_harmful)) <= FRAME_BYTES
@@ -173,10 +173,10 @@ def redrive_properties(
     *,
     keep_deaths: bool = False,
 ) -> Properties | None:
-    """Return the properties of a re-drive from the dead-letter queue.
+    """Return the properties of a re-driven message.
 
-    `x-death` is kept only if the design requires it and it has the broker's format. Returns None if
-    the count does not fit into the frame.
+    `x-death` is only kept if the design requires it and if it is well-formed. Returns None if there
+    is no room for the retry count.
     """
     history = history or History(properties.headers, mark.queue)
     keep = keep_deaths and well_formed_deaths(properties.headers)
@@ -186,11 +186,11 @@ def redrive_properties(
 
 
 def properties_for_move(properties: Properties) -> Properties:
-    """Return the properties of a message that is only moved to another queue.
+    """Return the properties of a message that is moved to another queue.
 
-    Properties that could lose, refuse or copy the message are removed: `expiration`, `user_id`,
-    `CC`, `BCC`, and broker counts that are wrong in another queue. The copy id is removed too,
-    because a message that is deliberately imported twice must be handled twice.
+    `expiration`, `user_id`, `CC`, `BCC` and delivery counts are removed, because they could cause
+    the message to be lost, rejected or copied. The copy id is also removed, since a message that is
+    imported twice must be handled twice.
     """
     held = {
         name: value
@@ -203,7 +203,7 @@ def properties_for_move(properties: Properties) -> Properties:
 
 
 def without_unread(properties: Properties) -> Properties:
-    """Return the properties for a publish of the application. Unparsed headers are kept as bytes."""
+    """Return the properties for publishing. Headers that could not be decoded are kept as bytes."""
     if not properties.opaque_headers:
         return properties
     budget = _Budget(properties, _Kept(dict(properties.headers), properties.further_headers))
@@ -213,13 +213,13 @@ def without_unread(properties: Properties) -> Properties:
 
 
 def unread_headers(properties: Properties) -> bytes:
-    """Return the headers that were not parsed, here or at an earlier hop."""
+    """Return the headers that could not be decoded."""
     kept = properties.headers.get(names.UNREAD)
     return properties.opaque_headers or (kept if type(kept) is bytes else b"")
 
 
 def frame_size(properties: Properties) -> int:
-    """Return the size of the header frame of a message with these properties."""
+    """Return the size of the header frame."""
     size = _size_without_headers(properties)
     if properties.has_headers:
         size += table_size(properties.headers) + further_size(properties.further_headers)
@@ -247,21 +247,23 @@ def _size_without_headers(properties: Properties) -> int:
     )
 
 
-# Messages of a queue have the same few header names.
+# Cached, because messages of a queue have the same header names.
 @lru_cache(maxsize=1024)
 def _is_stale(name: str) -> bool:
-    """Whether a header is wrong or dangerous in any publish of Hopback."""
+    """Return True if the header must be removed before publishing."""
     return names.is_broker_count(name) or names.is_routing(name)
 
 
 @lru_cache(maxsize=1024)
 def is_harmful(name: str) -> bool:
-    """Whether a header is wrong or dangerous in a publish that can return to a main queue."""
+    """Return True if the header must be removed before publishing a message that returns to its
+    queue.
+    """
     return _is_stale(name) or names.is_death(name)
 
 
 def _kept(properties: Properties, mark: Mark, drop: Callable[[str], bool]) -> _Kept:
-    """Return the headers of other software to keep, without those that are about to be rewritten."""
+    """Return the headers to keep, without those that are going to be rewritten."""
     rewritten: AbstractSet[str] = names.OURS
     if mark.counters or mark.design or mark.without:
         rewritten = names.OURS | mark.counters.keys() | mark.design.keys() | mark.without
@@ -287,9 +289,7 @@ def _further(properties: Properties, rewritten: AbstractSet[str]) -> FurtherHead
 
 
 def _plain(properties: Properties, kept: _Kept) -> Properties:
-    """Return persistent properties with the kept headers, without properties that must not be
-    replayed.
-    """
+    """Return persistent properties with the given headers, without expiration and user id."""
     has_headers = properties.has_headers or kept.headers
     return properties.with_changes(
         headers=MappingProxyType(kept.headers) if has_headers else NO_HEADERS,
@@ -302,14 +302,14 @@ def _plain(properties: Properties, kept: _Kept) -> Properties:
 
 
 def _is_roomy(properties: Properties, headers: Headers, further: FurtherHeaders) -> bool:
-    """Whether the frame has room for these headers and the largest possible addition."""
+    """Return True if there is enough room for all headers that may be added."""
     if properties.opaque_headers or names.UNREAD in properties.headers:
         return False
     return table_size(headers) + (further_size(further) if further else 0) <= _ROOMY
 
 
 def _plain_size(properties: Properties, kept: _Kept) -> int:
-    """Return the frame size of the properties that `_plain` would build."""
+    """Return the frame size of the properties created by `_plain`."""
     unsent = (properties.expiration, properties.user_id)
     dropped = sum(1 + text_bytes(text) for text in unsent if text is not None)
     mode = 1 if properties.delivery_mode is None else 0
@@ -318,14 +318,14 @@ def _plain_size(properties: Properties, kept: _Kept) -> int:
 
 
 def _fit(properties: Properties, kept: _Kept) -> Properties | None:
-    """Return the kept headers and the unparsed bytes, or None if they do not fit."""
+    """Return the properties with undecoded headers, or None if they do not fit."""
     budget = _Budget(properties, kept)
     budget.keep_unread(properties)
     return _plain(properties, budget.kept) if budget.fits else None
 
 
 def _shorten(properties: Properties, kept: _Kept, mark: Mark, history: History) -> Properties:
-    """Remove the largest headers until the rest fits. `UNREAD_BYTES` has the removed size."""
+    """Remove the largest headers until the rest fits. Their size is stored in `UNREAD_BYTES`."""
     headers, left_out = dict(kept.headers), further_size(kept.further)
     sizes = {name: table_size({name: value}) - _TABLE_OVERHEAD for name, value in headers.items()}
     excess = _plain_size(properties, _Kept(headers, ())) - (FRAME_BYTES - _ROOM_FOR_A_DEATH)
@@ -344,7 +344,7 @@ def _shorten(properties: Properties, kept: _Kept, mark: Mark, history: History) 
 def _mark(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties | None:
-    """Add as much of the mark as fits. Returns None if the count does not fit."""
+    """Add as many of the headers as fit. Returns None if there is no room for the retry count."""
     if _is_short(mark, properties) and _is_roomy(properties, kept.headers, kept.further):
         return _mark_in_full(properties, kept, mark, history, known)
     budget = _Budget(properties, kept)
@@ -366,7 +366,7 @@ def _mark(
 
 
 def _is_short(mark: Mark, properties: Properties) -> bool:
-    """Whether the mark certainly fits into `ADDED_BYTES`, as it nearly always does."""
+    """Return True if the headers are certain to fit into `ADDED_BYTES`."""
     for text in (
         mark.queue, mark.origin_exchange, mark.origin_routing_key, mark.copy_id, properties.user_id,
     ):  # fmt: skip
@@ -380,7 +380,7 @@ def _is_short(mark: Mark, properties: Properties) -> bool:
 def _mark_in_full(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties:
-    """Add the whole mark without measuring sizes, where there is room for everything."""
+    """Add all headers without checking their size."""
     headers = kept.headers
     headers.update(_indispensable(history, mark))
     headers.update(_desirable(properties, history, mark))
@@ -397,7 +397,7 @@ def _mark_in_full(
 
 
 def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
-    """Return the headers that limit how often a message is handled and re-driven."""
+    """Return the headers that are required to limit retries and re-drives."""
     redrives = known.redrives if mark.redrives is None else mark.redrives
     found: dict[str, FieldValue] = {names.QUEUE: mark.queue, names.ATTEMPTS: mark.attempts}
     if mark.snoozes:
@@ -409,7 +409,7 @@ def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
 
 
 def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, FieldValue]:
-    """Return the headers of the message's origin and design, the most useful first."""
+    """Return the optional headers, most important first."""
     job = known.redrive_job if mark.redrive_job is None else clip(mark.redrive_job, _NAME_BYTES)
     ours: tuple[tuple[str, str | None], ...] = (
         (names.ORIGIN_ROUTING_KEY, mark.origin_routing_key),
@@ -427,7 +427,7 @@ def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, 
 
 
 class _Budget:
-    """Headers that grow within two limits: the frame and the size of added headers."""
+    """Adds headers while checking the size of the frame and of the added headers."""
 
     def __init__(self, properties: Properties, kept: _Kept) -> None:
         self.kept = _Kept(dict(kept.headers), kept.further)
@@ -438,7 +438,7 @@ class _Budget:
 
     @property
     def fits(self) -> bool:
-        """Whether the headers fit into the frame."""
+        """True if the headers fit into the frame."""
         return self._frame >= 0
 
     def take(self, entries: dict[str, FieldValue]) -> bool:
@@ -454,9 +454,9 @@ class _Budget:
         return True
 
     def keep_unread(self, properties: Properties) -> None:
-        """Keep unparsed headers as bytes. If they are cut, also record their full length.
+        """Keep undecoded headers as bytes. If they are truncated, the original size is stored too.
 
-        They do not count as added, because the frame contained them before.
+        They don't count as added, since they were part of the frame before.
         """
         unread = unread_headers(properties)
         if not unread:
@@ -474,14 +474,14 @@ class _Budget:
         self.kept.headers.update(entries)
 
     def offer(self, entries: dict[str, FieldValue]) -> bool:
-        """Add optional headers if they fit beside the headers that the broker will add."""
+        """Add optional headers if they fit, leaving room for headers added by the broker."""
         size = table_size(entries) - _TABLE_OVERHEAD
         return size <= self._frame - _ROOM_FOR_A_DEATH and self._take(entries, size)
 
     def offer_text(
         self, name: str, limit: int, written: Callable[[int], str | list[str] | None]
     ) -> None:
-        """Add a text that can shrink. `written` returns a text of at most the given bytes, or None."""
+        """Add a value that can be shortened. `written` is called with the available size."""
         empty = 6 + len(name)
         room = min(self._frame - _ROOM_FOR_A_DEATH, self._ours) - empty
         text = written(min(room, limit))

@@ -1,7 +1,6 @@
-"""Properties and header values as JSON that preserves value and type. Pure.
+"""Convert properties and headers to JSON without losing types.
 
-Each header value is written with the code of its AMQP type, so that reading is unambiguous.
-Archives and the outbox use this format.
+Header values are stored with the code of their AMQP type. Used by archives and the outbox.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _INTEGERS: dict[type, str] = {
     Int8: "b", UInt8: "B", Int16: "s", UInt16: "u", Int32: "I", UInt32: "i", int: "l", UInt64: "L",
     Timestamp: "T",
 }  # fmt: skip
-_NAME_BYTES = 255  # the longest name of a header that AMQP 0-9-1 can carry
+_NAME_BYTES = 255  # maximum length of a header name in AMQP 0-9-1
 _RANGES = {
     "b": (-(2**7), 2**7), "B": (0, 2**8), "s": (-(2**15), 2**15), "u": (0, 2**16), "I": (-(2**31), 2**31),
     "i": (0, 2**32), "l": (-(2**63), 2**63), "L": (0, 2**64), "T": (0, 2**64),
 }  # fmt: skip
-"""Smallest number of each code, and the number after the largest."""
+"""The range of each integer type. The maximum is exclusive."""
 
 
 def _integer(kind: type, code: str) -> Callable[[Any], FieldValue]:
@@ -67,7 +66,7 @@ def _decimal(value: Any) -> Decimal:
 
 def _text(value: Any) -> str:
     text = str(value)
-    text_bytes(text)  # ValueError for a surrogate that does not represent a byte
+    text_bytes(text)  # raises ValueError for invalid surrogates
     return text
 
 
@@ -97,7 +96,7 @@ _PLAIN = tuple(
     if field.name not in {"headers", "further_headers", "opaque_headers"}
 )
 _NUMBERS = {"delivery_mode": 2**8, "priority": 2**8, "timestamp": 2**64}
-"""The properties that are numbers, each with the number after its largest."""
+"""Numeric properties with their exclusive maximum."""
 
 
 def as_base64(data: bytes) -> str:
@@ -105,7 +104,7 @@ def as_base64(data: bytes) -> str:
 
 
 def properties_to_json(properties: Properties) -> dict[str, Any]:
-    """Return the set properties and the headers as fields of a JSON object."""
+    """Convert properties and headers to a JSON object."""
     plain = {name: getattr(properties, name) for name in _PLAIN}
     record: dict[str, Any] = {
         "properties": {name: value for name, value in plain.items() if value is not None},
@@ -124,7 +123,7 @@ def properties_to_json(properties: Properties) -> dict[str, Any]:
 
 
 def properties_from_json(record: dict[str, Any]) -> Properties:
-    """Read properties from such an object.
+    """Read properties from a JSON object.
 
     Raises ValueError, TypeError, KeyError or ArithmeticError if it is invalid.
     """

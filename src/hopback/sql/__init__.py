@@ -1,6 +1,6 @@
-"""SQL without extras: the migrations, the database port, and SQLite.
+"""Migrations, and access to SQLite without additional dependencies.
 
-`hopback.store` adds SQLAlchemy, and with it PostgreSQL.
+`hopback.store` adds support for PostgreSQL with SQLAlchemy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The port through which Hopback sends SQL statements to SQLite and PostgreSQL."""
+"""The interface for running SQL statements."""
 
 from __future__ import annotations
 
@@ -16,39 +16,42 @@ Row: TypeAlias = "tuple[Any, ...]"
 Values: TypeAlias = "Mapping[str, object] | list[dict[str, object]]"
 
 NOTHING: Values = MappingProxyType({})
-"""The values of a statement without placeholders."""
+"""For statements without parameters."""
 
 
 class RowRefused(StoreUnavailable):
-    """A row violates a constraint of its table."""
+    """Raised when a row violates a constraint."""
 
 
 class Execute(Protocol):
-    """Executes one statement in the open transaction and returns its rows."""
+    """A function that executes a statement in the current transaction and returns the rows."""
 
     def __call__(self, statement: str, values: Values = NOTHING, /) -> list[Row]:
-        """`:name` is the placeholder of a value. With a list of values, execute the statement for each."""
+        """Execute a statement.
+
+        Parameters are written as `:name`. A list of values executes it repeatedly.
+        """
 
 
 @runtime_checkable
 class SqlDatabase(Protocol):
-    """A migrated database. It raises StoreUnavailable if it does not answer or refuses a statement."""
+    """A database. Raises StoreUnavailable if it is not available."""
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
-        """Do the work in one transaction, which is rolled back if the work raises."""
+        """Call `work` in a transaction. The transaction is rolled back if it raises an exception."""
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Do work that only reads."""
+        """Call `work` for reading."""
 
 
 _SQLITE_DAMAGE = frozenset({11, 26})
-"""SQLITE_CORRUPT and SQLITE_NOTADB: pages that contradict each other, or a header that is not SQLite's."""
+"""SQLITE_CORRUPT and SQLITE_NOTADB."""
 _POSTGRESQL_DAMAGE = frozenset({"XX001", "XX002"})
 """data_corrupted and index_corrupted."""
 
 
 def is_damage(error: object) -> bool:
-    """Whether a driver's error reports a corrupt database, by SQLite's code or PostgreSQL's SQLSTATE."""
+    """Return True if an error of the driver means that the database is corrupt."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None:
         return code & 0xFF in _SQLITE_DAMAGE
@@ -56,6 +59,6 @@ def is_damage(error: object) -> bool:
 
 
 def placeholders(prefix: str, values: Iterable[object]) -> tuple[str, dict[str, object]]:
-    """Return the placeholders of an `IN (…)` for these values, and the values by placeholder."""
+    """Return the parameters for `IN (…)`, and their values."""
     named = {f"{prefix}{number}": value for number, value in enumerate(values)}
     return ", ".join(f":{name}" for name in named), named

@@ -1,7 +1,6 @@
-"""SQLite databases: in a file (`SqliteDatabase`) and in memory (`MemoryDatabase`).
+"""SQLite databases in a file or in memory.
 
-They use Python's own module, because a short command would take longer to load SQLAlchemy than for all its
-other work.
+These use the `sqlite3` module, because importing SQLAlchemy would slow down short commands.
 """
 
 from __future__ import annotations
@@ -32,53 +31,51 @@ T = TypeVar("T")
 
 _CREATING = threading.Lock()
 _BUSY_S = 10.0
-"""Seconds that a writer waits for another one. Hopback's transactions take milliseconds. Beyond the limit
-the writer fails with "database is locked"."""
+"""How long a writer waits for the lock, in seconds. After that it fails with "database is locked"."""
 _AGAIN_S = 0.05
-"""Seconds between two attempts to get the lock: short beside the time that a person notices."""
+"""Seconds between attempts to get the lock."""
 
 
 def sqlite_file(url: str) -> Path | None:
-    """Return the file that a database URL names, None for other databases and for one in memory."""
+    """Return the file of an SQLite URL. Returns None for other databases and in-memory databases."""
     found = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)", url, re.DOTALL)
     name = "" if found is None else unquote(found[1])
     return Path(name) if name and not name.startswith((":memory:", "file:")) else None
 
 
 def sqlite_url(file: Path) -> str:
-    """Return the database URL of a file."""
+    """Return the URL of a database file."""
     return f"sqlite:///{quote(str(file))}"
 
 
 def create_database_file(file: Path) -> None:
-    """Create a missing database file so that only its owner may read it, before SQLite opens it.
+    """Create a database file with mode 0600 if it does not exist.
 
-    Existing files are not opened, here and elsewhere: SQLite holds POSIX locks on them, and closing any
-    descriptor of a file drops all locks that the process holds on it. The next process to close the
-    database would then delete the write-ahead log that this process goes on writing.
+    Existing files are not opened, because closing a file would release all POSIX locks of this
+    process. Another process could then delete the write-ahead log while it is in use.
     """
-    # The lock keeps a second thread from connecting before this one has closed the new file.
-    with _CREATING, suppress(OSError):  # SQLite reports the reason when it opens the file
+    # The lock prevents another thread from connecting before the file is closed.
+    with _CREATING, suppress(OSError):  # SQLite reports the error when it opens the file
         create_private(file)
 
 
 def make_database_private(file: Path) -> None:
-    """Remove the rights of other users from a database that SQLite accepted, and from its log."""
+    """Remove permissions of other users from a database and its log."""
     for suffix in ("", "-wal", "-shm"):
         with suppress(OSError):
             make_private(Path(f"{file}{suffix}"))
 
 
 def set_up(execute: Callable[[str], object], wait: Callable[[float], object]) -> None:
-    """Configure a connection: write-ahead log, full sync, and writers that wait for each other."""
-    execute("PRAGMA busy_timeout=0")  # SQLite itself does not wait while the journal mode changes
+    """Configure a connection: write-ahead log, full sync and busy timeout."""
+    execute("PRAGMA busy_timeout=0")  # SQLite ignores the timeout when changing the journal mode
     _when_free(lambda: execute("PRAGMA journal_mode=WAL"), wait)
     execute(f"PRAGMA busy_timeout={_BUSY_S * 1000:.0f}")
     execute("PRAGMA synchronous=FULL")
 
 
 def _when_free(work: Callable[[], T], wait: Callable[[float], object]) -> T:
-    """Do the work, and repeat it for up to `_BUSY_S` while another connection has the lock."""
+    """Call `work`, and retry for up to `_BUSY_S` while the database is locked."""
     until = time.monotonic() + _BUSY_S
     while True:
         try:
@@ -91,10 +88,10 @@ def _when_free(work: Callable[[], T], wait: Callable[[float], object]) -> T:
 
 
 class SqliteDatabase:
-    """A database file. The first use opens it and applies missing migrations.
+    """An SQLite database file. It is opened and migrated on first use.
 
-    Reading does not create a missing file. One thread owns the connection and does one transaction at a
-    time. A cancelled caller gets no result, but its transaction still completes.
+    Reading does not create the file. The connection is used by a single thread, one transaction at
+    a time. If a caller is cancelled, its transaction still completes.
     """
 
     def __init__(self, file: Path, clock: Clock) -> None:
@@ -105,15 +102,15 @@ class SqliteDatabase:
         self._closing = threading.Event()
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
-        """Do the work in one transaction, which is rolled back if the work raises."""
+        """Call `work` in a transaction. The transaction is rolled back if it raises an exception."""
         return await self._in_thread(lambda: self._transact(self._open(), work))
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Do work that only reads."""
+        """Call `work` for reading."""
         return await self._in_thread(lambda: self._read(work))
 
     async def close(self) -> None:
-        """Close the file after the current transaction. A transaction that waits for the lock fails."""
+        """Close the database after the current transaction."""
         if not self._closing.is_set():
             self._closing.set()
             ending = asyncio.get_running_loop().run_in_executor(self._thread, self._close)
@@ -135,12 +132,12 @@ class SqliteDatabase:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             create_database_file(self._file)
-            # With isolation_level None, Python's module begins no transactions.
+            # Disable implicit transactions.
             connection = sqlite3.connect(self._file, isolation_level=None)
             try:
                 set_up(connection.execute, self._wait)
                 make_database_private(self._file)
-                # A writer waits in _when_free, which `close` can interrupt.
+                # Waiting is done by `_when_free`, so that `close` can interrupt it.
                 connection.execute("PRAGMA busy_timeout=0")
                 if version_of(_executing(connection), "sqlite") != LATEST:
                     now = self._clock.now()
@@ -166,20 +163,20 @@ class SqliteDatabase:
 
 
 class MemoryDatabase:
-    """A database in the memory of this process, for stores that need not outlive it."""
+    """An in-memory database."""
 
     def __init__(self) -> None:
         self._connection: sqlite3.Connection | None = None
 
     async def write(self, work: Callable[[Execute], T], /) -> T:
-        """Do the work in one transaction, which is rolled back if the work raises."""
+        """Call `work` in a transaction. The transaction is rolled back if it raises an exception."""
         with _store_errors():
             connection = self._open()
             connection.execute("BEGIN")
             return _commit(connection, work)
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Do work that only reads."""
+        """Call `work` for reading."""
         with _store_errors():
             return work(_executing(self._open()))
 
@@ -197,7 +194,7 @@ def _open_memory(now: float) -> sqlite3.Connection:
 
 
 def _commit(connection: sqlite3.Connection, work: Callable[[Execute], T]) -> T:
-    """Do the work in the open transaction, and commit it or roll it back."""
+    """Call `work`, and commit or roll back the transaction."""
     try:
         found = work(_executing(connection))
         connection.execute("COMMIT")
@@ -218,7 +215,7 @@ def _executing(connection: sqlite3.Connection) -> Execute:
 
 
 def damage_text(file: Path, error: BaseException) -> str:
-    """Name the corrupt file and SQLite's reason."""
+    """Return the error message for a corrupt database."""
     code = getattr(error, "sqlite_errorcode", None)
     doubt = ", or the file is not a database" if code == sqlite3.SQLITE_NOTADB else ""
     return f"the database {file} is damaged{doubt}: {error}"
@@ -226,7 +223,7 @@ def damage_text(file: Path, error: BaseException) -> str:
 
 @contextmanager
 def _store_errors(file: Path = Path(":memory:")) -> Iterator[None]:
-    """Raise SQLite's errors as StoreUnavailable."""
+    """Convert SQLite errors to StoreUnavailable."""
     try:
         yield
     except sqlite3.Error as error:

@@ -1,8 +1,8 @@
-"""The tables of Hopback as numbered migrations in SQL, for SQLite and PostgreSQL.
+"""Database migrations for SQLite and PostgreSQL.
 
-Each migration is applied once and in one transaction, also if several processes start at the same time. A
-released migration is never changed: a change of the tables is a new migration at the end. A database that
-has more migrations than this Hopback knows is refused, because its tables may have another meaning.
+Each migration is applied once, in a transaction. Released migrations must not be changed, add a new
+one instead. If the database has unknown migrations, it was created by a newer version and is not
+used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from hopback.sql.database import Execute
 
 SLOTS = 64
-"""Number of outbox slots. A message's key determines its slot, and a relay leases whole slots, so messages
-with the same key are published by one relay and in order. More slots allow more relays at once."""
+"""Number of outbox slots, which limits the number of relays. Messages with the same key are in the
+same slot, so they are published in order by a single relay.
+"""
 
 
 class SchemaChange(NamedTuple):
-    """Statements for both databases, followed by those for one of them.
+    """The statements of a migration. Statements for all databases are executed first.
 
-    `{numbered}` and `{bytes}` stand for types that the two databases name differently.
+    `{numbered}` and `{bytes}` are replaced with types that depend on the database.
     """
 
     both: tuple[str, ...]
@@ -31,12 +32,12 @@ class SchemaChange(NamedTuple):
 
 
 _TYPES = {
-    # SQLite numbers only INTEGER keys automatically.
+    # SQLite only generates ids for INTEGER keys.
     "sqlite": {"{numbered}": "INTEGER NOT NULL PRIMARY KEY", "{bytes}": "BLOB"},
     "postgresql": {"{numbered}": "BIGSERIAL NOT NULL PRIMARY KEY", "{bytes}": "BYTEA"},
 }
 
-# All times are seconds since 1970. A document is JSON.
+# All times are in seconds since the epoch. Documents are JSON.
 _INBOX_AND_OUTBOX = (
     """CREATE TABLE hopback_inbox (
         consumer TEXT NOT NULL,
@@ -69,8 +70,8 @@ _INBOX_AND_OUTBOX = (
 )
 
 _JOBS = (
-    # The document is a JobRecord, the control a ControlRequest. ended_at is set when a job is completed or
-    # cancelled: the retention counts from there.
+    # `document` is a JobRecord and `control` a ControlRequest. `ended_at` is set when the job is
+    # completed or cancelled. The retention time starts there.
     """CREATE TABLE hopback_jobs (
         number {numbered},
         id TEXT NOT NULL UNIQUE,
@@ -85,7 +86,7 @@ _JOBS = (
         ended_at DOUBLE PRECISION
     )""",
     "CREATE UNIQUE INDEX hopback_jobs_key ON hopback_jobs (broker, idempotency_key)",
-    # The database enforces one active job per queue for all processes.
+    # Make sure there is only one active job per queue.
     """CREATE UNIQUE INDEX hopback_jobs_active ON hopback_jobs (broker, queue)
         WHERE state IN ('running', 'paused')""",
     """CREATE TABLE hopback_job_failures (
@@ -94,7 +95,7 @@ _JOBS = (
         document TEXT NOT NULL
     )""",
     "CREATE INDEX hopback_job_failures_job ON hopback_job_failures (job_id)",
-    # Documents about a broker and its queues by kind: confirmed queues, surveys, trends, notes.
+    # Documents by kind, such as surveys, trends and notes.
     """CREATE TABLE hopback_documents (
         broker TEXT NOT NULL,
         kind TEXT NOT NULL,
@@ -119,7 +120,7 @@ _AUDIT = (
         details TEXT NOT NULL
     )""",
     "CREATE INDEX hopback_audit_broker ON hopback_audit (broker, number)",
-    # Audit entries from before the latest deleted_before may be deleted, and no others.
+    # Only audit entries older than the latest `deleted_before` may be deleted.
     """CREATE TABLE hopback_audit_retention (
         number {numbered},
         at DOUBLE PRECISION NOT NULL,
@@ -135,7 +136,8 @@ _SERVICE = (
         id TEXT NOT NULL PRIMARY KEY,
         expires_at DOUBLE PRECISION NOT NULL
     )""",
-    # The document is encrypted, because it contains tokens. One process renews a session at a time.
+    # The document is encrypted, because it contains tokens. Only one process renews a session at a
+    # time.
     """CREATE TABLE hopback_oidc_sessions (
         id TEXT NOT NULL PRIMARY KEY,
         document TEXT NOT NULL,
@@ -146,7 +148,7 @@ _SERVICE = (
 
 _ALERTS = (
     "CREATE TABLE hopback_alerts (id TEXT NOT NULL PRIMARY KEY, document TEXT NOT NULL)",
-    # ended_at is set when the target accepted a notice, or when the service gave up with an error.
+    # `ended_at` is set when the notice was accepted, or when the service gave up.
     """CREATE TABLE hopback_alert_notices (
         number {numbered},
         target TEXT NOT NULL,
@@ -157,7 +159,7 @@ _ALERTS = (
         ended_at DOUBLE PRECISION
     )""",
     "CREATE INDEX hopback_alert_notices_waiting ON hopback_alert_notices (ended_at, number)",
-    # Tasks that one process at a time may do.
+    # Tasks that must only be done by one process at a time.
     """CREATE TABLE hopback_leases (
         name TEXT NOT NULL PRIMARY KEY,
         leased_by TEXT NOT NULL,
@@ -207,11 +209,10 @@ MIGRATIONS = (
 )
 
 LATEST = len(MIGRATIONS)
-"""The schema version of this release: the number of its migrations."""
+"""The current schema version."""
 
 _LOCK = 0x686F706261636B
-"""Key of the PostgreSQL advisory lock that makes migrating processes wait for each other: "hopback" in
-ASCII, so that no other application uses it by chance."""
+"""Key of the PostgreSQL advisory lock for migrations ("hopback" in ASCII)."""
 
 _VERSIONS_EXIST = {
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'hopback_versions'",
@@ -220,7 +221,7 @@ _VERSIONS_EXIST = {
 
 
 def version_of(execute: Execute, dialect: str) -> int:
-    """Return the schema version of the database, 0 if it has no tables of Hopback."""
+    """Return the schema version of the database, or 0 if there are no tables."""
     if not execute(_VERSIONS_EXIST[dialect]):
         return 0
     found: int | None = execute("SELECT MAX(version) FROM hopback_versions")[0][0]
@@ -230,14 +231,14 @@ def version_of(execute: Execute, dialect: str) -> int:
 def apply_missing(
     execute: Execute, dialect: str, now: float, migrations: tuple[SchemaChange, ...] = MIGRATIONS
 ) -> list[int]:
-    """Apply the missing migrations in the open transaction and return their numbers.
+    """Apply missing migrations and return their numbers.
 
-    Raises StoreTooNew if the database has more migrations than these.
+    Raises:
+        StoreTooNew: If the database was migrated by a newer version.
     """
-    if dialect == "postgresql":  # SQLite has one writer at a time
+    if dialect == "postgresql":  # SQLite only has one writer at a time
         execute("SELECT pg_advisory_xact_lock(:lock)", {"lock": _LOCK})
-    # PostgreSQL checks the right to create before IF NOT EXISTS, and a process that only uses the tables
-    # may lack it.
+    # Don't use IF NOT EXISTS, because PostgreSQL checks the permission to create tables first.
     if not execute(_VERSIONS_EXIST[dialect]):
         execute(
             "CREATE TABLE hopback_versions"

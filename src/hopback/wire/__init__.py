@@ -1,8 +1,7 @@
-"""AMQP 0-9-1: a sans-I/O library for both roles, and the asyncio shell that owns the socket.
+"""An AMQP 0-9-1 implementation for clients and servers.
 
-`WireConnection` converts bytes to events and commands to bytes without I/O. `Wire` connects it to a
-socket. Only `hopback.broker.rabbitmq`, the broker's server side and the conformance suite use this
-package.
+`WireConnection` implements the protocol without I/O. `Wire` connects it to an asyncio transport.
+This package is only used by `hopback.broker` and the tests.
 """
 
 from __future__ import annotations

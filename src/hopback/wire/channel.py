@@ -1,8 +1,8 @@
-"""One channel of a connection: its state, pending replies and partially received message.
+"""The state of a channel.
 
-Messages are assembled here from method, header and body frames. A message whose three frames are
-complete in the received bytes is recognized by its fixed prefix and decoded in one step, which is
-the hot path. Other messages are collected frame by frame on their channel.
+Messages are assembled from method, header and body frames. If all frames of a message have been
+received, it is decoded in a single step. This is the fast path. Otherwise the frames are collected
+one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hopback.wire.settlement import Settlements
 
 
 class ChannelCore:
-    """The protocol state of one channel. No I/O."""
+    """The protocol state of a channel."""
 
     __slots__ = (
         "body_left",
@@ -45,9 +45,9 @@ class ChannelCore:
         self.number: int = number
         self.state: ChannelState = ChannelState.CLOSED
         self.open: bool = False
-        """Open and between messages, the only state in which a message may start."""
+        """True if the channel is open and no message is being received."""
         self.owed: dict[Side, deque[tuple[str, ...]]] = {role: deque() for role in Side}
-        """Pending replies of each side, in order."""
+        """Expected replies of each side, in order."""
         self.settlements: Settlements = Settlements(number)
         self.content_id: int = 0
         self.content_method: bytes = b""
@@ -56,7 +56,7 @@ class ChannelCore:
         self.chunks: list[bytes] = []
 
     def enter(self, state: ChannelState) -> None:
-        """Change the state. A partially received message is dropped when the channel ends."""
+        """Change the state. Incomplete messages are dropped when the channel is closed."""
         self.state = state
         self.open = state is ChannelState.OPEN
         if not self.open:
@@ -65,13 +65,13 @@ class ChannelCore:
                 replies.clear()
 
     def begin_content(self, method_id: int, method: bytes) -> None:
-        """Start a message. A header and a body must follow."""
+        """Start a message. The header and the body must follow."""
         self.open = False
         self.content_id = method_id
         self.content_method = method
 
     def out_of_place(self, found: str) -> Broken:
-        """Build the error for a frame that is not expected now."""
+        """Return the error for an unexpected frame."""
         expected = "expected method frame, got non method frame instead"
         if self.content_properties is not None:
             expected = "expected content body, got non content body frame instead"
@@ -81,7 +81,7 @@ class ChannelCore:
         return Broken(ReplyCode.UNEXPECTED_FRAME, text, expected, self.content_id)
 
     def end_content(self) -> None:
-        """The message is complete, or dropped."""
+        """Reset the state after a message is complete or was dropped."""
         self.open = self.state is ChannelState.OPEN
         self.content_id = 0
         self.content_method = b""
@@ -93,12 +93,12 @@ class ChannelCore:
 _envelope = struct.Struct(">BHI").unpack_from
 _header = struct.Struct(">HHQ").unpack_from
 _lengths = struct.Struct(">BHIHHQ").unpack_from
-_SHORTEST_HEADER = 12  # bytes of class, weight and body size, before the properties
-_BASIC = 60  # the class basic, the only one with content
+_SHORTEST_HEADER = 12  # class, weight and body size, without properties
+_BASIC = 60  # the only class with content
 
 
 class Assembler:
-    """Assembles the messages of one connection, within limits."""
+    """Assembles the messages of a connection."""
 
     __slots__ = ("_body_max", "_partial", "_partial_max")
 
@@ -109,15 +109,16 @@ class Assembler:
 
     @property
     def partial(self) -> int:
-        """The bytes of bodies that are not complete yet."""
+        """The number of bytes of incomplete bodies."""
         return self._partial
 
     def at_once(
         self, channel: ChannelCore, method_id: int, data: bytes, position: int, following: int
     ) -> tuple[Content | None, int]:
-        """Decode the complete message at `position` and return its end.
+        """Decode the message at `position` if it is complete, and return its end.
 
-        `following` is the end of its method frame. An incomplete message is started on its channel.
+        `following` is the end of the method frame. If the message is incomplete, it is started on
+        its channel.
         """
         end = len(data)
         if end - following >= 19:
@@ -147,7 +148,7 @@ class Assembler:
         return None, following
 
     def header(self, channel: ChannelCore, payload: bytes) -> Content | None:
-        """Handle a content header. Return the message if it has no body."""
+        """Handle a content header. Returns the message if it does not have a body."""
         if len(payload) < _SHORTEST_HEADER:
             raise unknown_frame(HEADER, payload)
         if not channel.content_id or channel.content_properties is not None:
@@ -170,7 +171,7 @@ class Assembler:
         return None if size else self._complete(channel)
 
     def body(self, channel: ChannelCore, payload: bytes) -> Content | None:
-        """Handle a body frame. Return the message after the last one."""
+        """Handle a body frame. Returns the message if it is complete."""
         if channel.content_properties is None:
             raise channel.out_of_place("a message body")
         if len(payload) > channel.body_left:
@@ -205,6 +206,6 @@ class Assembler:
         return found
 
     def drop(self, channel: ChannelCore) -> None:
-        """The message on this channel is complete, or will never be."""
+        """Drop the message of a channel."""
         self._partial -= sum(map(len, channel.chunks))
         channel.end_content()

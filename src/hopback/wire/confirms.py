@@ -1,9 +1,8 @@
-"""Publishes in flight on one channel, and the outcome of each.
+"""Track unconfirmed messages of a channel.
 
-A confirm has a tag. Confirms may cover several publishes, arrive out of order, and be positive or
-negative. A return has no tag. It belongs to the earliest publish in flight with equal exchange,
-key, properties and body. The message id is not used, because a dead-letter queue often contains
-duplicates of one id.
+A confirm can cover several messages, and confirms may arrive out of order. A returned message does
+not have a delivery tag. It is matched by exchange, routing key, properties and body. The message id
+is not used for this, because it may not be unique.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _Ticket = TypeVar("_Ticket")
 
 
 class InFlight(Generic[_Ticket]):
-    """One unanswered publish. The sender waits on `ticket`."""
+    """An unconfirmed message. The sender is waiting for `ticket`."""
 
     __slots__ = (
         "body",
@@ -57,27 +56,25 @@ class InFlight(Generic[_Ticket]):
 
 
 class Confirms(Generic[_Ticket]):
-    """All publishes in flight on one channel, in order."""
+    """All unconfirmed messages of a channel, in order."""
 
     __slots__ = ("_last", "in_flight", "live")
 
     def __init__(self) -> None:
         self.in_flight: dict[int, InFlight[_Ticket]] = {}
         self.live: int = 0
-        """Number of publishes with a waiting sender. The others timed out and only absorb late
-        answers.
-        """
+        """The number of messages whose sender is still waiting. The others have timed out."""
         self._last = 0
 
     def add(self, publish: InFlight[_Ticket]) -> int:
-        """Record a publish that is being sent and return its tag."""
+        """Add a message and return its delivery tag."""
         self._last = tag = self._last + 1
         self.in_flight[tag] = publish
         self.live += 1
         return tag
 
     def settle(self, tag: int, *, multiple: bool) -> list[InFlight[_Ticket]]:
-        """Remove and return the publishes that a confirm (positive or negative) answers."""
+        """Remove and return the messages that are covered by a confirm."""
         if multiple:
             tags = list(self._through(tag))
             settled = [self.in_flight.pop(known) for known in tags]
@@ -96,18 +93,16 @@ class Confirms(Generic[_Ticket]):
             yield known
 
     def postpone(self, deadline: float) -> None:
-        """Set the deadline of all waiting publishes. Earlier publishes never have a later
-        deadline.
-        """
+        """Set the deadline of all messages that have not timed out."""
         for publish in self.in_flight.values():
             if not publish.expired:
                 publish.deadline = deadline
 
     def expire(self, now: float) -> list[InFlight[_Ticket]]:
-        """Return the publishes that have timed out.
+        """Return the messages that have timed out.
 
-        They stay in flight without their sender, so that a late confirm or return is not matched to
-        a later, equal message.
+        They are still tracked, so that a late confirm or return is not matched with a later
+        message.
         """
         overdue: list[InFlight[_Ticket]] = []
         for publish in self.in_flight.values():
@@ -121,22 +116,21 @@ class Confirms(Generic[_Ticket]):
 
     @property
     def abandon_count(self) -> int:
-        """How many timed out and were never answered."""
+        """Return the number of messages that timed out and were never confirmed."""
         return len(self.in_flight) - self.live
 
     def end(self) -> list[InFlight[_Ticket]]:
-        """The channel ended: return the publishes that still wait."""
+        """Remove all messages and return those whose sender is still waiting."""
         left = [publish for publish in self.in_flight.values() if not publish.expired]
         self.in_flight.clear()
         self.live = 0
         return left
 
     def take_back(self, returned: ReturnedMessage) -> InFlight[_Ticket] | None:
-        """Record a return at its publish. Return None if no publish in flight matches.
+        """Find the message that was returned, or return None.
 
-        The first choice is equality in all parts. RabbitMQ may drop a header (BCC), so the next
-        choices are the earliest publish with equal exchange, key and body, then with equal exchange
-        and key, because they are routed alike.
+        An exact match is preferred. Since RabbitMQ may remove a header (BCC), the properties are
+        ignored if there is no exact match, and then the body.
         """
         exchange, key = returned.exchange, returned.routing_key
         alike = [

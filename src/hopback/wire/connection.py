@@ -1,13 +1,12 @@
-"""The AMQP 0-9-1 connection without I/O: bytes to events, commands to bytes.
+"""An AMQP 0-9-1 connection without I/O.
 
-The same class serves a client and a server. It checks all input and output against the state
-tables and `methods`, sends answers that have no alternative (close-ok, a client's flow-ok and
-cancel-ok), and enforces the limits on frames, messages and pending requests, which bound the memory
-in use.
+Used by both clients and servers. All input and output is checked against the state tables. Replies
+without alternatives, such as close-ok, are sent automatically. The sizes of frames and messages and
+the number of pending requests are limited.
 
-A server answers requests in order. `receive` therefore stops before a request that this class
-answers, and after a `channel.open`, until the previous events have been handled. While `unread` is
-true, `receive(b"")` continues.
+A server must reply to requests in order. `receive` therefore stops before a request that is
+answered by this class and after a `channel.open`. If `unread` is True, call `receive(b"")` to
+continue after handling the events.
 """
 
 from __future__ import annotations
@@ -68,7 +67,9 @@ _settlement = struct.Struct(">QB").unpack_from
 _ACK, _NACK, _REJECT = (60 << 16) | 80, (60 << 16) | 120, (60 << 16) | 90
 _SETTLEMENTS: Final = {_ACK: "basic.ack", _NACK: "basic.nack", _REJECT: "basic.reject"}
 _LARGEST_HEADER: Final = 4 * 1024 * 1024
-"""Bytes. Largest header frame of a server. Clients accept more than the negotiated size."""
+"""Maximum size of a header frame sent by a server, in bytes. Clients accept more than the
+negotiated size.
+"""
 _RABBITMQ_STATES: Final = {
     ConnectionState.AWAIT_START_OK: "starting",
     ConnectionState.AWAIT_SECURE_OK: "securing",
@@ -77,7 +78,7 @@ _RABBITMQ_STATES: Final = {
     ConnectionState.OPEN: "running",
 }
 _SHORTEST: Final = {METHOD: 4, HEADER: 12}
-"""Minimum payload bytes: the number of a method, or class, weight and size of a body."""
+"""Minimum payload size in bytes."""
 _TEXT_ERRORS: Final = {Side.CLIENT: "surrogateescape", Side.SERVER: "strict"}
 _CLOSING: Final = {
     Side.CLIENT: ConnectionState.CLIENT_CLOSING,
@@ -91,7 +92,7 @@ _ANSWERED_AFTER: Final = {
     Side.CLIENT: frozenset[int](),
     Side.SERVER: frozenset({METHODS["channel.close"].id, METHODS["connection.close"].id}),
 }
-"""Requests that this class answers, after all earlier requests have been answered."""
+"""Requests that are answered by this class."""
 _SETTLEMENTS_FOR: Final = {
     role: frozenset(known for known in _SETTLEMENTS if role.other in BY_ID[known].senders)
     for role in Side
@@ -105,10 +106,10 @@ _CONTENTS_FOR: Final = {
 
 
 class WireConnection:
-    """One side of one connection.
+    """One side of a connection.
 
-    `receive` converts bytes to events. `send`, `publish` and the channels' settlements queue
-    commands. `take` returns and clears the bytes to write.
+    Received bytes are passed to `receive`, which returns events. Outgoing commands are queued by
+    `send` and `publish`. `take` returns the bytes to write.
     """
 
     def __init__(self, role: Side, limits: Limits | None = None) -> None:
@@ -120,7 +121,7 @@ class WireConnection:
         self.channel_max: int = self.limits.channel_max
         self._accept_max = max(self.limits.receive_max, self.frame_max)
         if role is Side.CLIENT:
-            self._accept_max -= 8  # RabbitMQ does not count the envelope in its limit
+            self._accept_max -= 8  # RabbitMQ does not count the envelope
         self._header_max = _LARGEST_HEADER if role is Side.SERVER else 0
         self._buffer = bytearray()
         self._needed = 0
@@ -128,10 +129,10 @@ class WireConnection:
         self._held_at = 0
         self._held_fault: ProtocolError | None = None
         self.unread: bool = False
-        """Whether `receive(b"")` has more events, after the previous ones have been handled."""
+        """True if `receive(b"")` will return more events."""
         self._ended_by_peer: set[int] = set()
-        """A client's channels that the broker has closed. RabbitMQ may still send deliveries on
-        them, until it answers the next `channel.open` of that number.
+        """Channels closed by the broker. RabbitMQ may still send deliveries on them until the
+        channel is opened again.
         """
         self._assembler = Assembler(self.limits)
         self._out: list[bytes] = []
@@ -142,12 +143,12 @@ class WireConnection:
             self.state = ConnectionState.AWAIT_START
 
     def tune(self, *, frame_max: int, channel_max: int) -> None:
-        """Apply the negotiated limits."""
+        """Set the negotiated limits."""
         self.frame_max = frame_max
         self.channel_max = channel_max
 
     def receive(self, data: bytes) -> list[Event]:
-        """Return the events that these bytes complete. A violation is the last event."""
+        """Process received bytes and return the events. A violation is always the last event."""
         events: list[Event] = []
         position = 0
         if self.unread:
@@ -171,8 +172,7 @@ class WireConnection:
         try:
             position = self._read(data, position, events)
             if self.unread:
-                # Not copied, so that a peer that opens and closes channels frequently costs no
-                # more.
+                # Don't copy the data, since a client may open and close channels frequently.
                 self._held, self._held_at = data, position
             elif position < len(data):
                 self._buffer += data[position:]
@@ -183,7 +183,7 @@ class WireConnection:
         return events
 
     def _on_fault(self, error: ProtocolError, events: list[Event]) -> None:
-        """Report a protocol error. A server first answers earlier requests."""
+        """Report a protocol error. A server handles earlier requests first."""
         if events and self.role is Side.SERVER:
             self._held_fault = error
             self.unread = True
@@ -208,7 +208,7 @@ class WireConnection:
     def _read(  # noqa: C901 - the hot path, in one piece
         self, data: bytes, position: int, events: list[Event]
     ) -> int:
-        """Read all complete frames from `position` and return the start of the next one."""
+        """Read all complete frames and return the start of the next one."""
         end = len(data)
         if self.state is ConnectionState.AWAIT_HEADER:
             position = self._read_protocol_header(data, events)
@@ -242,7 +242,7 @@ class WireConnection:
             if channel is None or not METHOD <= kind <= BODY:
                 self._on_rare(kind, number, data[position + 7 : following - 1], events)
                 if after and number in channels:
-                    # A channel was opened. Later frames must wait for the answer.
+                    # A channel was opened. The next frames have to wait for the reply.
                     self.unread = following < end
                     return int(following)
             elif kind == METHOD:
@@ -274,7 +274,10 @@ class WireConnection:
         return 8
 
     def _check_envelope(self, data: bytes, position: int, kind: int, size: int) -> None:
-        """Reject an invalid frame. A server reads a small frame of an unknown type to its end."""
+        """Raise an error for an invalid frame.
+
+        A server reads small frames of unknown types completely.
+        """
         if data[position : position + 4] == b"AMQP":
             version = ".".join(map(str, data[position + 5 : position + 8]))
             raise Broken(
@@ -291,7 +294,7 @@ class WireConnection:
             raise Broken(ReplyCode.FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
 
     def _emit(self, channel: ChannelCore, found: Content, events: list[Event]) -> None:
-        """Emit a message. A delivery is unsettled from now on."""
+        """Add a message to the events. A delivery is unsettled from now on."""
         if isinstance(found, Delivered):
             if type(found) is Got:
                 self._expect_reply(channel, self.role.other, "basic.get-ok")
@@ -301,7 +304,7 @@ class WireConnection:
     def _on_part(
         self, kind: int, channel: ChannelCore, payload: bytes, events: list[Event]
     ) -> None:
-        """A header, or a piece of a body."""
+        """Handle a header frame or a body frame."""
         if self._ignores(channel):
             return
         take = self._assembler.header if kind == HEADER else self._assembler.body
@@ -310,7 +313,9 @@ class WireConnection:
             self._emit(channel, found, events)
 
     def _ignores(self, channel: ChannelCore) -> bool:
-        """Whether to ignore frames before the answer to our close, or after the broker's close."""
+        """Return True if frames should be ignored because the channel or connection is being
+        closed.
+        """
         return (
             channel.state is _CHANNEL_CLOSING[self.role]
             or self.state is _CLOSING[self.role]
@@ -318,7 +323,7 @@ class WireConnection:
         )
 
     def _on_rare(self, kind: int, number: int, payload: bytes, events: list[Event]) -> None:
-        """Heartbeats, the connection's own methods, the first frame of a channel, and odd frames."""
+        """Handle heartbeats, methods on channel 0, the first frame of a channel and invalid frames."""
         if kind == HEARTBEAT and not payload and not number:
             return
         if not METHOD <= kind <= BODY and (kind != HEARTBEAT or payload):
@@ -343,7 +348,7 @@ class WireConnection:
         if kind != METHOD:
             raise ChannelCore(number).out_of_place(f"one of type {kind}")
         if self.role is Side.SERVER and len(self.channels) >= self.channel_max > 0:
-            # As in RabbitMQ, the limit applies to the count of channels, not to the channel number.
+            # Like in RabbitMQ, this limits the number of channels and not the channel number.
             raise Broken(
                 ReplyCode.NOT_ALLOWED,
                 f"NOT_ALLOWED - number of channels opened ({len(self.channels)}) has reached the"
@@ -396,7 +401,7 @@ class WireConnection:
         arguments = self._arguments(method, payload)
         self._check_place(channel, method, self.role.other)
         self._advance(channel, method, self.role.other, arguments)
-        # Some requests have only one possible answer.
+        # These requests have only one possible reply.
         if method.name == "channel.close":
             self.send(channel.number, "channel.close-ok")
             if self.role is Side.CLIENT:
@@ -408,9 +413,7 @@ class WireConnection:
         events.append(MethodReceived(channel.number, method.name, arguments))
 
     def _arguments(self, method: MethodSpec, payload: bytes) -> dict[str, Any]:
-        """Decode the arguments of a method. Like RabbitMQ, a server rejects names that are not
-        UTF-8.
-        """
+        """Decode the arguments of a method. A server rejects invalid UTF-8, like RabbitMQ does."""
         try:
             return decode_arguments(method, payload, _TEXT_ERRORS[self.role])
         except UnicodeDecodeError:
@@ -423,7 +426,7 @@ class WireConnection:
             raise undecodable(method.id, method.name, payload[4:]) from None
 
     def _check_place(self, channel: ChannelCore, method: MethodSpec, sender: Side) -> None:
-        """Whether `sender` may send `method` on this channel now."""
+        """Check that `sender` is allowed to send `method` on this channel."""
         is_closed = channel.state is ChannelState.CLOSED
         if method.name.startswith("connection.") and not is_closed:
             text = f"{method.name} belongs on channel 0"
@@ -444,7 +447,7 @@ class WireConnection:
     def _advance(
         self, channel: ChannelCore, method: MethodSpec, sender: Side, arguments: Mapping[str, Any]
     ) -> None:
-        """Follow a method that was sent by either side."""
+        """Update the state after a method was sent or received."""
         following = CHANNEL.get((channel.state, sender, method.name))
         if following is not None:
             self._assembler.drop(channel)
@@ -473,7 +476,7 @@ class WireConnection:
         owed.popleft()
 
     def send(self, number: int, name: str, **arguments: Any) -> None:
-        """Queue a control method. Raise ProtocolError if it is not allowed in the current state."""
+        """Queue a method. Raises ProtocolError if it is not allowed in the current state."""
         method = METHODS[name]
         if self.role not in method.senders:
             raise ProtocolError(f"a {self.role} does not send {name}")
@@ -506,7 +509,7 @@ class WireConnection:
         self._out.append(frame(METHOD, number, payload))
 
     def content(self, number: int, method: bytes, properties: bytes, body: bytes) -> None:
-        """Queue a message: method frame, encoded properties, body."""
+        """Queue a message."""
         content_frames(
             self._out, number, method, properties, body, self.frame_max, self._header_max
         )
@@ -514,24 +517,24 @@ class WireConnection:
     def reply_with_content(
         self, number: int, name: str, method: bytes, properties: bytes, body: bytes
     ) -> None:
-        """Queue a message that answers a request (`basic.get-ok`)."""
+        """Queue a message that is a reply (`basic.get-ok`)."""
         self._expect_reply(self.channels[number], self.role, name)
         self.content(number, method, properties, body)
 
     def write(self, frames: bytes) -> None:
-        """Queue frames that are ready made, such as confirms."""
+        """Queue encoded frames."""
         self._out.append(frames)
 
     @property
     def unfinished_bytes(self) -> int:
-        """How much of messages is here that are not complete yet."""
+        """The number of bytes of incomplete messages."""
         return self._assembler.partial + len(self._buffer) + len(self._held) - self._held_at
 
     def heartbeat(self) -> None:
         self._out.append(HEARTBEAT_FRAME)
 
     def take(self) -> bytes:
-        """Everything that is to be written now, coalesced settlements included."""
+        """Return the bytes to write, including pending settlements."""
         out = self._out
         for channel in self.channels.values():
             settlements = channel.settlements

@@ -1,4 +1,4 @@
-"""The events of a connection, including messages with their content."""
+"""Events of a connection."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _unpack_u16 = struct.Struct(">H").unpack_from
 
 
 class Content:
-    """The common part of all messages: channel, route, properties and body."""
+    """Base class of all messages."""
 
     __slots__ = ("_properties", "_route", "body", "channel", "raw_properties")
 
     channel: int
     body: bytes
     raw_properties: bytes
-    """Encoded properties as received. They can be published again without decoding."""
+    """The encoded properties. They can be published again without decoding."""
     _route: bytes
     _properties: Properties | None
 
@@ -43,19 +43,19 @@ class Content:
 
     @property
     def exchange(self) -> str:
-        """The exchange named in the method."""
+        """The exchange."""
         route = self._route
         return route[1 : 1 + route[0]].decode("utf-8", "surrogateescape")
 
     @property
     def routing_key(self) -> str:
-        """The routing key named in the method."""
+        """The routing key."""
         route = self._route
         return route[2 + route[0] :].decode("utf-8", "surrogateescape")
 
     @property
     def properties(self) -> Properties:
-        """Decode properties and headers on first use. Undecodable ones stay bytes."""
+        """The properties, decoded on first access. If they are invalid, they are kept as bytes."""
         found = self._properties
         if found is None:
             try:
@@ -73,9 +73,9 @@ class Content:
 
 
 class Delivered(Content):
-    """basic.deliver with its message. The channel sets `queue` from its consumer.
+    """A basic.deliver method with its message. `queue` is set by the channel.
 
-    `session_ended` is unset until a consumer sets it.
+    `session_ended` is set by the consumer.
     """
 
     __slots__ = ("consumer", "queue", "redelivered", "session_ended", "tag")
@@ -104,8 +104,9 @@ class Delivered(Content):
 
 
 class Got(Delivered):
-    """basic.get-ok with its message. `remaining` is the number of ready messages left in the
-    queue.
+    """A basic.get-ok method with its message.
+
+    `remaining` is the number of messages left in the queue.
     """
 
     __slots__ = ("remaining",)
@@ -114,7 +115,7 @@ class Got(Delivered):
 
 
 class ReturnedMessage(Content):
-    """basic.return with its unroutable message."""
+    """A basic.return method with its message."""
 
     __slots__ = ("code", "text")
 
@@ -123,7 +124,7 @@ class ReturnedMessage(Content):
 
 
 class Published(Content):
-    """basic.publish with its message, as a server receives it."""
+    """A basic.publish method with its message."""
 
     __slots__ = ("immediate", "mandatory")
 
@@ -132,7 +133,7 @@ class Published(Content):
 
 
 def _check_route(route: bytes) -> bytes:
-    """Two short strings must fill the bytes exactly."""
+    """Check that the bytes contain exactly two short strings."""
     at = 1 + route[0]
     if at + 1 + route[at] != len(route):
         raise ProtocolError("expected an exchange and a routing key, got other bytes")
@@ -182,9 +183,7 @@ _READERS: dict[int, Callable[[int, bytes, bytes, bytes], Content]] = {
 def read_content(
     method_id: int, channel: int, method: bytes, properties: bytes, body: bytes
 ) -> Content:
-    """Decode a message from its content method, header and body. `method` contains the
-    arguments.
-    """
+    """Decode a message from its method arguments, properties and body."""
     try:
         return _READERS[method_id](channel, method, properties, body)
     except (ProtocolError, IndexError, struct.error):
@@ -193,14 +192,14 @@ def read_content(
 
 @dataclass(frozen=True, slots=True)
 class HeaderReceived:
-    """The client sent its protocol header. The server may send connection.start."""
+    """The protocol header of a client was received."""
 
     channel: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MethodReceived:
-    """A control method with its arguments."""
+    """A method was received."""
 
     channel: int
     name: str
@@ -208,7 +207,7 @@ class MethodReceived:
 
 
 class SettlementReceived:
-    """basic.ack, basic.nack or basic.reject: a confirm for a client, a settlement for a server."""
+    """A basic.ack, basic.nack or basic.reject method was received."""
 
     __slots__ = ("channel", "multiple", "name", "requeue", "tag")
 
@@ -228,7 +227,7 @@ class SettlementReceived:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The peer broke the protocol. The output contains connection.close. Then close the socket."""
+    """The peer violated the protocol. A connection.close has been queued."""
 
     error: ProtocolError
     code: int

@@ -1,4 +1,4 @@
-"""Frames: the envelope, the limits, the connection states and protocol errors."""
+"""Frames, limits, connection states and protocol errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hopback.wire.methods import Side
 
 
 class ConnectionState(StrEnum):
-    """The state of a connection: the next expected method, or the closing side."""
+    """The states of a connection."""
 
     AWAIT_HEADER = "await-header"
     AWAIT_START = "await-start"
@@ -52,7 +52,7 @@ CONNECTION: dict[tuple[ConnectionState, Side, str], ConnectionState] = {
     (_L.OPEN, _S, "connection.unblocked"): _L.OPEN,
     (_L.OPEN, _C, "connection.update-secret"): _L.OPEN,
     (_L.OPEN, _S, "connection.update-secret-ok"): _L.OPEN,
-    # Both sides may close at once. Each answers the other and waits for its answer.
+    # If both sides close at once, each replies to the other and waits for its reply.
     (_L.CLIENT_CLOSING, _S, "connection.close-ok"): _L.CLOSED,
     (_L.CLIENT_CLOSING, _S, "connection.close"): _L.CLIENT_CLOSING,
     (_L.CLIENT_CLOSING, _C, "connection.close-ok"): _L.CLIENT_CLOSING,
@@ -88,9 +88,9 @@ CHANNEL: dict[tuple[ChannelState, Side, str], ChannelState] = {
 
 
 class ReplyCode(IntEnum):
-    """AMQP's reply codes for closing a connection."""
+    """Reply codes for closing a connection."""
 
-    # As AMQP 0-9-1 numbers the faults that end a connection.
+    # Connection errors as defined by AMQP 0-9-1.
     FRAME_ERROR = 501
     SYNTAX_ERROR = 502
     COMMAND_INVALID = 503
@@ -103,8 +103,8 @@ class ReplyCode(IntEnum):
 class Broken(ProtocolError):
     """A protocol error with a reply code.
 
-    `said` is RabbitMQ's text, which is sent to the peer instead of Hopback's. `method_id` is the
-    method that caused it.
+    `said` is the text sent to the peer, which is the same as RabbitMQ's. `method_id` is the method
+    that caused the error.
     """
 
     def __init__(self, code: ReplyCode, text: str, said: str = "", method_id: int = 0) -> None:
@@ -115,30 +115,30 @@ class Broken(ProtocolError):
 
 
 def unknown_frame(kind: int, payload: bytes) -> Broken:
-    """The error for a frame of a type that AMQP 0-9-1 does not have, or too short for its type."""
+    """Return the error for a frame with an unknown type or invalid size."""
     said = f"type {kind}, all octets = {as_erlang(payload)}: unknown_frame"
     text = f"expected an AMQP 0-9-1 frame, got one of type {kind} with {payload[:40]!r}"
     return Broken(ReplyCode.FRAME_ERROR, text, said)
 
 
 def undecodable(method_id: int, name: str, arguments: bytes) -> Broken:
-    """Build the error for arguments that do not match their method."""
+    """Return the error for invalid method arguments."""
     octets = ",".join(map(str, arguments[:_TOLD_OCTETS]))
     text = f"expected the arguments of {name}, got {arguments[:40]!r}"
     return Broken(ReplyCode.FRAME_ERROR, text, f"cannot decode <<{octets}>>", method_id)
 
 
 def as_erlang(raw: bytes) -> str:
-    """Format bytes like RabbitMQ: as text if printable, otherwise as numbers."""
+    """Format bytes like RabbitMQ does."""
     if raw and raw.isascii() and raw.decode().isprintable():
         return f'<<"{raw[:_TOLD_OCTETS].decode()}">>'
     return f"<<{','.join(map(str, raw[:_TOLD_OCTETS]))}>>"
 
 
-_TOLD_OCTETS = 255  # more do not fit a reply text
+_TOLD_OCTETS = 255  # limit of the reply text
 
 
-# The types of frames, and the byte that ends each, as AMQP 0-9-1 numbers them.
+# Frame types and the frame end octet of AMQP 0-9-1.
 METHOD = 1
 HEADER = 2
 BODY = 3
@@ -146,24 +146,26 @@ HEARTBEAT = 8
 END = 0xCE
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT_FRAME = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-MIN_FRAME = 4096  # bytes, AMQP's minimum of every peer
+MIN_FRAME = 4096  # minimum frame size of AMQP in bytes
 
 _ENVELOPE = struct.Struct(">BHI")
 _HEADER = struct.Struct(">BHIHHQ")
 _BODY = struct.Struct(">BBHI")
 _pack_header = _HEADER.pack
 _pack_body = _BODY.pack
-_BASIC = 60  # the number of the class basic
+_BASIC = 60  # the class id of basic
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for a peer. Exceeding one is a protocol error.
+    """Limits for a peer. Exceeding one of them is a protocol error.
 
-    `frame_max` counts the whole frame, as in AMQP, and is proposed to the peer. `receive_max` is
-    the accepted size, because headers added by the broker may enlarge a header frame beyond the
-    negotiated size. `body_max` limits one message's body. `partial_max` limits the bytes of all
-    unfinished messages of a connection.
+    Attributes:
+        frame_max: The proposed maximum frame size.
+        receive_max: Maximum size of a received frame. Larger than `frame_max`, because the broker
+            may add headers.
+        body_max: Maximum size of a message body.
+        partial_max: Maximum size of all incomplete messages of a connection.
     """
 
     frame_max: int = 131_072
@@ -179,7 +181,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def too_large(size: int, frame_max: int) -> ProtocolError:
-    """Build the error for properties that do not fit in one frame."""
+    """Return the error for properties that do not fit into a frame."""
     return ProtocolError(
         f"expected properties and headers of at most {frame_max - 12} bytes (one frame), got {size}."
         " Shorten the headers"
@@ -195,15 +197,15 @@ def content_frames(
     frame_max: int,
     header_max: int = 0,
 ) -> None:
-    """Append a message to `out`: its method frame, header frame and body frames.
+    """Append the frames of a message to `out`.
 
-    The parts are joined once, with all output of the same loop turn. Properties that do not fit in
-    one frame are rejected here, because the broker would close the whole connection. Only a broker
-    may send a larger header frame (`header_max`), after it has added `x-death`.
+    Raises ProtocolError if the properties do not fit into a frame, because the broker would close
+    the connection. Only a broker may send larger header frames (`header_max`), after adding
+    `x-death`.
     """
     room = frame_max - 8
     length = len(properties) + 12
-    # RabbitMQ does not count the envelope, so a frame that it sends must be accepted here too.
+    # RabbitMQ does not count the envelope, so frames of this size must be accepted.
     if length > frame_max and length > header_max - 8:
         raise too_large(len(properties), frame_max)
     size = len(body)

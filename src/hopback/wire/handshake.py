@@ -1,4 +1,4 @@
-"""The handshake of a connection for both roles: start, authenticate, tune, open. No I/O."""
+"""The connection handshake."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 Secret: TypeAlias = Callable[[], str]
-"""Called for each connection, so that a rotated password is used."""
+"""Returns the password. Called for each connection, so that the password can be rotated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user and its password source. `mechanism` is PLAIN or EXTERNAL (a TLS certificate)."""
+    """The credentials of a user. `mechanism` is PLAIN or EXTERNAL (TLS certificate)."""
 
     user: str = "guest"
     secret: Secret = field(default=lambda: "guest", repr=False, compare=False)
     mechanism: str = "PLAIN"
 
     def response(self) -> bytes:
-        """Return the SASL response. For PLAIN it contains the password and must not be stored."""
+        """Return the SASL response. It may contain the password and must not be stored."""
         if self.mechanism == "EXTERNAL":
             return self.user.encode()
         return b"\0%b\0%b" % (self.user.encode(), self.secret().encode())
 
 
 def secret_from_file(path: str) -> Secret:
-    """A password kept in a file, without the line end."""
+    """Read the password from a file."""
 
     def read() -> str:
         try:
@@ -52,7 +52,7 @@ def secret_from_file(path: str) -> Secret:
 
 
 def secret_from_environment(name: str) -> Secret:
-    """A password kept in an environment variable."""
+    """Read the password from an environment variable."""
 
     def read() -> str:
         found = os.environ.get(name)
@@ -82,7 +82,10 @@ class Tuning:
     heartbeat: int = 60
 
     def agree(self, channel_max: int, frame_max: int, heartbeat: int) -> Tuning:
-        """Return the lower limits of both sides. A heartbeat of 0 on either side disables it."""
+        """Return the negotiated limits.
+
+        The lower value is used, and a heartbeat of 0 disables heartbeats.
+        """
         return Tuning(
             _lower(self.channel_max, channel_max) or 65_535,
             _lower(self.frame_max, frame_max) or 131_072,
@@ -95,9 +98,9 @@ def _lower(ours: int, theirs: int) -> int:
 
 
 class ClientHandshake:
-    """Answers the server's methods until the connection is open.
+    """The client side of the handshake.
 
-    `done` becomes true, or `on_event` raises ConnectionFailed with the broker's own words.
+    `done` is True when the connection is open.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class ClientHandshake:
         self.done: bool = False
 
     def on_event(self, event: Event) -> None:
-        """Handle the next event of the connection."""
+        """Handle an event. Raises ConnectionFailed if the broker refuses the connection."""
         if isinstance(event, Violation):
             raise ConnectionFailed(f"handshake failed: {event.error}") from event.error
         if not isinstance(event, MethodReceived):
@@ -181,19 +184,16 @@ class ClientHandshake:
 _LASTS = re.compile(
     r"NOT_ALLOWED - (vhost .* not found|access to vhost '.*' refused for user '.*')", re.DOTALL
 )
-"""A virtual host that does not exist, or that the user may not use, fails at the next attempt too.
-Errors with other texts are temporary: "vhost '…' is down" during start, "connection limit (…) is
-reached".
+"""Errors that are permanent: the virtual host does not exist, or access was refused. Other errors
+are temporary, such as "vhost '…' is down" or "connection limit (…) is reached".
 """
 
 Authenticate: TypeAlias = Callable[[str, bytes], str | None]
-"""Returns the user's name for a mechanism and response, or None to refuse."""
+"""Returns the name of the user, or None to refuse the login."""
 
 
 class ServerHandshake:
-    """The server's side: sends connection.start, authenticates, tunes and opens the virtual
-    host.
-    """
+    """The server side of the handshake."""
 
     def __init__(
         self,
@@ -217,14 +217,14 @@ class ServerHandshake:
         self.virtual_host: str = ""
         self.client_properties: dict[str, Any] = {}
         self.mechanism: str = ""
-        """How the client has logged in."""
+        """The mechanism used by the client."""
 
     @property
     def done(self) -> bool:
         return self._connection.state is ConnectionState.OPEN
 
     def on_event(self, event: Event) -> None:
-        """Handle the next event. A refused client gets connection.close with the reason."""
+        """Handle an event. If the client is refused, connection.close is sent."""
         if isinstance(event, HeaderReceived):
             self._connection.send(
                 0,
@@ -300,7 +300,7 @@ class ServerHandshake:
 
 
 def _beyond(name: str, value: int, low: int, high: int) -> str:
-    """Return RabbitMQ's error text for an invalid choice of the client, or an empty string."""
+    """Return RabbitMQ's error message for an invalid value, or an empty string."""
     if value > high:
         return f"negotiated {name} = {value} is higher than the maximum allowed value ({high})"
     if value < low:

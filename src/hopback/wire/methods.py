@@ -1,9 +1,8 @@
-"""The methods of AMQP 0-9-1 as data, with encoding and decoding of their arguments.
+"""The methods of AMQP 0-9-1.
 
-One line per method: name, class and method number, sender (C client, S server, * both), the names
-of its replies if any, `content` if a message follows, and its arguments. `_` is a reserved
-argument. Only control methods are encoded here. Frequent ones (deliver, publish, ack, …) have
-separate code and are listed for completeness.
+Each method is defined in one line: name, class id and method id, sender (C for client, S for
+server, * for both), names of replies, `content` if it has content, and its arguments. `_` is a
+reserved argument. Methods that are used frequently, such as basic.deliver, are encoded elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Side(StrEnum):
-    """Which side of a connection we are."""
+    """The two sides of a connection."""
 
     CLIENT = "client"
     SERVER = "server"
@@ -33,7 +32,7 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MethodSpec:
-    """One method: its number, senders, replies and arguments."""
+    """The definition of a method."""
 
     name: str
     id: int
@@ -44,7 +43,7 @@ class MethodSpec:
     is_reply: bool = False
 
     def awaits_reply(self, arguments: Mapping[str, object]) -> bool:
-        """Whether the peer must answer: the method has replies and was sent without `nowait`."""
+        """Return True if the peer must reply, i.e. the method has replies and `nowait` is not set."""
         return bool(self.replies) and not arguments.get("nowait", False)
 
 
@@ -139,13 +138,13 @@ def _read_line(line: str) -> MethodSpec:
 METHODS: dict[str, MethodSpec] = {
     found.name: found for found in map(_read_line, _TABLE.strip().splitlines())
 }
-"""Every method by its name."""
+"""All methods by name."""
 BY_ID: dict[int, MethodSpec] = {found.id: found for found in METHODS.values()}
-"""Every method by class number << 16 | method number."""
+"""All methods by id (class id << 16 | method id)."""
 
 
 def spec(name: str) -> MethodSpec:
-    """Return a method by name. Raise KeyError if AMQP 0-9-1 does not have it."""
+    """Return the method with the given name. Raises KeyError if it does not exist."""
     return METHODS[name]
 
 
@@ -159,7 +158,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode_arguments(method: MethodSpec, arguments: Mapping[str, Any]) -> bytes:
-    """Encode the payload of a method frame. Missing arguments are zero, empty or false."""
+    """Encode the arguments of a method. Missing arguments are zero, empty or False."""
     unknown = arguments.keys() - {name for name, _ in method.arguments}
     if unknown:
         raise ProtocolError(f"{method.name} has no argument {', '.join(sorted(unknown))}")
@@ -177,7 +176,7 @@ def encode_arguments(method: MethodSpec, arguments: Mapping[str, Any]) -> bytes:
 
 
 def _put_bits(bits: list[bool], parts: list[bytes]) -> None:
-    """Pack consecutive bits into one octet, the first bit lowest."""
+    """Pack consecutive bits into an octet."""
     if bits:
         parts.append(bytes((sum(bit << place for place, bit in enumerate(bits)),)))
         bits.clear()
@@ -206,10 +205,9 @@ def _encode_argument(method: MethodSpec, name: str, kind: str, value: Any) -> by
 def decode_arguments(
     method: MethodSpec, payload: bytes, errors: str = "surrogateescape"
 ) -> dict[str, Any]:
-    """Decode the arguments of a payload (after the method number), which must be filled exactly.
+    """Decode the arguments of a method.
 
-    `errors` is the handling of short strings that are not UTF-8. `strict` raises
-    UnicodeDecodeError.
+    `errors` is the error handler for short strings that are not UTF-8.
     """
     found: dict[str, Any] = {}
     position, bit = 4, 0

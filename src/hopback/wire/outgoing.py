@@ -1,7 +1,7 @@
-"""Check a message that is about to be sent: a part that AMQP cannot carry is an InvalidMessage.
+"""Validate outgoing messages.
 
-A wrong type must not reach the frames: it would fail when they are written, and end the connection for every
-other message. The embedded broker checks in the same way, so a test finds the same error.
+Invalid values have to be found before frames are written, because an error at that point would
+close the connection. The embedded broker uses the same checks.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from hopback.wire.properties import encode_properties
 if TYPE_CHECKING:
     from hopback.message import Message
 
-_NAME_BYTES = 255  # the longest short string of AMQP 0-9-1
+_NAME_BYTES = 255  # maximum length of a short string in AMQP 0-9-1
 
 
 def unsendable(exchange: object, routing_key: object, problem: object) -> InvalidMessage:
-    """The error for a message that cannot be sent."""
+    """Return the error for a message that cannot be sent."""
     where = f"exchange {exchange!r}, routing key {routing_key!r}"
     return InvalidMessage(f"message not sent to {where}: {problem}")
 
 
 def check_route(exchange: object, routing_key: object) -> None:
-    """InvalidMessage unless both are texts that fit."""
+    """Raise InvalidMessage if the exchange or routing key is invalid."""
     for part, text in (("exchange", exchange), ("routing key", routing_key)):
         try:
             fits = isinstance(text, str) and text_bytes(text) <= _NAME_BYTES
@@ -38,7 +38,7 @@ def check_route(exchange: object, routing_key: object) -> None:
 
 
 def check_body(message: Message) -> None:
-    """InvalidMessage unless the body is bytes."""
+    """Raise InvalidMessage if the body is not bytes."""
     body: object = message.body
     if not isinstance(body, bytes | bytearray | memoryview):
         problem = f"body: expected bytes, got {type(body).__name__}"
@@ -46,7 +46,7 @@ def check_body(message: Message) -> None:
 
 
 def encode_message(message: Message, frame_max: int, default_mode: int) -> bytes:
-    """Check all parts and return the properties as they are sent."""
+    """Validate a message and return its encoded properties."""
     check_route(message.exchange, message.routing_key)
     check_body(message)
     try:

@@ -1,4 +1,4 @@
-"""Encode and decode the fourteen message properties (`hopback.message.Properties`)."""
+"""Encode and decode message properties."""
 
 from __future__ import annotations
 
@@ -42,22 +42,20 @@ _FLAGS = (
     (_TIMESTAMP, "timestamp"),
     *_LATE,
 )
-"""All properties in their order on the wire."""
-_UNKNOWN = 0b11  # the bits after the fourteen properties, the second one announces more flags
+"""All properties in the order of AMQP."""
+_UNKNOWN = 0b11  # flags that are not used by AMQP 0-9-1
 _NAMES = tuple(field.name for field in fields(Properties))
 
 
 def encode_properties(properties: Properties, *, default_mode: int | None = None) -> bytes:
-    """Encode flags and values for a content header. `default_mode` replaces a missing delivery
-    mode.
-    """
+    """Encode properties. `default_mode` is used if there is no delivery mode."""
     parts: list[bytes] = [b""]
     values, flags = dict(vars(properties)), 0
     if values.get("delivery_mode") is None:
         values["delivery_mode"] = default_mode
     values["headers"] = None
     if properties.has_headers:
-        # Omits `opaque_headers`, which a broker might interpret differently.
+        # `opaque_headers` is omitted, because a broker may interpret it differently.
         entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
         values["headers"] = _U32.pack(len(entries)) + entries
     for flag, name, encode in _ENCODERS:
@@ -65,9 +63,9 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
         if value is None:
             continue
         flags |= flag
-        if encode is None:  # a text, encoded inline because a call doubles the cost
+        if encode is None:  # a string, inlined since a function call would take twice as long
             try:
-                # Bytes that were not UTF-8 when received are sent unchanged.
+                # Bytes that were not valid UTF-8 are sent unchanged.
                 raw = value.encode("utf-8", "surrogateescape")
                 parts += (_OCTETS[len(raw)], raw)
             except (UnicodeEncodeError, AttributeError, IndexError):
@@ -79,7 +77,7 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
 
 
 def _unfit_text(name: str, value: Any) -> ProtocolError:
-    """Describe the problem of a property that should be a short text."""
+    """Return the error for an invalid string property."""
     try:
         size = len(value.encode("utf-8", "surrogateescape"))
     except (UnicodeEncodeError, AttributeError):
@@ -109,14 +107,15 @@ _SPECIAL: dict[str, _Encoder] = {
 _ENCODERS: tuple[tuple[int, str, _Encoder | None], ...] = tuple(
     (flag, name, _SPECIAL.get(name)) for flag, name in _FLAGS
 )
-"""None marks a short text."""
+"""None means a short string."""
 _OCTETS = tuple(bytes((number,)) for number in range(256))
 
 
 def decode_properties(raw: bytes) -> Properties:
-    """Decode flags and values. Undecodable headers stay bytes in `opaque_headers`.
+    """Decode properties. Headers that cannot be decoded are stored in `opaque_headers`.
 
-    Raise ProtocolError if the values do not fill the bytes exactly or a flag is unknown.
+    Raises:
+        ProtocolError: If the properties are invalid.
     """
     found: dict[str, Any] = {}
     position = 2
@@ -173,16 +172,19 @@ _READERS: dict[str, _Reader] = {
 
 @lru_cache(maxsize=256)
 def _readers(flags: int) -> tuple[tuple[str, _Reader], ...]:
-    """Return the readers for these flags. Cached, because most messages have the same flags."""
+    """Return the readers for the given flags.
+
+    Cached, because messages usually have the same flags.
+    """
     if flags & _UNKNOWN:
         raise ProtocolError(f"expected the 14 known property flags, got {flags:#06x}")
     return tuple((name, _READERS.get(name, _read_text)) for flag, name in _FLAGS if flags & flag)
 
 
 def canonical_properties(raw: bytes) -> bytes:
-    """Return the same bytes for equal properties, regardless of the order of headers.
+    """Return a normalized form of encoded properties, independent of the order of headers.
 
-    RabbitMQ sorts headers since 4.0, so a returned message may differ in bytes from the sent one.
+    RabbitMQ sorts headers since 4.0, so a returned message may differ from the published one.
     """
     try:
         properties = decode_properties(raw)

@@ -1,11 +1,10 @@
-"""Combine the acks of one loop turn into few frames. Nacks and rejects are sent one by one.
+"""Combine acks into as few frames as possible.
 
-`multiple` settles every tag up to the given one. It is used only if no lower tag is unsettled, so
-it never covers a delivery that is still being handled. Nacks are sent before acks, so a tag nacked
-in the same turn is settled before the `multiple` ack arrives.
+`multiple` is only used if there are no unsettled deliveries with a lower tag. Nacks and rejects are
+sent individually, before the acks.
 
-A client that browses a queue holds all its messages until the end. Such deliveries are stored as
-ranges of tags, because a million single tags would take a hundred megabytes.
+A client that browses a queue holds all messages until the end. These are stored as ranges of tags,
+because a million single tags would need about 100 MB.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _start = attrgetter("start")
 
 
 class Settlements:
-    """The unsettled deliveries of one channel and the settlement frames to write.
+    """The unsettled deliveries of a channel and the settlements to write.
 
-    Unknown tags are sent unchanged. The broker answers them.
+    Unknown tags are sent to the broker as well.
     """
 
     __slots__ = ("_acks", "_frames", "channel", "held", "unsettled")
@@ -37,19 +36,19 @@ class Settlements:
     def __init__(self, channel: int) -> None:
         self.channel: int = channel
         self.unsettled: dict[int, bool] = {}
-        """Unsettled tags in order of delivery, which is ascending. Held tags are not included."""
+        """Unsettled tags in ascending order, without held ones."""
         self.held: list[range] = []
-        """Ascending ranges of held tags. They do not overlap."""
+        """Ranges of held tags in ascending order."""
         self._acks: list[int] = []
         self._frames: list[bytes] = []
 
     @property
     def pending(self) -> bool:
-        """Whether `flush` has something to write."""
+        """True if there are frames to write."""
         return bool(self._acks or self._frames)
 
     def hold(self, tag: int) -> None:
-        """Keep a delivery unsettled until the channel ends or a multiple ack or nack covers it."""
+        """Hold a delivery until the channel is closed, or until it is settled with `multiple`."""
         if not self.unsettled.pop(tag, False):
             return
         held = self.held
@@ -62,12 +61,12 @@ class Settlements:
         self._acks.append(tag)
 
     def ack_through(self, tag: int) -> None:
-        """Acknowledge everything up to `tag`. 0 means everything."""
+        """Acknowledge all deliveries up to `tag`. 0 means all of them."""
         self._settle_through(tag)
         self._frames.append(_pack(1, self.channel, 13, _ACK, tag, _MULTIPLE, 0xCE))
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
-        """Requeue or dead-letter one delivery, or everything up to it."""
+        """Reject a delivery, or all deliveries up to it."""
         if multiple:
             self._settle_through(tag)
         else:
@@ -76,17 +75,17 @@ class Settlements:
         self._frames.append(_pack(1, self.channel, 13, _NACK, tag, bits, 0xCE))
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """Requeue or dead-letter one delivery with basic.reject."""
+        """Reject a delivery with basic.reject."""
         self._settle(tag)
         self._frames.append(_pack(1, self.channel, 13, _REJECT, tag, int(requeue), 0xCE))
 
     def forget(self) -> None:
-        """Everything unsettled went back to its queues (basic.recover)."""
+        """Forget all unsettled deliveries after basic.recover."""
         self.unsettled.clear()
         self.held.clear()
 
     def _settle(self, tag: int) -> bool:
-        """Settle a delivery. Return whether it was unsettled."""
+        """Remove a delivery. Returns True if it was unsettled."""
         if self.unsettled.pop(tag, False):
             return True
         at = bisect_right(self.held, tag, key=_start) - 1
@@ -98,7 +97,7 @@ class Settlements:
         return True
 
     def _settle_through(self, tag: int) -> None:
-        """Acks asked for before must leave before, or they would name tags already settled."""
+        """Remove all deliveries up to `tag`. Earlier acks have to be written first."""
         self._frames.extend(self._ack_frames())
         for known in [known for known in self.unsettled if known <= tag or not tag]:
             del self.unsettled[known]
@@ -106,7 +105,7 @@ class Settlements:
         self.held = [held for held in rest if held]
 
     def flush(self, out: list[bytes]) -> None:
-        """Append all that is to be written."""
+        """Append all pending frames to `out`."""
         if self._frames:
             out += self._frames
             self._frames = []
@@ -129,7 +128,7 @@ class Settlements:
         else:
             frames = self._singles(covered)
         if len(covered) < len(acks):
-            # First the acks above a held delivery, then unknown tags, which the broker refuses.
+            # First the acks above a held delivery, then unknown tags.
             frames += self._singles(tag for tag in known if tag > lowest)
             frames += self._singles((Counter(acks) - Counter(known)).elements())
         return frames

@@ -1,8 +1,7 @@
-"""Field tables: encode and decode values of `hopback.fields` exactly, within limits.
+"""Encode and decode field tables.
 
-Every AMQP type has one Python type (see `hopback.fields`), so a table that is decoded and encoded
-again has the same bytes. Values nested deeper than `MAX_DEPTH` are not encoded, and are decoded as
-a `RawValue`. Sizes are bounded by the frame of the table.
+Each AMQP type corresponds to one Python type (see `hopback.fields`), so decoding and encoding a
+table returns the same bytes. Values that exceed `MAX_DEPTH` are decoded as `RawValue`.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ from hopback.fields import (
 )
 
 _KEPT_BYTES = 2048
-"""Bytes. Longest cached array. Ten `x-death` entries are shorter. Bounds the memory of foreign
-data.
-"""
+"""Maximum size of a cached array in bytes. Ten entries of `x-death` are shorter."""
 _U32 = struct.Struct(">I")
 _pack_u32 = _U32.pack
 _unpack_u32 = _U32.unpack_from
@@ -53,9 +50,8 @@ _Decoder: TypeAlias = "Callable[[bytes, int, int], tuple[FieldValue, int]]"
 class Entries(NamedTuple):
     """The decoded entries of a table.
 
-    `further` are entries that cannot be in `headers`, because their name is a duplicate or not
-    UTF-8. `opaque` is data that is not a valid entry. Its meaning is unknown, so it must not be
-    sent on as an entry.
+    `further` contains entries whose name is a duplicate or not UTF-8. `opaque` contains data that
+    could not be decoded. It must not be sent as entries.
     """
 
     headers: dict[str, FieldValue]
@@ -64,18 +60,18 @@ class Entries(NamedTuple):
 
 
 def encode_table(table: Headers) -> bytes:
-    """Encode the table with its length prefix. ProtocolError names a value without an AMQP form."""
+    """Encode a table with its length. Raises ProtocolError if a value cannot be encoded."""
     entries = encode_entries(table)
     return _pack_u32(len(entries)) + entries
 
 
 def encode_further(entries: FurtherHeaders) -> bytes:
-    """Encode entries that cannot be in a mapping, see `Entries`."""
+    """Encode entries with duplicate or invalid names."""
     return b"".join(bytes((len(name),)) + name + _encode_value(value, 0) for name, value in entries)
 
 
 def encode_entries(table: Headers, depth: int = 0) -> bytes:
-    """The entries of the table without the length prefix."""
+    """Encode the entries of a table without its length."""
     if depth > MAX_DEPTH:
         raise ProtocolError(f"expected tables nested at most {MAX_DEPTH} deep, got a deeper one")
     if type(table) is SharedHeaders:
@@ -90,7 +86,7 @@ def _encode_each(table: Headers, depth: int) -> bytes:
     for key, value in table.items():
         parts.append(_encode_key(key))
         try:
-            if type(value) is str:  # most header values
+            if type(value) is str:  # the most common type
                 raw = value.encode("utf-8", "surrogateescape")
                 parts += (b"S", _pack_u32(len(raw)), raw)
             else:
@@ -111,7 +107,7 @@ def _encode_shared(table: SharedHeaders) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _encode_key(key: str) -> bytes:
-    """Encode the key with its length. Cached, because few names are used."""
+    """Encode a key with its length. Cached, because the same names are used again and again."""
     try:
         raw = key.encode("utf-8", "surrogateescape")
     except (UnicodeEncodeError, AttributeError):
@@ -126,7 +122,7 @@ def _encode_value(value: FieldValue, depth: int) -> bytes:
 
 
 def _fallback_encoder(value: object) -> _Encoder:
-    """The encoder for subclasses (an enum that is a str, a mapping proxy, …)."""
+    """Return the encoder for a subclass of a supported type."""
     for known, encoder in _FALLBACKS:
         if isinstance(value, known):
             return encoder
@@ -179,9 +175,7 @@ def _encode_nested(value: FieldValue, depth: int) -> bytes:
 
 
 def _finite_encoder(tag: str, form: str) -> _Encoder:
-    """Reject infinite numbers and NaN. RabbitMQ cannot read them and closes the connection
-    (541).
-    """
+    """Return an encoder that rejects infinity and NaN. RabbitMQ would close the connection (541)."""
     encode_fixed = _fixed_encoder(tag, form)
 
     def encode(value: FieldValue, depth: int) -> bytes:
@@ -231,7 +225,10 @@ _FALLBACKS: tuple[tuple[type, _Encoder], ...] = (
 
 
 def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue], int]:
-    """Decode the table at `position` and return its end. Raise ProtocolError if it is invalid."""
+    """Decode the table at `position` and return it with its end.
+
+    Raises ProtocolError if it is invalid.
+    """
     raw, end = _read_sized(data, position)
     headers, further, opaque = decode_entries(raw)
     if opaque or further or any(type(value) is RawValue for value in headers.values()):
@@ -242,9 +239,10 @@ def decode_table(data: bytes, position: int = 0) -> tuple[dict[str, FieldValue],
 
 
 def decode_entries(raw: bytes) -> Entries:
-    """Decode all entries. From the first entry whose end is unknown, keep bytes. Never raises.
+    """Decode the entries of a table. Never raises an exception.
 
-    A duplicate key keeps its first value in `headers`, as in RabbitMQ's lookup.
+    If the end of an entry cannot be determined, the rest is kept as bytes. For duplicate keys, the
+    first value is used, like RabbitMQ does.
     """
     headers: dict[str, FieldValue] = {}
     further: list[tuple[bytes, FieldValue]] = []
@@ -253,11 +251,11 @@ def decode_entries(raw: bytes) -> Entries:
     while position < size:
         start = position
         try:
-            # Keys and most values are decoded inline, because function calls would double the cost.
+            # Inlined, because function calls would take twice as long.
             position += 1 + raw[position]
             key = raw[start + 1 : position].decode()
             if raw[position] == _TEXT:
-                # Most header values are texts. Invalid UTF-8 is left to `_read_past`.
+                # Strings are the most common type. `_read_past` handles invalid UTF-8.
                 begin = position + 5
                 position = begin + _unpack_u32(raw, position + 1)[0]
                 if position > size:
@@ -282,8 +280,9 @@ def _read_past(
     further: list[tuple[bytes, FieldValue]],
     opaque: list[bytes],
 ) -> int:
-    """Keep the entry at `start` as bytes and return its end, or keep the rest if the end is
-    unknown.
+    """Keep the entry at `start` as bytes and return its end.
+
+    If the end is unknown, the rest of the table is kept as bytes.
     """
     name_end = start + 1 + raw[start]
     end = value_end(raw, name_end, len(raw))
@@ -294,11 +293,11 @@ def _read_past(
     try:
         value = _value_or_raw(raw[name_end:end])
     except ValueError:
-        # A broker would reject it, and its content is unknown.
+        # Its content is unknown, and a broker would reject it.
         opaque.append(raw[start:end])
         return end
     key = name.decode("utf-8", "surrogateescape")
-    # A key that is not UTF-8 contains surrogates.
+    # Keys that are not UTF-8 contain surrogates.
     if key in headers or (not key.isascii() and any("\udc80" <= sign <= "\udcff" for sign in key)):
         further.append((name, value))
     else:
@@ -307,9 +306,10 @@ def _read_past(
 
 
 def _value_or_raw(raw: bytes) -> FieldValue:
-    """Decode a value. Keep it as bytes if it is nested too deep or has a duplicate key.
+    """Decode a value. Returns a RawValue if it is nested too deep or has duplicate keys.
 
-    Raise ValueError if it is not a valid value.
+    Raises:
+        ValueError: If the value is invalid.
     """
     try:
         return _DECODERS[raw[0]](raw, 1, 0)[0]
@@ -326,7 +326,7 @@ def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
         key = raw[begin:position].decode()
         if key in headers:
             raise ProtocolError(f"expected each key once in a nested table, got {key!r} twice")
-        if raw[position] == _TEXT:  # inline, as in `decode_entries`: `x-death` has mostly texts
+        if raw[position] == _TEXT:  # inlined, since most values in `x-death` are strings
             begin = position + 5
             position = begin + _unpack_u32(raw, position + 1)[0]
             if position > size:
@@ -342,7 +342,7 @@ def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
 
 
 def _read_sized(data: bytes, position: int) -> tuple[bytes, int]:
-    """Return the bytes after a 32-bit length, which must be complete."""
+    """Return the bytes after a 32-bit length."""
     if position + 4 > len(data):
         raise ProtocolError("expected a 32-bit length, got the end of the bytes")
     start = position + 4
@@ -361,7 +361,7 @@ def _fixed_decoder(form: str, kind: Callable[[object], FieldValue] | None = None
 
 
 def _finite_decoder(form: str, kind: Callable[[object], FieldValue] = float) -> _Decoder:  # type: ignore[assignment]
-    """Other numbers are read as a `RawValue`, because no RabbitMQ takes them from us again."""
+    """Return a decoder that rejects infinity and NaN. They are kept as `RawValue`."""
     decode_fixed = _fixed_decoder(form, kind)
 
     def decode(data: bytes, position: int, depth: int) -> tuple[FieldValue, int]:
@@ -412,8 +412,8 @@ def _array(raw: bytes, depth: int) -> list[FieldValue]:
     return values
 
 
-# Nearly every message of a dead-letter queue has `x-death`. Messages that died in the same second,
-# queue and for the same reason have the same bytes. Every reader gets a copy.
+# Cached, because messages that were dead-lettered in the same second often have the same `x-death`.
+# A copy is returned.
 @lru_cache(maxsize=256)
 def _kept_array(raw: bytes) -> list[FieldValue]:
     return _array(raw, 0)

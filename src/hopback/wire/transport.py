@@ -1,7 +1,7 @@
-"""The asyncio transport: owns the socket and moves bytes, with minimal knowledge of AMQP.
+"""The asyncio transport of a connection.
 
-Output queued in one turn of the event loop is sent in one write. `hurry` writes at once, for a
-caller that waits for a single answer. Works on any event loop.
+Output that is queued in the same iteration of the event loop is written at once. Use `hurry` to
+write immediately.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Heartbeat:
-    """Both directions of one connection's heartbeat. An interval of 0 disables it.
+    """The heartbeat of a connection. 0 disables it.
 
-    A peer must send data in each interval. After two silent intervals it counts as dead. This side
-    sends a heartbeat after half an interval without other output.
+    The peer is considered dead after two intervals without data. A heartbeat is sent after half an
+    interval without output.
     """
 
     __slots__ = ("_interval", "_received_at", "_sent_at")
@@ -34,7 +34,7 @@ class Heartbeat:
 
     @property
     def tick(self) -> float | None:
-        """Seconds between checks, or None without heartbeats."""
+        """The interval between checks in seconds, or None if heartbeats are disabled."""
         return self._interval / 4 if self._interval else None
 
     def mark_received(self, now: float) -> None:
@@ -44,34 +44,35 @@ class Heartbeat:
         self._sent_at = now
 
     def due(self, now: float) -> bool:
-        """Whether a heartbeat must be sent."""
+        """Return True if a heartbeat must be sent."""
         return bool(self._interval) and now - self._sent_at >= self._interval / 2
 
     def dead(self, now: float) -> bool:
-        """Whether the peer has been silent for too long."""
+        """Return True if the peer has not sent anything for too long."""
         return bool(self._interval) and now - self._received_at > 2 * self._interval
 
 
 _RECEIVED_AT_ONCE = 256 * 1024
-"""Bytes, as in asyncio: about two hundred messages of 1 KiB. The buffer is allocated once.
-asyncio's default allocates this size for every read, even for a confirm of 21 bytes.
+"""Size of the receive buffer in bytes, the same as in asyncio. It is allocated once, while
+asyncio's streams allocate it for every read.
 """
 _LINGER = 5.0
-"""Seconds that a closing connection has to write its output to a peer that does not read."""
+"""Maximum time to write pending output when a connection is closed, in seconds."""
 
 
 class Owner(Protocol):
-    """The callbacks of a wire. They must not raise or block."""
+    """Callbacks of a wire. They must not raise exceptions or block."""
 
     def on_event(self, event: Event) -> None:
-        """The peer sent an event."""
+        """Called for each event."""
 
     def on_writable(self) -> None:
-        """The connection has room again after `writable` was false."""
+        """Called when the connection is writable again."""
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """The connection ended, with None if this side closed it. Called once, as the last
-        callback.
+        """Called once when the connection has ended.
+
+        `error` is None if it was closed by this side.
         """
 
 
@@ -80,7 +81,7 @@ class Wire(asyncio.BufferedProtocol):
         self.connection = connection
         self.writable: bool = True
         self.last_publisher: object = None
-        """The channel that published last, None before the first publish."""
+        """The channel that last published a message."""
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -96,7 +97,7 @@ class Wire(asyncio.BufferedProtocol):
         self._linger: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is connected. A client sends its protocol header at once."""
+        """Called by asyncio when the socket is connected."""
         self._transport = transport  # type: ignore[assignment]
         self.flush()
 
@@ -108,7 +109,7 @@ class Wire(asyncio.BufferedProtocol):
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Convert bytes to events and write the answers together."""
+        """Process received bytes and write the replies."""
         self._heard = True
         self._reading = True
         on_event = self._owner.on_event
@@ -120,7 +121,7 @@ class Wire(asyncio.BufferedProtocol):
                         self.fail(event.error)
                     else:
                         on_event(event)
-                # An owner that paused reading reads the rest after it resumes.
+                # If reading was paused, continue after it is resumed.
                 if self._deaf or not connection.unread:
                     break
                 data = b""
@@ -134,7 +135,7 @@ class Wire(asyncio.BufferedProtocol):
         self.writable = False
 
     def resume_writing(self) -> None:
-        """The socket's buffer has room again."""
+        """Called by asyncio when the socket is writable again."""
         self.writable = True
         self._owner.on_writable()
 
@@ -151,34 +152,34 @@ class Wire(asyncio.BufferedProtocol):
         self._owner.on_lost(error)
 
     def wake(self) -> None:
-        """Schedule a write at the end of this loop turn."""
+        """Schedule a write at the end of this iteration of the event loop."""
         if not self._flush_due and not self._reading:
             self._flush_due = True
             self._loop.call_soon(self._flush_as_due)
 
     def hurry(self) -> None:
-        """Write at once, because a caller waits for the answer and no other output is queued.
+        """Write immediately, unless a write is already scheduled.
 
-        Output that is scheduled for the end of this turn or read is left to that write.
+        This is used if the caller is waiting for a reply.
         """
         if not self._flush_due and not self._reading:
             self.flush()
 
     def _flush_as_due(self) -> None:
-        # Only the scheduled call resets the flag. If another flush did, each turn would add one
-        # more write, down to one system call per ack.
+        # Only the scheduled call may reset the flag. Otherwise, each iteration would add another
+        # write.
         self._flush_due = False
         self.flush()
 
     def flush(self) -> None:
-        """Write the queued output now."""
+        """Write pending output."""
         data = self.connection.take()
         if data and self._transport is not None:
             self._spoke = True
             self._transport.write(data)
 
     def pause_reading(self) -> None:
-        """Pause reading. Meanwhile the peer's silence does not count as a failed heartbeat."""
+        """Pause reading. Missing heartbeats are ignored in the meantime."""
         if self._transport is not None and not self._deaf:
             self._deaf = True
             self._transport.pause_reading()
@@ -192,12 +193,12 @@ class Wire(asyncio.BufferedProtocol):
                 self.data_received(b"")
 
     def fail(self, error: BrokerError) -> None:
-        """Close the connection with `error`, after writing the queued output."""
+        """Close the connection with an error after writing pending output."""
         self._error = self._error or error
         self.close()
 
     def close(self) -> None:
-        """Close the connection after writing the queued output, within a time limit."""
+        """Close the connection after writing pending output."""
         self._closing = True
         if self._transport is not None:
             self.flush()
@@ -206,9 +207,9 @@ class Wire(asyncio.BufferedProtocol):
                 self._linger = self._loop.call_later(_LINGER, self.abort)
 
     def await_end(self, seconds: float) -> None:
-        """Wait for the peer to close the connection, and abort it after a time limit.
+        """Wait until the peer closes the connection. After the timeout it is aborted.
 
-        The peer may still be writing. If this side closed first, the peer would see an error.
+        If this side closed the connection first, the peer could get an error while writing.
         """
         self._closing = True
         self.flush()
@@ -223,7 +224,7 @@ class Wire(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def start_heartbeat(self, interval: float) -> None:
-        """Begin to send heartbeats, and to expect them."""
+        """Start sending and expecting heartbeats."""
         heartbeat = Heartbeat(interval, self._loop.time())
         if heartbeat.tick is not None:
             self._timer = self._loop.call_later(heartbeat.tick, self._beat, heartbeat)
@@ -246,7 +247,7 @@ class Wire(asyncio.BufferedProtocol):
 
 
 def tls_context(options: TlsOptions) -> ssl.SSLContext:
-    """Build a client's TLS settings: TLS 1.2 or later, with verification unless it is disabled."""
+    """Create the TLS context of a client. Requires TLS 1.2 or later."""
     try:
         context = ssl.create_default_context(cafile=options.cacertfile)
         if options.certfile is not None:

@@ -24,7 +24,7 @@ from hopback.errors import describe_scheme
 from hopback.wire.handshake import Credentials, secret_from_environment, secret_from_file
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
-# Left over from a file or a terminal. Removed, as browsers and `urlsplit` do.
+# Remove line breaks, like `urlsplit` does.
 _LINE_ENDS = dict.fromkeys(map(ord, "\t\r\n"))
 _HOST = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<name>[^:\[\]]*))(?::(?P<port>\d{1,5}))?")
 _OPTIONS = frozenset(
@@ -47,19 +47,19 @@ _OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """TLS settings. Verification is on unless it is explicitly disabled."""
+    """TLS settings. Verification is enabled by default."""
 
     cacertfile: str | None = None
     certfile: str | None = None
     keyfile: str | None = None
     verify: bool = True
     server_name: str | None = None
-    """The name the certificate must have. None: the host. Empty: no name is sent."""
+    """The expected name of the certificate. Defaults to the host. If empty, no name is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of a broker and its connection options. `str()` never shows a password."""
+    """The address of a broker. The password is not included in `str()`."""
 
     hosts: tuple[tuple[str, int], ...] = (("localhost", 5672),)
     virtual_host: str = "/"
@@ -83,12 +83,12 @@ def _place(host: tuple[str, int]) -> str:
 
 
 def parse_url(url: str) -> Address:
-    """Parse a URL. ValueError describes the problem without the password."""
+    """Parse a URL. Raises ValueError if it is invalid. The message does not contain the password."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _PORTS:
         raise ValueError(f"broker URL: expected amqp://… or amqps://…, got {describe_scheme(url)}")
-    # `urlsplit` expects one host and, since Python 3.13, rejects a list of hosts in which an IPv6
-    # address is not the first. A slash in a password is percent-encoded.
+    # `urlsplit` only supports a single host. Since Python 3.13 it rejects lists that contain an
+    # IPv6 address.
     before, _, fragment = rest.translate(_LINE_ENDS).partition("#")
     if fragment:
         raise ValueError("broker URL: expected no '#'. Write it as %23")
