@@ -164,8 +164,9 @@ def test_it_is_read_from_files(site: Path) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
             page.set_viewport_size({"width": 1440, "height": 900})
             assert page.locator(".version option").all_inner_texts() == [__version__]
-            page.fill("input[name=query]", "re-drive")
-            page.wait_for_selector(".md-search-result__item")
+            page.fill("input[name=query]", "rpc")
+            first = page.locator(".md-search-result__item").first
+            assert "Request/reply" in first.inner_text()
             page.goto((site / "explanation" / "how-a-retry-travels.html").as_uri())
             page.wait_for_selector("div.drawing svg")
             assert "orders.retry.5m" in page.locator("div.drawing svg").first.inner_html()

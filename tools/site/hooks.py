@@ -208,6 +208,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links that lead out of docs/, or into it from outside, lead to the same page of the site."""
     uri = page.file.src_uri
     if uri.startswith("api/"):
+        page.meta["search"] = {"boost": 0.1}  # a search finds the guides first
         return markdown
     real = DOCS / "README.md" if uri == ALL_PAGES else DOCS / uri
     folder = (real if real.exists() else ROOT / uri).parent
