@@ -70,7 +70,9 @@ from hopback.ops.contract.values import (
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
 from hopback.ops.jobs.journal import Journal, JournalShare, MemoryJournal
-from hopback.ops.jobs.plan import Planner, check_request
+from hopback.ops.jobs.other_consumers import OtherConsumers
+from hopback.ops.jobs.plan import make_plan
+from hopback.ops.jobs.planner import Planner, check_request, snapshot_for
 from hopback.ops.jobs.runner import JobRunner, new_job_id
 from hopback.ops.messages.filters import parse_filter
 from hopback.ops.notes.values import JournalNotes
@@ -124,10 +126,9 @@ class Operations:
         self._recognition = Recognition(self.journal, self._name, self.clock)
         broker.recorded_overrides = self._recognition.overrides
         self._sessions = Sessions(broker, self.settings)
-        self._planner = Planner(
-            broker, self._sessions, self.settings, self.clock, self.journal.store_id
-        )
-        self._runner = JobRunner(broker, self.journal, self.settings, self.clock, self._planner)
+        self._planner = Planner(broker, self._sessions, self.settings)
+        self._other_consumers = OtherConsumers(broker, self._sessions, self.journal.store_id)
+        self._runner = JobRunner(broker, self.journal, self.settings)
         self.surveys: Surveys = Surveys(
             broker, self.journal, self.queues, self._sessions.count_held, self.settings.exports
         )
@@ -359,8 +360,14 @@ class Operations:
         *,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        active = next(iter(await self._records(queue=request.queue, active=True)), None)
-        return await self._planner.plan(request, submission, active, on_progress)
+        check_request(request)
+        queue = request.queue
+        active = next(iter(await self._records(queue=queue, active=True)), None)
+        snapshot = await self.broker.snapshot(count=queue)
+        others = await self._other_consumers.find(queue, snapshot, active)
+        return await make_plan(
+            self._planner, request, submission, snapshot, others, active, on_progress
+        )
 
     async def start(
         self,
@@ -380,7 +387,7 @@ class Operations:
         check_request(request)
         snapshot = await self.broker.snapshot(count=request.queue)
         job_id = new_job_id()
-        others = await self._planner.other_consumers(request.queue, snapshot)
+        others = await self._other_consumers.find(request.queue, snapshot)
         spec, chosen = await self._planner.spec(
             request, submission, self._who, snapshot, job_id, on_progress
         )
@@ -464,7 +471,7 @@ class Operations:
         else:
             job.to(JobState.RUNNING, self.clock.now())
             self._check_broker(job)
-            job = await self._runner.resume(job, await self._planner.snapshot_for(job.spec))
+            job = await self._runner.resume(job, await snapshot_for(self.broker, job.spec))
         await self._audit_job("job.resume", job)
         return job.view
 
@@ -517,7 +524,7 @@ class Operations:
         job = await self._record(job_id)
         self._check_broker(job)
         spec = await self._planner.spec_for_failures(job, self.journal, self._who, reason)
-        again = await self._runner.start(new_job_id(), spec, await self._planner.snapshot_for(spec))
+        again = await self._runner.start(new_job_id(), spec, await snapshot_for(self.broker, spec))
         await self._audit_job("job.retry-failures", again, spec.request.reason)
         return again.view
 

@@ -24,14 +24,13 @@ from hopback.ops.brokers.consumers import (
 )
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.leased_job import EndJob, LeasedJob
+from hopback.ops.jobs.planner import snapshot_for
 from hopback.ops.jobs.publish_failure import is_away
 
 if TYPE_CHECKING:
-    from hopback.clock import Clock
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.job_record import JobRecord
-    from hopback.ops.jobs.plan import Planner
 
 _RECONNECT = Backoff(first=0.5, most=15.0)
 """Seconds between two attempts to reach a broker that is away."""
@@ -44,13 +43,9 @@ _ASK_HOLDERS_S = 1.0
 class Recovery:
     """Waits until the next run of a job can begin."""
 
-    def __init__(
-        self, broker: ManagedBroker, planner: Planner, clock: Clock, patience_s: float
-    ) -> None:
+    def __init__(self, broker: ManagedBroker, patience_s: float) -> None:
         """`patience_s` is how long a job waits for a broker that is away, in seconds."""
         self._broker = broker
-        self._planner = planner
-        self._clock = clock
         self._patience_s = patience_s
 
     async def wait_for_broker(self, leased: LeasedJob, away: BrokerError) -> BrokerSnapshot:
@@ -72,7 +67,7 @@ class Recovery:
             if leased.control.is_cancelled:
                 raise EndJob(JobState.CANCELLED, "cancelled")
             try:
-                snapshot = await self._planner.snapshot_for(leased.job.spec)
+                snapshot = await snapshot_for(self._broker, leased.job.spec)
             except HopbackError as failed:
                 if not is_away(failed) or asyncio.get_running_loop().time() >= until:
                     raise
@@ -128,6 +123,6 @@ class Recovery:
         self, leased: LeasedJob, reason: str, state: JobState | None = None
     ) -> None:
         """Record why an active job waits. Empty when it continues."""
-        now = self._clock.now()
+        now = self._broker.clock.now()
         job = leased.job if state is None else leased.job.to(state, now)
         await leased.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))

@@ -38,6 +38,7 @@ from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord
 from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.pace import ControlRequest
+from hopback.ops.jobs.planner import snapshot_for
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.recovery import Recovery
 from hopback.ops.jobs.return_watch import ReturnWatch
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
     from hopback.broker.port import Connection
-    from hopback.clock import Clock
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.job_messages import HandedMessages
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Settings
     from hopback.ops.jobs.job_spec import JobSpec
     from hopback.ops.jobs.journal import Journal
-    from hopback.ops.jobs.plan import Planner
 
 
 _log = logging.getLogger("hopback.ops")
@@ -82,15 +81,12 @@ class JobRunner:
         broker: ManagedBroker,
         journal: Journal,
         settings: Settings,
-        clock: Clock,
-        planner: Planner,
     ) -> None:
         self._broker = broker
-        self._planner = planner
         self._journal = journal
         self._settings = settings
-        self._clock = clock
-        self._recovery = Recovery(broker, planner, clock, settings.patience_s)
+        self._clock = broker.clock
+        self._recovery = Recovery(broker, settings.patience_s)
         self._leased: dict[str, LeasedJob] = {}
         self._starting: set[asyncio.Task[Job]] = set()
 
@@ -150,7 +146,7 @@ class JobRunner:
                 continue
             # Another process was faster, another job has changed the queue, or the queue does not exist.
             with suppress(JobConflict, NoSuch):
-                yield job, await self.resume(job, await self._planner.snapshot_for(job.spec))
+                yield job, await self.resume(job, await snapshot_for(self._broker, job.spec))
 
     async def _launch(
         self, job: JobRecord, snapshot: BrokerSnapshot, chosen: ChosenMessages | None

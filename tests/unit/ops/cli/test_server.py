@@ -51,7 +51,7 @@ from hopback.ops.contract.requests import (
 )
 from hopback.ops.http.app import create_app
 from hopback.ops.jobs.edited_copy import COPY_OF
-from hopback.ops.jobs.plan import check_request
+from hopback.ops.jobs.planner import check_request
 from hopback.policy.redrive import loop_guard
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType

@@ -1,0 +1,252 @@
+"""Turn a request into the specification of a job.
+
+The planner checks the request, counts its selection, and checks the targets and the cost of browsing before
+a job starts. A job that could not move any message, or could lose one, is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hopback.errors import BadRequest, CountMismatch, NotAllowed, UnsafeOperation
+from hopback.ops.brokers.browse_cost import check_cost
+from hopback.ops.brokers.targets import known_ways, target_flaw, target_text
+from hopback.ops.contract.codec import check
+from hopback.ops.contract.requests import (
+    DiscardRequest,
+    JobKind,
+    JobRequest,
+    RedriveRequest,
+    Selection,
+    Settings,
+    Submission,
+    Who,
+)
+from hopback.ops.contract.values import (
+    OnProgress,
+    Price,
+)
+from hopback.ops.jobs.dry_run import DryRun
+from hopback.ops.jobs.job_spec import JobSpec
+from hopback.ops.messages.archive import check_writable
+from hopback.ops.messages.filters import parse_filter
+
+if TYPE_CHECKING:
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.browse.session import ChosenMessages
+    from hopback.ops.browse.sessions import Sessions
+    from hopback.ops.jobs.job_record import JobRecord
+    from hopback.ops.jobs.journal import Journal
+
+_FAILURES = 10_000
+"""Failed messages that one job can retry: their digests are part of its record. Others need another job."""
+
+
+def check_request(request: JobRequest) -> None:
+    """Raise BadRequest or BadFilter for an invalid request."""
+    check(JobRequest, request)
+    if not request.reason.strip():
+        raise BadRequest("reason", "a reason for the audit")
+    if isinstance(request, DiscardRequest) and request.confirm != request.queue:
+        raise BadRequest("confirm", f"the name of the queue, {request.queue!r}, repeated")
+    selection = request.selection
+    if selection.ids and not selection.session:
+        raise BadRequest("selection.ids", "selection.session beside them")
+    if selection.limit == 0:
+        raise BadRequest("selection.limit", "1 or more, got 0")
+    if selection.queue not in ("", request.queue):
+        raise BadRequest("selection.queue", f"{request.queue!r}, got {selection.queue!r}")
+    parse_filter(selection.filter)
+
+
+class Planner:
+    """Makes job specifications from requests."""
+
+    def __init__(self, broker: ManagedBroker, sessions: Sessions, settings: Settings) -> None:
+        self.broker = broker
+        self.settings = settings
+        self._sessions = sessions
+
+    async def spec(
+        self,
+        request: JobRequest,
+        submission: Submission,
+        by: Who,
+        snapshot: BrokerSnapshot,
+        job: str,
+        on_progress: OnProgress | None = None,
+    ) -> tuple[JobSpec, ChosenMessages | None]:
+        """Return the specification of a job, and its messages if a session holds them.
+
+        UnsafeOperation if messages could be lost or no target leads to a queue. CountMismatch if the number
+        of selected messages is not the expected one.
+        """
+        spec, chosen = await self.select(request, submission, by, snapshot, job)
+        check_returns(spec, chosen, snapshot)
+        count: int | None = spec.most
+        if chosen is None:
+            spec, count = await self._choose_end(spec, snapshot, on_progress)
+        expected = request.expected_count
+        if expected is not None and count is not None and expected != count:
+            raise CountMismatch(expected, count)
+        asked = request.selection
+        counted = Selection(
+            session=asked.session,
+            filter=asked.filter,
+            limit=None if chosen else spec.span,
+            queue=request.queue,
+            count=asked.count if count is None else count,
+            estimate=asked.estimate if count is None else "",
+        )
+        spec = structs.replace(spec, request=structs.replace(request, selection=counted))
+        await _check_ways(self.broker, spec, snapshot)
+        return spec, chosen
+
+    async def select(
+        self,
+        request: JobRequest,
+        submission: Submission,
+        by: Who,
+        snapshot: BrokerSnapshot,
+        job: str,
+    ) -> tuple[JobSpec, ChosenMessages | None]:
+        """Return the job for the present selection, and its messages if a session holds them."""
+        text, stamped = "", submission.stamped
+        if isinstance(request, RedriveRequest):
+            if request.change and not self.settings.editing:
+                raise NotAllowed("changing messages is switched off here")
+            text = target_text(request.target, snapshot.one(request.queue))
+        if stamped is None:
+            design = snapshot.design_of(request.queue)
+            stamped = design is not None and design.stamps_redrives
+        asked, ready, chosen, digests = request.selection, snapshot.ready, None, None
+        span = ready if asked.limit is None else min(asked.limit, ready)
+        if asked.session:
+            session = self._sessions.one(asked.session, request.queue)
+            chosen = await session.choose(asked)
+            digests = tuple(dead_letter.digest for dead_letter in chosen.dead_letters)
+            span = session.view.skipped + session.view.held
+        spec = JobSpec(
+            request=request,
+            broker=self.broker.journal_name,
+            span=span,
+            digests=digests,
+            behind=ready - span if chosen is None else None,
+            target_text=text,
+            by=by,
+            key=submission.key,
+            operation=submission.operation,
+            stamped=stamped,
+            export_to=self._export_file(request, submission, job),
+        )
+        return spec, chosen
+
+    def _export_file(self, request: JobRequest, submission: Submission, job: str) -> str:
+        """Return the file to which a discard or a change writes the originals first, empty for no file."""
+        exports = self.settings.exports
+        if isinstance(request, RedriveRequest):
+            if not request.change:
+                return ""
+            if exports is None:
+                raise BadRequest("change", "a folder of exports, in which the originals are kept")
+            return str(exports / f"{job}.originals.ndjson")
+        if not request.export:
+            return ""
+        if submission.export_to:
+            check_writable(submission.export_to)
+            return submission.export_to
+        if exports is None:
+            raise BadRequest("export", "a file to write to first, or no export at all")
+        return str(exports / f"{job}.ndjson")
+
+    async def _choose_end(
+        self, spec: JobSpec, snapshot: BrokerSnapshot, on_progress: OnProgress | None
+    ) -> tuple[JobSpec, int | None]:
+        """Decide where the selection ends. Return the job and its number of messages, None if unknown.
+
+        Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
+        messages behind the selection have moved up. The position of the plan's last message shows how many
+        have left. CountMismatch if that message is not found.
+        """
+        request, asked = spec.request, spec.request.selection
+        is_free = snapshot.cost(spec.queue).price is Price.FREE
+        follows_last = bool(asked.last_digest) and (is_free or bool(asked.filter))
+        if not follows_last and (request.expected_count is None or not asked.filter):
+            if asked.is_planned and asked.limit is not None and spec.span < asked.limit:
+                raise CountMismatch(asked.limit, spec.span)
+            return spec, None if asked.filter else spec.span
+        counted = DiscardRequest(queue=spec.queue, selection=asked, reason=request.reason)
+        source, now = snapshot.one(spec.queue), self.broker.clock.now()
+        dry_run = DryRun(counted, source, now, sought=asked.last_digest)
+        most = min(asked.place, spec.span) if follows_last else spec.span
+        await dry_run.read(self.broker, snapshot, most, on_progress)
+        if not follows_last:
+            return spec, dry_run.matching
+        place = dry_run.sought_place
+        span = (asked.limit or asked.place) - (asked.place - place)
+        if not place or span > snapshot.ready:
+            found = dry_run.matching if asked.filter else spec.span
+            raise CountMismatch(asked.count or 0, found)
+        ended = structs.replace(spec, span=span, behind=snapshot.ready - span)
+        if not asked.filter:
+            return ended, span
+        return ended, dry_run.sought_matching if span == place else None
+
+    async def spec_for_failures(
+        self, job: JobRecord, journal: Journal, by: Who, reason: str
+    ) -> JobSpec:
+        """Return the specification of the same job for the messages that it could not move or left out."""
+        failures = await journal.failures(job.id, 0, _FAILURES)
+        if job.is_active or not failures:
+            state = f"it is {job.state} with {len(failures)} failures"
+            raise BadRequest("job", f"one that has ended with failures, {state}")
+        depth, _ = await self.broker.depth(job.queue)
+        request = structs.replace(
+            job.spec.request,
+            selection=Selection(queue=job.queue, count=len(failures)),
+            reason=reason or f"failures of job {job.id}",
+        )
+        return structs.replace(
+            job.spec,
+            request=request,
+            span=depth.ready or 0,
+            digests=tuple(failed.digest for failed in failures),
+            behind=None,
+            by=by,
+            key=None,
+        )
+
+
+async def snapshot_for(broker: ManagedBroker, spec: JobSpec) -> BrokerSnapshot:
+    """Return the broker's present state for a resumed job. UnsafeOperation if no target is usable."""
+    snapshot = await broker.snapshot(count=spec.queue)
+    await _check_ways(broker, spec, snapshot)
+    return snapshot
+
+
+async def _check_ways(broker: ManagedBroker, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
+    """Raise UnsafeOperation if none of the targets that are known in advance leads to a queue."""
+    if not isinstance(spec.request, RedriveRequest):
+        return
+    ways = known_ways(spec.request.target, snapshot.one(spec.queue))
+    live_routes = snapshot.live_routes()
+    async with broker.query() as connection:
+        flaws = [await target_flaw(connection, way, live_routes) for way in ways]
+    if flaws and all(flaws):
+        raise UnsafeOperation(f"no message was moved: {flaws[0]}")
+
+
+def check_returns(spec: JobSpec, chosen: ChosenMessages | None, snapshot: BrokerSnapshot) -> None:
+    """Raise UnsafeOperation if messages that the job requeues could reach the queue's delivery limit.
+
+    A job with a filter requeues the messages that do not match. A killed re-drive requeues all messages
+    that it holds. How often they were requeued before is unknown until they are read. Messages that a
+    session holds were read already. A job cannot take messages from a stream.
+    """
+    if snapshot.cost(spec.queue).is_stream:  # `forced` does not apply
+        check_cost(snapshot.cost(spec.queue, killed=True), forced=False)
+    if chosen is None and (spec.filter or spec.kind is JobKind.REDRIVE):
+        check_cost(snapshot.cost(spec.queue, killed=True), forced=spec.forced)
