@@ -179,6 +179,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 
 OPS_LEVELS: dict[str, int] = {
     "hopback.ops.contract": 0,
+    "hopback.ops.documents": 0,
     "hopback.ops.messages": 0,
     "hopback.ops.alerts.book": 0,
     "hopback.ops.alerts.quiet": 0,

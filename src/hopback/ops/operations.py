@@ -67,6 +67,7 @@ from hopback.ops.contract.values import (
     SessionView,
     Survey,
 )
+from hopback.ops.documents import Documents
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
 from hopback.ops.jobs.journal import Journal, JournalShare, MemoryJournal
@@ -123,7 +124,8 @@ class Operations:
         self.journal: Journal = journal or MemoryJournal()
         self.alert_book = AlertBook(self.journal.database)
         self._name = broker.journal_name
-        self._recognition = Recognition(self.journal, self._name, self.clock)
+        self._documents = Documents(self.journal.database, self._name, self.clock)
+        self._recognition = Recognition(self._documents)
         broker.recorded_overrides = self._recognition.overrides
         self._sessions = Sessions(broker, self.settings)
         self._planner = Planner(broker, self._sessions, self.settings)
@@ -621,14 +623,13 @@ class Operations:
 
     @property
     def notes(self) -> JournalNotes:
-        share = (self.journal, self._name, self.clock, self._who)
-        return JournalNotes(*share, self.note, self.audit)
+        return JournalNotes(self._documents, self._who, self.note, self.audit)
 
     async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
         """Record that these queues have consumers. Return all queues that ever had one."""
-        known = frozenset(await self.journal.remembered(self._name, _CONSUMED))
+        known = await self._documents.keys(_CONSUMED)
         new = frozenset(queues) - known
-        await self.journal.remember(self._name, _CONSUMED, dict.fromkeys(new, ""), self.clock.now())
+        await self._documents.write(_CONSUMED, dict.fromkeys(new, ""))
         return known | new
 
     async def alerts(self) -> AlertList:

@@ -16,7 +16,6 @@ from hopback.ops.contract.candidates import (
     QueueAnswer,
     QueueCandidate,
 )
-from hopback.ops.contract.codec import encode, from_json
 from hopback.topology.effective import effective_topology
 from hopback.topology.model import QueueType
 from hopback.topology.roles import QueueRole, names_failure, queue_roles
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from hopback.broker.management.readings import QueueReading
-    from hopback.clock import Clock
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.jobs.journal import Journal
+    from hopback.ops.documents import Documents
 
 
 def override_of(answer: QueueAnswer) -> Override:
@@ -70,19 +68,17 @@ _FRESH_S = (
 class Recognition:
     """The operators' answers about candidates, kept in the journal."""
 
-    def __init__(self, journal: Journal, broker: str, clock: Clock) -> None:
-        self._journal = journal
-        self._broker = broker
-        self._clock = clock
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
         self._answers: tuple[QueueAnswer, ...] = ()
         self._read_at = float("-inf")
 
     async def answers(self) -> tuple[QueueAnswer, ...]:
         """Return the answers, sorted by queue."""
-        now = self._clock.now()
+        now = self._documents.clock.now()
         if now - self._read_at >= _FRESH_S:
-            found = await self._journal.remembered(self._broker, _KIND)
-            self._answers = tuple(from_json(QueueAnswer, found[queue]) for queue in sorted(found))
+            found = await self._documents.read(_KIND, QueueAnswer)
+            self._answers = tuple(found[queue] for queue in sorted(found))
             self._read_at = now
         return self._answers
 
@@ -102,12 +98,11 @@ class Recognition:
         """Save an answer. NoSuch if a queue is not on the broker."""
         queue = answer.queue
         if answer.answer is CandidateAnswer.FORGET:
-            await self._journal.unlearn(self._broker, _KIND, queue)
+            await self._documents.delete(_KIND, queue)
         else:
             topology = (await broker.snapshot()).topology
             for name in filter(None, (queue, answer.main_queue)):
                 if topology.queue(name) is None:
                     raise NoSuch("queue", name)
-            text = encode(answer).decode()
-            await self._journal.remember(self._broker, _KIND, {queue: text}, self._clock.now())
+            await self._documents.write(_KIND, {queue: answer})
         self._read_at = float("-inf")

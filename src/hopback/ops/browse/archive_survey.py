@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hopback.errors import BadLine
+from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.surveys import ErrorGroup  # noqa: TC001  msgspec reads it at run time
 from hopback.ops.contract.values import Moment
 from hopback.ops.messages.archive import job_and_run, list_discard_files, read_line, read_lines_from
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.browse.survey_store import SurveyStore
+    from hopback.ops.documents import Documents
+    from hopback.ops.jobs.journal import Journal
 
 _ARCHIVE = "archive-survey"
 _MOST_LINES = 100_000
@@ -52,8 +54,9 @@ class ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 class ArchiveSurveys:
     """Surveys the files of discards in one folder. Without a folder it only returns known surveys."""
 
-    def __init__(self, store: SurveyStore, folder: Path | None) -> None:
-        self._store = store
+    def __init__(self, documents: Documents, journal: Journal, folder: Path | None) -> None:
+        self._documents = documents
+        self._journal = journal
         self._folder = folder
 
     async def known(self) -> tuple[ArchiveSurvey, ...]:
@@ -61,7 +64,7 @@ class ArchiveSurveys:
         return tuple(one for _, one in sorted((await self._read()).items()))
 
     async def _read(self) -> dict[str, ArchiveSurvey]:
-        return await self._store.read(_ARCHIVE, ArchiveSurvey)
+        return await self._documents.read(_ARCHIVE, ArchiveSurvey)
 
     async def run(self, sources: Mapping[str, DeadLetterQueue]) -> None:
         """Read the new lines of all files and forget deleted files."""
@@ -73,19 +76,19 @@ class ArchiveSurveys:
         place = f"{socket.gethostname()}:{self._folder}"
         for key, one in kept.items():
             if key not in paths and await self._is_deleted(one, place):
-                await self._store.delete(_ARCHIVE, key)
+                await self._documents.delete(_ARCHIVE, key)
         room = _MOST_LINES
         for key, path in paths.items():
             job, _ = job_and_run(path)
-            if key not in kept and not await self._store.is_discard(job):
+            if key not in kept and not await self._is_discard(job):
                 continue  # another broker uses the same folder
             known = kept.get(key, ArchiveSurvey())
             last = replace(known, place=place, file=path.name, job=job)
-            now = Moment(self._store.clock.now())
+            now = Moment(self._documents.clock.now())
             more = await asyncio.to_thread(_read_on, path, last, room, sources, now)
             room -= more.seen - last.seen
             if more.position != known.position or known.place != place:
-                await self._store.write(_ARCHIVE, {key: more})
+                await self._documents.write(_ARCHIVE, {key: more})
             if room <= 0:
                 break
 
@@ -94,7 +97,14 @@ class ArchiveSurveys:
 
         As long as its job is known, it may be in another place.
         """
-        return one.place == place or not await self._store.is_discard(one.job)
+        return one.place == place or not await self._is_discard(one.job)
+
+    async def _is_discard(self, job_id: str) -> bool:
+        """Return whether the job is a discard of this broker."""
+        job = await self._journal.job(job_id)
+        if job is None or job.kind is not JobKind.DISCARD:
+            return False
+        return job.spec.broker == self._documents.broker
 
 
 def _read_on(

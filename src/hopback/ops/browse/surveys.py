@@ -19,7 +19,6 @@ from hopback.errors import HopbackError
 from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.archive_survey import ArchiveSurveys
 from hopback.ops.browse.stream_messages import offset_of
-from hopback.ops.browse.survey_store import SurveyStore
 from hopback.ops.browse.trend import SAMPLE_S, Trends
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.surveys import (
@@ -37,6 +36,7 @@ from hopback.ops.contract.values import (
     Price,
     QueueSummary,
 )
+from hopback.ops.documents import Documents
 from hopback.ops.messages.error_groups import (
     MOST_GROUPS,
     add_discards,
@@ -114,9 +114,10 @@ class Surveys:
         self._clock = broker.clock
         self._queues = queues
         self._held = held
-        self._store = SurveyStore(journal, broker)
-        self._archives = ArchiveSurveys(self._store, exports)
-        self.trends: Trends = Trends(self._store, queues)
+        self._journal = journal
+        self._documents = Documents(journal.database, broker.journal_name, broker.clock)
+        self._archives = ArchiveSurveys(self._documents, journal, exports)
+        self.trends: Trends = Trends(self._documents, queues)
         self.every_s: float | None = None
         self.running: LookProgress | None = None
         self._on_progress: OnProgress | None = None
@@ -195,7 +196,9 @@ class Surveys:
         ahead = sum(_count_ahead(one, kept.get(one.queue)) for one in wanted)
         self.running = LookProgress("", 0, ahead)
         for one in wanted:
-            if self._held(one.queue) or await self._store.has_active_job(one.queue):
+            if self._held(one.queue) or await self._journal.jobs(
+                broker=self._documents.broker, queue=one.queue, active=True
+            ):
                 continue  # begun since the list was read
             found = await self._survey(
                 snapshot.one(one.queue),
@@ -203,7 +206,7 @@ class Surveys:
                 one.messages_ready or 0,
                 kept.get(one.queue),
             )
-            await self._store.write(_SURVEY, {one.queue: found})
+            await self._documents.write(_SURVEY, {one.queue: found})
         await self._archives.run({one.name: one for one in snapshot.dead_letter_queues})
 
     async def _survey(
@@ -292,7 +295,7 @@ class Surveys:
         return cost.text if cost.price is not Price.FREE else ""
 
     async def _read(self) -> dict[str, _QueueSurvey]:
-        return await self._store.read(_SURVEY, _QueueSurvey)
+        return await self._documents.read(_SURVEY, _QueueSurvey)
 
     async def keep(self, every_s: float | None) -> None:
         """Sample depths, and survey every `every_s` seconds unless it is None, until cancelled."""

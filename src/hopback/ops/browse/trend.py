@@ -15,7 +15,7 @@ from hopback.ops.contract.values import Moment, QueueSummary
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hopback.ops.browse.survey_store import SurveyStore
+    from hopback.ops.documents import Documents
 
 SAMPLE_S = 300.0
 """Seconds between two samples of a queue."""
@@ -35,20 +35,20 @@ class Trends:
     """The depths of all queues over time. `recent` is the last day of each queue, as a list draws it."""
 
     def __init__(
-        self, store: SurveyStore, queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]]
+        self, documents: Documents, queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]]
     ) -> None:
-        self._store = store
+        self._documents = documents
         self._queues = queues
         self.recent: dict[str, QueueTrend] = {}
 
     async def of(self, queue: str) -> QueueTrend:
         """Return all samples of one queue."""
-        kept = (await self._store.read(_TREND, QueueTrend)).get(queue, QueueTrend(queue))
-        return QueueTrend(queue, kept.samples, last_day(kept, self._store.clock.now()).arrived)
+        kept = (await self._documents.read(_TREND, QueueTrend)).get(queue, QueueTrend(queue))
+        return QueueTrend(queue, kept.samples, last_day(kept, self._documents.clock.now()).arrived)
 
     async def sample(self) -> None:
         """Keep the depth of each queue, unless a sample was taken a moment ago."""
-        now, kept = self._store.clock.now(), await self._store.read(_TREND, QueueTrend)
+        now, kept = self._documents.clock.now(), await self._documents.read(_TREND, QueueTrend)
         changed: dict[str, QueueTrend] = {}
         for one in await self._queues():
             past = kept.setdefault(one.queue, QueueTrend(one.queue)).samples
@@ -57,7 +57,7 @@ class Trends:
             samples = thin_samples((*past, TrendSample(Moment(now), one.messages)))
             kept[one.queue] = changed[one.queue] = QueueTrend(one.queue, samples)
         self.recent = {queue: last_day(trend, now) for queue, trend in kept.items()}
-        await self._store.write(_TREND, changed)
+        await self._documents.write(_TREND, changed)
 
 
 def last_day(trend: QueueTrend, now: float) -> QueueTrend:

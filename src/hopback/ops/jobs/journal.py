@@ -62,7 +62,7 @@ class JournalShare:
 
 
 class Journal:
-    """Jobs, audit and documents in a database. Each call returns when its change is durable.
+    """Jobs and audit in a database. Each call returns when its change is durable.
 
     A running job is leased to its `owner`, the name of one run in one process. If the owner does not renew
     the lease for `lease` seconds, the job is read as interrupted. A new job for the same queue marks it so.
@@ -253,46 +253,6 @@ class Journal:
                 Moment(at), by, action, queue, job, reason, result, json.loads(details), number
             )
             for at, by, action, queue, job, reason, result, details, number in rows
-        )
-
-    async def remember(
-        self, broker: str, kind: str, documents: Mapping[str, str], now: float
-    ) -> None:
-        """Save documents of a kind by their keys. They replace earlier ones."""
-        if documents:
-            # Sorted, so that two writers cannot wait for each other's rows.
-            rows: list[dict[str, object]] = [
-                {"broker": broker, "kind": kind, "key": key, "now": now, "document": text}
-                for key, text in sorted(documents.items())
-            ]
-            await self.database.write(
-                lambda execute: execute(
-                    "INSERT INTO hopback_documents (broker, kind, key, saved_at, document)"
-                    " VALUES (:broker, :kind, :key, :now, :document)"
-                    " ON CONFLICT (broker, kind, key)"
-                    " DO UPDATE SET saved_at = excluded.saved_at, document = excluded.document",
-                    rows,
-                )
-            )
-
-    async def remembered(self, broker: str, kind: str) -> dict[str, str]:
-        """Return the documents of a kind for a broker, by key."""
-        return dict(
-            await self._rows(
-                "SELECT key, document FROM hopback_documents WHERE broker = :broker AND kind = :kind",
-                {"broker": broker, "kind": kind},
-            )
-        )
-
-    async def unlearn(self, broker: str, kind: str, key: str) -> None:
-        """Delete a document, if it exists."""
-        one = {"broker": broker, "kind": kind, "key": key}
-        await self.database.write(
-            lambda execute: execute(
-                "DELETE FROM hopback_documents"
-                " WHERE broker = :broker AND kind = :kind AND key = :key",
-                one,
-            )
         )
 
     async def store_id(self) -> str:

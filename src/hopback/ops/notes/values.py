@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 from msgspec import Meta, Struct
 
 from hopback.errors import BadRequest, NoSuch
-from hopback.ops.contract.codec import encode, from_json
 from hopback.ops.contract.requests import AuditQuery, Who
 from hopback.ops.contract.values import AuditEntry, Moment
 from hopback.ops.messages.filters import parse_filter
@@ -21,8 +20,7 @@ from hopback.ops.messages.filters import parse_filter
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from hopback.clock import Clock
-    from hopback.ops.jobs.journal import Journal
+    from hopback.ops.documents import Documents
 
 _MOST_NOTES = 200  # notes of one queue, so that a page can show them. Further notes are refused.
 _MOST_FILTERS = (
@@ -118,24 +116,21 @@ class JournalNotes:
 
     def __init__(
         self,
-        journal: Journal,
-        broker: str,
-        clock: Clock,
+        documents: Documents,
         who: Who,
         write: Callable[..., Awaitable[None]],
         read: Callable[[AuditQuery], Awaitable[tuple[AuditEntry, ...]]],
     ) -> None:
-        self._journal = journal
-        self._broker = broker
-        self._clock = clock
+        self._documents = documents
         self._who = who
         self._write = write
         self._read = read
 
     async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
-        kept = await self._journal.remembered(self._broker, _NOTES)
-        notes = (from_json(GroupNote, text) for text in kept.values())
-        found = [one for one in notes if one.queue == queue and one.group.startswith(group)]
+        notes = await self._documents.read(_NOTES, GroupNote)
+        found = [
+            one for one in notes.values() if one.queue == queue and one.group.startswith(group)
+        ]
         return tuple(sorted(found, key=lambda one: one.at, reverse=True))
 
     async def add(self, queue: str, note: NewNote) -> GroupNote:
@@ -144,7 +139,6 @@ class JournalNotes:
             raise BadRequest("text", "a note of 1 to 2,000 characters")
         if len(await self.of(queue)) >= _MOST_NOTES:
             raise BadRequest("text", f"at most {_MOST_NOTES} notes on one queue: remove some")
-        now = self._clock.now()
         made = GroupNote(
             f"n-{secrets.token_hex(6)}",
             queue,
@@ -152,10 +146,9 @@ class JournalNotes:
             note.text.strip(),
             self._who.name or self._who.id,
             self._who.id,
-            Moment(now),
+            Moment(self._documents.clock.now()),
         )
-        document = {made.id: encode(made).decode()}
-        await self._journal.remember(self._broker, _NOTES, document, now)
+        await self._documents.write(_NOTES, {made.id: made})
         details = {"group": made.group, "note": made.id, "text": made.text}
         await self._write("note.add", queue=queue, details=details)
         return made
@@ -165,7 +158,7 @@ class JournalNotes:
         found = next((one for one in await self.of(queue) if one.id == note), None)
         if found is None:
             raise NoSuch("note", note)
-        await self._journal.unlearn(self._broker, _NOTES, note)
+        await self._documents.delete(_NOTES, note)
         details = {"group": found.group, "note": note, "text": found.text}
         await self._write("note.remove", queue=queue, details=details)
 
@@ -184,9 +177,8 @@ class JournalNotes:
         return tuple(found)
 
     async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
-        kept = await self._journal.remembered(self._broker, _FILTERS)
-        found = (from_json(SavedFilter, text) for text in kept.values())
-        return tuple(sorted((one for one in found if one.queue == queue), key=lambda one: one.name))
+        kept = (await self._documents.read(_FILTERS, SavedFilter)).values()
+        return tuple(sorted((one for one in kept if one.queue == queue), key=lambda one: one.name))
 
     async def save_filter(self, queue: str, new: NewFilter) -> SavedFilter:
         """Save a filter. Raises BadFilter if it is wrong."""
@@ -194,11 +186,9 @@ class JournalNotes:
         names = {one.name for one in await self.filters(queue)}
         if new.name not in names and len(names) >= _MOST_FILTERS:
             raise BadRequest("name", f"at most {_MOST_FILTERS} filters of one queue: remove some")
-        now = self._clock.now()
-        by = self._who.name or self._who.id
-        made = SavedFilter(new.name, queue, new.filter, by, Moment(now))
-        document = {f"{queue}\n{new.name}": encode(made).decode()}
-        await self._journal.remember(self._broker, _FILTERS, document, now)
+        by, now = self._who.name or self._who.id, Moment(self._documents.clock.now())
+        made = SavedFilter(new.name, queue, new.filter, by, now)
+        await self._documents.write(_FILTERS, {f"{queue}\n{new.name}": made})
         details = {"name": new.name, "filter": new.filter}
         await self._write("filter.save", queue=queue, details=details)
         return made
@@ -207,5 +197,5 @@ class JournalNotes:
         """Remove a saved filter. Raises NoSuch if there is none."""
         if name not in {one.name for one in await self.filters(queue)}:
             raise NoSuch("saved filter", name)
-        await self._journal.unlearn(self._broker, _FILTERS, f"{queue}\n{name}")
+        await self._documents.delete(_FILTERS, f"{queue}\n{name}")
         await self._write("filter.remove", queue=queue, details={"name": name})

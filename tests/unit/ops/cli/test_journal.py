@@ -15,6 +15,7 @@ from hopback.errors import JobConflict
 from hopback.ops.cli.journal import journal
 from hopback.ops.contract.requests import NEWEST, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, Moment
+from hopback.ops.documents import Documents
 from hopback.ops.jobs.job_record import JobRecord
 from hopback.ops.jobs.job_spec import JobSpec
 
@@ -33,11 +34,12 @@ async def test_processes_on_one_file_share_jobs_audit_and_documents(tmp_path: Pa
     async with journal(url, clock) as one, journal(url, clock) as other:
         await other.write(_ENTRY, "here")
         await one.write(_ENTRY, "here")
-        await other.remember("here", "kind", {"key": "text"}, 10.0)
-        await one.remember("here", "kind", {"key": "newer", "other": "text"}, 11.0)
+        ours, theirs = (Documents(each.database, "here", clock) for each in (one, other))
+        await theirs.write("kind", {"key": "text"})
+        await ours.write("kind", {"key": "newer", "other": "text"})
         assert await one.read(NEWEST) == await other.read(NEWEST)
         assert [one.number for one in await one.read(NEWEST)] == [2, 1]
-        assert await other.remembered("here", "kind") == {"key": "newer", "other": "text"}
+        assert await theirs.read("kind", str) == {"key": "newer", "other": "text"}
         await other.begin(_JOB, "service")
         assert [job.id for job in await one.jobs(active=True, broker="here")] == ["j-1"]
         assert await one.jobs(active=True, broker="elsewhere") == ()
