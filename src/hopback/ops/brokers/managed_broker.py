@@ -54,8 +54,7 @@ class ManagementApi(PolicyLedger, Protocol):
     ) -> Topology:
         """Return the topology of the broker. `queues` are its queues if they were read just now."""
 
-    async def operator_policies(self, vhost: str) -> tuple[Policy, ...]:
-        """Return the operator policies."""
+    async def operator_policies(self, vhost: str) -> tuple[Policy, ...]: ...
 
     async def connection_names(self, vhost: str) -> frozenset[str]:
         """Return the names that clients gave to the open connections."""

@@ -73,7 +73,6 @@ class ConsumerSeries:
         return len(self._unsettled.counts.keys() | active)
 
     async def start(self, prefetch: int) -> None:
-        """Start the next consumer."""
         self._number += 1
         await self._channel.qos(prefetch)
         self._active = await self._channel.consume(
@@ -84,7 +83,6 @@ class ConsumerSeries:
         )
 
     def ack(self, tag: int) -> None:
-        """Ack a message now."""
         self._channel.ack(tag)
         if self._unsettled is not None:
             self._unsettled.remove(tag)

@@ -61,12 +61,10 @@ class BrowseSession:
 
     @property
     def id(self) -> str:
-        """The id of the session."""
         return self.view.id
 
     @property
     def source(self) -> DeadLetterQueue:
-        """The queue of its messages."""
         return self._reader.source
 
     @property

@@ -138,6 +138,5 @@ class Sessions:
         await session.release()
 
     async def close(self) -> None:
-        """Release every session."""
         for session in self.active():
             await session.release("the operations were closed")

@@ -134,7 +134,6 @@ class ApiEndpoint:
 
     @property
     def path_names(self) -> list[str]:
-        """The names of the parameters in the path."""
         return re.findall(r"\{(\w+)\}", self.path)
 
     @property

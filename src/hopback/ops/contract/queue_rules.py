@@ -116,7 +116,6 @@ async def queues_of_search(asked: RequestBody[SearchRequest]) -> tuple[str, ...]
 
 
 async def targets_of_job(asked: TouchingRequest, job: Job) -> Iterable[str] | None:
-    """Return the queues that a job publishes to."""
     if job.kind is not JobKind.REDRIVE:
         return ()
     return await targets_of(asked, job.queue, job.target_choice or BY_DESIGN)

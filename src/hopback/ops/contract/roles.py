@@ -46,7 +46,6 @@ class Grant:
     broker: str = ""
 
     def holds_at(self, broker: str, *, is_first: bool) -> bool:
-        """Return whether the grant applies to this broker."""
         return is_first if not self.broker else text_matches(self.broker, broker)
 
     def covers(self, queue: str | None) -> bool:
@@ -97,7 +96,6 @@ class Principal:
         return max((grant.role for grant in self.grants), key=lambda role: role.rank, default=None)
 
     def visible(self, queues: Iterable[str]) -> list[str]:
-        """Return the queues that the caller may see."""
         if self.allows_everywhere(Role.VIEWER):
             return list(queues)
         return [queue for queue in queues if self.allows(Role.VIEWER, queue)]

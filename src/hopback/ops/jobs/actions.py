@@ -82,7 +82,6 @@ class Action:
 
 
 def action_of(job: JobRecord, snapshot: BrokerSnapshot, broker: Broker) -> Action:
-    """Return the action of a job."""
     request = job.spec.request
     if isinstance(request, DiscardRequest):
         return DiscardAction(job, snapshot.one(job.queue))
@@ -168,14 +167,12 @@ class RedriveAction(Action):
         return aim_at(self._request.target, delivery, origin, self._queue, self._known_routes)
 
     async def room(self) -> None:
-        """Wait until the channel has room for another publish."""
         if self._channel is None:
             await self.reopen()
         if self._channel is not None:
             await self._channel.room()
 
     def send(self, prepared: object) -> Future[None]:
-        """Publish a message."""
         if isinstance(prepared, RawMessage) and self._raw is not None:
             exchange, routing_key, body, raw_properties = prepared
             return self._raw.publish_raw(exchange, routing_key, raw_properties, body)
@@ -207,7 +204,6 @@ class RedriveAction(Action):
             await connection.close()
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._disconnect()
 
 
@@ -274,7 +270,6 @@ class ChangingAction(RedriveAction):
             sent.add_done_callback(partial(_pass_result, to=fate))
 
     async def close(self) -> None:
-        """Close the file and the connection."""
         await self._originals.close()
         await super().close()
 
@@ -330,6 +325,5 @@ class DiscardAction(Action):
             fate.set_result(None)
 
     async def close(self) -> None:
-        """Close the file."""
         if self._sink is not None:
             await self._sink.close()

@@ -205,7 +205,6 @@ class SelectionCursor:
             self._handlers = self._handlers_of(self.state)
 
     def accepts(self, event: CursorEvent) -> bool:
-        """Whether the state accepts this event."""
         return event in self._handlers
 
     def _handlers_of(self, state: CursorState) -> dict[CursorEvent, Callable[..., None]]:

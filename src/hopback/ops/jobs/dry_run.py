@@ -101,7 +101,6 @@ class DryRun:
             await broker.wait_until_ready(queue, snapshot.ready)
 
     async def read_chosen(self, chosen: ChosenMessages) -> None:
-        """Read messages that a browse session holds."""
         turns = Turns()
         for dead_letter in chosen.dead_letters:
             delivery = chosen.session.delivery(dead_letter.id)

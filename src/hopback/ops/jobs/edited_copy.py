@@ -59,7 +59,6 @@ _INTEGERS = range(-(2**63), 2**63)
 
 
 def _check_fields(edit: Edit) -> None:
-    """Raise BadRequest for values that AMQP cannot carry."""
     if text_bytes(edit.content_type or "") > _SHORT_TEXT:
         raise BadRequest("contentType", f"at most {_SHORT_TEXT} bytes")
     for name, value in edit.headers.items():

@@ -139,7 +139,6 @@ class Engine:
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}", None
 
     async def _work(self) -> None:
-        """Move the messages of the selection."""
         if self._returns.has_ramp:
             await self._returns.measure_arrivals()
         await self._find_selection()

@@ -55,12 +55,10 @@ class JobRecord:
 
     @property
     def kind(self) -> JobKind:
-        """The kind of the job."""
         return self.spec.kind
 
     @property
     def queue(self) -> str:
-        """The dead-letter queue of the job."""
         return self.spec.queue
 
     @property
@@ -108,7 +106,6 @@ class JobRecord:
 
     @property
     def can_resume(self) -> bool:
-        """Whether the job can be resumed."""
         return JobState.RUNNING in _NEXT[self.state]
 
     @property
@@ -131,7 +128,6 @@ class JobRecord:
         return replace(self, state=state, reason=reason, updated=now, changes=self.changes + 1)
 
     def counted(self, counts: Counts, checkpoint: Checkpoint, now: float) -> JobRecord:
-        """Return the job with these counts."""
         return replace(
             self, counts=counts, checkpoint=checkpoint, updated=now, changes=self.changes + 1
         )

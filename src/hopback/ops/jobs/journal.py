@@ -127,14 +127,12 @@ class Journal:
         return _CONTROL.decode(await self._change_leased(job_id, owner, until))
 
     async def control(self, job_id: str) -> ControlRequest:
-        """Return the control request of a job."""
         found = await self._rows("SELECT control FROM hopback_jobs WHERE id = :id", {"id": job_id})
         if not found:
             raise NoSuch("job", job_id)
         return _CONTROL.decode(found[0][0])
 
     async def set_control(self, job_id: str, request: ControlRequest) -> None:
-        """Set the control request of a job."""
         await self._change("id = :id", {"id": job_id}, {"control": _to_json(request)})
 
     async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:

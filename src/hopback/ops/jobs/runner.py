@@ -259,7 +259,6 @@ class JobRunner:
         handed: HandedMessages | None,
         action: Action,
     ) -> Engine:
-        """Build the engine and its parts."""
         cursor = await choose_cursor(
             self._broker, leased, snapshot, is_handed_over=handed is not None
         )
