@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hopback.ops.browse.prefetch import FIRST_PREFETCH
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -43,3 +45,8 @@ class Checkpoint:
     """Messages with equal marks or digests were seen."""
     rest_is_untouched: bool = False
     """Classic queues: no message of the rest was delivered before."""
+
+
+def first_checkpoint(count: int) -> Checkpoint:
+    """Return the checkpoint of a new job that selects the first `count` messages."""
+    return Checkpoint(rest=count, in_place=True, finding=min(FIRST_PREFETCH, count))

@@ -19,7 +19,7 @@ stops.
 The last message of the selection is sent alone, after the acks of all others were read. If it is not
 found after a crash, it was moved, and no other message is back.
 
-The head is read before the job takes messages (`cursor_driver.read_head`), because it may be long.
+The head is read before the job takes messages (`cursor_choice`), because it may be long.
 `find_head` decides.
 
 States

@@ -46,13 +46,13 @@ from zlib import crc32
 
 from hopback.headers.raw import message_id_in
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
-from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.message import Delivery
+    from hopback.ops.jobs.checkpoint import Checkpoint
 
 
 UNKNOWN_END = (
@@ -65,11 +65,6 @@ TAKEN_BY_OTHERS = (
 )
 _MARKED_BYTES = 64 * 1024
 """Bytes of a body that are part of its mark. The mark also contains the length of the body."""
-
-
-def first_checkpoint(count: int) -> Checkpoint:
-    """Return the checkpoint of a new job that selects the first `count` messages."""
-    return Checkpoint(rest=count, in_place=True, finding=min(FIRST_PREFETCH, count))
 
 
 def mark_of(delivery: Delivery) -> str:
@@ -133,6 +128,8 @@ class SelectionCursor:
         self.state = state
         self.reason = reason
         """Why the cursor is STOPPED."""
+        self.doubt = ""
+        """Why it is unknown whether the job is finished, if the queue has more messages than expected."""
         self._handlers = self._handlers_of(state)
 
     @property

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.ops.brokers.consumers import job_tag
+from hopback.headers.names import REDRIVE_JOB
+from hopback.ops.brokers.consumers import job_tag, look_connection_name
 from hopback.ops.browse.queue_messages import QueueMessages
+from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
-from hopback.ops.jobs.classic_cursor import ClassicCursor, find_head, head_limits
-from hopback.ops.jobs.cursor_driver import read_head
+from hopback.ops.jobs.classic_cursor import (
+    ClassicCursor,
+    HeadLimits,
+    HeadMessage,
+    find_head,
+    head_limits,
+)
+from hopback.ops.jobs.cursor import mark_of
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.ops.jobs.read_ahead import choose_prefetch
+from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.job_messages import JobMessages
+    from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.cursor import SelectionCursor
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.leased_job import LeasedJob
@@ -63,14 +74,14 @@ async def choose_cursor(
     if is_classic:
         head = await _find_head(broker, leased, snapshot) if is_resumed else 0
         return ClassicCursor(leased.job.checkpoint, remembered, head=head)
-    by_count = None
+    by_count, doubt = None, ""
     if is_resumed:
         ready = await _count_ready(broker, job)
         is_known = snapshot.effective(job.queue) is not None
-        leased.doubt = "" if is_known else _doubt(job, ready)
+        doubt = "" if is_known else _doubt(job, ready)
         if spec.behind is not None:
             by_count = ready - began.rest - spec.behind
-    return QuorumCursor(
+    cursor = QuorumCursor(
         began,
         remembered,
         is_resumed=is_resumed,
@@ -78,6 +89,8 @@ async def choose_cursor(
         by_count=by_count,
         prefetch=choose_prefetch(spec, is_classic=False, is_paced=bool(job.rate)),
     )
+    cursor.doubt = doubt
+    return cursor
 
 
 async def _count_ready(broker: ManagedBroker, job: JobRecord) -> int:
@@ -112,7 +125,6 @@ async def _find_head(
     The job takes these messages again.
     """
     job, began = leased.job, leased.job.checkpoint
-    leased.doubt = ""
     ready, _ = await broker.count_ready(job.queue)
     limits = head_limits(job, ready)
     if limits.most <= began.kept:
@@ -120,12 +132,32 @@ async def _find_head(
     else:
         if began.has_twins:
             await leased.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
-        head = await read_head(broker, job, limits, snapshot.cost(job.queue))
+        head = await _read_head(broker, job, limits, snapshot.cost(job.queue))
     if head is not None:
         leased.sent_again += max(head - began.kept - len(began.window), 0)
-        if (again := leased.sent_again) > 0:
-            leased.remark = f"{again:,} were sent again: the broker was killed and lost their acks"
     return head
+
+
+async def _read_head(
+    broker: ManagedBroker, job: JobRecord, limits: HeadLimits, cost: Cost
+) -> int | None:
+    """Return the number of messages before the rest of a job in a classic queue, None if it is unknown.
+
+    Reading delivers messages, so the flags prove nothing afterwards: save that in the checkpoint before.
+    """
+    began = job.checkpoint
+    found: list[HeadMessage] = []
+    async with (
+        broker.new_connection(look_connection_name(job.queue)) as connection,
+        aclosing(walk(connection, job.queue, limits.most + 1, cost)) as messages,
+    ):
+        async for delivery in messages:
+            if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
+                break  # messages that this job has sent are behind all that it has to send
+            mark = mark_of(delivery)
+            is_anchor = mark == began.last and content_digest(delivery) == began.last_digest
+            found.append(HeadMessage(mark, delivery.redelivered, is_anchor))
+    return find_head(began, limits, found)
 
 
 def queue_messages(

@@ -10,25 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from hopback.headers.names import REDRIVE_JOB
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.prefetch import ROOM_BYTES
-from hopback.ops.browse.walk import walk
-from hopback.ops.jobs.classic_cursor import HeadLimits, HeadMessage, find_head
-from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor, mark_of
-from hopback.ops.messages.digest import content_digest
+from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-    from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.job_messages import JobMessages
-    from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.checkpoint import Checkpoint
-    from hopback.ops.jobs.job_record import JobRecord
 
 _MOST_FOUND = 10_000
 """Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.
@@ -184,25 +175,3 @@ class CursorDriver:
             if others <= 0 or asyncio.get_running_loop().time() >= until:
                 return max(others, 0)
             await asyncio.sleep(_ASK_AGAIN_S)
-
-
-async def read_head(
-    broker: ManagedBroker, job: JobRecord, limits: HeadLimits, cost: Cost
-) -> int | None:
-    """Return the number of messages before the rest of a job in a classic queue, None if it is unknown.
-
-    Reading delivers messages, so the flags prove nothing afterwards: save that in the checkpoint before.
-    """
-    began = job.checkpoint
-    found: list[HeadMessage] = []
-    async with (
-        broker.new_connection(look_connection_name(job.queue)) as connection,
-        aclosing(walk(connection, job.queue, limits.most + 1, cost)) as messages,
-    ):
-        async for delivery in messages:
-            if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
-                break  # messages that this job has sent are behind all that it has to send
-            mark = mark_of(delivery)
-            is_anchor = mark == began.last and content_digest(delivery) == began.last_digest
-            found.append(HeadMessage(mark, delivery.redelivered, is_anchor))
-    return find_head(began, limits, found)

@@ -107,7 +107,7 @@ class Engine:
                 await self._progress.enter(state, "; ".join(remarks))
             return away
         except LeaseLost as lost:
-            self._leased.tell(
+            self._leased.show(
                 replace(self._leased.job, state=JobState.INTERRUPTED, reason=str(lost))
             )
             return None
@@ -165,7 +165,7 @@ class Engine:
             await self._check_not_shared()
             await self._driver.begin(job.checkpoint)
         if cursor.state is CursorState.STOPPED:
-            reason = self._leased.doubt or cursor.reason.format(queue=job.queue)
+            reason = cursor.doubt or cursor.reason.format(queue=job.queue)
             raise EndJob(JobState.FAILED, reason)
         if job.run > 1 and cursor.left is not None:
             progress.restart(cursor.left)
@@ -322,8 +322,8 @@ class Engine:
         if why := cursor.why_incomplete(has_others=self._has_others):
             return JobState.FAILED, why.format(queue=queue)
         progress.add(done=cursor.moved_before)
-        if self._leased.doubt and progress.counts.arrived_meanwhile:
-            return JobState.FAILED, self._leased.doubt
+        if cursor.doubt and progress.counts.arrived_meanwhile:
+            return JobState.FAILED, cursor.doubt
         progress.note(gone=cursor.gone)
         reasons, counts = [], progress.counts
         if cursor.gone:

@@ -38,22 +38,25 @@ class LeasedJob:
         self.task: asyncio.Task[None] | None = None
         self.sent_again = 0
         """Number of finished messages that were sent again, besides those of the checkpoint."""
-        self.remark = ""
-        """A note for operators that is added to the reason when the job ends."""
         self.watched = 0
         """Number of sent messages that were watched and did not return."""
-        self.doubt = ""
-        """Why it is unknown whether the job is finished, if the queue has more messages than expected."""
         self._journal = journal
+
+    @property
+    def remark(self) -> str:
+        """A note for operators that is added to the reason when the job ends."""
+        if not self.sent_again:
+            return ""
+        return f"{self.sent_again:,} were sent again: the broker was killed and lost their acks"
 
     async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
         """Save the job, then publish it to readers. LeaseLost if another process runs it."""
         if failures:
             await self._journal.add_failures(job.id, failures)
         await self._journal.save(job, self.owner)
-        self.tell(job)
+        self.show(job)
 
-    def tell(self, job: JobRecord) -> None:
+    def show(self, job: JobRecord) -> None:
         """Publish the job to readers in this process, whether or not it was saved."""
         self.job = job
         self.changed.set()

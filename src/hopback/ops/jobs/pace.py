@@ -33,9 +33,9 @@ class Control:
         """Whether the job has to pause or end."""
         return self.is_paused or self.is_cancelled
 
-    def set(self, *, paused: bool, cancelled: bool, rate: float | None) -> None:
-        if (paused, cancelled, rate) != (self.is_paused, self.is_cancelled, self.rate):
-            self.is_paused, self.is_cancelled, self.rate = paused, cancelled, rate
+    def set(self, new: ControlRequest) -> None:
+        if new != ControlRequest(self.is_paused, self.is_cancelled, self.rate):
+            self.is_paused, self.is_cancelled, self.rate = new.paused, new.cancelled, new.rate
             self._changed.set()
 
     async def wait(self) -> None:

@@ -65,7 +65,7 @@ async def make_plan(
     `others` are the other consumers of the queue, `active` is the job that runs on it now.
     """
     broker = planner.broker
-    spec, chosen = await planner.select(request, submission, NOBODY, snapshot, "JOB")
+    spec, chosen = await planner.draft(request, submission, NOBODY, snapshot, "JOB")
     source, now = snapshot.one(spec.queue), broker.clock.now()
     dry_run = DryRun(request, source, now, snapshot.known_routes())
     unread = await _run_dry(planner, dry_run, spec, chosen, snapshot, on_progress)

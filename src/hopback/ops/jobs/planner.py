@@ -84,7 +84,7 @@ class Planner:
         UnsafeOperation if messages could be lost or no target leads to a queue. CountMismatch if the number
         of selected messages is not the expected one.
         """
-        spec, chosen = await self.select(request, submission, by, snapshot, job)
+        spec, chosen = await self.draft(request, submission, by, snapshot, job)
         check_returns(spec, chosen, snapshot)
         count: int | None = spec.most
         if chosen is None:
@@ -105,7 +105,7 @@ class Planner:
         await _check_ways(self.broker, spec, snapshot)
         return spec, chosen
 
-    async def select(
+    async def draft(
         self,
         request: JobRequest,
         submission: Submission,
@@ -113,7 +113,7 @@ class Planner:
         snapshot: BrokerSnapshot,
         job: str,
     ) -> tuple[JobSpec, ChosenMessages | None]:
-        """Return the job for the present selection, and its messages if a session holds them."""
+        """Return the specification before its selection is counted, and the messages that a session holds."""
         text, stamped = "", submission.stamped
         if isinstance(request, RedriveRequest):
             if request.change and not self.settings.editing:

@@ -73,7 +73,7 @@ class Recovery:
                     raise
             else:
                 break
-        leased.tell(replace(leased.job, run=leased.job.run + 1))
+        leased.show(replace(leased.job, run=leased.job.run + 1))
         await self._write_reason(leased, "")
         return snapshot
 

@@ -145,7 +145,7 @@ class ReturnWatch:
     async def watch(self, sent: int) -> None:
         """Wait as long as a return may take. EndJob if messages return. No message may be in flight."""
         time = self.timer.time
-        self._leased.tell(replace(self._leased.job, watch_s=time.seconds, watch_text=time.text))
+        self._leased.show(replace(self._leased.job, watch_s=time.seconds, watch_text=time.text))
         words = "watching until {} for returned messages"
         every = max(time.seconds / _LOOKS, SAVE_EVERY_S)
         async for _ in self._moments(time.seconds, every, words):
@@ -183,13 +183,13 @@ class ReturnWatch:
             due = min(loop.time() + every, until)
             while (wait := due - loop.time()) > 0:
                 if self._leased.job.reason != waits:  # at first, and again after a pause
-                    self._leased.tell(replace(self._leased.job, reason=waits))
+                    self._leased.show(replace(self._leased.job, reason=waits))
                     await self._progress.save()
                 await self._leased.control.sleep(min(wait, SAVE_EVERY_S))
                 await self._progress.obey()
             is_over = due >= until
             yield
-        self._leased.tell(replace(self._leased.job, reason=""))
+        self._leased.show(replace(self._leased.job, reason=""))
 
     async def look(self, *, counts: bool) -> Arrivals:
         """Count the arrived messages, and how many of them had been sent by this job.

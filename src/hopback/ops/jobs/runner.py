@@ -29,8 +29,8 @@ from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Momen
 from hopback.ops.jobs.actions import Action, action_of
 from hopback.ops.jobs.arrivals import ArrivalCounter
 from hopback.ops.jobs.batch_reader import BatchReader
+from hopback.ops.jobs.checkpoint import first_checkpoint
 from hopback.ops.jobs.completion_event import completion_event
-from hopback.ops.jobs.cursor import first_checkpoint
 from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
 from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
@@ -221,11 +221,11 @@ class JobRunner:
             try:
                 await leased.write(job)
             except LeaseLost:
-                leased.tell(job)
+                leased.show(job)
             except StoreUnavailable as away:
                 # Its lease expires, and the next process that reads the job finds it interrupted.
                 _log.warning("the end of job %s was not recorded: %s", job.id, away)
-                leased.tell(job)
+                leased.show(job)
 
     async def _run_once(
         self, leased: LeasedJob, snapshot: BrokerSnapshot, handed: HandedMessages | None
@@ -299,9 +299,7 @@ class JobRunner:
                 # The next heartbeat tries again. If the lease expires meanwhile, the next checkpoint fails.
                 _log.warning("job %s: %s", leased.job.id, away)
                 continue
-            leased.control.set(
-                paused=request.paused, cancelled=request.cancelled, rate=request.rate
-            )
+            leased.control.set(request)
 
     async def _announce(self, job: JobRecord, snapshot: BrokerSnapshot) -> None:
         """Publish the completion event, if the design of the queue has one."""
@@ -327,9 +325,7 @@ class JobRunner:
         await self._journal.set_control(job_id, request)
         leased = self._leased.get(job_id)
         if leased is not None:
-            leased.control.set(
-                paused=request.paused, cancelled=request.cancelled, rate=request.rate
-            )
+            leased.control.set(request)
 
     async def count_back(self, job_id: str, found: int) -> None:
         """Record the number of returned messages of a job that has ended. A running job counts itself."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.message import Properties, Received
-from hopback.ops.jobs.cursor import CursorEvent, CursorState, first_checkpoint
+from hopback.ops.jobs.checkpoint import first_checkpoint
+from hopback.ops.jobs.cursor import CursorEvent, CursorState
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 
 if TYPE_CHECKING:
