@@ -165,7 +165,7 @@ def _redrive_too_early(page: Page) -> None:
     page.get_by_role("link", name="Re-drive 9…").click()
     _three_steps(page, "the warehouse was synchronised", "Re-drive 9 messages")
     expect(page.locator(".state")).to_have_text("stopped: messages returned", timeout=15_000)
-    _picture(page, "came-back", 620)
+    _picture(page, "came-back", 680)
     job = page.url
     page.get_by_role("button", name="Show returned messages").click()
     page.wait_for_url(re.compile("/sessions/"))

@@ -86,7 +86,7 @@ def target_text(target: Target, source: DeadLetterQueue) -> str:
                 text = f"to queue {way.routing_key}"
                 if way.exchange:
                     text = f"to the exchange {way.exchange} with the key {way.routing_key}"
-            return f"by design: {text}"
+            return f"{text}, by design"
         case TargetKind.DESIGN | TargetKind.FAILED_QUEUE:
             return f"to queue {one}"
         case TargetKind.RETRY_EXCHANGE:

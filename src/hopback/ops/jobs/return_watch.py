@@ -61,8 +61,8 @@ class StopRule:
             return ""
         before = f"{count_of(self.arrived)} within" if self.arrived else "none within"
         return (
-            f"{count_of(found.count)} arrived after {sent:,} were sent, and {before}"
-            f" {seconds_text(self.seconds)} before: probably the same messages; the cause is not repaired"
+            f"{count_of(found.count)} arrived after the job had sent {sent:,}, and {before}"
+            f" {seconds_text(self.seconds)} before. They are probably the same: the cause is not repaired"
         )
 
     def _usual(self, elapsed_s: float) -> int:

@@ -42,7 +42,11 @@ def describe_failure(dead_letter: DeadLetter, delivery: Delivery | None = None) 
 
 
 def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry, ...]:
-    """Return attempts, deaths and re-drives, the oldest first, those without a time last."""
+    """Return attempts, deaths and re-drives, the oldest first, those without a time last.
+
+    A broker reports the time of a death in whole seconds. Within a second, the first failure precedes the
+    deaths, and the last failure follows them.
+    """
     known = read_history(delivery.properties.headers, dead_letter.origin)
     events = [
         TimelineEntry(
@@ -56,9 +60,10 @@ def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry
             dead_letter.first_failed is not None
             and dead_letter.first_failed != dead_letter.last_failed
         ):
-            events.append(
-                TimelineEntry(dead_letter.first_failed, f"failed first in {_queue(dead_letter)}")
+            first = TimelineEntry(
+                dead_letter.first_failed, f"failed first in {_queue(dead_letter)}"
             )
+            events.insert(0, first)
         events.append(
             TimelineEntry(
                 dead_letter.last_failed,
@@ -69,7 +74,7 @@ def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry
         events.append(
             TimelineEntry(None, f"re-driven{_times(dead_letter.redrives)}{_by(dead_letter)}")
         )
-    return tuple(sorted(events, key=lambda event: (event.time is None, event.time or 0.0)))
+    return tuple(sorted(events, key=lambda event: (event.time is None, int(event.time or 0))))
 
 
 def _cause(dead_letter: DeadLetter) -> str:

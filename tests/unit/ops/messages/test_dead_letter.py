@@ -277,6 +277,23 @@ def test_timeline_is_sorted_by_time() -> None:
     ]
 
 
+def test_timeline_puts_deaths_of_a_second_between_failures() -> None:
+    """A broker reports whole seconds, Hopback fractions."""
+    record = failure_from_reason("", kind="E")
+    text = failure_json(type(record)(record.type, record.message, record.fingerprint, attempts=2,
+                                     first=NOW - 99.8, last=NOW - 99.3))  # fmt: skip
+    found = received(
+        {
+            "x-death": [death("q", "rejected")],
+            "hopback-queue": "q",
+            "hopback-attempts": 2,
+            "hopback-failure": text,
+        }
+    )
+    told = [event.what for event in timeline(found, read_dead_letter(found, 1))]
+    assert told == ["failed first in q", "left q (rejected)", "failed last in q: E"]
+
+
 def test_queue_without_plan_is_redriven_by_default_exchange() -> None:
     plan = stand_in_plan("q", "q.dlq")
     assert (plan.redrive.exchange, plan.redrive.routing_key, plan.redrive.reset) == ("", "q", True)
