@@ -42,10 +42,6 @@ class ChosenMessages:
     dead_letters: tuple[DeadLetter, ...]
     not_looked_into: int = 0
 
-    def hand_over(self) -> HandedMessages:
-        """Give the messages to a job and end the session. Raise SessionOver if it has ended already."""
-        return self.session.hand_over(self.dead_letters)
-
 
 class BrowseSession:
     """Messages of one queue that a reader holds until the session expires, is released or handed over."""
@@ -177,6 +173,7 @@ class BrowseSession:
     def hand_over(self, dead_letters: Iterable[DeadLetter]) -> HandedMessages:
         """Give these messages and the channel that holds them to a job. The session ends.
 
+        Raise SessionOver if it has ended already.
         The broker requeues the messages that the job does not settle when the job closes the channel.
         """
         self._check()

@@ -219,6 +219,42 @@ async def _why_closed(channel: Channel | None) -> BrokerError | None:
     return None
 
 
+class _LinesFirst:
+    """Writes a line for each message to a file before the action on the message is completed."""
+
+    def __init__(self, job: JobRecord, refusal: str) -> None:
+        """`refusal` is the error of messages whose lines could not be written."""
+        export_to = job.spec.export_to
+        self.sink = FileSink(run_file(export_to, job.run)) if export_to else None
+        self._refusal = refusal
+        self._waiting: list[tuple[bytes, object, Future[None]]] = []
+
+    def add(self, prepared: object) -> Future[None]:
+        """Keep a line and its message until `write`."""
+        if not isinstance(prepared, tuple):
+            raise UnsafeOperation(f"expected a line to write and its message, got {prepared!r}")
+        fate: Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((*prepared, fate))
+        return fate
+
+    async def write(self) -> list[tuple[object, Future[None]]]:
+        """Write the lines. Return the messages whose lines were written."""
+        waiting, self._waiting = self._waiting, []
+        try:
+            if self.sink is not None and waiting:
+                await self.sink.write(b"".join(line for line, _, _ in waiting))
+        except OSError as failed:
+            problem = UnsafeOperation(f"{self._refusal}: {failed}")
+            for _, _, fate in waiting:
+                fate.set_exception(problem)
+            return []
+        return [(message, fate) for _, message, fate in waiting]
+
+    async def close(self) -> None:
+        if self.sink is not None:
+            await self.sink.close()
+
+
 class ChangingAction(RedriveAction):
     """Changes each body by a patch, writes the originals to a file, and publishes the changed messages."""
 
@@ -226,8 +262,7 @@ class ChangingAction(RedriveAction):
         self, job: JobRecord, request: RedriveRequest, snapshot: BrokerSnapshot, broker: Broker
     ) -> None:
         super().__init__(job, request, snapshot, broker)
-        self._originals = FileSink(run_file(job.spec.export_to, job.run))
-        self._waiting: list[tuple[bytes, object, Future[None]]] = []
+        self._lines = _LinesFirst(job, "not sent, because an original was not written")
 
     def prepare(self, delivery: Delivery) -> object | LeftOut | None:
         """Return the original as a line and the changed message."""
@@ -242,25 +277,11 @@ class ChangingAction(RedriveAction):
 
     def send(self, prepared: object) -> Future[None]:
         """Keep a message until its original is written."""
-        if not isinstance(prepared, tuple):
-            raise UnsafeOperation(f"expected an original and its change, got {prepared!r}")
-        fate: Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((*prepared, fate))
-        return fate
+        return self._lines.add(prepared)
 
     async def flush(self) -> None:
         """Write the originals, then publish the changed messages."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        try:
-            await self._originals.write(b"".join(line for line, _, _ in waiting))
-        except OSError as failed:
-            problem = UnsafeOperation(f"not sent, because an original was not written: {failed}")
-            for _, _, fate in waiting:
-                fate.set_exception(problem)
-            return
-        for _, message, fate in waiting:
+        for message, fate in await self._lines.write():
             await self.room()
             try:
                 sent = super().send(message)
@@ -270,7 +291,7 @@ class ChangingAction(RedriveAction):
             sent.add_done_callback(partial(_pass_result, to=fate))
 
     async def close(self) -> None:
-        await self._originals.close()
+        await self._lines.close()
         await super().close()
 
 
@@ -289,41 +310,23 @@ class DiscardAction(Action):
     """Removes messages, each after it was written to the export file, if there is one."""
 
     def __init__(self, job: JobRecord, queue: DeadLetterQueue) -> None:
-        export_to = job.spec.export_to
-        self._sink = FileSink(run_file(export_to, job.run)) if export_to else None
+        self._lines = _LinesFirst(job, "not discarded, because the export was not written")
         self._queue = queue
-        self._waiting: list[tuple[bytes, Future[None]]] = []
 
-    def prepare(self, delivery: Delivery) -> bytes:
+    def prepare(self, delivery: Delivery) -> tuple[bytes, None]:
         """Return the line to write. Empty without an export."""
-        if self._sink is None:
-            return b""
-        return write_line(delivery, read_dead_letter(delivery, 0, self._queue))
+        if self._lines.sink is None:
+            return b"", None
+        return write_line(delivery, read_dead_letter(delivery, 0, self._queue)), None
 
     def send(self, prepared: object) -> Future[None]:
         """Keep a line until others are written with it."""
-        if not isinstance(prepared, bytes):
-            raise UnsafeOperation(f"expected a line to write before a discard, got {prepared!r}")
-        fate: Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((prepared, fate))
-        return fate
+        return self._lines.add(prepared)
 
     async def flush(self) -> None:
         """Write the lines. Their messages may then be removed."""
-        waiting, self._waiting = self._waiting, []
-        try:
-            if self._sink is not None and waiting:
-                await self._sink.write(b"".join(line for line, _ in waiting))
-        except OSError as failed:
-            problem = UnsafeOperation(
-                f"not discarded, because the export was not written: {failed}"
-            )
-            for _, fate in waiting:
-                fate.set_exception(problem)
-            return
-        for _, fate in waiting:
+        for _, fate in await self._lines.write():
             fate.set_result(None)
 
     async def close(self) -> None:
-        if self._sink is not None:
-            await self._sink.close()
+        await self._lines.close()

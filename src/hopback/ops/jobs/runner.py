@@ -159,7 +159,7 @@ class JobRunner:
         if chosen is not None:
             # A session that has just ended has requeued its messages: the job takes them from the queue.
             with suppress(SessionOver):
-                handed = chosen.hand_over()
+                handed = chosen.session.hand_over(chosen.dead_letters)
         leased = LeasedJob(job, owner, self._journal)
         self._leased[job.id] = leased
         leased.task = asyncio.create_task(
