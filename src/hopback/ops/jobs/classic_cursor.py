@@ -19,8 +19,7 @@ stops.
 The last message of the selection is sent alone, after the acks of all others were read. If it is not
 found after a crash, it was moved, and no other message is back.
 
-The head is read before the job takes messages (`cursor_choice`), because it may be long.
-`find_head` decides.
+The head is read before the job takes messages (`classic_head`), because it may be long.
 
 States
 ------
@@ -53,9 +52,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.jobs.checkpoint import Checkpoint
@@ -70,10 +67,7 @@ from hopback.ops.jobs.cursor import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from hopback.message import Delivery
-    from hopback.ops.jobs.job_record import JobRecord
 
 
 _EVENTS = {
@@ -99,10 +93,6 @@ TABLE: Table = {
     CursorState.LAST: _EVENTS,
     CursorState.STOPPED: {},
 }
-
-_LOST_ACKS = 65_536
-"""Number of lost acks to look for: twice as many as RabbitMQ keeps in memory
-(`queue_index_max_journal_entries`). A longer head is not found, and the job stops."""
 
 
 class ClassicCursor(CountingCursor):
@@ -164,98 +154,3 @@ class ClassicCursor(CountingCursor):
     def _forget_acks(self, _value: object) -> None:
         if self._has_twins:
             self._acked.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class HeadMessage:
-    """A message at the head of the queue: its mark, and whether it was delivered before.
-
-    `is_anchor` is whether it also has the digest of the anchor.
-    """
-
-    mark: str
-    was_out: bool
-    is_anchor: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class HeadLimits:
-    """The greatest possible length of the head, and its length if no message has arrived since the start.
-
-    `by_count` is None if the messages behind the selection were not counted.
-    """
-
-    most: int
-    by_count: int | None
-
-
-def head_limits(job: JobRecord, ready: int) -> HeadLimits:
-    """Return the limits of the head's length, for this number of ready messages."""
-    began, spec = job.checkpoint, job.spec
-    most = min(spec.span - began.rest, began.kept + len(began.window) + _LOST_ACKS)
-    if spec.behind is None:
-        return HeadLimits(most, None)
-    by_count = ready - began.rest - spec.behind
-    return HeadLimits(min(most, by_count), by_count)
-
-
-def find_head(
-    began: Checkpoint, limits: HeadLimits, found: Sequence[HeadMessage] = ()
-) -> int | None:
-    """Return the length of the head at the beginning of the `found` messages, None if it is unknown.
-
-    `found` contains one message more than the head can have, if the queue does. It may be empty if no message
-    can be back.
-    """
-    if limits.most <= began.kept:
-        # Fewer messages than there must be: others have taken or hold some.
-        is_short = bool(began.last_stays) and began.last in began.window
-        return None if is_short else began.kept
-    out = sum(1 for _ in takewhile(lambda one: one.was_out, found))
-    ends = list(_possible_ends(began, found[: limits.most]))
-    # Others may have browsed more messages, and messages may have arrived: one count alone proves nothing.
-    do_agree = out == limits.by_count and out < len(found)
-    if began.last_stays:
-        if len(ends) == 1:
-            return ends[0]
-        by_flags = began.has_twins and began.rest_is_untouched and do_agree and out in ends
-        return out if by_flags else None
-    if not ends:
-        return began.kept
-    if len(ends) > 1:
-        return None
-    # The last message is back, or a message behind the selection equals it.
-    end = ends[0]
-    if began.has_twins:
-        is_back = do_agree and end == out == began.kept + 1
-    elif end == began.kept + 1:
-        is_back = end == out
-    else:  # other messages are back as well, whose marks are all different
-        is_back = end == out or (end < out and end == limits.by_count)
-    return end if is_back else None
-
-
-def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[int]:
-    """Yield each length of a head that ends with the anchor.
-
-    Besides kept messages the head contains messages of the window only, or older ones and then the whole
-    window.
-    """
-    missing = Counter(began.window)
-    unknown = 0
-    for length, one in enumerate(head, 1):
-        if missing[one.mark]:
-            missing[one.mark] -= 1
-        else:
-            unknown += 1
-        if one.mark != began.last or not one.is_anchor or length < began.kept:
-            continue
-        if unknown <= began.kept or _has_window(began, head[:length]):
-            yield length
-
-
-def _has_window(began: Checkpoint, head: Sequence[HeadMessage]) -> bool:
-    """Whether the head ends with all messages of the window, and only kept messages are between them."""
-    size = len(began.window)
-    last = head[max(len(head) - size - began.kept, 0) :]
-    return not Counter(began.window) - Counter(one.mark for one in last)

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopback.headers.names import REDRIVE_JOB
-from hopback.ops.brokers.consumers import job_tag, look_connection_name
+from hopback.ops.brokers.consumers import job_tag
 from hopback.ops.browse.queue_messages import QueueMessages
-from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
-from hopback.ops.jobs.classic_cursor import (
-    ClassicCursor,
-    HeadLimits,
-    HeadMessage,
-    find_head,
-    head_limits,
-)
-from hopback.ops.jobs.cursor import mark_of
+from hopback.ops.jobs.classic_cursor import ClassicCursor
+from hopback.ops.jobs.classic_head import find_head
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 from hopback.ops.jobs.read_ahead import choose_prefetch
-from hopback.ops.messages.digest import content_digest
 
 if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.job_messages import JobMessages
-    from hopback.ops.contract.values import Cost
     from hopback.ops.jobs.cursor import SelectionCursor
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.leased_job import LeasedJob
@@ -72,7 +60,7 @@ async def choose_cursor(
             is_in_place=is_classic,
         )
     if is_classic:
-        head = await _find_head(broker, leased, snapshot) if is_resumed else 0
+        head = await find_head(broker, leased, snapshot) if is_resumed else 0
         return ClassicCursor(leased.job.checkpoint, remembered, head=head)
     by_count, doubt = None, ""
     if is_resumed:
@@ -115,49 +103,6 @@ def _doubt(job: JobRecord, ready: int) -> str:
     checkpoint, behind = job.checkpoint, job.spec.behind or 0
     expected = checkpoint.kept + len(checkpoint.window) + checkpoint.rest + behind
     return _DOUBT.format(queue=job.queue) if ready > expected else ""
-
-
-async def _find_head(
-    broker: ManagedBroker, leased: LeasedJob, snapshot: BrokerSnapshot
-) -> int | None:
-    """Return the number of messages before the rest of the job in a classic queue, None if it is unknown.
-
-    The job takes these messages again.
-    """
-    job, began = leased.job, leased.job.checkpoint
-    ready, _ = await broker.count_ready(job.queue)
-    limits = head_limits(job, ready)
-    if limits.most <= began.kept:
-        head = find_head(began, limits)
-    else:
-        if began.has_twins:
-            await leased.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
-        head = await _read_head(broker, job, limits, snapshot.cost(job.queue))
-    if head is not None:
-        leased.sent_again += max(head - began.kept - len(began.window), 0)
-    return head
-
-
-async def _read_head(
-    broker: ManagedBroker, job: JobRecord, limits: HeadLimits, cost: Cost
-) -> int | None:
-    """Return the number of messages before the rest of a job in a classic queue, None if it is unknown.
-
-    Reading delivers messages, so the flags prove nothing afterwards: save that in the checkpoint before.
-    """
-    began = job.checkpoint
-    found: list[HeadMessage] = []
-    async with (
-        broker.new_connection(look_connection_name(job.queue)) as connection,
-        aclosing(walk(connection, job.queue, limits.most + 1, cost)) as messages,
-    ):
-        async for delivery in messages:
-            if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
-                break  # messages that this job has sent are behind all that it has to send
-            mark = mark_of(delivery)
-            is_anchor = mark == began.last and content_digest(delivery) == began.last_digest
-            found.append(HeadMessage(mark, delivery.redelivered, is_anchor))
-    return find_head(began, limits, found)
 
 
 def queue_messages(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from hopback.ops.jobs.checkpoint import Checkpoint
-from hopback.ops.jobs.classic_cursor import HeadLimits, HeadMessage, find_head
+from hopback.ops.jobs.classic_head import HeadLimits, HeadMessage, decide_head
 
 
 def _length(
@@ -16,7 +16,7 @@ def _length(
     """Each letter is a message with that mark. The first `out` messages were delivered before."""
     limits = HeadLimits(most or len(queue), by_count)
     found = [HeadMessage(one, n < out) for n, one in enumerate(queue[: limits.most + 1])]
-    return find_head(mark, limits, found)
+    return decide_head(mark, limits, found)
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_count_applies_only_to_redelivered_messages(out: int, length: int | None
 
 def test_head_is_unknown_if_last_message_is_missing() -> None:
     mark = Checkpoint(window=tuple("ABCD"), rest=3, last="D", last_stays=True)
-    assert find_head(mark, HeadLimits(0, 0)) is None
-    assert find_head(Checkpoint(rest=3), HeadLimits(0, 0)) == 0
+    assert decide_head(mark, HeadLimits(0, 0)) is None
+    assert decide_head(Checkpoint(rest=3), HeadLimits(0, 0)) == 0
