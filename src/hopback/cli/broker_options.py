@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import did_you_mean
+from hopback.cli.options import did_you_mean, group_options
 from hopback.errors import ConnectionFailed
 
 if TYPE_CHECKING:
@@ -81,29 +80,23 @@ def broker_option(*, name_in: str, required: bool) -> Callable[[_Command], _Comm
     )
 
 
-def broker_options(command: _Command) -> _Command:
-    """Give a command --broker, --management, --amqp-only and --config, passed as `access`."""
+def _access(broker: str, management: str | None, amqp_only: bool, config: Path | None) -> Access:
+    if config is not None and is_broker_name(broker):
+        named = named_broker(broker, config)
+        management = management or named.management or None
+        return Access(named.url, management, amqp_only or named.amqp_only)
+    return Access(broker, management, amqp_only)
 
-    @wraps(command)
-    def call(
-        *, broker: str, management: str | None, amqp_only: bool, config: Path | None, **options: Any
-    ) -> object:
-        access = Access(broker, management, amqp_only)
-        if config is not None and is_broker_name(broker):
-            named = named_broker(broker, config)
-            management = management or named.management or None
-            access = Access(named.url, management, amqp_only or named.amqp_only)
-        return command(access=access, **options)
 
-    found = cast("_Command", call)
-    for option in (
-        config_option,
-        amqp_only_option,
-        management_option,
-        broker_option(name_in="in --config", required=True),
-    ):
-        found = option(found)
-    return found
+broker_options = group_options(
+    "access",
+    _access,
+    broker_option(name_in="in --config", required=True),
+    management_option,
+    amqp_only_option,
+    config_option,
+)
+"""Add --broker, --management, --amqp-only and --config. The command receives them as `access`."""
 
 
 def is_broker_name(value: str | None) -> bool:

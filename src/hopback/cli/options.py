@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -89,6 +90,41 @@ def format_option(*choices: str) -> Callable[[_Command], _Command]:
         show_default=True,
         help="Output format.",
     )
+
+
+def limit_option(
+    text: str, default: int | None = None, most: int | None = None
+) -> Callable[[_Command], _Command]:
+    """Return the option --limit N with this help text."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=default is not None,
+        metavar="N",
+        help=text,
+    )
+
+
+def group_options(
+    name: str, make: Callable[..., object], *options: Callable[[Any], Any]
+) -> Callable[[_Command], _Command]:
+    """Add options to a command, which receives `make` of their values as the argument `name`."""
+
+    def decorate(command: _Command) -> _Command:
+        @wraps(command)
+        def invoke(**values: Any) -> object:
+            own = {each: values.pop(each) for each in names}
+            return command(**{name: make(**own)}, **values)
+
+        found: Any = invoke
+        known = len(getattr(found, "__click_params__", ()))
+        for option in reversed(options):
+            found = option(found)
+        names = [param.name for param in found.__click_params__[known:]]
+        return cast("_Command", found)
+
+    return decorate
 
 
 def log_format_option(command: _Command) -> _Command:

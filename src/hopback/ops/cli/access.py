@@ -10,7 +10,7 @@ import shlex
 from contextlib import AsyncExitStack, asynccontextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -30,7 +30,7 @@ from hopback.cli.broker_options import (
 )
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import did_you_mean
+from hopback.cli.options import did_you_mean, group_options
 from hopback.cli.topology_options import TopologySource
 from hopback.clock import Clock, SystemClock
 from hopback.endpoint import is_loopback
@@ -124,26 +124,10 @@ _SERVER = (
 )
 
 
-def access_options(command: _Command) -> _Command:
-    """Add all connection options to a command. It receives them as `access`."""
-    return _with_access(command, *_BROKER, config_option, *_SERVER)
-
-
-def broker_access_options(command: _Command) -> _Command:
-    """Add the connection options without --server and --config, for `hopback serve`."""
-    return _with_access(command, *_BROKER)
-
-
-def _with_access(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
-    @wraps(command)
-    def invoke(**values: Any) -> object:
-        own = {name: values.pop(name) for name in OpsAccess.__slots__ if name in values}
-        return command(access=OpsAccess(**own), **values)
-
-    found = cast("_Command", invoke)
-    for option in reversed(options):
-        found = option(found)
-    return found
+access_options = group_options("access", OpsAccess, *_BROKER, config_option, *_SERVER)
+"""Add all connection options to a command. It receives them as `access`."""
+broker_access_options = group_options("access", OpsAccess, *_BROKER)
+"""Add the connection options without --server and --config, for `hopback serve`."""
 
 
 def dead_letter_command(command: Callable[..., Awaitable[object]]) -> Callable[..., object]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopback.cli.options import limit_option
 from hopback.ops.cli.access import (
     complete_job,
     complete_queue,
@@ -41,14 +42,7 @@ if TYPE_CHECKING:
     help="Only actions on this job.",
     shell_complete=complete_job,
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=50,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of entries, the newest first.",
-)
+@limit_option("Maximum number of entries, the newest first.", 50, 1000)
 @click.option(
     "--before",
     type=click.IntRange(min=1),

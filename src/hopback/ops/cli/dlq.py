@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import limit_option
 from hopback.cli.terminal import on_terminal, table
 from hopback.errors import UnsafeOperation
 from hopback.ops.cli.access import complete_queue, dead_letter_command
@@ -213,12 +214,7 @@ async def watch(
     help="Property: fingerprint, reason, origin, type, error, header.NAME or payload.PATH.",
 )
 @filter_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1, MOST_WALKED),
-    metavar="N",
-    help="Only the first N messages. Default: all.",
-)
+@limit_option("Only the first N messages. Default: all.", most=MOST_WALKED)
 @look_options
 @dead_letter_command
 @form_option
@@ -249,14 +245,7 @@ async def groups(
 @click.command(short_help="List the messages at the head.")
 @queue_argument
 @filter_option
-@click.option(
-    "--limit",
-    type=click.IntRange(1, MOST_HELD),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Number of messages to show.",
-)
+@limit_option("Number of messages to show.", 20, MOST_HELD)
 @click.option(
     "--skip",
     type=click.IntRange(0, 5_000_000),
@@ -458,14 +447,7 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     shell_complete=complete_queue,
     help="Only this queue. Repeatable. Default: all queues where browsing is free.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of matches to show. All are counted.",
-)
+@limit_option("Maximum number of matches to show. All are counted.", 100, 10_000)
 @click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
 @dead_letter_command
 @form_option

@@ -9,15 +9,14 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import structs
 
 from hopback.cli.exits import CommandFailed, Exit
-from hopback.cli.options import header_pairs
+from hopback.cli.options import group_options, header_pairs
 from hopback.cli.terminal import ask, ask_for_name, ask_for_reason, details, json_line, on_terminal
 from hopback.ops.cli.access import OpsAccess, access_options, resume_command, with_dead_letters
 from hopback.ops.cli.dlq import (
@@ -50,100 +49,81 @@ from hopback.text import count_of
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from hopback.ops.contract.interface import DeadLetters
     from hopback.ops.contract.patch import PatchOperation
 
-_Command = TypeVar("_Command", bound="Callable[..., object]")
 _PLANNED = "to see the plan"
 _MOST_EDITED_BYTES = 128 * 1024 * 1024  # RabbitMQ's highest default limit for a message
 _BY_NAME = tuple(kind for kind in TargetKind if kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE))
 
 
-def target_options(command: _Command) -> _Command:
-    """Add --to, --routing-key and --reset. The command receives them as `target`."""
-
-    @wraps(command)
-    def invoke(to: str, routing_key: str, reset: bool | None, **values: Any) -> object:
-        return command(target=target_of(to, routing_key, reset), **values)
-
-    found = cast("_Command", invoke)
-    for option in (
-        click.option(
-            "--reset/--keep-attempts",
-            default=None,
-            help="Restart attempts at 1, or keep them. Default: restart, unless the design keeps them.",
-        ),
-        click.option(
-            "--routing-key", default="", metavar="KEY", help="Routing key for --to exchange:NAME."
-        ),
-        click.option(
-            "--to",
-            default="design",
-            metavar="TARGET",
-            show_default=True,
-            help="design, failed-queue, retry-exchange, origin-exchange, queue:NAME or exchange:NAME.",
-        ),
-    ):
-        found = option(found)
-    return found
-
-
-def target_of(text: str, routing_key: str, reset: bool | None) -> Target:
+def target_of(to: str, routing_key: str, reset: bool | None) -> Target:
     """Return the target that `--to` names."""
-    kind, _, name = text.partition(":")
+    kind, _, name = to.partition(":")
     if routing_key and kind != TargetKind.EXCHANGE:
         raise click.UsageError("--routing-key belongs to --to exchange:NAME.")
-    if text in _BY_NAME:
-        return Target(TargetKind(text), reset=reset)
+    if to in _BY_NAME:
+        return Target(TargetKind(to), reset=reset)
     if kind == TargetKind.QUEUE and name:
         return Target(TargetKind.QUEUE, routing_key=name, reset=reset)
     if kind == TargetKind.EXCHANGE and name:
         return Target(TargetKind.EXCHANGE, name, routing_key, reset)
     raise click.BadParameter(
-        f"expected {', '.join(_BY_NAME)}, queue:NAME or exchange:NAME, got {text!r}.",
+        f"expected {', '.join(_BY_NAME)}, queue:NAME or exchange:NAME, got {to!r}.",
         param_hint="--to",
     )
+
+
+target_options = group_options(
+    "target",
+    target_of,
+    click.option(
+        "--to",
+        default="design",
+        metavar="TARGET",
+        show_default=True,
+        help="design, failed-queue, retry-exchange, origin-exchange, queue:NAME or exchange:NAME.",
+    ),
+    click.option(
+        "--routing-key", default="", metavar="KEY", help="Routing key for --to exchange:NAME."
+    ),
+    click.option(
+        "--reset/--keep-attempts",
+        default=None,
+        help="Restart attempts at 1, or keep them. Default: restart, unless the design keeps them.",
+    ),
+)
+"""Add --to, --routing-key and --reset. The command receives them as `target`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionChoices:
     """Options for the output and confirmation of a re-drive or discard."""
 
-    form: str
     yes: bool
     dry_run: bool
     detailed: bool
     lift: bool
+    form: str = "table"
     submission: Submission = BY_CALLER
 
 
-_ASKED = ("form", "yes", "dry_run", "detailed", "lift")
-
-
-def _action_options(command: _Command) -> _Command:
-    """Add the options for output and confirmation. The command receives them as `choices`."""
-
-    @wraps(command)
-    def invoke(**values: Any) -> object:
-        own = {name: values.pop(name) for name in _ASKED}
-        return command(choices=ActionChoices(**own), **values)
-
-    found = cast("_Command", invoke)
-    for option in (
-        click.option(
-            "--detailed-exit-code",
-            "detailed",
-            is_flag=True,
-            help="With --dry-run, exit with status 10 if messages are selected.",
-        ),
-        click.option("--dry-run", is_flag=True, help="Show the plan and stop."),
-        click.option("--yes", is_flag=True, help="Skip the confirmation."),
-        lift_option,
-    ):
-        found = option(found)
-    return found
+_action_options = group_options(
+    "choices",
+    ActionChoices,
+    lift_option,
+    click.option("--yes", is_flag=True, help="Skip the confirmation."),
+    click.option("--dry-run", is_flag=True, help="Show the plan and stop."),
+    click.option(
+        "--detailed-exit-code",
+        "detailed",
+        is_flag=True,
+        help="With --dry-run, exit with status 10 if messages are selected.",
+    ),
+)
+"""Add the options for confirmation. The command receives them as `choices`."""
 
 
 @click.command(short_help="Send messages back to the queue in which they failed.")
@@ -160,6 +140,7 @@ def redrive(
     target: Target,
     change: Path | None,
     choices: ActionChoices,
+    form: str,
     access: OpsAccess,
 ) -> int:
     """Send messages of QUEUE back, by default to the target of the design or to the failed queue.
@@ -182,7 +163,7 @@ def redrive(
             ) from error
     # contract/options.py explains how the fields of a request define the command options.
     request = with_options(RedriveRequest, options, queue=queue, target=target, change=patch)
-    return _act(request, access, choices)
+    return _act(request, access, replace(choices, form=form))
 
 
 @click.command(short_help="Write messages to a file and remove them.")
@@ -198,7 +179,12 @@ def redrive(
 @access_options
 @form_option
 def discard(
-    queue: str, options: dict[str, Any], export_to: str, choices: ActionChoices, access: OpsAccess
+    queue: str,
+    options: dict[str, Any],
+    export_to: str,
+    choices: ActionChoices,
+    form: str,
+    access: OpsAccess,
 ) -> int:
     """Remove messages of QUEUE permanently. Each is first written to a file.
 
@@ -213,7 +199,7 @@ def discard(
             code=Exit.USAGE,
         )
     request = with_options(DiscardRequest, options, queue=queue, confirm=queue)
-    choices = replace(choices, submission=Submission(export_to=export_to))
+    choices = replace(choices, form=form, submission=Submission(export_to=export_to))
     return _act(request, access, choices)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import limit_option
 from hopback.cli.terminal import ask, details, on_terminal
 from hopback.ops.cli.access import (
     OpsAccess,
@@ -51,12 +52,7 @@ _AT_ONCE = 1 << 20  # bytes per write: few calls, and little is lost if one fail
     help="New file (.zst compresses). Default: stdout.",
 )
 @filter_option
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Only the first N messages. Default: all.",
-)
+@limit_option("Only the first N messages. Default: all.")
 @look_options
 @dead_letter_command
 async def export(

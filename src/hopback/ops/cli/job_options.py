@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from hopback.cli.options import group_options
 from hopback.ops.contract.options import JobOption, options_of
 from hopback.ops.contract.requests import RAMP, DiscardRequest, Pace
 
@@ -78,16 +78,4 @@ def job_options(kind: type[Struct], *own: str) -> Callable[[_Command], _Command]
         for one in options_of(kind)
         if one.name not in own and not (one.redrive_only and kind is DiscardRequest)
     ]
-
-    def decorate(command: _Command) -> _Command:
-        @wraps(command)
-        def invoke(**values: Any) -> object:
-            given = {one.name: values.pop(one.name) for one in options}
-            return command(options=given, **values)
-
-        found = cast("_Command", invoke)
-        for one in reversed(options):
-            found = click_option(one)(found)
-        return found
-
-    return decorate
+    return group_options("options", dict, *map(click_option, options))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.cli.options import limit_option
 from hopback.cli.terminal import ask_for_reason, table
 from hopback.ops.cli.access import (
     OpsAccess,
@@ -49,14 +50,7 @@ def jobs() -> None:
     shell_complete=complete_queue,
 )
 @click.option("--active", is_flag=True, help="Only running and paused jobs.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 500),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of entries.",
-)
+@limit_option("Maximum number of entries.", 20, 500)
 @dead_letter_command
 @form_option
 async def ls(dead_letters: DeadLetters, queue: str, active: bool, limit: int, form: str) -> None:
@@ -162,14 +156,7 @@ async def rate(dead_letters: DeadLetters, job: str, rate: float | None, form: st
 
 @jobs.command(short_help="List messages that a job could not move or skipped.")
 @_job_argument
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of entries.",
-)
+@limit_option("Maximum number of entries.", 100, 1000)
 @click.option(
     "--after", type=click.IntRange(min=0), default=0, metavar="N", help="Skip the first N entries."
 )
@@ -201,14 +188,7 @@ def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> 
 
 @jobs.command(name="came-back", short_help="Show re-driven messages that are dead again.")
 @_job_argument
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of messages to show. All are counted.",
-)
+@limit_option("Maximum number of messages to show. All are counted.", 100, 10_000)
 @click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
 @dead_letter_command
 @form_option

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ def serve(
     new_key: str | None,
     role: str,
     access: OpsAccess,
+    config: Path | None,
     http: tuple[str, int],
     dev: bool,
     **server: Any,
@@ -79,7 +81,7 @@ def serve(
 
     if new_key is not None:
         return _print_key(new_key, role)
-    config, settings = access.config, admin.AdminSettings()
+    access, settings = replace(access, config=config), admin.AdminSettings()
     if config is not None:
         settings = admin.read_settings(config, os.environ)
     if settings.brokers and access.broker is not None:

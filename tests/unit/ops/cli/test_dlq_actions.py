@@ -54,7 +54,7 @@ def _redrive(**more: Any) -> RedriveRequest:
 
 
 async def _run(found: Raffle, request: JobRequest, form: str) -> int:
-    choices = ActionChoices(form, yes=True, dry_run=False, detailed=False, lift=False)
+    choices = ActionChoices(yes=True, dry_run=False, detailed=False, lift=False, form=form)
     with click.Context(redrive):
         return await run_job(found.dead_letters, request, choices)
 
@@ -88,7 +88,7 @@ async def test_redrive_with_lift_limit_records_the_reason_of_the_operator(
             await channel.declare_queue(Queue(name, QueueType.QUORUM))
         await connection.close()
         request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason=reason)
-        choices = ActionChoices("table", yes=True, dry_run=False, detailed=False, lift=True)
+        choices = ActionChoices(yes=True, dry_run=False, detailed=False, lift=True, form="table")
         await plan_job(found.dead_letters, request, choices)
         (lifted,) = [one for one in await found.dead_letters.audit() if one.action == "limit.lift"]
         assert lifted.reason == recorded

@@ -140,7 +140,7 @@ async def test_output_is_equal_with_and_without_server(capsys: _Output) -> None:
 async def test_redrive_by_server_completes_and_exits_with_0(capsys: _Output) -> None:
     async with _served() as (found, remote, _):
         await found.park(5)
-        choices = ActionChoices("ndjson", yes=True, dry_run=False, detailed=False, lift=False)
+        choices = ActionChoices(yes=True, dry_run=False, detailed=False, lift=False, form="ndjson")
         with click.Context(redrive):
             code = await run_job(remote, _request(), choices)
         assert code == Exit.OK
