@@ -81,7 +81,6 @@ from hopback.ops.notes.values import JournalNotes
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 
-    from hopback.broker.management.readings import QueueReading
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.alerts.values import AlertList, AlertTestResult
@@ -181,11 +180,11 @@ class Operations:
         snapshot = await self.broker.recent_snapshot()
         found = snapshot.one(name)
         active = next((job.view for job in await self._records(queue=name, active=True)), None)
-        counted, readings = await self.broker.depth(name), snapshot.readings
+        depth, readings = await self.broker.depth(name), snapshot.readings
         holding = queues_that_hold_back(readings or {})
         summary = summarize_queue(
             found,
-            self._with_held(name, counted),
+            self._with_held(name, depth),
             active,
             self.clock.now(),
             readings,
@@ -193,14 +192,11 @@ class Operations:
         )
         return await describe_queue(self.broker, snapshot, found, summary)
 
-    def _with_held(
-        self, queue: str, counted: tuple[Depth, QueueReading | None] | None
-    ) -> tuple[Depth, QueueReading | None] | None:
+    def _with_held(self, queue: str, depth: Depth | None) -> Depth | None:
         """Add the messages that sessions of this process hold."""
-        if counted is None:
+        if depth is None:
             return None
-        depth, reading = counted
-        return structs.replace(depth, held_here=self._sessions.count_held(queue)), reading
+        return structs.replace(depth, held_here=self._sessions.count_held(queue))
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """Return the discovered queue with its plans. NoSuch if it is not a dead-letter queue."""
@@ -272,7 +268,7 @@ class Operations:
         """Release a session and wait until its messages are ready again. NoSuch if it has ended."""
         held = self._sessions.one(session_id)
         queue, taken = held.source.name, held.taken
-        before = (await self.broker.depth(queue))[0].ready or 0
+        before = (await self.broker.depth(queue)).ready or 0
         await self.release(session_id)
         await self.broker.wait_until_ready(queue, before + taken)
 

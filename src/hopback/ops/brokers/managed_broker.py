@@ -260,21 +260,12 @@ class ManagedBroker:
 
     async def depths(
         self, names: Iterable[str], readings: Mapping[str, QueueReading] | None
-    ) -> dict[str, tuple[Depth, QueueReading | None]]:
+    ) -> dict[str, Depth]:
         """Return the depths of the queues that exist, from these readings or counted over AMQP."""
-        wanted = tuple(names)
         if readings is not None:
-            return {
-                name: (_depth_of(readings[name]), readings[name])
-                for name in wanted
-                if name in readings
-            }
-        found: dict[str, tuple[Depth, QueueReading | None]] = {}
-        for name in wanted:
-            counted = await self.count_now(name)
-            if counted is not None:
-                found[name] = counted, None
-        return found
+            return {name: _depth_of(readings[name]) for name in names if name in readings}
+        counted = {name: await self.count_now(name) for name in names}
+        return {name: depth for name, depth in counted.items() if depth is not None}
 
     async def wait_until_ready(self, queue: str, least: int) -> None:
         """Wait until that many messages are ready, at most 2 s: another client may have taken some.
@@ -290,23 +281,22 @@ class ManagedBroker:
                 return
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    async def depth(self, name: str) -> tuple[Depth, QueueReading | None]:
-        """Return the exact depth of one queue and its reading, if any. NoSuch if the queue is gone."""
+    async def depth(self, name: str) -> Depth:
+        """Return the exact depth of one queue. NoSuch if the queue is gone."""
         counted = await self.count_now(name)
         if counted is None:
             raise NoSuch("queue", name, "it is known, but it is not on the broker")
         reading = await self.read_queue(name)
         if reading is None:
-            return counted, None
+            return counted
         if counted.ready is None:
-            return _depth_of(reading), reading
+            return _depth_of(reading)
         counts = reading.counts
-        complete = structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
-        return complete, reading
+        return structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
 
     async def count_ready(self, name: str) -> tuple[int, int]:
         """Return the numbers of ready messages and of consumers. UnsafeOperation if they are unknown."""
-        depth, _ = await self.depth(name)
+        depth = await self.depth(name)
         if depth.ready is None:
             raise UnsafeOperation(
                 f"the number of messages in {name!r} is unknown: grant the user `configure` on the queue,"

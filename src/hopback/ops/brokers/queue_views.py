@@ -36,14 +36,15 @@ _CHOICES = (
 
 def summarize_queue(
     found: DeadLetterQueue,
-    counted: tuple[Depth, QueueReading | None] | None,
+    depth: Depth | None,
     active: Job | None,
     now: float,
     readings: Mapping[str, QueueReading] | None,
     holding: Iterable[QueueReading],
 ) -> QueueSummary:
-    """Return a row of the list. `counted` is None if the queue does not exist on the broker."""
-    depth, reading = counted or (Depth(None, None, None, "nobody", Moment(now)), None)
+    """Return a row of the list. `depth` is None if the queue does not exist on the broker."""
+    reading = None if depth is None or readings is None else readings.get(found.name)
+    counted = depth or Depth(None, None, None, "nobody", Moment(now))
     return QueueSummary(
         queue=found.name,
         main_queue=found.main_queue,
@@ -51,8 +52,8 @@ def summarize_queue(
         retry_exchange=found.retry_exchange,
         label=found.label,
         known_by=found.known_by,
-        depth=depth.shown_at(now),
-        exists=counted is not None,
+        depth=counted.shown_at(now),
+        exists=depth is not None,
         active_job=active,
         state=None if reading is None else reading.state,
         idle_since=None if reading is None else reading.idle_since,

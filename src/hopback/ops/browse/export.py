@@ -30,8 +30,7 @@ async def export_queue(
     snapshot = await broker.snapshot()
     source, cost = snapshot.one(queue), snapshot.cost(queue)
     check_cost(cost, forced=forced)
-    depth, _ = await broker.depth(queue)
-    ready = depth.ready or 0
+    ready = (await broker.depth(queue)).ready or 0
     count = ready if limit is None else min(limit, ready)
     place, now = 0, broker.clock.now()
     async with (

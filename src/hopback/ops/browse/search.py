@@ -22,7 +22,7 @@ from hopback.ops.contract.search import (
     SearchRequest,
     SkippedQueue,
 )
-from hopback.ops.contract.values import Cost, DeadLetter, HeldMessages, Price
+from hopback.ops.contract.values import Cost, DeadLetter, Depth, HeldMessages, Price
 from hopback.ops.messages.body import unpack_body
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import Filter, Judgement, parse_filter
@@ -30,7 +30,7 @@ from hopback.ops.messages.grouping import Grouping
 from hopback.ops.messages.plain import plain_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
@@ -68,8 +68,10 @@ class Search:
         snapshot = await self._broker.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
         sources = [snapshot.one(name) for name in names]
-        held_by_others = await self._find_held([source.name for source in sources])
-        counts, skipped = await self._count_messages(snapshot, sources)
+        # By AMQP: the counts of the management API are some seconds old.
+        depths = await self._broker.depths([source.name for source in sources], None)
+        held_by_others = await self._find_held(depths)
+        counts, skipped = await self._count_messages(snapshot, sources, depths)
         own = [
             each
             for each in self._sessions.active()
@@ -98,38 +100,37 @@ class Search:
             is_over=True,
         )
 
-    async def _find_held(self, names: list[str]) -> tuple[HeldMessages, ...]:
+    async def _find_held(self, depths: Mapping[str, Depth]) -> tuple[HeldMessages, ...]:
         """Return the messages that other consumers hold, before the search takes any.
 
         AMQP shows the consumers at once. The broker counts their messages every few seconds.
         """
         readings, found = await self._broker.readings() or {}, []
-        depths = await self._broker.depths(names, None)
-        for name in names:
+        for name, depth in depths.items():
             unacked = (readings[name].counts.unacked or 0) if name in readings else 0
             count = unacked - self._sessions.count_held(name)
-            consumers = (depths[name][0].consumers or 0) if name in depths else 0
-            if count > 0 or consumers > len(self._sessions.active(name)):
+            if count > 0 or (depth.consumers or 0) > len(self._sessions.active(name)):
                 holders = await self._broker.consumers_of(name)
                 names_of = tuple(f"{one.tag} of {one.connection}" for one in holders)
                 found.append(HeldMessages(name, max(count, 0) or None, names_of))
         return tuple(found)
 
     async def _count_messages(
-        self, snapshot: BrokerSnapshot, sources: list[DeadLetterQueue]
+        self,
+        snapshot: BrokerSnapshot,
+        sources: list[DeadLetterQueue],
+        depths: Mapping[str, Depth],
     ) -> tuple[dict[str, int], tuple[SkippedQueue, ...]]:
         """Return the number of messages to read from each queue, and the queues that cannot be read.
 
         Raise NoSuch or UnsafeOperation if the only requested queue cannot be read.
         """
         counts, skipped = dict[str, int](), list[SkippedQueue]()
-        # By AMQP: the counts of the management API are some seconds old.
-        depths = await self._broker.depths([each.name for each in sources], None)
         for source in sources:
             name, cost, counted = source.name, snapshot.cost(source.name), depths.get(source.name)
-            ready = None if counted is None else counted[0].ready
+            ready = None if counted is None else counted.ready
             if counted is not None and ready is None:  # not permitted by AMQP
-                ready = (await self._broker.depth(name))[0].ready
+                ready = (await self._broker.depth(name)).ready
             count = min(ready or 0, self._request.first or MOST_WALKED + 1)
             if cost.is_stream:  # the broker's timeout does not apply, as no message is held
                 count = min(count, MOST_WALKED)

@@ -203,7 +203,7 @@ class Planner:
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
             raise BadRequest("job", f"one that has ended with failures, {state}")
-        depth, _ = await self.broker.depth(job.queue)
+        depth = await self.broker.depth(job.queue)
         request = structs.replace(
             job.spec.request,
             selection=Selection(queue=job.queue, count=len(failures)),
