@@ -154,7 +154,7 @@ def test_thread_that_never_returns_does_not_keep_process(
     installed: Installed, folder: Path
 ) -> None:
     (folder / "stuck.py").write_text(_STUCK)
-    options = ("--broker", "embedded", "--grace", "0.2")
+    options = ("--broker", "embedded", "--grace", "200ms")
     with running(installed, folder, "stuck:app", *options) as service:
         service.until(lambda: _is_ready(service))
         url = service.out.split("memory: ")[1].split()[0]
@@ -225,7 +225,7 @@ def test_faithful_design_logs_each_warning_once(installed: Installed, folder: Pa
     [
         (("nowhere:app", "--broker", "embedded"), 5),
         (("shop:nothing", "--broker", "embedded"), 5),
-        (("shop:app", "--broker", "amqp://127.0.0.1:1/", "--processes", "2", "--queue", "x"), 1),
+        (("shop:app", "--broker", "amqp://127.0.0.1:1/", "--processes", "2", "--queue", "x"), 2),
     ],
     ids=str,
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import wraps
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from hopback.cli.exits import CommandFailed, Exit
+from hopback.durations import duration_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,6 +54,30 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
         if not port.isdecimal() or int(port) > 65_535:
             self.fail(f"expected PORT or HOST:PORT, got {value!r}", param, ctx)
         return host.strip("[]") or "127.0.0.1", int(port)
+
+
+class Seconds(click.ParamType[float]):
+    """A duration like `30s`, or a number of seconds."""
+
+    name = "time"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return seconds."""
+        try:
+            seconds = float(str(value))
+        except ValueError:
+            try:
+                seconds = duration_seconds(str(value))
+            except ValueError as error:
+                self.fail(f"{error}.", param, ctx)
+        if not self._least <= seconds < inf:
+            self.fail(f"expected {self._least:g} s or more, got {value!r}.", param, ctx)
+        return seconds
 
 
 def url_host(host: str, port: int) -> str:

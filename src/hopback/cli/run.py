@@ -16,7 +16,7 @@ import click
 from hopback.cli.app_loading import load_app
 from hopback.cli.event_loop import quick_loop
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.cli.options import EnvironmentCommand, HttpAddress, log_format_option
+from hopback.cli.options import EnvironmentCommand, HttpAddress, Seconds, log_format_option
 from hopback.cli.run_settings import RunSettings
 from hopback.errors import TopologyConflict, UnsafeOperation
 from hopback.text import one_line as safe
@@ -78,11 +78,11 @@ def _require_broker(_ctx: object, _param: object, value: str | None) -> str:
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
-    default=30.0,
+    type=Seconds(),
+    default="30s",
     show_default=True,
-    metavar="S",
-    help="Seconds that running handlers have to finish at shutdown.",
+    metavar="TIME",
+    help="Time that running handlers have to finish at shutdown: 30s, or a number of seconds.",
 )
 @click.option(
     "--http",

@@ -16,7 +16,7 @@ import click
 
 from hopback.cli.broker_options import rabbitmq
 from hopback.cli.exits import CommandFailed, Exit, exit_of
-from hopback.cli.options import log_format_option
+from hopback.cli.options import Seconds, log_format_option
 from hopback.errors import StoreDamaged, StoreTooNew, StoreUnavailable
 from hopback.waiting import first_of
 
@@ -168,11 +168,11 @@ def _is_missing(url: URL) -> bool:
 )
 @click.option(
     "--idle",
-    type=click.FloatRange(min=0.01),
-    default=0.5,
+    type=Seconds(least=0.01),
+    default="500ms",
     show_default=True,
-    metavar="S",
-    help="Seconds between two queries of an empty outbox.",
+    metavar="TIME",
+    help="Time between two queries of an empty outbox: 500ms, or a number of seconds.",
 )
 @log_format_option
 def relay(url: str, broker: str, idle: float, log_format: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from hopback.cli.app import root
+from hopback.cli.options import Seconds
 from hopback.ops.http.settings import parse_settings
 from tests.architecture.source import ROOT
 
@@ -158,7 +159,9 @@ def test_pods_run_restricted_and_stop_within_their_grace_period(kind: str) -> No
     given = {each["name"]: each.get("value") for each in container["env"]}
     ours = {name for name in given if name.startswith("HOPBACK_")} - {"HOPBACK_SESSION_SECRET"}
     assert ours <= known
-    grace = float(given.get("HOPBACK_GRACE") or context.params.get("grace", 0))
+    grace = Seconds().convert(
+        given.get("HOPBACK_GRACE") or context.params.get("grace", 0), None, None
+    )
     assert pod["terminationGracePeriodSeconds"] >= grace + 10
     mounted = {each["name"] for each in container["volumeMounts"]}
     claims = [each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", ())]

@@ -179,6 +179,8 @@ def _option(command: list[str], name: str) -> str:
         (["--processes", "0", "--broker", "embedded"], "--processes"),
         (["--concurrency", "0", "--broker", "embedded"], "--concurrency"),
         (["--http", "http", "--broker", "embedded"], "expected PORT or HOST:PORT"),
+        (["--grace", "soon", "--broker", "embedded"], "expected a duration like 250ms, 30s"),
+        (["--grace", "-1", "--broker", "embedded"], "expected 0 s or more, got '-1'"),
         (["--broker", "ftp://host/"], "--broker"),
         ([], "--broker"),
     ],
