@@ -210,7 +210,7 @@ async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
         for fate in confirmed:
             fate.set_result(None)
 
-    async def publish(message: Message) -> None:
+    async def publish(message: Message, ended: asyncio.Event | None = None) -> None:
         raw = encode_properties(message.properties, default_mode=2)
         content_frames([], 1, b"", raw, message.body, 131_072)
         if not waiting:
@@ -234,9 +234,9 @@ async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
             await work.finish()
         passes.append((time.process_time() - began) / _MESSAGES * 1e6)
     await work.stop()
-    if work.concluded != _PASSES * _MESSAGES:
+    if work.settled_count != _PASSES * _MESSAGES:
         raise RuntimeError(
-            f"expected {_PASSES * _MESSAGES} deliveries settled, got {work.concluded}"
+            f"expected {_PASSES * _MESSAGES} deliveries settled, got {work.settled_count}"
         )
     return min(passes)
 
