@@ -7,14 +7,13 @@ import hashlib
 import re
 from functools import lru_cache
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.fields import FieldValue, text_bytes
 from hopback.text import clip, count_in, json_in, seconds_in, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
 
 FAILURE_BYTES = 8 * 1024
@@ -39,6 +38,9 @@ _VARYING = re.compile(
     re.IGNORECASE,
 )
 """Variable parts of a reason, and HTTP status codes."""
+
+_Frames: TypeAlias = "tuple[tuple[str, str, int], ...]"
+"""The place (`module:function`), the file and the line of each frame."""
 
 
 class Failure(NamedTuple):
@@ -75,7 +77,7 @@ def failure_from_exception(error: BaseException) -> Failure:
         clip(_message(error), _MESSAGE_BYTES),
         _fingerprint(kind if status is None else f"{kind} {status}", frame),
         clip(frame, _NAME_BYTES),
-        clip("\n".join(_stack(error, frames)), _STACK_BYTES),
+        clip(_stack(error, frames), _STACK_BYTES),
     )
 
 
@@ -281,47 +283,47 @@ def _message(error: BaseException) -> str:
         return "(its message could not be read)"
 
 
-def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    """Return the frames of a traceback with line numbers, innermost last."""
-    found: list[tuple[FrameType, int]] = []
+def _frames(error: BaseException) -> _Frames:
+    """Return the frames of a traceback, innermost last."""
+    found: list[tuple[str, str, int]] = []
     trace = error.__traceback__
     while trace is not None:
-        found.append((trace.tb_frame, trace.tb_lineno))
+        frame = trace.tb_frame
+        code = frame.f_code
+        place = f"{frame.f_globals.get('__name__', '?')}:{code.co_qualname}"
+        found.append((place, code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    return found
+    return tuple(found)
 
 
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"
-
-
-def _own_frame(frames: list[tuple[FrameType, int]]) -> str:
+@lru_cache(maxsize=256)
+def _own_frame(frames: _Frames) -> str:
     """Return the innermost frame that is not part of a library or Hopback.
 
     If there is none, return the innermost frame.
     """
-    for frame, _ in reversed(frames):
-        place = _place(frame)
-        if _is_application(frame.f_code.co_filename, place):
+    for place, path, _ in reversed(frames):
+        foreign = path.startswith(("<", _LIBRARY)) or _INSTALLED.search(path) is not None
+        if not foreign and not place.startswith(("hopback.", "hopback:")):
             return place
-    return _place(frames[-1][0]) if frames else ""
+    return frames[-1][0] if frames else ""
 
 
-@lru_cache(maxsize=1024)
-def _is_application(path: str, place: str) -> bool:
-    foreign = path.startswith(("<", _LIBRARY)) or _INSTALLED.search(path) is not None
-    return not foreign and not place.startswith(("hopback.", "hopback:"))
+def _stack(error: BaseException, frames: _Frames) -> str:
+    """Return the frames of an exception and its causes. Source code is not read."""
+    parts = [_innermost(frames)]
+    cause = _cause(error)
+    while cause is not None and len(parts) < _CAUSES:
+        raised = f"caused by {_type_name(cause)}: {clip(_message(cause), _NAME_BYTES)}"
+        parts.append(f"{raised}\n{_innermost(_frames(cause))}".rstrip("\n"))
+        cause = _cause(cause)
+    return "\n".join(filter(None, parts))
 
 
-def _stack(error: BaseException, frames: list[tuple[FrameType, int]]) -> Iterator[str]:
-    """Yield the frames of an exception and its causes. Source code is not read."""
-    cause: BaseException | None = error
-    for depth in range(_CAUSES):
-        if cause is None:
-            return
-        if depth:
-            yield f"caused by {_type_name(cause)}: {clip(_message(cause), _NAME_BYTES)}"
-            frames = _frames(cause)
-        for frame, line in reversed(frames[-_FRAMES:]):
-            yield f"{_place(frame)}:{line}"
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+@lru_cache(maxsize=256)
+def _innermost(frames: _Frames) -> str:
+    return "\n".join(f"{place}:{line}" for place, _, line in reversed(frames[-_FRAMES:]))
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -19,6 +19,8 @@ from hopback.fields import (
     FieldValue,
     FurtherHeaders,
     Headers,
+    LayeredHeaders,
+    SharedHeaders,
     field_text,
     further_size,
     table_size,
@@ -153,7 +155,7 @@ def can_retry(properties: Properties, mark: Mark, history: History | None = None
     if roomy and _is_short(mark, properties):
         return True
     history = history or History(properties.headers, mark.queue)
-    needed = _indispensable(history, mark)
+    needed = _indispensable(_shared(properties, history, mark), mark)
     if roomy:
         return table_size(needed) - _TABLE_OVERHEAD <= ADDED_BYTES
     return _Budget(properties, _kept(properties, mark, is_harmful)).take(needed)
@@ -290,9 +292,12 @@ def _further(properties: Properties, rewritten: AbstractSet[str]) -> FurtherHead
 
 def _plain(properties: Properties, kept: _Kept) -> Properties:
     """Return persistent properties with the given headers, without expiration and user id."""
-    has_headers = properties.has_headers or kept.headers
+    headers: Headers = kept.headers
+    if type(headers) is not LayeredHeaders:
+        has_headers = properties.has_headers or headers
+        headers = MappingProxyType(kept.headers) if has_headers else NO_HEADERS
     return properties.with_changes(
-        headers=MappingProxyType(kept.headers) if has_headers else NO_HEADERS,
+        headers=headers,
         further_headers=kept.further,
         opaque_headers=b"",
         delivery_mode=_PERSISTENT,
@@ -347,11 +352,11 @@ def _mark(
     """Add as many of the headers as fit. Returns None if there is no room for the retry count."""
     if _is_short(mark, properties) and _is_roomy(properties, kept.headers, kept.further):
         return _mark_in_full(properties, kept, mark, history, known)
-    budget = _Budget(properties, kept)
-    if not budget.take(_indispensable(history, mark)):
+    budget, shared = _Budget(properties, kept), _shared(properties, history, mark)
+    if not budget.take(_indispensable(shared, mark)):
         return None
     budget.keep_unread(properties)
-    desirable = _desirable(properties, history, mark)
+    desirable = _desirable(shared, mark)
     if not budget.offer(desirable):
         for name, value in desirable.items():
             budget.offer({name: value})
@@ -381,49 +386,85 @@ def _mark_in_full(
     properties: Properties, kept: _Kept, mark: Mark, history: History, known: tuple[Death, ...]
 ) -> Properties:
     """Add all headers without checking their size."""
-    headers = kept.headers
-    headers.update(_indispensable(history, mark))
-    headers.update(_desirable(properties, history, mark))
+    own = kept.headers
+    if mark.counters or mark.design:
+        own.update(mark.counters)
+        own.update(_permitted(mark.design))
+    if mark.copy_id is not None:
+        own[names.COPY_ID] = field_text(mark.copy_id)
     deaths = deaths_json(known, DEATHS_BYTES)
     if deaths is not None:
-        headers[names.DEATHS] = deaths
+        own[names.DEATHS] = deaths
     text = history.failure_text() if mark.failure is None else None
     if text is None:
         failure = mark.failure or history.failure
         text = None if failure is None else failure_json(failure)
     if text is not None:
-        headers[names.FAILURE] = text
-    return _plain(properties, kept)
+        own[names.FAILURE] = text
+    headers = LayeredHeaders(own, _shared(properties, history, mark))
+    return _plain(properties, _Kept(headers, kept.further))
 
 
-def _indispensable(known: History, mark: Mark) -> dict[str, FieldValue]:
-    """Return the headers that are required to limit retries and re-drives."""
-    redrives = known.redrives if mark.redrives is None else mark.redrives
-    found: dict[str, FieldValue] = {names.QUEUE: mark.queue, names.ATTEMPTS: mark.attempts}
-    if mark.snoozes:
-        found[names.SNOOZES] = mark.snoozes
+def _shared(properties: Properties, known: History, mark: Mark) -> SharedHeaders:
+    """Return the counts and the origin. Many messages of a queue share them."""
+    return _shared_headers(
+        mark.queue,
+        mark.attempts,
+        mark.snoozes,
+        known.redrives if mark.redrives is None else mark.redrives,
+        mark.origin_routing_key,
+        mark.origin_exchange,
+        known.redrive_job if mark.redrive_job is None else mark.redrive_job,
+        known.origin_user or properties.user_id,
+    )
+
+
+@lru_cache(maxsize=256)
+def _shared_headers(
+    queue: str, attempts: int, snoozes: int, redrives: int, *origin: str | None
+) -> SharedHeaders:
+    routing_key, exchange, job, user = origin
+    found: dict[str, FieldValue] = {names.QUEUE: queue, names.ATTEMPTS: attempts}
+    if snoozes:
+        found[names.SNOOZES] = snoozes
     if redrives:
         found[names.REDRIVES] = redrives
-    found.update(mark.counters)
-    return found
-
-
-def _desirable(properties: Properties, known: History, mark: Mark) -> dict[str, FieldValue]:
-    """Return the optional headers, most important first."""
-    job = known.redrive_job if mark.redrive_job is None else clip(mark.redrive_job, _NAME_BYTES)
-    ours: tuple[tuple[str, str | None], ...] = (
-        (names.ORIGIN_ROUTING_KEY, mark.origin_routing_key),
-        (names.ORIGIN_EXCHANGE, mark.origin_exchange),
-        (names.COPY_ID, mark.copy_id),
-        (names.REDRIVE_JOB, job),
-        (names.ORIGIN_USER, known.origin_user or properties.user_id),
+    texts = (
+        (names.ORIGIN_ROUTING_KEY, routing_key),
+        (names.ORIGIN_EXCHANGE, exchange),
+        (names.REDRIVE_JOB, None if job is None else clip(job, _NAME_BYTES)),
+        (names.ORIGIN_USER, user),
     )
-    found: dict[str, FieldValue] = {
-        name: field_text(value) for name, value in ours if value is not None
-    }
-    if mark.design:
-        found.update((k, v) for k, v in mark.design.items() if not names.is_protected(k))
-    return found
+    found.update((name, field_text(value)) for name, value in texts if value is not None)
+    return SharedHeaders(found)
+
+
+_COUNTS = (names.QUEUE, names.ATTEMPTS, names.SNOOZES, names.REDRIVES)
+_ORIGINS = (
+    names.ORIGIN_ROUTING_KEY,
+    names.ORIGIN_EXCHANGE,
+    names.COPY_ID,
+    names.REDRIVE_JOB,
+    names.ORIGIN_USER,
+)
+"""Most important first."""
+
+
+def _indispensable(shared: SharedHeaders, mark: Mark) -> dict[str, FieldValue]:
+    """Return the headers that are required to limit retries and re-drives."""
+    return {**{name: shared[name] for name in _COUNTS if name in shared}, **mark.counters}
+
+
+def _desirable(shared: SharedHeaders, mark: Mark) -> dict[str, FieldValue]:
+    """Return the optional headers, most important first."""
+    known: dict[str, FieldValue] = dict(shared)
+    if mark.copy_id is not None:
+        known[names.COPY_ID] = field_text(mark.copy_id)
+    return {name: known[name] for name in _ORIGINS if name in known} | _permitted(mark.design)
+
+
+def _permitted(design: Headers) -> dict[str, FieldValue]:
+    return {name: value for name, value in design.items() if not names.is_protected(name)}
 
 
 class _Budget:

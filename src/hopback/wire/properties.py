@@ -50,20 +50,20 @@ _NAMES = tuple(field.name for field in fields(Properties))
 def encode_properties(properties: Properties, *, default_mode: int | None = None) -> bytes:
     """Encode properties. `default_mode` is used if there is no delivery mode."""
     parts: list[bytes] = [b""]
-    values, flags = dict(vars(properties)), 0
-    if values.get("delivery_mode") is None:
-        values["delivery_mode"] = default_mode
-    values["headers"] = None
-    if properties.has_headers:
-        # `opaque_headers` is omitted, because a broker may interpret it differently.
-        entries = encode_entries(properties.headers) + encode_further(properties.further_headers)
-        values["headers"] = _U32.pack(len(entries)) + entries
-    for flag, name, encode in _ENCODERS:
-        value = values.get(name)
-        if value is None:
-            continue
-        flags |= flag
-        if encode is None:  # a string, inlined since a function call would take twice as long
+    present, flags = vars(properties), 0
+    for flag, name, encode in _encoders(tuple(present)):
+        value: Any = present.get(name)
+        if flag == _HEADERS:
+            if not properties.has_headers:
+                continue
+            # `opaque_headers` is omitted, because a broker may interpret it differently.
+            entries = encode_entries(value)
+            if properties.further_headers:
+                entries += encode_further(properties.further_headers)
+            parts += (_U32.pack(len(entries)), entries)
+        elif encode is None:  # a string, inlined since a function call would take twice as long
+            if value is None:
+                continue
             try:
                 # Bytes that were not valid UTF-8 are sent unchanged.
                 raw = value.encode("utf-8", "surrogateescape")
@@ -71,7 +71,12 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
             except (UnicodeEncodeError, AttributeError, IndexError):
                 raise _unfit_text(name, value) from None
         else:
+            if value is None and flag == _MODE:
+                value = default_mode
+            if value is None:
+                continue
             parts.append(encode(name, value))
+        flags |= flag
     parts[0] = _U16.pack(flags)
     return b"".join(parts)
 
@@ -99,15 +104,25 @@ def _timestamp(name: str, value: object) -> bytes:
 
 _Encoder: TypeAlias = "Callable[[str, Any], bytes]"
 _SPECIAL: dict[str, _Encoder] = {
-    "headers": lambda _name, value: bytes(value),
     "delivery_mode": _octet,
     "priority": _octet,
     "timestamp": _timestamp,
 }
-_ENCODERS: tuple[tuple[int, str, _Encoder | None], ...] = tuple(
-    (flag, name, _SPECIAL.get(name)) for flag, name in _FLAGS
-)
-"""None means a short string."""
+_ALWAYS = frozenset({"headers", "delivery_mode"})
+
+
+@lru_cache(maxsize=256)
+def _encoders(present: tuple[str, ...]) -> tuple[tuple[int, str, _Encoder | None], ...]:
+    """Return the encoders of these properties in their order on the wire. None means a short string.
+    Cached, because most messages have the same properties.
+    """
+    return tuple(
+        (flag, name, _SPECIAL.get(name))
+        for flag, name in _FLAGS
+        if name in present or name in _ALWAYS
+    )
+
+
 _OCTETS = tuple(bytes((number,)) for number in range(256))
 
 

@@ -77,10 +77,10 @@ def test_retry_strips_deaths_expiration_and_routes() -> None:
         "tenant",
         "hopback-future",
         "order",
+        "hopback-deaths",
         "hopback-queue",
         "hopback-attempts",
         "hopback-origin-user-id",
-        "hopback-deaths",
     ]
     assert (written.expiration, written.user_id, written.delivery_mode) == (None, None, 2)
     assert read_history(written.headers, "q").deaths == deaths(_received().headers)
