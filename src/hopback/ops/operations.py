@@ -29,14 +29,13 @@ from hopback.ops.browse.surveys import Surveys
 from hopback.ops.contract.codec import check
 from hopback.ops.contract.requests import (
     BY_CALLER,
-    BY_DESIGN,
     NEWEST,
     NOBODY,
     UNHURRIED,
     USUAL_SESSION,
     WHOLE_QUEUE,
     AuditQuery,
-    Edit,
+    EditRequest,
     GroupBy,
     JobRequest,
     NewRate,
@@ -534,11 +533,7 @@ class Operations:
         return found
 
     def export(
-        self,
-        queue: str,
-        selection: Selection = WHOLE_QUEUE,
-        *,
-        forced: bool = False,
+        self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
     ) -> AsyncGenerator[bytes, None]:
         details: dict[str, object] = {"session": selection.session, "filter": selection.filter}
         if selection.session:
@@ -548,10 +543,7 @@ class Operations:
         return self._export_lines(lines, queue, details)
 
     async def _export_lines(
-        self,
-        lines: AsyncGenerator[bytes, None],
-        queue: str,
-        details: dict[str, object],
+        self, lines: AsyncGenerator[bytes, None], queue: str, details: dict[str, object]
     ) -> AsyncGenerator[bytes, None]:
         count = 0
         try:
@@ -591,22 +583,14 @@ class Operations:
         await write("failed" if imported.problem else "ok", imported.published, imported.problem)
         return imported
 
-    async def edit_and_redrive(
-        self,
-        session: str,
-        message: str,
-        edit: Edit,
-        *,
-        target: Target = BY_DESIGN,
-        reason: str = "",
-    ) -> str:
+    async def edit_and_redrive(self, session: str, message: str, request: EditRequest) -> str:
         if not self.settings.editing:
             raise NotAllowed("editing messages is switched off here")
         held = self._sessions.one(session)
-        person, now = self._who, self.clock.now()
-        sent = await send_copy(self.broker, held, message, edit, target, person, now)
+        sent = await send_copy(self.broker, held, message, request, self._who)
         details = {"message": message, "copy": sent, "session": session}
-        await self.note("message.edit", queue=held.source.name, reason=reason, details=details)
+        queue, reason = held.source.name, request.reason
+        await self.note("message.edit", queue=queue, reason=reason, details=details)
         return sent
 
     async def queues_reached(self, queue: str, target: Target) -> frozenset[str] | None:

@@ -37,6 +37,7 @@ from hopback.ops.contract.requests import (
     BY_CALLER,
     DiscardRequest,
     Edit,
+    EditRequest,
     JobKind,
     JobRequest,
     RedriveRequest,
@@ -383,11 +384,8 @@ def edit(
         # Find the message by its hash, because the position may have changed.
         digest = shown.dead_letter.digest
         async with hold_for(dead_letters, queue, digest, within, **held) as (session, found):
-            return EditedCopy(
-                await dead_letters.edit_and_redrive(
-                    session, found.id, change, target=target, reason=why
-                )
-            )
+            request = EditRequest(edit=change, target=target, reason=why)
+            return EditedCopy(await dead_letters.edit_and_redrive(session, found.id, request))
 
     shown = with_dead_letters(access, find)
     if dry_run:

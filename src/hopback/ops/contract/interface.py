@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from hopback.ops.contract.requests import (
     BY_CALLER,
-    BY_DESIGN,
     NEWEST,
     UNHURRIED,
     USUAL_SESSION,
     WHOLE_QUEUE,
     AuditQuery,
-    Edit,
+    EditRequest,
     GroupBy,
     JobRequest,
     Pace,
     Selection,
     SessionRequest,
     Submission,
-    Target,
     Who,
 )
 
@@ -218,24 +216,11 @@ class DeadLetters(Protocol):
     async def retry_failures(self, job: str, /, *, reason: str = "") -> Job:
         """Start a new job for exactly the messages that a job could not move."""
 
-    async def edit_and_redrive(
-        self,
-        session: str,
-        message: str,
-        /,
-        edit: Edit,
-        *,
-        target: Target = BY_DESIGN,
-        reason: str = "",
-    ) -> str:
+    async def edit_and_redrive(self, session: str, message: str, /, request: EditRequest) -> str:
         """Send a changed copy of a message back and return its id. The original stays in the queue."""
 
     def export(
-        self,
-        queue: str,
-        selection: Selection = WHOLE_QUEUE,
-        *,
-        forced: bool = False,
+        self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
     ) -> AsyncGenerator[bytes, None]:
         """Export messages as lines of JSON. No message is removed."""
 

@@ -20,7 +20,7 @@ from hopback.policy.redrive import RedriveOccasion, redrive_message
 if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
-    from hopback.ops.contract.requests import Edit, Target, Who
+    from hopback.ops.contract.requests import Edit, EditRequest, Who
     from hopback.ops.contract.values import DeadLetter
 
 COPY_OF = "hopback-copy-of"
@@ -102,20 +102,18 @@ async def send_copy(
     broker: ManagedBroker,
     held: BrowseSession,
     message: str,
-    edit: Edit,
-    target: Target,
+    request: EditRequest,
     person: Who,
-    now: float,
 ) -> str:
     """Send an edited copy of a message that a session holds. Return the message id of the copy."""
     dead_letter, delivery = held.dead_letter(message), held.delivery(message)
     routes = (await broker.snapshot()).known_routes()
-    aim = aim_at(target, delivery, dead_letter.origin, held.source, routes)
+    aim = aim_at(request.target, delivery, dead_letter.origin, held.source, routes)
     if not isinstance(aim, Aim):
         raise BadRequest("target", aim)
     copy = str(uuid4())
-    occasion = RedriveOccasion(now, f"edit-{copy}", person.id, person.name)
-    changed = make_copy(delivery, dead_letter, edit, aim, occasion, copy)
+    occasion = RedriveOccasion(broker.clock.now(), f"edit-{copy}", person.id, person.name)
+    changed = make_copy(delivery, dead_letter, request.edit, aim, occasion, copy)
     async with broker.query() as connection:
         flaw = await target_flaw(connection, aim.redrive)
     if flaw is not None:

@@ -603,9 +603,7 @@ async def _edit_step(visit: Visit) -> Response:
         asked = form.request
         if step == "review":
             return await _edit_page(visit, form, changes=form.changes(asked.edit))
-        await visit.operations.edit_and_redrive(
-            view.id, form.message, asked.edit, target=asked.target, reason=asked.reason
-        )
+        await visit.operations.edit_and_redrive(view.id, form.message, asked)
     except HopbackError as error:
         refused = refusal_of(error)
         if refused is None or refused.status not in (400, 409, 422):

@@ -31,6 +31,7 @@ from hopback.ops.cli.jobs import came_back, print_failures, resume, watch
 from hopback.ops.contract.requests import (
     DiscardRequest,
     Edit,
+    EditRequest,
     JobKind,
     JobRequest,
     Pace,
@@ -406,9 +407,8 @@ async def test_edit_publishes_changed_copy_and_keeps_original() -> None:
         await found.park(3)
         change = Edit(b'{"number":7}', headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
         async with hold_for(found.dead_letters, DLQ, "m-1", 10) as (session, message):
-            sent = await found.dead_letters.edit_and_redrive(
-                session, message.id, change, target=_into(MAIN), reason="wrong number"
-            )
+            request = EditRequest(edit=change, target=_into(MAIN), reason="wrong number")
+            sent = await found.dead_letters.edit_and_redrive(session, message.id, request)
         (copy,) = found.broker.snapshot().queue(MAIN).ready
         assert copy.body == b'{"number":7}'
         assert copy.properties.message_id == sent != "m-1"

@@ -41,6 +41,7 @@ from hopback.ops.contract.requests import (
     USUAL_SESSION,
     DiscardRequest,
     Edit,
+    EditRequest,
     Pace,
     RedriveRequest,
     Selection,
@@ -221,9 +222,8 @@ async def test_edit_by_server_publishes_copy_and_keeps_original() -> None:
         await found.park(3)
         change = Edit(b"\xff\x00", headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
         async with hold_for(remote, DLQ, "m-1", 10) as (session, message):
-            sent = await remote.edit_and_redrive(
-                session, message.id, change, target=_INTO_MAIN, reason="wrong number"
-            )
+            request = EditRequest(edit=change, target=_INTO_MAIN, reason="wrong number")
+            sent = await remote.edit_and_redrive(session, message.id, request)
         (copy,) = found.broker.snapshot().queue(MAIN).ready
         assert (copy.body, copy.properties.message_id) == (b"\xff\x00", sent)
         headers = copy.properties.headers

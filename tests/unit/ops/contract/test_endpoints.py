@@ -12,7 +12,7 @@ import pytest
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.endpoints import BY_OPERATION, SHARED, ApiEndpoint, Empty
 from hopback.ops.contract.interface import DeadLetters
-from hopback.ops.contract.requests import Edit, EditRequest, MessagesQuery, Target, TargetKind
+from hopback.ops.contract.requests import Edit, EditRequest, MessagesQuery, RetryRequest
 from hopback.ops.notes.values import GroupNotes
 
 _OPERATIONS = [row for row in SHARED if row.operation]
@@ -41,18 +41,12 @@ def test_path_query_and_body_of_a_row_fit_its_operation(row: ApiEndpoint) -> Non
 
 
 def test_arguments_of_a_call_become_path_query_and_body_and_back() -> None:
-    edit, target = Edit(body=b"x"), Target(TargetKind.FAILED_QUEUE)
-    row = BY_OPERATION["edit_and_redrive"]
-    path, query, body = row.read_arguments(("s", "m", edit), {"target": target, "reason": "r"})
-    assert (path, query, body) == (
-        ["s", "m"],
-        None,
-        EditRequest(edit=edit, target=target, reason="r"),
-    )
-    assert row.write_arguments(Empty(), body) == (
-        [],
-        {"edit": edit, "target": target, "reason": "r"},
-    )
+    row, request = BY_OPERATION["edit_and_redrive"], EditRequest(edit=Edit(body=b"x"), reason="r")
+    assert row.read_arguments(("s", "m", request), {}) == (["s", "m"], None, request)
+    assert row.write_arguments(Empty(), request) == ([request], {})
+    row = BY_OPERATION["retry_failures"]
+    assert row.read_arguments(("j",), {"reason": "r"}) == (["j"], None, RetryRequest("r"))
+    assert row.write_arguments(Empty(), RetryRequest("r")) == ([], {"reason": "r"})
     messages = BY_OPERATION["messages"].read_arguments(("s", "age>1h"), {"size": 5})
     assert messages == (["s"], MessagesQuery("age>1h", size=5), None)
 

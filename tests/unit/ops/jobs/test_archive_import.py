@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
-from hopback.ops.contract.requests import Edit, Selection, Settings, Submission, Target, TargetKind
+from hopback.ops.contract.requests import (
+    Edit,
+    EditRequest,
+    Selection,
+    Settings,
+    Submission,
+    Target,
+    TargetKind,
+)
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.ops.messages.archive import FileSink, read_line, read_lines, run_file
@@ -140,18 +149,19 @@ async def test_import_stops_at_first_problem_with_line_number() -> None:
 async def test_edit_publishes_copy_and_keeps_original() -> None:
     """Editing is off by default. The copy has a new id and names the original."""
     edit = Edit(body=b'{"fixed": true}', headers={"x-tenant": "acme"}, without=frozenset({"x-bad"}))
+    request = EditRequest(edit=edit, reason="wrong tenant")
     async with open_shop() as shop:
         await shop.park(1)
         session = await shop.operations.open_session(DLQ)
         (dead_letter,) = (await shop.operations.messages(session.id)).dead_letters
         with pytest.raises(NotAllowed):
-            await shop.operations.edit_and_redrive(session.id, dead_letter.id, edit)
+            await shop.operations.edit_and_redrive(session.id, dead_letter.id, request)
     async with open_shop(settings=Settings(editing=True)) as shop:
         await shop.park(1, headers={"x-bad": 1, "x-good": 2})
         session = await shop.operations.open_session(DLQ)
         (dead_letter,) = (await shop.operations.messages(session.id)).dead_letters
         copy = await shop.operations.on_behalf_of(ANN).edit_and_redrive(
-            session.id, dead_letter.id, edit, reason="wrong tenant"
+            session.id, dead_letter.id, request
         )
         (sent,) = shop.queue(MAIN).ready
         assert (sent.body, sent.properties.message_id) == (b'{"fixed": true}', copy)
@@ -159,12 +169,12 @@ async def test_edit_publishes_copy_and_keeps_original() -> None:
         assert sent.properties.headers["x-tenant"] == "acme"
         assert "x-bad" not in sent.properties.headers
         assert sent.properties.headers["x-good"] == 2
-        forbidden = Edit(headers={"hopback-attempts": 0})
+        forbidden = EditRequest(edit=Edit(headers={"hopback-attempts": 0}), reason="try")
         with pytest.raises(BadRequest, match="hopback-attempts"):
             await shop.operations.edit_and_redrive(session.id, dead_letter.id, forbidden)
-        nowhere = Target(TargetKind.QUEUE, routing_key="typo")
+        nowhere = structs.replace(request, target=Target(TargetKind.QUEUE, routing_key="typo"))
         with pytest.raises(UnsafeOperation, match="does not exist"):
-            await shop.operations.edit_and_redrive(session.id, dead_letter.id, edit, target=nowhere)
+            await shop.operations.edit_and_redrive(session.id, dead_letter.id, nowhere)
         await shop.operations.release(session.id)
         assert shop.bodies(DLQ) == [b"0"]
 
