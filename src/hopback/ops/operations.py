@@ -525,13 +525,6 @@ class Operations:
         await self._audit_job("job.retry-failures", again, spec.request.reason)
         return again.view
 
-    async def came_back(self, job_id: str, *, forced: bool = False) -> int:
-        """Count the messages in the queue that this job had sent and that are dead again."""
-        found = 0
-        async for progress in self.search(SearchRequest(job=job_id, limit=0, force=forced)):
-            found = progress.matching
-        return found
-
     def export(
         self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
     ) -> AsyncGenerator[bytes, None]:

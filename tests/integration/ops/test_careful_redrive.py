@@ -26,6 +26,7 @@ from hopback.ops.contract.search import SearchRequest
 from hopback.ops.contract.values import JobState
 from hopback.ops.operations import Operations
 from hopback.topology.model import Queue, Topology
+from tests.unit.ops.service import count_returned
 
 if TYPE_CHECKING:
     from hopback.broker.port import Channel
@@ -156,6 +157,6 @@ async def test_redrive_of_3000_stops_when_aio_pika_consumer_fails_40_percent_aga
         ready = (await operations.queue("slow.dlq")).depth.ready
         assert (job.counts.arrived_meanwhile, ready) == (returned, 3000 - handled + returned)
         if not drops_headers:
-            assert await operations.came_back(job.id) == returned
+            assert await count_returned(operations, job.id) == returned
     await consumer.close()
     await connection.close()

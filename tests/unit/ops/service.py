@@ -10,6 +10,7 @@ from hopback.broker.declare import declare
 from hopback.broker.embedded import EmbeddedBroker, EmbeddedManagement
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.contract.search import SearchRequest
 from hopback.ops.operations import Operations
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
-__all__ = ["CountingBroker", "open_service"]
+__all__ = ["CountingBroker", "count_returned", "open_service"]
 
 
 class CountingBroker(EmbeddedBroker):
@@ -65,3 +66,11 @@ async def open_service(
     )
     async with Operations(managed, **options) as operations:
         yield broker, operations
+
+
+async def count_returned(operations: Operations, job: str) -> int:
+    """Search the queue for messages that this job had sent and that are dead again. Return their number."""
+    found = 0
+    async for progress in operations.search(SearchRequest(job=job, limit=0)):
+        found = progress.matching
+    return found

@@ -12,7 +12,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import jwt
@@ -107,22 +107,8 @@ class BadToken(Exception):
     """A token is refused. The text has the reason, without the token."""
 
 
-class KeySource(Protocol):
-    """A source of the keys that verify tokens."""
-
-    async def key_for(self, kid: str | None) -> Any:
-        """Return the key of that id. Raises BadToken if there is none."""
-
-
-class SharedSecret:
-    """One shared secret for all tokens."""
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-
-    async def key_for(self, kid: str | None) -> Any:
-        """Return the secret."""
-        return self._secret
+KeySource: TypeAlias = Callable[[str | None], Awaitable[Any]]
+"""Returns the key of an id that verifies tokens. Raises BadToken if there is none."""
 
 
 class Jwks:
@@ -135,7 +121,7 @@ class Jwks:
         self._tried = float("-inf")
         self._lock = asyncio.Lock()
 
-    async def key_for(self, kid: str | None) -> Any:
+    async def __call__(self, kid: str | None) -> Any:
         """Return the key of that id. Read the document again if it is old or lacks the key."""
         if self._is_due(kid):
             async with self._lock:
@@ -206,9 +192,11 @@ def token_reader(
     settings: JwtSettings, grants: Sequence[GrantSettings], secret: str, clock: Clock
 ) -> TokenReader:
     """Check tokens with the shared secret, or with the issuer's published keys if there is no secret."""
-    keys: KeySource = SharedSecret(secret)
-    if not secret:
-        keys = Jwks(partial(fetch_json, settings.jwks_url), clock)
+
+    async def share(_kid: str | None) -> str:
+        return secret
+
+    keys = share if secret else Jwks(partial(fetch_json, settings.jwks_url), clock)
     return TokenReader(settings, grants, keys)
 
 
@@ -242,7 +230,7 @@ class TokenReader:
             if header.get("alg") not in self._settings.usable_algorithms:
                 raise BadToken("it is signed with an algorithm that is not allowed")
             kid = header.get("kid")
-            key = await self._keys.key_for(kid if isinstance(kid, str) else None)
+            key = await self._keys(kid if isinstance(kid, str) else None)
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key,

@@ -44,6 +44,7 @@ from hopback.policy.redrive import Redriver
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy
 from hopback.version import BrokerVersion
+from tests.unit.ops.service import count_returned
 from tests.unit.ops.shop import ANN, DLQ, MAIN, Shop, open_shop, properties, redrive
 
 if TYPE_CHECKING:
@@ -518,7 +519,7 @@ async def test_ramped_redrive_stops_when_messages_return_to_dlq() -> None:
         assert "not repaired" in done.reason
         assert done.counts.done == 1
         assert len(shop.bodies(DLQ)) == 100
-        assert await shop.operations.came_back(job.id) == 1
+        assert await count_returned(shop.operations, job.id) == 1
         assert (await shop.operations.job(job.id)).counts.came_back == 1
         await connection.close()
 

@@ -26,6 +26,7 @@ from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 from hopback.version import BrokerVersion
+from tests.unit.ops.service import count_returned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -244,7 +245,7 @@ async def test_redrive_stops_when_40_percent_of_messages_return(
         assert (await operations.queue("work.dlq")).messages == count - job.counts.done + arrived
         if not drops_headers:
             assert job.counts.came_back in (None, arrived)
-            assert await operations.came_back(job.id) == arrived
+            assert await count_returned(operations, job.id) == arrived
 
 
 @in_virtual_time
@@ -253,7 +254,7 @@ async def test_completed_redrive_has_one_count_of_returned_messages() -> None:
         plant.fails = _is_among_40_percent
         job = await operations.wait((await operations.start(_careful(max_returned=100))).id)
         assert (job.state, job.counts.done, job.reason) == (JobState.COMPLETED, 100, "")
-        assert await operations.came_back(job.id) == 40
+        assert await count_returned(operations, job.id) == 40
         counted = await operations.job(job.id)
         assert (counted.counts.came_back, counted.reason) == (40, "")
 
@@ -359,7 +360,7 @@ async def test_returned_count_of_job_without_watch_is_unknown_until_counted() ->
         assert {hit.dead_letter.redrive_job for hit in first.hits} == {job.id}
         # A caller that disconnects before the end has not counted.
         assert (await operations.job(job.id)).counts.came_back is None
-        assert await operations.came_back(job.id) == _COUNT
+        assert await count_returned(operations, job.id) == _COUNT
         assert (await operations.job(job.id)).counts.came_back == _COUNT
         said = await operations.audit(AuditQuery(job=job.id, action="job.came-back"))
         assert [entry.details["found"] for entry in said] == [_COUNT, first.matching]
