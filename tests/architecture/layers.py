@@ -238,7 +238,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     ),
     "hopback.systems.demo": frozenset({"click", "httpx", "rich", "starlette", "uvicorn", "uvloop"}),
     "hopback.systems.file_pipeline": frozenset(
-        {"PIL", "httpx", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}
+        {"PIL", "httpx", "msgspec", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}
     ),
     "hopback.testing": frozenset({"hypothesis", "pytest"}),
 }

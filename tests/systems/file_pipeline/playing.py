@@ -7,6 +7,7 @@ import io
 import json
 import uuid
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
@@ -18,11 +19,10 @@ from hopback.observe.logs import JsonLog
 from hopback.policy import RedriveOccasion, redrive_message
 from hopback.runtime import Properties
 from hopback.store import Outbox
-from hopback.systems.file_pipeline.demo import pipeline_app
+from hopback.systems.file_pipeline.consumers import create_consumers
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.storage import Folder
 from hopback.systems.file_pipeline.tables import audit, files, notifications
 from hopback.testing import AppTest
 from hopback.topology import Binding, Queue
@@ -37,6 +37,22 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "hostile", "pipeline"]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """The paths of files in a folder."""
+
+    root: Path
+
+    def incoming(self, file_id: str) -> Path:
+        return self.root / "incoming" / file_id
+
+    def file(self, file_id: str) -> Path:
+        return self.root / "files" / file_id
+
+    def thumbnail(self, file_id: str) -> Path:
+        return self.root / "thumbnails" / f"{file_id}.png"
+
+
 class Pipeline:
     """The system at work."""
 
@@ -45,9 +61,9 @@ class Pipeline:
         self.runtime = runtime
 
     @property
-    def folder(self) -> Folder:
-        """Where its files are."""
-        return Folder(self.runtime.settings.folder)
+    def folder(self) -> StoredFiles:
+        """The paths of its files."""
+        return StoredFiles(self.runtime.settings.folder)
 
     def now(self) -> float:
         """The time of the pipeline."""
@@ -59,9 +75,7 @@ class Pipeline:
         """Put a file where the gateway would, and ask for its upload; its id."""
         file_id = str(uuid.uuid4())
         if received:
-            incoming = self.runtime.storage.receive(file_id)
-            incoming.write(content)
-            incoming.keep()
+            self.runtime.storage.receive(file_id, io.BytesIO(content))
         command = UploadRequested(file_id, 1, name, declared)
         await self.send(message_of(command, producer="gateway", now=self.now()))
         return file_id
@@ -150,7 +164,7 @@ async def pipeline(
 ) -> AsyncIterator[Pipeline]:
     """The pipeline at work in a folder, on an embedded broker."""
     runtime = PartRuntime(PipelineSettings(folder=folder, **settings), LoopClock(lambda: 0.0))
-    async with AppTest(pipeline_app(runtime), broker=broker or EmbeddedBroker()) as test:
+    async with AppTest(create_consumers(runtime), broker=broker or EmbeddedBroker()) as test:
         system = Pipeline(test, runtime)
         await system.listen()
         yield system

@@ -70,4 +70,4 @@ def test_a_name_that_is_shown_is_one_line_without_folders(given_name: str) -> No
 def test_only_ids_of_ours_become_paths(text: str) -> None:
     """Anything else is an error, whoever says it."""
     with pytest.raises(ValueError, match="expected the id of a file"):
-        Folder(Path("anywhere")).file(text)
+        Folder(Path("anywhere")).read(text)

@@ -18,24 +18,24 @@ from hopback import RabbitMQ
 from hopback.broker.declare import declare
 from hopback.designs import file_pipeline
 from hopback.errors import TopologyConflict
-from hopback.systems.file_pipeline.infrastructure import HOME, infrastructure
+from hopback.systems.file_pipeline.infrastructure import DEFINITIONS, HOME, definitions
 from hopback.topology import read_definitions
 
 if TYPE_CHECKING:
     from tests.harness.shared import SharedNode
 
+_COMPOSE = HOME / "docker-compose.yml"
 _SCRIPT = HOME / "rabbitmq" / "import-definitions.sh"
 
 
-@pytest.mark.parametrize("name", sorted(infrastructure()))
-def test_the_files_are_what_the_design_gives(name: str) -> None:
-    """Nobody edits them: `python -m hopback.systems.file_pipeline.infrastructure` writes them."""
-    assert (HOME / name).read_text(encoding="utf-8") == infrastructure()[name]
+def test_definitions_file_equals_the_design() -> None:
+    """`python -m hopback.systems.file_pipeline.infrastructure` writes it."""
+    assert DEFINITIONS.read_text(encoding="utf-8") == definitions()
 
 
 def test_the_definitions_are_the_documents_topology() -> None:
     """Read back they hold exactly the exchanges, queues and bindings of the design."""
-    read = read_definitions((HOME / "rabbitmq" / "definitions.json").read_text(encoding="utf-8"))
+    read = read_definitions(DEFINITIONS.read_text(encoding="utf-8"))
     design = file_pipeline()
     assert read.exchanges == design.exchanges
     assert read.queues == design.queues
@@ -44,7 +44,7 @@ def test_the_definitions_are_the_documents_topology() -> None:
 
 def test_the_compose_file_has_the_two_services() -> None:
     """`rabbitmq`, and `rabbitmq-init` which runs the script once the broker is up."""
-    text = infrastructure()["docker-compose.yml"]
+    text = _COMPOSE.read_text(encoding="utf-8")
     assert "\n  rabbitmq:\n" in text
     assert "\n  rabbitmq-init:\n" in text
     assert "condition: service_healthy" in text
@@ -74,7 +74,7 @@ def test_the_script_imports_twice_into_a_broker(rabbitmq: SharedNode, vhost: str
         assert (ran.returncode, ran.stderr) == (0, "")
         assert "imported" in ran.stdout
     stored = rabbitmq.management.call("GET", f"/queues/{quote(vhost, safe='')}")
-    expected = json.loads(infrastructure()["rabbitmq/definitions.json"])
+    expected = json.loads(definitions())
     assert {one["name"]: one["arguments"] for one in stored} == {
         one["name"]: one["arguments"] for one in expected["queues"]
     }
@@ -101,7 +101,7 @@ def _engine() -> list[str] | None:
 
 def _queues_by_engine(compose: list[str]) -> int:
     """Start the compose file by the engine. Return the number of imported queues."""
-    command = [*compose, str(HOME / "docker-compose.yml")]
+    command = [*compose, str(_COMPOSE)]
     try:
         subprocess.run([*command, "up", "--detach", "--wait", "rabbitmq"], check=True)
         subprocess.run([*command, "run", "--rm", "rabbitmq-init"], check=True)
@@ -119,7 +119,7 @@ def test_the_init_service_imports_as_the_compose_file_has_it(
     if (compose := _engine()) is not None:
         assert _queues_by_engine(compose) == 21
         return
-    filled = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", infrastructure()["docker-compose.yml"])
+    filled = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", _COMPOSE.read_text(encoding="utf-8"))
     service = yaml.safe_load(filled)["services"]["rabbitmq-init"]
     (mounted,) = service["volumes"]
     folder, inside, _ = mounted.split(":")

@@ -5,6 +5,7 @@ The servers are other people's: moto's S3 and aiosmtpd. The issuer serves its ke
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import sys
@@ -77,19 +78,13 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> FileStorage:
 def test_every_storage_keeps_its_promises(storage: FileStorage) -> None:
     """Received whole or not at all, taken in once, read, forgotten; a thumbnail is replaced whole."""
     first, second = str(uuid.uuid4()), str(uuid.uuid4())
-    incoming = storage.receive(first)
-    incoming.write(b"hello ")
-    incoming.write(b"world")
     with pytest.raises(FileNotFoundError):
         storage.take_in(first)
-    incoming.keep()
-    incoming.drop()
-    found = storage.take_in(first)
-    assert found == storage.take_in(first)
-    assert (found.size, storage.size(first), storage.read(first)) == (11, 11, b"hello world")
-    given_up = storage.receive(second)
-    given_up.write(b"half")
-    given_up.drop()
+    storage.receive(first, io.BytesIO(b"hello world"))
+    size, sha256 = storage.take_in(first)
+    assert storage.take_in(first) == (size, sha256)
+    assert (size, storage.size(first), storage.read(first)) == (11, 11, b"hello world")
+    storage.receive(second, io.BytesIO(b"half"))
     storage.forget(second)
     for ask in (storage.take_in, storage.read, storage.size):
         with pytest.raises(FileNotFoundError):
@@ -115,7 +110,8 @@ async def test_the_pipeline_works_on_an_object_store(tmp_path: Path, s3_endpoint
     client = import_module("boto3").client("s3", endpoint_url=s3_endpoint)
     found = client.list_objects_v2(Bucket="hopback-files", Prefix="team/")["Contents"]
     keys = {one["Key"] for one in found}
-    assert keys == {f"team/{kind}/{shown['fileId']}" for kind in ("files", "thumbnails")}
+    file_id = shown["fileId"]
+    assert keys == {f"team/files/{file_id}", f"team/thumbnails/{file_id}.png"}
 
 
 class _Mailbox:

@@ -12,36 +12,12 @@ from dataclasses import replace
 
 import httpx
 
-from hopback import App
-from hopback.systems.file_pipeline.audit import add_audit
-from hopback.systems.file_pipeline.extractor import add_extractor
+from hopback.systems.file_pipeline.consumers import create_consumers
 from hopback.systems.file_pipeline.gateway import gateway
-from hopback.systems.file_pipeline.notification import add_notification
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
-from hopback.systems.file_pipeline.projection import add_projection
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import assemble
-from hopback.systems.file_pipeline.thumbnail import add_thumbnail
-from hopback.systems.file_pipeline.upload import add_upload
-from hopback.systems.file_pipeline.validator import add_validator
 from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
-
-_PARTS = (
-    add_upload,
-    add_validator,
-    add_thumbnail,
-    add_extractor,
-    add_projection,
-    add_notification,
-    add_audit,
-)
-
-
-def pipeline_app(runtime: PartRuntime) -> App:
-    """Return an application with all seven consumers."""
-    return assemble("file-pipeline", runtime, *_PARTS)
-
 
 _EVERY_S = 4.0
 """Seconds between two files, so that a reader can follow one file through all parts."""
@@ -54,7 +30,7 @@ async def _start(host: Host) -> AsyncIterator[Running]:
     settings = replace(read, database=host.database, folder=host.folder, hardened=host.hardened)
     runtime = PartRuntime(settings, host.environment.clock)
     web = gateway(settings, host.broker, host.environment.clock)
-    async with running(host, pipeline_app(runtime)) as service, opened(web):
+    async with running(host, create_consumers(runtime)) as service, opened(web):
         yield Running((service,), web)
 
 

@@ -7,16 +7,18 @@ The names of the fields are those on the wire.
 from __future__ import annotations
 
 import uuid
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal, Protocol, get_type_hints
+from typing import Any, ClassVar, Literal
+
+import msgspec
 
 from hopback import Message, compose
 
 COMMANDS = "domain.commands"
 EVENTS = "domain.events"
 _VERSION = 1
-"""Version of the envelope. It changes when a field changes its meaning."""
+"""Version of the envelope and of the types. It changes when a field changes its meaning."""
 _IDS = uuid.UUID("5f0c2f0e-8f57-5a3b-9d0e-2f1a6c1d7b10")
 """The namespace of message ids, which are derived from the causes of the messages."""
 
@@ -40,161 +42,114 @@ class PipelineMessage:
     causationId: str | None = None
 
 
-class PipelinePayload(Protocol):
-    """The payload of a message, with its type and routing key."""
+class PipelinePayload(msgspec.Struct, frozen=True):
+    """The payload of a message. Each reprocessing of a file increments the number of its run."""
 
-    TYPE: ClassVar[str]
     KEY: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    """The routing key."""
+    fileId: str
+    run: int
 
-    @property
-    def fileId(self) -> str:  # noqa: N802
-        """The id of the file."""
-
-    @property
-    def run(self) -> int:
-        """The number of the run. Each reprocessing increments it."""
+    @classmethod
+    def message_type(cls) -> str:
+        """Return the type on the wire, for example `FileUploaded.v1`."""
+        return f"{cls.__name__}.v{_VERSION}"
 
 
-@dataclass(frozen=True, slots=True)
-class UploadRequested:
+class UploadRequested(PipelinePayload, frozen=True):
     """Store a received file."""
 
-    TYPE: ClassVar[str] = "UploadRequested.v1"
     KEY: ClassVar[str] = "commands.upload.requested.v1"
-    fileId: str
-    run: int
     name: str
     declaredType: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReprocessFileRequested:
+class ReprocessFileRequested(PipelinePayload, frozen=True):
     """Process a stored file again."""
 
-    TYPE: ClassVar[str] = "ReprocessFileRequested.v1"
     KEY: ClassVar[str] = "commands.file.reprocess.v1"
-    fileId: str
-    run: int
     name: str
     declaredType: str
 
 
-@dataclass(frozen=True, slots=True)
-class FileUploaded:
+class FileUploaded(PipelinePayload, frozen=True):
     """A file was stored."""
 
-    TYPE: ClassVar[str] = "FileUploaded.v1"
     KEY: ClassVar[str] = "files.uploaded.v1"
-    fileId: str
-    run: int
     name: str
     declaredType: str
     size: int
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class FileValidated:
+class FileValidated(PipelinePayload, frozen=True):
     """The content of a file matches its declared type."""
 
-    TYPE: ClassVar[str] = "FileValidated.v1"
     KEY: ClassVar[str] = "files.validated.v1"
-    fileId: str
-    run: int
     name: str
     contentType: str
     size: int
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
-class FileRejected:
+class FileRejected(PipelinePayload, frozen=True):
     """A file does not match its declared type or is not accepted."""
 
-    TYPE: ClassVar[str] = "FileRejected.v1"
     KEY: ClassVar[str] = "files.rejected.v1"
-    fileId: str
-    run: int
     name: str
     code: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ThumbnailGenerated:
+class ThumbnailGenerated(PipelinePayload, frozen=True):
     """The thumbnail of a file was stored."""
 
-    TYPE: ClassVar[str] = "ThumbnailGenerated.v1"
     KEY: ClassVar[str] = "thumbnails.generated.v1"
-    fileId: str
-    run: int
     width: int
     height: int
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataExtracted:
+class MetadataExtracted(PipelinePayload, frozen=True):
     """The metadata of a file."""
 
-    TYPE: ClassVar[str] = "MetadataExtracted.v1"
     KEY: ClassVar[str] = "metadata.extracted.v1"
-    fileId: str
-    run: int
     metadata: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessingCompleted:
+class ProcessingCompleted(PipelinePayload, frozen=True):
     """All results of a file are available."""
 
-    TYPE: ClassVar[str] = "ProcessingCompleted.v1"
     KEY: ClassVar[str] = "processing.completed.v1"
-    fileId: str
-    run: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessingFailed:
+class ProcessingFailed(PipelinePayload, frozen=True):
     """A stage failed for the last time. Its message is in the dead-letter queue."""
 
-    TYPE: ClassVar[str] = "ProcessingFailed.v1"
     KEY: ClassVar[str] = "processing.failed.v1"
-    fileId: str
-    run: int
     stage: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessingTimedOut:
+class ProcessingTimedOut(PipelinePayload, frozen=True):
     """A file was not processed in time. It may still be completed."""
 
-    TYPE: ClassVar[str] = "ProcessingTimedOut.v1"
     KEY: ClassVar[str] = "processing.timed-out.v1"
-    fileId: str
-    run: int
     name: str
     waitingFor: list[str]
 
 
-def payload_of(envelope: PipelineMessage, *wanted: type[Any]) -> Any:
+def payload_of(envelope: PipelineMessage, *wanted: type[PipelinePayload]) -> Any:
     """Return the payload as the class that the type names. Raises Malformed otherwise."""
-    found = next((kind for kind in wanted if envelope.type == kind.TYPE), None)
-    if found is None:
-        expected = " or ".join(kind.TYPE for kind in wanted)
-        raise Malformed(f"type: expected {expected}, got {envelope.type[:80]!r}")
-    hints = get_type_hints(found)
-    values = {}
-    for name in (field.name for field in fields(found)):
-        kind = getattr(hints[name], "__origin__", hints[name])
-        values[name] = envelope.payload.get(name)
-        if type(values[name]) is not kind:
-            got = type(values[name]).__name__
-            raise Malformed(f"payload.{name}: expected {kind.__name__}, got {got}")
-    return found(**values)
+    for kind in wanted:
+        if envelope.type == kind.message_type():
+            try:
+                return msgspec.convert(envelope.payload, kind)
+            except msgspec.ValidationError as error:
+                raise Malformed(str(error).replace("$", "payload")) from None
+    expected = " or ".join(kind.message_type() for kind in wanted)
+    raise Malformed(f"type: expected {expected}, got {envelope.type[:80]!r}")
 
 
 def message_of(
@@ -211,28 +166,27 @@ def message_of(
     Its id is derived from cause, producer and content, so that an inbox recognises a message that was
     created twice. `occasion` distinguishes intended repetitions, for example by a re-drive.
     """
-    content = asdict(payload)
-    about = [cause.messageId if cause else "", producer, payload.TYPE]
-    about += [content["fileId"], str(content["run"]), *([occasion] if occasion else [])]
+    about = [cause.messageId if cause else "", producer, payload.message_type()]
+    about += [payload.fileId, str(payload.run), *([occasion] if occasion else [])]
     message_id = str(uuid.uuid5(_IDS, "/".join(about)))
     correlation = correlation_id or (cause.correlationId if cause else message_id)
     exchange = COMMANDS if payload.KEY.startswith("commands.") else EVENTS
     envelope = {
         "messageId": message_id,
         "kind": "command" if exchange == COMMANDS else "event",
-        "type": payload.TYPE,
+        "type": payload.message_type(),
         "occurredAt": datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds"),
         "correlationId": correlation,
         "causationId": cause.messageId if cause else None,
         "producer": producer,
         "version": _VERSION,
-        "payload": content,
+        "payload": msgspec.to_builtins(payload),
     }
     return compose(
         payload.KEY,
         envelope,
         exchange=exchange,
         message_id=message_id,
-        message_type=payload.TYPE,
+        message_type=payload.message_type(),
         correlation_id=correlation,
     )

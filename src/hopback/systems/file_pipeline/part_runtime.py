@@ -107,12 +107,3 @@ class PartRuntime:
             occasion=occasion,
         )
         await tx.send(message, key=payload.fileId)
-
-    async def conclude(
-        self, consumer: str, cause: PipelineMessage, *results: PipelinePayload, producer: str
-    ) -> None:
-        """Mark a message as processed and announce its results, both or neither."""
-        async with self.database.transaction() as tx:
-            if await tx.first_time(consumer, cause.messageId):
-                for result in results:
-                    await self.announce(tx, result, producer=producer, cause=cause)

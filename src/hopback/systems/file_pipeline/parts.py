@@ -7,36 +7,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from starlette.applications import Starlette
-
-from hopback import App
-from hopback.systems.file_pipeline.audit import add_audit
-from hopback.systems.file_pipeline.extractor import add_extractor
-from hopback.systems.file_pipeline.notification import add_notification
+from hopback.systems.file_pipeline.consumers import create_consumers
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
-from hopback.systems.file_pipeline.projection import add_projection
 from hopback.systems.file_pipeline.settings import PipelineSettings
-from hopback.systems.file_pipeline.stages import assemble
-from hopback.systems.file_pipeline.thumbnail import add_thumbnail
-from hopback.systems.file_pipeline.upload import add_upload
-from hopback.systems.file_pipeline.validator import add_validator
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 _SETTINGS = PipelineSettings.read(os.environ)
 
-
-def _part(name: str, add: Callable[[App, PartRuntime], None]) -> App:
-    return assemble(f"file-pipeline {name}", PartRuntime(_SETTINGS), add)
-
-
-upload = _part("upload", add_upload)
-validator = _part("validator", add_validator)
-thumbnail = _part("thumbnail", add_thumbnail)
-extractor = _part("extractor", add_extractor)
-projection = _part("projection", add_projection)
-notification = _part("notification", add_notification)
-audit = _part("audit", add_audit)
+upload = create_consumers(PartRuntime(_SETTINGS), "upload")
+validator = create_consumers(PartRuntime(_SETTINGS), "validator")
+thumbnail = create_consumers(PartRuntime(_SETTINGS), "thumbnail")
+extractor = create_consumers(PartRuntime(_SETTINGS), "extractor")
+projection = create_consumers(PartRuntime(_SETTINGS), "projection")
+notification = create_consumers(PartRuntime(_SETTINGS), "notification")
+audit = create_consumers(PartRuntime(_SETTINGS), "audit")
 
 
 def create_gateway() -> Starlette:

@@ -9,8 +9,6 @@ from typing import Any
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from hopback.systems.file_pipeline.stages import HopelessFile
-
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LARGEST = (256, 256)
 """Maximum width and height of a thumbnail in pixels: some tens of kilobytes as PNG."""
@@ -18,6 +16,10 @@ _LONGEST = 200
 """Maximum characters of one tag. Longer tags contain binary data."""
 _MOST_TAGS = 60
 """Maximum number of tags. A camera writes about forty, a hostile file thousands."""
+
+
+class HopelessFile(Exception):
+    """The file can never be processed. A retry would fail again."""
 
 
 class BrokenPicture(Exception):

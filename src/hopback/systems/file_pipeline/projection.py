@@ -120,7 +120,7 @@ _PRODUCER = "projection"
 _MOST_AT_ONCE = 100
 """Maximum files of one sweep. Each is a transaction. The next sweep handles the rest."""
 _COLUMNS = [field.name for field in fields(Process)]
-_KNOWN = frozenset(fact.TYPE for fact in FACTS)
+_KNOWN = frozenset(fact.message_type() for fact in FACTS)
 
 
 class Projection:

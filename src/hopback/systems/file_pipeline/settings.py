@@ -68,7 +68,7 @@ class PipelineSettings(EnvironmentSettings):
     mail_from: str = variable("MAIL_FROM", "file-pipeline@localhost")
     mail_to: tuple[str, ...] = variable("MAIL_TO", ())
     inspection: str = variable("FILE_INSPECTION", "")
-    """`module:function` of an additional check, see `validator.Inspect`."""
+    """`module:function` of an additional check, see `stages.Inspect`."""
     language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
     """The language of errors for clients without `Accept-Language`."""
 

@@ -1,59 +1,168 @@
-"""The common form of the four stages of a file: work, then announce the results, or fail.
+"""The four stages of a file: upload, validator, thumbnail and extractor.
 
-The work may be repeated, because it writes files under the id of the file. The results are announced in the
-transaction that marks the message as processed, so a redelivery has no second effect. A stage announces its
-last failure before its message is parked.
+A stage works in a thread, then announces its result. The work may be repeated, because it writes files under
+the id of the file. The result is announced in the transaction that marks the message as processed, so a
+redelivery has no second effect. A stage announces its last failure before its message is parked.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeAlias
 
 from hopback import App, Context, Park
-from hopback.designs import file_pipeline
+from hopback.systems.file_pipeline.contents import Rejection, is_image, judge
 from hopback.systems.file_pipeline.messages import (
+    FileRejected,
+    FileUploaded,
+    FileValidated,
     Malformed,
+    MetadataExtracted,
     PipelineMessage,
     PipelinePayload,
     ProcessingFailed,
+    ReprocessFileRequested,
+    ThumbnailGenerated,
+    UploadRequested,
+    payload_of,
 )
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
+from hopback.systems.file_pipeline.pictures import HopelessFile, describe_picture, thumbnail_of
+from hopback.systems.settings import SettingsError
+
+Inspect: TypeAlias = Callable[[FileUploaded, bytes], Rejection | None]
+"""An additional check. It is called in a thread with every file that passed the built-in checks and returns a
+rejection or None. If it raises, the message is retried."""
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _REDRIVES = "hopback-redrives"
 """The header with the number of re-drives of a message."""
 
 
-class HopelessFile(Exception):
-    """The file can never be processed. A retry would fail again."""
+def add_upload(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.upload.commands`: it stores received files and processes stored files again."""
+
+    def store(wanted: UploadRequested | ReprocessFileRequested) -> FileUploaded:
+        stored = runtime.storage.take_in(wanted.fileId)
+        return FileUploaded(wanted.fileId, wanted.run, wanted.name, wanted.declaredType, *stored)
+
+    _stage(app, runtime, "q.upload.commands", store, UploadRequested, ReprocessFileRequested)
 
 
-def assemble(name: str, runtime: PartRuntime, *parts: Callable[[App, PartRuntime], None]) -> App:
-    """Return an application of these parts. Its lifespan opens the runtime."""
-    settings = runtime.settings
-    topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
-    app = App(name, topology=topology, lifespan=runtime.open)
-    for add in parts:
-        add(app, runtime)
-    return app
+def add_validator(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.validator`: it compares the content of a file with its declared type."""
+    inspect = find_inspection(runtime.settings.inspection)
+
+    def validate(file: FileUploaded) -> FileValidated | FileRejected:
+        found = _judge_stored(runtime, file)
+        if not isinstance(found, Rejection) and inspect is not None:
+            found = inspect(file, runtime.storage.read(file.fileId)) or found
+        if isinstance(found, Rejection):
+            return FileRejected(file.fileId, file.run, file.name, found.code, found.reason)
+        return FileValidated(file.fileId, file.run, file.name, found, file.size, file.sha256)
+
+    _stage(app, runtime, "q.validator", validate, FileUploaded)
 
 
-def stage(
+def add_thumbnail(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.thumbnail`: it draws a small picture of every picture."""
+
+    def draw(file: FileValidated) -> ThumbnailGenerated | None:
+        if not is_image(file.contentType):
+            return None
+        content = runtime.storage.read(file.fileId)
+        drawn, width, height = thumbnail_of(content, runtime.settings.max_pixels)
+        runtime.storage.keep_thumbnail(file.fileId, drawn)
+        return ThumbnailGenerated(file.fileId, file.run, width, height, len(drawn))
+
+    _stage(app, runtime, "q.thumbnail", draw, FileValidated, concurrency=2)
+
+
+def add_extractor(app: App, runtime: PartRuntime) -> None:
+    """Add the handler of `q.extractor`: it finds the metadata of a file."""
+
+    def extract(file: FileValidated) -> MetadataExtracted:
+        content = runtime.storage.read(file.fileId)
+        found = metadata_of(content, file.contentType, runtime.settings.max_pixels)
+        return MetadataExtracted(file.fileId, file.run, found)
+
+    _stage(app, runtime, "q.extractor", extract, FileValidated)
+
+
+def find_inspection(target: str) -> Inspect | None:
+    """Import the check `module:function`. Return None for an empty name."""
+    if not target:
+        return None
+    module, _, name = target.partition(":")
+    try:
+        found: Inspect = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"FILE_INSPECTION: expected module:function, got {target!r}: {error}"
+        ) from error
+    return found
+
+
+def _judge_stored(runtime: PartRuntime, file: FileUploaded) -> Rejection | str:
+    """Validate the stored file. It must still have the hash of the upload."""
+    most = runtime.settings.max_bytes
+    if runtime.storage.size(file.fileId) > most:
+        return Rejection("TOO_LARGE", f"Expected at most {most} bytes, got {file.size}.")
+    content = runtime.storage.read(file.fileId)
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        return Rejection("CONTENT_CHANGED", "The file is not the one that was uploaded.")
+    return judge(file.name, file.declaredType, content, most)
+
+
+def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str, Any]:
+    """Return checksums, and details of pictures, texts, JSON and PDF files."""
+    found: dict[str, Any] = {
+        "contentType": content_type,
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(),
+    }
+    if is_image(content_type):
+        found["image"] = describe_picture(content, max_pixels)
+    elif content_type == "application/pdf":
+        found["pdf"] = {"version": content[5:8].decode("ascii", "replace")}
+    else:
+        text = content.decode("utf-8", "replace")
+        lines = text.splitlines()
+        found["text"] = {
+            "characters": len(text),
+            "words": len(re.findall(r"\w+", text)),
+            "lines": len(lines),
+            "longestLine": max(map(len, lines), default=0),
+        }
+    if content_type == "application/json":
+        value = json.loads(content)
+        size = len(value) if isinstance(value, dict | list | str) else 1
+        found["json"] = {"kind": type(value).__name__, "size": size}
+    return found
+
+
+def _stage(
     app: App,
     runtime: PartRuntime,
     queue: str,
-    work: Callable[[PipelineMessage], Awaitable[Iterable[PipelinePayload]]],
-    *,
-    producer: str,
+    work: Callable[[Any], PipelinePayload | None],
+    *wanted: type[PipelinePayload],
     concurrency: int = 4,
 ) -> None:
-    """Make `work` the handler of a queue. Its results are announced."""
+    """Make `work` the handler of a queue. Its result is announced."""
+    producer = queue.split(".")[1]
 
     @app.handler(queue, concurrency=concurrency)
     async def handle(message: PipelineMessage, context: Context) -> Park | None:
         try:
-            results = await work(message)
+            result = await asyncio.to_thread(work, payload_of(message, *wanted))
         except Malformed as error:
             return Park(str(error))
         except HopelessFile as error:
@@ -62,14 +171,13 @@ def stage(
         except Exception as error:
             if context.is_last_attempt:
                 # The reason is public, so it must not contain paths of this machine.
-                text = (
-                    error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                )
-                await _give_up(
-                    runtime, message, context, producer, f"{type(error).__name__}: {text}"
-                )
+                text = getattr(error, "strerror", None) or str(error)
+                reason = f"{type(error).__name__}: {text}"
+                await _give_up(runtime, message, context, producer, reason)
             raise
-        await runtime.conclude(queue, message, *results, producer=producer)
+        async with runtime.database.transaction() as tx:
+            if await tx.first_time(queue, message.messageId) and result is not None:
+                await runtime.announce(tx, result, producer=producer, cause=message)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Storage of files: an interface with two implementations, a folder and an object store.
+"""Storage of files: in a folder or in an object store.
 
 All methods may block and are called in threads. The object store uses S3: Amazon's, MinIO, Ceph and
 others. boto3 finds the credentials and the region (`AWS_ACCESS_KEY_ID`, …, or the machine's role).
@@ -7,71 +7,101 @@ others. boto3 finds the credentials and the region (`AWS_ACCESS_KEY_ID`, …, or
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
+import shutil
 import uuid
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from tempfile import SpooledTemporaryFile
-from typing import Any, Protocol, Self
+from typing import Any, BinaryIO, Self
 
 from hopback.extras import needs
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.settings import SettingsError
 
-
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """The size of a file and the hash of its bytes."""
-
-    size: int
-    sha256: str
-
-
-class IncomingFile(Protocol):
-    """A file that is being received in pieces. It exists after `keep`."""
-
-    def write(self, content: bytes) -> None:
-        """Add a piece."""
-
-    def keep(self) -> None:
-        """Store the complete file durably."""
-
-    def drop(self) -> None:
-        """Remove an incomplete upload. Has no effect after `keep`."""
+_LONGEST_NAME = 200
+"""Maximum characters of a file name. Most scripts then need less than 255 bytes."""
+_FORGOTTEN_S = 24 * 3600.0
+"""Seconds. An older unfinished upload belongs to a killed process, as no upload takes a day."""
+_UNFIT = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+_ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w/.-]*))?\Z")
+_MISSING = ("404", "NoSuchKey", "NotFound")
+"""Error codes of object stores for a missing key."""
 
 
-class FileStorage(Protocol):
-    """The files of the pipeline, each under a generated id. Raises ValueError for any other id."""
+class FileStorage(ABC):
+    """The files of the pipeline, each under a generated id. Raises ValueError for any other id.
 
+    A received file has the key `incoming/ID`, later `files/ID`. Its thumbnail is `thumbnails/ID.png`.
+    """
+
+    @abstractmethod
     def prepare(self, now: float) -> None:
         """Create missing folders and remove abandoned uploads. Raises OSError on failure."""
 
-    def receive(self, file_id: str) -> IncomingFile:
-        """Begin to receive a file."""
+    @abstractmethod
+    def put(self, key: str, file: BinaryIO) -> None:
+        """Store a file durably. Concurrent readers see either the old or the new one."""
+
+    @abstractmethod
+    def get(self, key: str) -> bytes | None:
+        """Return the content of a key, or None."""
+
+    @abstractmethod
+    def find_size(self, key: str) -> int | None:
+        """Return the size of a key in bytes without reading it, or None."""
+
+    @abstractmethod
+    def move(self, source: str, target: str) -> None:
+        """Move a key. A missing source is not an error."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Delete a key. A missing key is not an error."""
+
+    def receive(self, file_id: str, file: BinaryIO) -> None:
+        """Store a received file."""
+        self.put(f"incoming/{checked_id(file_id)}", file)
 
     def forget(self, file_id: str) -> None:
-        """Remove a received file that was not announced. A missing file is not an error."""
+        """Remove a received file that was not announced."""
+        self.delete(f"incoming/{checked_id(file_id)}")
 
-    def take_in(self, file_id: str) -> Fingerprint:
-        """Move a received file to its final place. An existing file is left unchanged.
+    def take_in(self, file_id: str) -> tuple[int, str]:
+        """Move a received file to its final place, once. Return its size and hash.
 
         Raises FileNotFoundError if it was never received.
         """
+        self.move(f"incoming/{checked_id(file_id)}", f"files/{file_id}")
+        content = self.read(file_id)
+        return len(content), hashlib.sha256(content).hexdigest()
 
     def read(self, file_id: str) -> bytes:
         """Return the content of a file. Raises FileNotFoundError if it does not exist."""
+        content = self.get(f"files/{checked_id(file_id)}")
+        if content is None:
+            raise FileNotFoundError(f"file {file_id} was never received")
+        return content
 
     def size(self, file_id: str) -> int:
         """Return the size of a file in bytes without reading it."""
+        found = self.find_size(f"files/{checked_id(file_id)}")
+        if found is None:
+            raise FileNotFoundError(f"file {file_id} was never received")
+        return found
 
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Store a thumbnail. Concurrent readers see either the old or the new one."""
+        """Store a thumbnail."""
+        self.put(f"thumbnails/{checked_id(file_id)}.png", io.BytesIO(content))
 
     def read_thumbnail(self, file_id: str) -> bytes | None:
         """Return the file's thumbnail, or None if it does not exist yet."""
+        return self.get(f"thumbnails/{checked_id(file_id)}.png")
 
 
 def open_storage(settings: PipelineSettings) -> FileStorage:
@@ -81,156 +111,54 @@ def open_storage(settings: PipelineSettings) -> FileStorage:
     return Folder(settings.folder)
 
 
-_BLOCK = 1 << 20
-"""Bytes that are read at once."""
-_LONGEST_NAME = 200
-"""Maximum characters of a file name. Most scripts then need less than 255 bytes."""
-_FORGOTTEN_S = 24 * 3600.0
-"""Seconds. An older unfinished upload belongs to a killed process, as no upload takes a day."""
-_UNFIT = re.compile(
-    r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-)
+class Folder(FileStorage):
+    """Files in a folder."""
 
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """Files in a folder. Each file id is checked before it is used in a path."""
-
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self._root = root
 
     def prepare(self, now: float) -> None:
-        """Create missing folders and remove abandoned uploads."""
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # uploads are private
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)  # uploads are private
         for name in ("incoming", "files", "thumbnails"):
-            (self.root / name).mkdir(mode=0o700, exist_ok=True)
-        for path in (self.root / "incoming").glob("*.part"):
+            (self._root / name).mkdir(mode=0o700, exist_ok=True)
+        for path in (self._root / "incoming").glob("*.part"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < now - _FORGOTTEN_S:
                     path.unlink()
 
-    def incoming(self, file_id: str) -> Path:
-        """Return the path of a file while it is received."""
-        return self.root / "incoming" / checked_id(file_id)
+    def put(self, key: str, file: BinaryIO) -> None:
+        unfinished = (self._root / key).with_suffix(".part")
+        with unfinished.open("wb") as target:
+            shutil.copyfileobj(file, target)
+            target.flush()
+            os.fsync(target.fileno())  # the command that follows refers to the file
+        os.replace(unfinished, self._root / key)
 
-    def file(self, file_id: str) -> Path:
-        """Return the path of a stored file."""
-        return self.root / "files" / checked_id(file_id)
+    def get(self, key: str) -> bytes | None:
+        with suppress(FileNotFoundError):
+            return (self._root / key).read_bytes()
+        return None
 
-    def thumbnail(self, file_id: str) -> Path:
-        """Return the path of the thumbnail."""
-        return self.root / "thumbnails" / f"{checked_id(file_id)}.png"
+    def find_size(self, key: str) -> int | None:
+        with suppress(FileNotFoundError):
+            return (self._root / key).stat().st_size
+        return None
 
-    def take_in(self, file_id: str) -> Fingerprint:
-        """Move a received file to its final place. An existing file is left unchanged."""
-        source, target = self.incoming(file_id), self.file(file_id)
-        try:
-            os.replace(source, target)
-        except FileNotFoundError:
-            if not target.exists():
-                raise FileNotFoundError(f"file {file_id} was never received") from None
-        return fingerprint(target)
+    def move(self, source: str, target: str) -> None:
+        with suppress(FileNotFoundError):
+            os.replace(self._root / source, self._root / target)
 
-    def receive(self, file_id: str) -> _IncomingPath:
-        """Begin to receive a file."""
-        return _IncomingPath(self.incoming(file_id))
-
-    def forget(self, file_id: str) -> None:
-        """Remove a received file that was not announced."""
-        self.incoming(file_id).unlink(missing_ok=True)
-
-    def read(self, file_id: str) -> bytes:
-        """Return the content of a stored file."""
-        return self.file(file_id).read_bytes()
-
-    def size(self, file_id: str) -> int:
-        """Return the size of a file in bytes."""
-        return self.file(file_id).stat().st_size
-
-    def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Write the thumbnail to a temporary file and rename it."""
-        target = self.thumbnail(file_id)
-        unfinished = target.with_suffix(".part")
-        unfinished.write_bytes(content)
-        os.replace(unfinished, target)
-
-    def read_thumbnail(self, file_id: str) -> bytes | None:
-        """Return the file's thumbnail, or None if it does not exist yet."""
-        try:
-            return self.thumbnail(file_id).read_bytes()
-        except FileNotFoundError:
-            return None
+    def delete(self, key: str) -> None:
+        (self._root / key).unlink(missing_ok=True)
 
 
-class _IncomingPath:
-    """Writes a temporary file and renames it when it is complete."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-        self._unfinished = target.with_suffix(".part")
-        self._file = self._unfinished.open("xb")
-
-    def write(self, content: bytes) -> None:
-        """Add a piece."""
-        self._file.write(content)
-
-    def keep(self) -> None:
-        """Sync the file to disk, because the command that follows refers to it."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._unfinished, self._target)
-
-    def drop(self) -> None:
-        """Remove the incomplete upload."""
-        self._file.close()
-        self._unfinished.unlink(missing_ok=True)
-
-
-def checked_id(file_id: str) -> str:
-    """Return a valid file id. Messages may contain arbitrary text."""
-    try:
-        if str(uuid.UUID(file_id)) == file_id:
-            return file_id
-    except ValueError:
-        pass
-    raise ValueError(f"expected the id of a file, got {file_id[:60]!r}")
-
-
-def fingerprint(path: Path) -> Fingerprint:
-    """Return size and hash. Reads the file in blocks."""
-    digest, size = hashlib.sha256(), 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    return Fingerprint(size, digest.hexdigest())
-
-
-def shown_name(given: str) -> str:
-    """Return a name without folders and control characters, and of limited length."""
-    last = re.split(r"[/\\]", given)[-1]
-    plain = _UNFIT.sub("", last).strip().strip(".").strip()
-    if len(plain) > _LONGEST_NAME:
-        stem, dot, ending = plain.rpartition(".")
-        kept = f"{dot}{ending}" if stem and len(ending) <= 10 else ""
-        plain = plain[: _LONGEST_NAME - len(kept)] + kept
-    return plain
-
-
-_ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w/.-]*))?\Z")
-_IN_MEMORY = 4 * 1024 * 1024
-"""Bytes of an upload that are kept in memory, then on disk. S3 needs the size in advance."""
-_MISSING = ("404", "NoSuchKey", "NotFound")
-"""Error codes of object stores for a missing key."""
-
-
-@dataclass(frozen=True, slots=True)
-class S3Storage:
+class S3Storage(FileStorage):
     """Files in a bucket. `prefix` is empty or ends with a slash."""
 
-    client: Any
-    bucket: str
-    prefix: str = ""
+    def __init__(self, client: Any, bucket: str, prefix: str = "") -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = prefix
 
     @classmethod
     def at(cls, address: str, endpoint: str = "") -> Self:
@@ -247,99 +175,58 @@ class S3Storage:
     def prepare(self, now: float) -> None:
         """Check that the bucket exists. A lifecycle rule of the bucket removes abandoned uploads."""
         try:
-            self.client.head_bucket(Bucket=self.bucket)
+            self._client.head_bucket(Bucket=self._bucket)
         except Exception as error:
-            raise OSError(f"bucket {self.bucket}: {error}") from error
+            raise OSError(f"bucket {self._bucket}: {error}") from error
 
-    def receive(self, file_id: str) -> _IncomingObject:
-        """Begin to receive a file."""
-        return _IncomingObject(self, self._key("incoming", file_id))
+    def put(self, key: str, file: BinaryIO) -> None:
+        self._client.upload_fileobj(file, self._bucket, self._prefix + key)
 
-    def forget(self, file_id: str) -> None:
-        """Remove a received file. In S3 a missing key is not an error."""
-        self.client.delete_object(Bucket=self.bucket, Key=self._key("incoming", file_id))
+    def get(self, key: str) -> bytes | None:
+        found = self._ask(self._client.get_object, key)
+        return None if found is None else found["Body"].read()
 
-    def take_in(self, file_id: str) -> Fingerprint:
-        """Copy a received file to its final key, then delete the received one. The copy may be repeated."""
-        source, target = self._key("incoming", file_id), self._key("files", file_id)
-        if self._found(source):
-            origin = {"Bucket": self.bucket, "Key": source}
-            self.client.copy(origin, self.bucket, target)  # uses several requests for a large file
-            self.client.delete_object(Bucket=self.bucket, Key=source)
-        elif not self._found(target):
-            raise FileNotFoundError(f"file {file_id} was never received")
-        content = self.read(file_id)
-        return Fingerprint(len(content), hashlib.sha256(content).hexdigest())
+    def find_size(self, key: str) -> int | None:
+        found = self._ask(self._client.head_object, key)
+        return None if found is None else int(found["ContentLength"])
 
-    def read(self, file_id: str) -> bytes:
-        """Return the content of a stored file."""
-        content = self._content(self._key("files", file_id))
-        if content is None:
-            raise FileNotFoundError(f"file {file_id} is not in the bucket")
-        return content
+    def move(self, source: str, target: str) -> None:
+        """Copy the key, then delete it. The copy may be repeated."""
+        if self.find_size(source) is not None:
+            origin = {"Bucket": self._bucket, "Key": self._prefix + source}
+            # `copy` uses several requests for a large file.
+            self._client.copy(origin, self._bucket, self._prefix + target)
+            self.delete(source)
 
-    def size(self, file_id: str) -> int:
-        """Return the size of a file in bytes."""
-        found = self._head(self._key("files", file_id))
-        if found is None:
-            raise FileNotFoundError(f"file {file_id} is not in the bucket")
-        return int(found["ContentLength"])
+    def delete(self, key: str) -> None:
+        self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
-    def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Store a thumbnail. S3 replaces an object atomically."""
-        key = self._key("thumbnails", file_id)
-        self.client.put_object(Bucket=self.bucket, Key=key, Body=content, ContentType="image/png")
-
-    def read_thumbnail(self, file_id: str) -> bytes | None:
-        """Return the thumbnail, or None if it does not exist yet."""
-        return self._content(self._key("thumbnails", file_id))
-
-    def _key(self, kind: str, file_id: str) -> str:
-        return f"{self.prefix}{kind}/{checked_id(file_id)}"
-
-    def _found(self, key: str) -> bool:
-        return self._head(key) is not None
-
-    def _head(self, key: str) -> Any:
+    def _ask(self, request: Any, key: str) -> Any:
+        """Return the answer of the store, or None if the key is missing."""
         try:
-            return self.client.head_object(Bucket=self.bucket, Key=key)
-        except self.client.exceptions.ClientError as error:
-            if not _is_missing(error):
+            return request(Bucket=self._bucket, Key=self._prefix + key)
+        except self._client.exceptions.ClientError as error:
+            if error.response["Error"]["Code"] not in _MISSING:
                 raise
             return None
 
-    def _content(self, key: str) -> bytes | None:
-        try:
-            found = self.client.get_object(Bucket=self.bucket, Key=key)
-        except self.client.exceptions.ClientError as error:
-            if not _is_missing(error):
-                raise
-            return None
-        content: bytes = found["Body"].read()
-        return content
+
+def checked_id(file_id: str) -> str:
+    """Return a valid file id. Messages may contain arbitrary text."""
+    try:
+        if str(uuid.UUID(file_id)) == file_id:
+            return file_id
+    except ValueError:
+        pass
+    raise ValueError(f"expected the id of a file, got {file_id[:60]!r}")
 
 
-def _is_missing(error: Any) -> bool:
-    return error.response["Error"]["Code"] in _MISSING
-
-
-class _IncomingObject:
-    """Collects a file and uploads it to the bucket when it is complete."""
-
-    def __init__(self, storage: S3Storage, key: str) -> None:
-        self._storage = storage
-        self._key = key
-        self._file = SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed by `drop`
-
-    def write(self, content: bytes) -> None:
-        """Add a piece."""
-        self._file.write(content)
-
-    def keep(self) -> None:
-        """Upload the file to the bucket. It is stored durably when S3 responds."""
-        self._file.seek(0)
-        self._storage.client.upload_fileobj(self._file, self._storage.bucket, self._key)
-
-    def drop(self) -> None:
-        """Delete the collected data."""
-        self._file.close()
+def shown_name(given: str) -> str:
+    """Return a name without folders and control characters, and of limited length."""
+    last = re.split(r"[/\\]", given)[-1]
+    plain = _UNFIT.sub("", last).strip().strip(".").strip()
+    if len(plain) > _LONGEST_NAME:
+        stem, dot, ending = plain.rpartition(".")
+        kept = f"{dot}{ending}" if stem and len(ending) <= 10 else ""
+        plain = plain[: _LONGEST_NAME - len(kept)] + kept
+    return plain
