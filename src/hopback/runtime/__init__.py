@@ -1,6 +1,6 @@
-"""The runtime of services. `hopback` exports the names that a service module imports.
+"""Runs applications.
 
-The names below are needed less often. Each is loaded when it is first used.
+The names that most services need are also exported by `hopback`. Names are loaded lazily.
 """
 
 from __future__ import annotations

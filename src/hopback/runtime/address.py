@@ -1,4 +1,4 @@
-"""A broker given by its address."""
+"""Convert addresses to brokers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ if TYPE_CHECKING:
 
 
 def broker_at(broker: Broker | str) -> Broker:
-    """Return the broker, or RabbitMQ at the given address. Raise TypeError for any other value."""
+    """Return the broker for an address. Brokers are returned unchanged.
+
+    Raises:
+        TypeError: If the value is neither an address nor a broker.
+    """
     if isinstance(broker, str):
         from hopback.broker.rabbitmq import RabbitMQ
 

@@ -1,4 +1,4 @@
-"""A delivery that is being handled, and the answer of its handler."""
+"""Deliveries that are being handled, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """The outcome of a run, with the exception or HTTP status behind it."""
+    """The result of a run, with the exception or HTTP status that caused it."""
 
     outcome: Outcome
     failure: Failure | None = None
@@ -30,21 +30,24 @@ class Answer(NamedTuple):
 
 
 DONE = Answer(Done())
-"""The answer of every handler that simply worked."""
+"""The result of a successful run."""
 
 Run: TypeAlias = "Callable[[Delivery], Awaitable[Answer]]"
-"""Runs a handler on one delivery."""
+"""A function that handles a delivery."""
 
 _ReportAnswers: TypeAlias = "Callable[[Sequence[Answer]], None]"
 BatchObserver: TypeAlias = (
     "Callable[[Sequence[Delivery], Plan], AbstractContextManager[_ReportAnswers]]"
 )
-"""Surrounds the handling of a batch. The yielded function is called with the answers."""
+"""A context manager for handling a batch. It yields a function that is called with the results."""
 
 
 @dataclass(slots=True, eq=False)
 class ConsumeSession:
-    """One life of a consuming channel. Settlement belongs to it and never to a later one."""
+    """A channel that consumes a queue.
+
+    Deliveries can only be settled on the channel they came from.
+    """
 
     channel: Channel
     version: BrokerVersion
@@ -52,9 +55,9 @@ class ConsumeSession:
 
 
 class HeldDelivery:
-    """A delivery and the session it came by.
+    """A delivery and its session.
 
-    `answer` is set where it is known before any handler runs: the delivery has no lane.
+    `answer` is set if the result is known without running a handler.
     """
 
     __slots__ = ("_reading", "answer", "delivery", "session")
@@ -68,13 +71,13 @@ class HeldDelivery:
         self._reading: Reading | None = None
 
     def reading(self, plan: Plan) -> Reading:
-        """The headers of the delivery, read for its queue's plan on first use."""
+        """Return the parsed headers. They are parsed on first access."""
         if self._reading is None:
             self._reading = Reading(self.delivery, plan)
         return self._reading
 
     def with_answer(self, answer: Answer) -> HeldDelivery:
-        """The same delivery, to be settled by this answer without a run."""
+        """Return the delivery with a result, so that no handler is run."""
         made = HeldDelivery(self.delivery, self.session, answer)
         made._reading = self._reading
         return made

@@ -1,10 +1,10 @@
-"""The application object: queues with their failure plans, and the handlers of their messages.
+"""Applications and routers.
 
-Declaring an application does not contact a broker. A runner (`hopback run`, `Service`, the test
-kit) reads the topology and the handlers from it.
+Creating an application does not connect to the broker. Applications are run by `hopback run`,
+`Service` or the test kit.
 """
 
-# ruff: noqa: SLF001 - a router hands what it has to the router that includes it, and nobody else
+# ruff: noqa: SLF001 - routers access private attributes of other routers
 
 from __future__ import annotations
 
@@ -95,24 +95,23 @@ R = TypeVar("R")
 B = TypeVar("B", bound="Callable[..., Awaitable[Sequence[Outcome | None] | None]]")
 M = TypeVar("M", bound="Middleware")
 
-# In two parts, because pyright reads no text that is put together from several.
+# Split into two parts, because pyright does not support implicitly concatenated strings here.
 _MixedWaits: TypeAlias = "list[str | int] | list[Duration] | tuple[Duration, ...]"
 Waits: TypeAlias = "list[str] | list[int] | list[float] | list[timedelta] | _MixedWaits | None"
-"""The waits after the first, second, … failure. With None the first failure parks the message.
+"""The delays after the first, second, … failure. None disables retries.
 
-The type is not `Iterable`, because a `str` is one: `retry="30s"` would be three waits of one
-letter.
+This is not an `Iterable`, because strings are iterable and `retry="30s"` would be accepted.
 """
 
 _ONE_PLAN = (
     "one failure plan: one handler per queue, or `message_type=` for each and `retry=` for one"
 )
 _RETRY = ("30s", "5m", "30m")
-"""Default waits of failed messages."""
+"""The default retry delays."""
 
 
 class _Unsaid(Enum):
-    """Marks an omitted option where None is a valid value."""
+    """Marks an option that was not given."""
 
     UNSAID = "unsaid"
 
@@ -121,7 +120,7 @@ _UNSAID: Final = _Unsaid.UNSAID
 
 
 class _HowHandled(TypedDict, total=False):
-    """The options that `handler` accepts for every kind of handler."""
+    """Options of `handler`."""
 
     retry: Waits | Literal[_Unsaid.UNSAID]
     attempts: int | None
@@ -139,14 +138,14 @@ class _HowHandled(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """The declaration of a queue of Hopback's recommended design, without its name."""
+    """The declaration of a queue."""
 
     tiers_ms: tuple[int, ...]
     attempts: int | None
     feeds: tuple[Feed, ...]
 
     def plan(self, queue: str) -> Plan:
-        """The failure plan of the queue, under its full name."""
+        """Return the failure plan of the queue."""
         return recommend_plan(queue, tiers_ms=self.tiers_ms, attempts=self.attempts)
 
     def bindings(self, queue: str) -> Iterator[Binding]:
@@ -156,28 +155,28 @@ class _Declared:
 
 
 class Router:
-    """Queues and handlers of one module, to be included into an application.
+    """A group of queues and handlers that can be included in an application.
 
-    `prefix` is prepended to the name of every queue declared here. The middleware of a router wraps
-    only the handlers of this router. It runs inside the middleware of the application.
+    `prefix` is added to the names of all queues. Middleware of a router only applies to its own
+    handlers, and runs inside the middleware of the application.
     """
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
         self.handlers: dict[str, AnyHandler] = {}
-        """The handler of each queue, by queue name."""
+        """Handlers by queue name."""
         self._queues: dict[str, _Declared] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._middleware: list[Middleware] = []
         self._within: dict[str, tuple[Router, ...]] = {}
         self._types: dict[str, tuple[TypeOf, Outcome | None]] = {}
         self.periodic: dict[str, Periodic] = {}
-        """Periodic messages, by the queue they are sent to."""
+        """Periodic messages by queue name."""
         self._parents: list[Router] = []
 
     @property
     def is_included(self) -> bool:
-        """Whether an application, or another router, has included it."""
+        """True if the router was included in an application or another router."""
         return bool(self._parents)
 
     @property
@@ -193,11 +192,14 @@ class Router:
         attempts: int | None = None,
         bind: Bind | None = None,
     ) -> None:
-        """Declare a queue of the recommended design: waits, attempts and bindings.
+        """Declare a queue with retry queues and a dead-letter queue.
 
-        `retry` lists the waits after the first, second, … failure (`"30s"`, `"5m"`). The last wait
-        serves all further attempts. With None there is no retry and the first failure parks. `bind`
-        maps topic exchanges to routing keys, or is one `Feed` or several.
+        Args:
+            name: The name of the queue.
+            retry: The retry delays, such as `["30s", "5m"]`. The last one is used for all further
+                attempts. None disables retries.
+            attempts: Maximum number of attempts.
+            bind: Maps topic exchanges to routing keys. Can also be one or more `Feed` objects.
         """
         require_queue_name("queue", name)
         where = f"queue {self.prefix + name!r}"
@@ -207,7 +209,7 @@ class Router:
             raise InvalidDeclaration((found,), where=where)
         with locate_errors(where):
             declared = _Declared(tiers_ms, attempts, feeds_of(bind or {}))
-            declared.plan(self.prefix + name)  # refuse an impossible plan here
+            declared.plan(self.prefix + name)  # check the plan
         self._declare(self.prefix + name, declared)
 
     def _declare(self, name: str, declared: _Declared) -> None:
@@ -260,14 +262,18 @@ class Router:
         publishes: Iterable[Output] = (),
         replies: bool = False,
     ) -> Callable[[F], F]:
-        """Make a function the handler of a queue, or of its messages of one type.
+        """Register a handler for a queue, or for messages of a certain type.
 
-        `retry`, `attempts` and `bind` declare the queue as `queue` does. The other options
-        configure the handler (see `HandlerOptions`). `rules` specify which exceptions park and
-        which retry. `rate` (`"100/s"`) limits the messages that this process starts. With `replies`
-        the return value is the reply to a message that asks for one, unless it is an outcome.
-        Without `replies` a return annotation other than an outcome is refused. `publishes` lists
-        the handler's outputs for AsyncAPI documents.
+        `retry`, `attempts` and `bind` declare the queue, see `queue`. See `HandlerOptions` for
+        `concurrency`, `prefetch`, `deadline`, `key` and `breaker`.
+
+        Args:
+            queue: The name of the queue.
+            rules: Rules for handling exceptions.
+            message_type: Only handle messages of this type.
+            rate: Maximum number of messages per second and process, such as `"100/s"`.
+            publishes: Messages published by the handler. Only used for AsyncAPI documents.
+            replies: If True, the return value is sent as a reply, unless it is an outcome.
         """
         require_queue_name("handler", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
@@ -306,12 +312,14 @@ class Router:
     def types(
         self, queue: str, type_of: TypeOf = by_property, *, unhandled: Outcome | None = None
     ) -> None:
-        """Specify how to find the type of a queue's messages, and the outcome of types without a
-        handler.
+        """Configure how the type of a message is determined.
 
-        `type_of` is `by_property`, `by_header(name)`, `by_cloudevents` or a function of the
-        delivery. A message without a matching handler is parked, unless `unhandled` is another
-        outcome.
+        Args:
+            queue: The name of the queue.
+            type_of: A function that returns the type of a message, such as `by_property`,
+                `by_header(name)` or `by_cloudevents`.
+            unhandled: The outcome for messages without a matching handler. They are dead-lettered
+                by default.
         """
         queue = self.prefix + queue
         if unhandled is not None and not is_outcome(unhandled):
@@ -341,12 +349,19 @@ class Router:
         attempts: int | None = None,
         bind: Bind | None = None,
     ) -> Callable[[B], B]:
-        """Make an async function of a list of payloads the batch handler of a queue.
+        """Register an async function that handles messages in batches.
 
-        It returns None (all messages are done) or one outcome per message. A batch starts at `size`
-        messages or after `wait`. Up to `batchers` batches run concurrently. `prepare` handles one
-        message and returns its row, or an outcome for a message that does not join a batch. Up to
-        `processors` calls of it run concurrently. `BatchOptions` describes the other options.
+        The function is called with a list of payloads. It returns None if all messages were
+        handled, or a list with one outcome per message. See `BatchOptions` for the other options.
+
+        Args:
+            queue: The name of the queue.
+            size: Maximum number of messages in a batch.
+            wait: Maximum time to wait for a batch to fill up.
+            batchers: Maximum number of batches that are handled concurrently.
+            prepare: A function that is called for each message. Its return value replaces the
+                payload. If it returns an outcome, the message is not added to a batch.
+            processors: Maximum number of concurrent calls of `prepare`.
         """
         require_queue_name("batch", queue)
         if retry is not _UNSAID or attempts is not None or bind is not None:
@@ -392,13 +407,19 @@ class Router:
         concurrency: int = 10,
         deadline: Duration | None = None,
     ) -> Callable[[H], H]:
-        """Call a function periodically or by a cron expression, in one of all processes.
+        """Register a function that is called periodically, in one of the processes.
 
-        Each due call is a message in the queue `name` (default: the function's name), with retries
-        like any other message. Its message id consists of the name and the due time. `missed`
-        specifies the handling of calls that were due while no process ran: `once` for all of them,
-        `skip`, or `each`. The function takes a `PeriodicMessage`, a `Context`, both or no
-        arguments.
+        Each call is a message in a queue, so it is retried like other messages. The message id
+        consists of the name and the time. The function may take a `PeriodicMessage`, a `Context`,
+        both or no arguments.
+
+        Args:
+            period: The interval between calls.
+            cron: A cron expression.
+            timezone: The time zone of the cron expression.
+            name: The name of the queue. Defaults to the name of the function.
+            missed: What to do with calls that were due while no process was running: `once`, `skip`
+                or `each`.
         """
         schedule = read_schedule(period, cron, timezone, where=f"{self._where}.every")
         checked = check_rules(rules, where=f"{self._where}.every")
@@ -441,10 +462,18 @@ class Router:
         bearer: str = "",
         secret: str = "",
     ) -> None:
-        """Post each delivery of a queue to an HTTP endpoint. The response status is its outcome.
+        """Send the messages of a queue to an HTTP endpoint. The outcome depends on the response
+        status.
 
-        `headers` are sent with every request, `bearer` as its `Authorization`. With a `secret` each
-        request is signed (`x-hopback-signature`), so that the service can verify its sender.
+        Args:
+            queue: The name of the queue.
+            url: The URL of the endpoint.
+            timeout: Timeout of a request.
+            concurrency: Maximum number of concurrent requests.
+            breaker: Circuit breaker settings.
+            headers: Additional request headers.
+            bearer: A token for the `Authorization` header.
+            secret: If set, requests are signed (`x-hopback-signature`).
         """
         target = PushTarget(url, timeout, concurrency, headers or {}, bearer, secret)
         self.push_to(queue, target, breaker=breaker)
@@ -452,12 +481,12 @@ class Router:
     def push_to(
         self, queue: str, target: PushTarget, *, breaker: BreakerPolicy | None = None
     ) -> None:
-        """Post each delivery of a queue to an existing target. Otherwise the same as `push`."""
+        """Send the messages of a queue to a target. See `push`."""
         options = HandlerOptions(concurrency=target.connections, breaker=breaker)
         self.add_handler(PushHandler(self.prefix + queue, target, options))
 
     def add_handler(self, handler: AnyHandler) -> None:
-        """Add a handler. A queue has only one, so that each message has one outcome."""
+        """Add a handler. There can only be one handler per queue."""
         known = self.handlers.get(handler.queue)
         if known is not None:
             self._refuse_second_handler(known, handler)
@@ -475,15 +504,16 @@ class Router:
             parent._take(self, handler)
 
     def middleware(self, call: M) -> M:
-        """Wrap an async function of context and `run` around every run. The first one is the
-        outermost.
+        """Add a middleware. The first one is the outermost.
+
+        Middleware is an async function with the arguments `context` and `run`.
         """
         check_middleware(call)
         self._middleware.append(call)
         return call
 
     def include(self, *routers: Router) -> None:
-        """Take in the queues and handlers of routers, also those that they declare later."""
+        """Include the queues and handlers of other routers, also if they are added later."""
         for router in routers:
             given: object = router
             if not isinstance(given, Router) or isinstance(given, App):
@@ -513,22 +543,24 @@ class Router:
             self.add_handler(_move_handler(handler, queue))
 
     def middleware_of(self, queue: str) -> tuple[Middleware, ...]:
-        """Return the middleware of a queue's handler, outermost first."""
+        """Return the middleware for a queue, outermost first."""
         if queue == DUE:
-            return ()  # it is handled where it goes, not on its way there
+            return ()  # middleware runs when the message is handled, not when it is forwarded
         inner = (one for router in self._within.get(queue, ()) for one in router._middleware)
         return (*self._middleware, *inner)
 
 
 class App(Router):
-    """Queues, their failure plans and their handlers, under one name.
+    """An application: queues, failure plans and handlers.
 
-    `topology` takes an existing design: one of the documented patterns, or a TOML file. `queue` and
-    `handler` add queues of Hopback's recommended design. `lifespan` makes an async context that is
-    entered before the first delivery and left after the last, for example for a database, a client
-    or an outbox relay. It takes the application, and dependencies of scope `application` as a
-    handler does. `reply_queues` names the queues that `context.reply` may publish to, in
-    addition to direct reply addresses. In these names `*` matches any characters.
+    Args:
+        name: The name of the application.
+        topology: An existing topology, for example a design or a TOML file.
+        lifespan: An async context manager that is entered before the first message and left after
+            the last one. It is called with the application, and can use dependencies with the scope
+            `application`.
+        reply_queues: Names of queues that replies may be sent to, in addition to direct reply-to.
+            `*` matches any characters.
     """
 
     def __init__(
@@ -554,14 +586,14 @@ class App(Router):
         if isinstance(reply_queues, str):
             raise ValueError(f"reply_queues: expected a list of queue names, got {reply_queues!r}")
         self.reply_queues: tuple[str, ...] = tuple(reply_queues)
-        """The queues that replies may go to, beside direct reply addresses."""
+        """Queues that replies may be sent to, in addition to direct reply-to."""
         self.codes: Mapping[str, str] = dict(codes or {})
-        """Custom event names for log lines (`DESIGNS["event-bus"].codes`)."""
+        """Custom names of logged events, such as `DESIGNS["event-bus"].codes`."""
         self.codecs = codecs
-        """Decode and encode payloads by content type. None: JSON, or by the payload's type."""
+        """Codecs by content type. If None, JSON is used unless the type requires something else."""
         self._lifespan = lifespan
         self.lifespan_needs: tuple[Need, ...] = ()
-        """The application-scoped dependencies of the lifespan."""
+        """Dependencies of the lifespan."""
         if isasyncgenfunction(lifespan) or iscoroutinefunction(lifespan):
             expected = "an async context manager: decorate the function with `@asynccontextmanager`"
             found = Problem("lifespan", expected, f"async def {lifespan.__name__}")
@@ -577,9 +609,9 @@ class App(Router):
         self._delays: Topology | None = None
         self._running: Service | None = None
         self.overrides: dict[Provider, Provider] = {}
-        """Which providers take the place of others, from the next start on."""
+        """Replaced providers."""
         self.error_reports: list[OnError] = []
-        """Functions called with the exception of each failed run."""
+        """Functions that are called with the exception of each failed run."""
 
     @property
     def _where(self) -> str:
@@ -594,13 +626,16 @@ class App(Router):
     def delays(
         self, longest: Duration = LONGEST_DELAY, *, cancellations: Cancellations | None = None
     ) -> None:
-        """Declare the queues that hold messages published with `delay` or `at`.
+        """Declare the queues for delayed messages.
 
-        Every process of this application forwards due messages. While no process runs, they wait in
-        `hopback.delay.due`. A due message that cannot be delivered is retried, and finally parked
-        in `hopback.delay.due.dlq`. With `cancellations` (`hopback.store.DelayedMessages`) a waiting
-        message can be cancelled by its message id. Every application that forwards messages needs
-        the same `cancellations`.
+        Due messages are forwarded by the processes of this application. If no process is running,
+        they wait in `hopback.delay.due`. If a message cannot be forwarded, it is retried and
+        finally moved to `hopback.delay.due.dlq`.
+
+        Args:
+            longest: The maximum delay.
+            cancellations: Stores cancelled messages, such as `hopback.store.DelayedMessages`. It
+                must be the same in all applications that forward messages.
         """
         read_seconds(longest, "longest", where=f"{self._where}.delays")
         if self._delays is None:
@@ -613,7 +648,7 @@ class App(Router):
 
     @contextmanager
     def override(self, provider: Provider, replacement: Provider) -> Iterator[None]:
-        """Replace a provider in services started inside this context. Intended for tests."""
+        """Replace a provider within this context. Intended for tests."""
         before = dict(self.overrides)
         self.overrides[provider] = replacement
         try:
@@ -623,7 +658,10 @@ class App(Router):
 
     @property
     def topology(self) -> Topology:
-        """Everything declared, as data. InvalidDeclaration names handled queues without failure plan."""
+        """The topology of the application.
+
+        Raises InvalidDeclaration if a handled queue has no plan.
+        """
         given = self._given or Topology(self.name)
         plans = [declared.plan(queue) for queue, declared in self._queues.items()]
         ways = (way for queue, one in self._queues.items() for way in one.bindings(queue))
@@ -663,13 +701,13 @@ class App(Router):
         publish: Callable[[Message], Coroutine[Any, Any, None]] | None,
         service: Service | None = None,
     ) -> None:
-        """Set how `publish` reaches the broker. Called by the runner of the application."""
+        """Set the function used for publishing. Called by the service."""
         self._publish = publish
         self._running = service
 
     @property
     def running_service(self) -> Service:
-        """The service that runs this application. Raises RuntimeError while it is not running."""
+        """The service that runs this application. Raises RuntimeError if it is not running."""
         if self._running is None:
             raise RuntimeError(
                 f"app {self.name!r} is not running: expected to be asked in its lifespan"
@@ -677,10 +715,10 @@ class App(Router):
         return self._running
 
     def on_error(self, report: OnError) -> OnError:
-        """Call a function with the exception and the context of each failed run.
+        """Register a function that is called with the exception and context of each failed run.
 
-        It is meant for error trackers. Its result or exception does not affect the message. It is
-        called on the event loop and must return quickly. It can be used as a decorator.
+        This is useful for error trackers. The function does not affect how the message is handled.
+        It is called on the event loop and must not block. Can be used as a decorator.
         """
         if iscoroutinefunction(report):
             found = Problem(
@@ -692,11 +730,11 @@ class App(Router):
 
     @property
     def has_lifespan(self) -> bool:
-        """Whether it has a lifespan, and so has work to do even without handlers."""
+        """True if there is a lifespan."""
         return self._lifespan is not None
 
     def lifespan(self, **values: Any) -> AbstractAsyncContextManager[object]:
-        """Return the context that is open while the application runs. It can already publish."""
+        """Return the lifespan context manager."""
         return nullcontext() if self._lifespan is None else self._lifespan(self, **values)
 
     @explain_arguments
@@ -708,10 +746,14 @@ class App(Router):
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, None]:
-        """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm. To be awaited.
+        """Publish a message and wait for the confirm.
 
-        Raises PublishFailed with the reason if the message was not confirmed. A message published
-        from a handler inherits its correlation id and trace. In a sync handler use `publish_sync`.
+        The message is published to the queue `routing_key` unless an exchange is given. If this is
+        called in a handler, the correlation id and trace are taken from its message. Must be
+        awaited. Use `publish_sync` in sync handlers.
+
+        Raises:
+            PublishFailed: If the message is not confirmed.
         """
         message = compose(routing_key, payload, exchange=exchange, codecs=self.codecs, **options)
         return self.send(message)
@@ -725,7 +767,7 @@ class App(Router):
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
-        """Publish from a thread of the application. It returns after the confirm."""
+        """Publish a message from a thread and wait for the confirm."""
         message = compose(routing_key, payload, exchange=exchange, codecs=self.codecs, **options)
         send_from_thread(self._outgoing(), message)
 
@@ -740,10 +782,10 @@ class App(Router):
         returns: type[R] | Any = Any,
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, R | Any]:
-        """Publish a request and wait for the reply, decoded into `returns`. To be awaited.
+        """Send a request and wait for the reply. Must be awaited. See `RequestClient`.
 
-        Raises NoReply if no reply arrives within `timeout` or none can arrive any more. See
-        `RequestClient`.
+        Raises:
+            NoReply: If there is no reply within `timeout`.
         """
         client = self.running_service.requests
         return client.request(
@@ -751,7 +793,7 @@ class App(Router):
         )
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Publish a message that is already composed, as an outbox relay does. To be awaited."""
+        """Publish a composed message and wait for the confirm. Must be awaited."""
         require_message(message)
         publishing = send_from_loop(self._outgoing(), message)
         cause = current_context.get(None)
@@ -769,7 +811,7 @@ class App(Router):
 
 
 def _move_handler(handler: AnyHandler, queue: str) -> AnyHandler:
-    """The same handler for the queue under its full name."""
+    """Return the handler for a queue with a different name."""
     if isinstance(handler, TypedHandlers):
         return handler.with_queue(queue)
     if isinstance(handler, BatchHandler) and handler.prepare is not None:
@@ -783,7 +825,7 @@ _PLAN_EXPECTED = (
 
 
 def _place_of(handler: AnyHandler) -> str:
-    """Return the name of a handler's function with its file and line."""
+    """Return the name, file and line of a handler."""
     if isinstance(handler, PushHandler):
         return f"the push to {handler.target.url}"
     if isinstance(handler, TypedHandlers):
@@ -797,7 +839,7 @@ V = TypeVar("V")
 
 
 def _unite(given: Iterable[V], own: Iterable[V]) -> tuple[V, ...]:
-    """Both, each value once, in order. By equality: arguments are mappings and have no hash."""
+    """Return the values of both without duplicates. The values may not be hashable."""
     both = list(given)
     both += [one for one in own if one not in both]
     return tuple(both)

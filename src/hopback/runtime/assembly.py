@@ -1,4 +1,4 @@
-"""Builds the consumer of each queue from its handler and its plan."""
+"""Creates consumers."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _OneByOneHandler: TypeAlias = "Handler | PushHandler | TypedHandlers"
 
 @dataclass(slots=True)
 class Assembly:
-    """Builds consumers that share a topology and a publisher, and closes their runners."""
+    """Creates the consumers of an application."""
 
     topology: Topology
     publish: Send
     environment: Environment
     concurrency: int | None = None
-    """The number of handlers of each queue that run at once, instead of the handler's own."""
+    """Overrides the concurrency of all handlers."""
     middleware: Callable[[str], Sequence[Middleware]] = lambda _queue: ()
-    """Returns the middleware of a queue."""
+    """Returns the middleware for a queue."""
     overrides: Overrides = field(default_factory=dict)
     failed: FailedRuns | None = None
     codecs: Codecs | None = None
     reply_queues: Sequence[str] = ()
-    """Queues that may be named as reply addresses, in addition to direct reply-to."""
+    """Queues that replies may be sent to, in addition to direct reply-to."""
     isolation: Isolation = field(default_factory=Isolation)
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Assembly:
         lifespan: Callable[..., AbstractAsyncContextManager[object]],
         needs: Sequence[Need] = (),
     ) -> AsyncIterator[None]:
-        """Open the dependencies of the lifespan, the lifespan, and those of the handlers."""
+        """Enter the lifespan and create the dependencies with the scope `application`."""
         made: dict[Provider, Any] = {}
         own = Injector(needs, where="lifespan", overrides=self.overrides, has_context=False)
         async with AsyncExitStack() as stack:
@@ -85,7 +85,7 @@ class Assembly:
             yield
 
     async def close(self) -> None:
-        """Close the runners with their connections and threads."""
+        """Close all runners with their connections and threads."""
         for work in self._works:
             self.isolation.leave(work)
         for runner in self._runners:
@@ -95,7 +95,8 @@ class Assembly:
         options = handler.options
         if self.concurrency is not None:
             options = replace(options, concurrency=self.concurrency)
-        # Held deliveries occupy at most half of the slots, so that other messages are still handled.
+        # Held deliveries use at most half of the slots, so that other messages can still be
+        # handled.
         settling = self._create_settling(plan, most_holds=options.concurrency // 2)
         runner = self._runner(handler, options, plan)
         run: Run = runner
@@ -112,7 +113,7 @@ class Assembly:
 
     def _batch_consumer(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
-        # Middleware wraps the whole life of a message in its batch, so `prepare` has none.
+        # Middleware is applied to the whole batch processing, so `prepare` doesn't have any.
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan, ())
         injector = self._injector(handler.needs, f"batch handler of queue {handler.queue!r}", False)
         read = None
@@ -149,7 +150,7 @@ class Assembly:
             limit = arguments.get("x-delivery-limit")
             quarantine = Quarantine(plan, self.isolation, self.environment, limit)
 
-        # All other work is paused while a suspected message of any queue runs alone.
+        # Other work is paused while a suspected message is handled.
         def make(observe: Callable[[Answer], object]) -> Work:
             made = work(observe)
             self._works.append(made)

@@ -1,8 +1,8 @@
-"""Batches: deliveries are gathered by size and time and handled together, each with its own
-outcome.
+"""Batch processing.
 
-Middleware wraps each message of a batch. It is entered before the message joins the batch, waits in
-`run()` for the answer of the batch, and may return a different outcome for its message.
+Messages are collected until a batch is full or due. Each message of a batch has its own outcome.
+Middleware is entered before a message is added to a batch. It waits in `run()` until the batch has
+been handled, and may return a different outcome.
 """
 
 from __future__ import annotations
@@ -58,27 +58,27 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _ENTERING = 10
-"""Number of messages that may pass through middleware at the same time on their way into a batch
-without `prepare`. It equals the default concurrency of handlers.
+"""Maximum number of messages that enter middleware concurrently if there is no `prepare` function.
+The same as the default concurrency of handlers.
 """
 
 
 @dataclass(slots=True)
 class Isolating:
-    """Calls a batch handler and finds an answer for each payload. `splits` counts the halvings."""
+    """Calls a batch handler. If it fails, the batch is split to find the failing messages."""
 
     handler: BatchHandler
     injector: Injector | None = None
     splits: int = field(default=0, init=False)
     opened: list[Opened] = field(default_factory=list, init=False)
-    """Dependencies of the calls. They are closed when the batch is settled."""
+    """Dependencies that are closed when the batch is settled."""
 
     async def answers(self, payloads: list[Any]) -> list[Answer]:
-        """An answer for each payload, in order."""
+        """Return a result for each payload, in order."""
         if not payloads:
             return []
         try:
-            # A copy: changes that the handler makes to its list must not reach the halves.
+            # Pass a copy, because the handler may modify the list.
             async with asyncio.timeout(self.handler.options.deadline):
                 returned = await self._call(list(payloads))
         except KeyboardInterrupt:
@@ -91,8 +91,8 @@ class Isolating:
             self.splits += 1
             first, second = halves(payloads)
             return await self.answers(list(first)) + await self.answers(list(second))
-        # None means that all messages are done. Otherwise there is one outcome per message, in
-        # order.
+        # None means that all messages were handled. Otherwise there must be one outcome per
+        # message.
         size = len(payloads)
         if returned is None:
             return [DONE] * size
@@ -119,14 +119,14 @@ class Isolating:
             raise
 
     def _isolates(self, error: BaseException) -> bool:
-        """Whether to search for bad rows. A predicate that raises counts as false."""
+        """Return True if the batch should be split after this exception."""
         try:
             return isinstance(error, Exception) and bool(self.handler.options.isolates(error))
         except FAILURES:
             return False
 
     def _answer(self, one: object) -> Answer:
-        """Convert one entry of the returned list. An exception is classified by the rules."""
+        """Convert an item returned by the handler to a result."""
         if one is None:
             return DONE
         if isinstance(one, Exception):
@@ -135,10 +135,10 @@ class Isolating:
 
 
 class _MiddlewareRun:
-    """A message of a batch inside its middleware, in a separate task.
+    """A task that runs the middleware for a message of a batch.
 
-    `enter` runs first in `run()`. It returns an answer, or None if the message has joined a batch.
-    The run then waits for the answer of the batch.
+    `enter` is called first in `run()`. It returns a result, or None if the message was added to a
+    batch. In this case the task waits for the result of the batch.
     """
 
     __slots__ = ("_context", "_enter", "_fate", "_inner", "_rules", "_trace", "joined", "task")
@@ -163,14 +163,14 @@ class _MiddlewareRun:
         )
 
     def give(self, answer: Answer) -> None:
-        """Pass the batch's answer to the middleware, unless it has stopped waiting."""
+        """Set the result of the batch."""
         if not self._fate.done():
             self._trace = None if answer.error is None else answer.error.__traceback__
             self._fate.set_result(answer)
 
     def answer(self) -> Answer:
-        """Return the middleware's answer after `task` has ended."""
-        if self.task.cancelled():  # by itself: this is not called for tasks that we cancel
+        """Return the result of the middleware after the task has ended."""
+        if self.task.cancelled():  # cancelled by the middleware itself
             return answer_for(asyncio.CancelledError("the middleware was cancelled"), self._rules)
         return self.task.result()
 
@@ -199,14 +199,15 @@ class _MiddlewareRun:
             answer = await self._fate
         self._inner = answer
         if answer.error is not None:
-            # One exception for all messages of a batch: its traceback must not grow with each.
+            # Restore the traceback, since the same exception is raised for all messages of the
+            # batch.
             raise answer.error.with_traceback(self._trace)
         return None if answer is DONE else answer.outcome
 
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    """A delivery with its payload, or with the row that `prepare` made of it."""
+    """A delivery with its payload, or with the return value of `prepare`."""
 
     taken: HeldDelivery
     payload: Any
@@ -214,12 +215,12 @@ class _Gathered:
 
     @property
     def early_answer(self) -> Answer | None:
-        """The answer of a middleware that did not wait for the batch."""
+        """Return the result if the middleware has ended without waiting for the batch."""
         return self.run.answer() if self.run is not None and self.run.task.done() else None
 
 
 class Batches:
-    """Gathers deliveries into batches and concludes each delivery by itself."""
+    """Collects deliveries into batches and settles them."""
 
     def __init__(
         self,
@@ -258,7 +259,7 @@ class Batches:
         self._running: dict[asyncio.Task[None], Sequence[HeldDelivery]] = {}
         self._slow: set[asyncio.Task[None]] = set()
         self._answers: dict[asyncio.Task[Any], Answer] = {}
-        """The answers of batches that are being ended early."""
+        """Results of batches that are being interrupted."""
         self._limit = handler.options.batchers
         rate = handler.options.rate
         self._rate = None if rate is None else RateLimit(rate, self._start_full)
@@ -268,31 +269,31 @@ class Batches:
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries are being prepared or in batches that run now."""
+        """The number of deliveries that are being prepared or handled."""
         return sum(map(len, self._running.values())) + len(self._pool.running)
 
     @property
     def kept_count(self) -> int:
-        """How many deliveries can neither be settled nor moved."""
+        """The number of deliveries that could not be settled."""
         return self._settling.kept_count
 
     @property
     def held_count(self) -> int:
-        """How many deliveries their next queue does not take."""
+        """The number of deliveries whose next queue is not available."""
         return self._settling.held_count
 
     @property
     def stuck_count(self) -> int:
-        """How many batches wait for the end of all of their deliveries while some are held."""
+        """The number of batches that cannot be completed because of held deliveries."""
         return min(self._concluding, self._settling.held_count)
 
     @property
     def trouble(self) -> str:
-        """Why the last one was not taken."""
+        """The reason why the last delivery is held."""
         return self._settling.trouble
 
     def submit(self, taken: HeldDelivery) -> None:
-        """Add a delivery to the open batch. An undecodable one is concluded alone."""
+        """Add a delivery to the open batch. If it cannot be decoded, it is settled separately."""
         if self._prepare is not None or self._middleware:
             self._pool.submit(taken)
             return
@@ -311,17 +312,17 @@ class Batches:
         return self._handler.decode(delivery.body) if self._read is None else self._read(delivery)
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
-        """Settle it by this answer, outside any batch."""
+        """Settle a delivery separately with the given result."""
         self._start(self._conclude_all([taken], [answer], 0.0), [taken])
 
     def limit(self, size: int) -> None:
-        """Set the maximum number of concurrent batches. 0 also stops `prepare`."""
+        """Set the maximum number of concurrent batches. 0 pauses processing."""
         self._limit = min(size, self._handler.options.batchers)
         self._pool.limit(self._processors if size else 0)
         self._start_full()
 
     def hold(self) -> None:
-        """Pause `prepare` and the start of batches."""
+        """Pause processing."""
         self._held = True
         self._pool.hold()
 
@@ -331,13 +332,13 @@ class Batches:
         self._start_full()
 
     async def wait_idle(self) -> None:
-        """Wait for the batches that run."""
+        """Wait until no batch is running."""
         await self._pool.wait_idle()
         while quick := self._running.keys() - self._slow:
             await asyncio.wait(quick)
 
     async def drain(self) -> None:
-        """Wait for everything in hand, also for the open batch."""
+        """Wait until all deliveries have been handled, including the open batch."""
         await self._pool.drain()
         self._close_open()
         while self._rate is not None and self._full and self._limit and not self._held:
@@ -345,7 +346,7 @@ class Batches:
         await self.wait_idle()
 
     async def wait_settled(self, taken: HeldDelivery) -> None:
-        """Close its batch, and wait for the end of that."""
+        """Close the batch of a delivery and wait until it has been handled."""
         await self._pool.wait_finished(taken)
         self._close_open()
         while tasks := [task for task, batch in self._running.items() if taken in batch]:
@@ -356,41 +357,41 @@ class Batches:
             await asyncio.wait(tasks)
 
     async def _end_of_one(self) -> None:
-        """Return when a batch has ended, or when the rate allows another one."""
+        """Wait until a batch has ended or the rate limit allows another one."""
         if self._running:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         elif self._rate is not None:
             await asyncio.sleep(self._rate.remaining)
 
     def runs(self) -> list[CurrentRun]:
-        """The batches that run, and the messages that are being prepared."""
+        """Return the running batches and the messages being prepared."""
         preparing = [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
         return [CurrentRun(task, batch) for task, batch in self._running.items()] + preparing
 
     def holds(self, session: ConsumeSession) -> bool:
-        """Also in a batch that is still open."""
+        """Return True if there are deliveries of the session, including those in the open batch."""
         gathered = (one.taken for batch in (self._open, *self._full) for one in batch)
         running = (taken for batch in self._running.values() for taken in batch)
         in_hand = (*self._pool, *gathered, *running)
         return self._settling.keeps(session) or any(one.session is session for one in in_hand)
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Do not wait for these batches and preparations."""
+        """Don't wait for these tasks."""
         self._slow = {task for task in self._running if task in slow}
         self._pool.disregard(slow)
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
-        """Cancel the batch. A message in `prepare` is not interrupted."""
+        """Interrupt a batch. Calls of `prepare` are not interrupted."""
         if task in self._running:
             self._answers[task] = answer
             task.cancel()
 
     def wind_down(self) -> int:
-        """Stop calling `prepare`. Gathered messages are still handled."""
+        """Stop calling `prepare`. Messages that were already collected are still handled."""
         return len(self._pool.withdraw())
 
     def withdraw(self) -> int:
-        """Forget batches that were not started."""
+        """Drop all batches that have not been started."""
         waiting = len(self._pool.withdraw()) + len(self._open) + sum(map(len, self._full))
         for batch in (self._open, *self._full):
             _end_runs(batch)
@@ -399,13 +400,13 @@ class Batches:
         return waiting
 
     async def finish(self) -> None:
-        """Wait for all `prepare` calls and running batches. The open batch stays open."""
+        """Wait for running batches. The open batch is not closed."""
         await self._pool.join()
         while self._running:
             await asyncio.wait(set(self._running))
 
     async def flush(self) -> None:
-        """Handle the open batch now, and wait for it."""
+        """Handle the open batch and wait for it."""
         self._close_open()
         await self.finish()
 
@@ -417,7 +418,7 @@ class Batches:
         return left
 
     async def _process(self, taken: HeldDelivery) -> None:
-        """Add one message to the open batch. A message with an outcome is concluded alone."""
+        """Add a message to the open batch, or settle it if there is already a result."""
         if taken.session.ended.is_set():
             return
         began = loop_time()
@@ -435,7 +436,7 @@ class Batches:
             await self._conclude_all([taken], [answer], loop_time() - began)
 
     async def _enter(self, taken: HeldDelivery) -> Answer | None:
-        """Return None if the message joined the open batch, or else its answer."""
+        """Add a message to the open batch. Returns a result if it was not added."""
         try:
             payload = self._decode(taken.delivery)
         except Undecodable as error:
@@ -460,7 +461,10 @@ class Batches:
     async def _join(
         self, taken: HeldDelivery, payload: Any, run: _MiddlewareRun | None
     ) -> Answer | None:
-        """Prepare the row and add it to the batch. An outcome of `prepare` is the answer."""
+        """Call `prepare` and add the message to the batch.
+
+        Returns a result if `prepare` returned an outcome.
+        """
         if self._prepare is not None:
             try:
                 payload = await self._prepare.value(taken.delivery, payload)
@@ -559,7 +563,7 @@ class Batches:
                 raise
             task.uncancel()
             answers = [answer] * len(alive)
-        except FAILURES as error:  # see OneByOne. Existing answers of the batch are kept
+        except FAILURES as error:  # see OneByOne, keep existing results
             _end_runs(alive)
             answers = answers or [answer_for(error)] * len(alive)
         finally:
@@ -580,7 +584,7 @@ class Batches:
     async def _conclude_all(
         self, held: Iterable[HeldDelivery], answers: Iterable[Answer], duration: float
     ) -> None:
-        """Settle each message by its answer. Failed messages are moved concurrently."""
+        """Settle all messages. Failed messages are moved concurrently."""
         slow = []
         for taken, answer in zip(held, answers, strict=True):
             if answer is DONE and self._settling.acknowledge(taken, duration):
@@ -604,7 +608,7 @@ class Batches:
 
 
 def _end_runs(gathered: Iterable[_Gathered]) -> None:
-    """Let middleware go that waits for a batch which will not be handled here."""
+    """Cancel the middleware of messages that will not be handled."""
     for one in gathered:
         if one.run is not None:
             one.run.task.cancel()
@@ -613,7 +617,7 @@ def _end_runs(gathered: Iterable[_Gathered]) -> None:
 async def _through_middleware(
     gathered: Sequence[_Gathered], answers: Sequence[Answer]
 ) -> list[Answer]:
-    """Pass each answer of a batch through the middleware of its message."""
+    """Pass the results of a batch to the middleware of each message."""
     runs = [one.run for one in gathered if one.run is not None]
     errors = [answer.error for answer in answers if answer.error is not None]
     traces = [error.__traceback__ for error in errors]

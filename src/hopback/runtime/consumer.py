@@ -1,17 +1,16 @@
-"""One queue's consumer: it takes deliveries on a channel and passes them to their work.
+"""Consumes a queue.
 
-A consumer outlives its channels. Each channel is a session. When a session ends, deliveries that
-were not started are dropped, because the broker has requeued them. Runs in progress finish and can
-no longer be settled. A session with slow runs is *retired*: its channel takes no more deliveries
-and stays open for its unsettled ones, while the next session consumes on another channel.
+A consumer uses one channel after another. Each channel is a session. When a session ends,
+deliveries that were not started are dropped, because the broker requeues them. Running handlers
+finish, but their deliveries can no longer be settled. If handlers are slow, the session is retired:
+the channel stays open for unsettled deliveries, and a new session is started on another channel.
 
-A session's `Intake` takes one delivery at a time at first, then as many as the prefetch allows. A
-broker applies the prefetch to a consumer only when it subscribes. Changing the window therefore
-needs a new subscription on the same channel. Unsettled deliveries are kept meanwhile, because
-requeueing them would increase their delivery count. The same applies to a delivery in transit: a
-quorum queue requeues it when its consumer is cancelled, and later messages overtake it. The first
-delivery is therefore settled only after its consumer is cancelled: with a prefetch of 1, no other
-delivery is in transit then.
+At the start of a session, `Intake` uses a prefetch of 1, which is later increased. RabbitMQ applies
+the prefetch when a consumer is created, so changing it requires a new consumer on the same channel.
+Unsettled deliveries are kept, because requeueing would increment their delivery count. The same
+applies to a delivery in transit, which is requeued when its consumer is cancelled. For this reason
+the first delivery is only settled after its consumer was cancelled. With a prefetch of 1 there is
+no other delivery in transit then.
 """
 
 from __future__ import annotations
@@ -45,11 +44,12 @@ _LOG = logging.getLogger("hopback.runtime")
 
 
 class Intake:
-    """The subscription of one session to its queue.
+    """The subscription of a session.
 
-    Without `quarantine` the window is open from the start and no message is suspected. `give_up` is
-    called with the reason when the session can receive no more deliveries. `on_cancel` is called
-    when the broker cancels the subscription.
+    Args:
+        quarantine: If None, no message is suspected and the prefetch is not limited at the start.
+        give_up: Called with a reason when the session cannot receive deliveries any more.
+        on_cancel: Called when the broker cancels the consumer.
     """
 
     def __init__(
@@ -74,27 +74,28 @@ class Intake:
         self._open = quarantine is None or prefetch == 1
         self._suspected: deque[HeldDelivery] = deque()
         self._before_opening: list[HeldDelivery] = []
-        """Deliveries that wait until the window is open, in their order."""
+        """Deliveries that were received before the prefetch was increased."""
         self._tag: str | None = None
         self._stopped = False
         self._changing = asyncio.Lock()
-        """Held while the broker is asked to change the subscription."""
+        """Held while the subscription is being changed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.isolating: bool = False
-        """Suspected messages are being handled and the window is closed."""
+        """True while suspected messages are handled."""
         self.received: int = 0
 
     @property
     def is_taking(self) -> bool:
-        """Whether it receives deliveries, or will after the suspected messages are handled."""
+        """True if deliveries are received, or will be after suspected messages have been handled."""
         return not self._stopped and (self._tag is not None or self.isolating)
 
     async def start(self) -> None:
         await self._subscribe(self._prefetch if self._open else 1)
 
     async def stop(self) -> int:
-        """Take no more deliveries and return the number of suspected messages that were not
-        started.
+        """Stop receiving deliveries.
+
+        Returns the number of suspected messages that were not started.
         """
         self._stopped = True
         async with self._changing:
@@ -102,7 +103,7 @@ class Intake:
             if tag is not None:
                 with suppress(BrokerError):
                     await self._session.channel.cancel(tag)
-        # With those that came until the broker had heard of it.
+        # Includes deliveries received before the consumer was cancelled.
         left = len(self._suspected) + len(self._before_opening)
         self._suspected.clear()
         self._before_opening.clear()
@@ -115,12 +116,12 @@ class Intake:
             task.cancel()
 
     async def _subscribe(self, prefetch: int) -> None:
-        """Subscribe, replacing the present subscription without a gap."""
+        """Subscribe with a new prefetch, replacing the current subscription."""
         channel = self._session.channel
         async with self._changing:
             if self._stopped or (
                 prefetch != 1 and not self._open
-            ):  # closed while it waited its turn
+            ):  # closed while waiting for the lock
                 return
             await channel.qos(prefetch)
             before = self._tag
@@ -138,7 +139,7 @@ class Intake:
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
         taken = HeldDelivery(delivery, self._session)
-        # Publishes of the run check this event: a run whose channel has ended does not publish.
+        # Used to prevent a handler from publishing after its channel was closed.
         delivery.session_ended = self._session.ended  # type: ignore[attr-defined]
         if self._slow_runs.expects_returns:
             answer = self._slow_runs.answer_to_return(taken)
@@ -165,7 +166,7 @@ class Intake:
             self._work.submit(taken)
 
     async def _open_window(self) -> None:
-        with suppress(BrokerError):  # the channel has ended, and the session with it
+        with suppress(BrokerError):  # the channel was closed
             await self._subscribe(self._prefetch)
         for taken in self._before_opening:
             self._work.submit(taken)
@@ -184,7 +185,7 @@ class Intake:
         task.add_done_callback(self._tasks.discard)
 
     async def _isolate(self, quarantine: Quarantine) -> None:
-        """Close the window, wait for runs in progress, and run the suspected messages one by one."""
+        """Handle suspected messages one by one, after all other handlers have finished."""
         is_closed = False
         try:
             while self._suspected and not (self._stopped or self._session.ended.is_set()):
@@ -192,13 +193,13 @@ class Intake:
                     await self._close_window()
                     is_closed = True
                 drained = await quarantine.drain(self._work)
-                if not self._stopped:  # meanwhile
+                if not self._stopped:  # may have been stopped in the meantime
                     await quarantine.run(self._suspected.popleft(), self._work, drained=drained)
                 if is_closed and not self._suspected:
                     is_closed = False
-                    await self._subscribe(1)  # which may bring the next suspected one at once
+                    await self._subscribe(1)  # may receive another suspected message
         except BrokerError:
-            return  # the channel has ended, and the session with it
+            return  # the channel was closed
         except Exception:
             _LOG.exception("suspected messages of %s could not be handled apart", self._queue)
             self._give_up("an error beside its handler")
@@ -207,14 +208,14 @@ class Intake:
 
 
 class Tell(Protocol):
-    """Reports an event of the queue."""
+    """Emits events of the queue."""
 
     def __call__(self, name: str, reason: str, **more: float | None) -> None:
-        """Emit the event `name`."""
+        """Emit an event."""
 
 
 class Brake:
-    """Watches the answers of one queue and limits how much is handled at once."""
+    """Applies the circuit breaker of a queue."""
 
     def __init__(self, policy: BreakerPolicy | None, concurrency: int, tell: Tell) -> None:
         self._policy = policy
@@ -226,7 +227,7 @@ class Brake:
         self._time = loop_time
 
     def control(self, limit: Callable[[int], None]) -> None:
-        """Set the function that limits the concurrency of the work."""
+        """Set the function that limits concurrency."""
         self._limit = limit
 
     @property
@@ -235,11 +236,11 @@ class Brake:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the breaker is closed."""
+        """True if the breaker is closed."""
         return self._breaker.state is BreakerState.CLOSED
 
     def observe(self, answer: Answer) -> None:
-        """Report the answer of a run to the breaker, and pause or resume accordingly."""
+        """Update the breaker after a run, and pause or resume the queue."""
         if self._policy is None:
             return
         now, before = self._time(), self._breaker.state
@@ -256,21 +257,21 @@ class Brake:
             self._tell("consumer.resumed", "a probe worked")
 
     def _probe(self) -> None:
-        """The cool-down is over: let a few through and see."""
-        # A loop may call slightly early. A breaker that stayed open would never get a probe.
+        """Let a few messages through after the cool-down."""
+        # Timers may fire slightly early, and the breaker would stay open.
         self._breaker = at(self._breaker, max(self._time(), self._breaker.until))
         if self._policy is not None:
             self._limit(self._policy.probes)
 
     def release(self) -> None:
-        """The end: no probe any more."""
+        """Cancel the timer."""
         if self._probing is not None:
             self._probing.cancel()
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLimits:
-    """How much a consumer takes and does at once, and when it pauses."""
+    """Limits of a consumer."""
 
     prefetch: int
     concurrency: int
@@ -279,9 +280,9 @@ class ConsumerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """The unsettled deliveries of a closed consumer. The broker redelivers all of them.
+    """Unsettled deliveries of a closed consumer. They are redelivered by the broker.
 
-    `kept` could be neither settled nor moved, as reported by their `delivery.held` events.
+    `kept` is the number of deliveries that could not be settled or moved.
     """
 
     queue: str
@@ -291,18 +292,18 @@ class Leftover:
 
 
 class ConsumerState(StrEnum):
-    """The activity of a consumer, for liveness checks."""
+    """The states of a consumer."""
 
     STARTING = "starting"
-    """No channel yet, or no longer: it is being restored."""
+    """There is no channel yet, or it is being reopened."""
     CONSUMING = "consuming"
     PAUSED = "paused"
-    """Paused by command. `Consumer.breaker` shows a pause by an open breaker."""
+    """Paused by a command. See `Consumer.breaker` for the circuit breaker."""
     CLOSED = "closed"
 
 
 class _Ending(NamedTuple):
-    """Why a session ended, whether that was not our wish, and whether its runs are only too slow."""
+    """The reason why a session ended, and how to continue."""
 
     reason: str
     lost: bool
@@ -310,7 +311,7 @@ class _Ending(NamedTuple):
 
 
 class Consumer:
-    """Consumes one queue, session after session, until it is closed."""
+    """Consumes a queue until it is closed."""
 
     def __init__(
         self,
@@ -332,7 +333,7 @@ class Consumer:
         self._time = loop_time
         self._session: ConsumeSession | None = None
         self.retired: dict[ConsumeSession, asyncio.Future[BrokerError | None]] = {}
-        """Sessions whose channel stays open for the deliveries in hand, with the end of each channel."""
+        """Retired sessions, with a future that is done when the channel is closed."""
         self._closing_channels: set[asyncio.Task[None]] = set()
         self._ending: asyncio.Future[_Ending] | None = None
         self._intake: Intake | None = None
@@ -342,16 +343,16 @@ class Consumer:
         self._resting.set()
         self._closing = False
         self._received = 0
-        """Deliveries of the sessions before this one."""
+        """Number of deliveries received in previous sessions."""
         self._seen = -1
         self.trouble: str = ""
-        """Why its queue cannot be consumed at present. Empty if it can."""
+        """The reason why the queue cannot be consumed, or an empty string."""
         self.started: asyncio.Event = asyncio.Event()
-        """Set when it first consumes, or when it is paused before that."""
+        """Set when the consumer has started or was paused."""
 
     @property
     def settled_count(self) -> int:
-        """How many deliveries were settled so far."""
+        """The number of settled deliveries."""
         return self._work.settled_count
 
     @property
@@ -364,28 +365,28 @@ class Consumer:
 
     @property
     def is_consuming(self) -> bool:
-        """Whether the broker knows this consumer now, as far as we know."""
+        """True if there is an active subscription."""
         return self._intake is not None and self._intake.is_taking
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries are being handled now."""
+        """The number of deliveries being handled."""
         return self._work.in_flight
 
     @property
     def held_count(self) -> int:
-        """How many deliveries are in hand because they cannot be moved on or settled."""
+        """The number of deliveries that cannot be moved or settled."""
         return self._work.held_count + self._work.kept_count
 
     @property
     def kept_count(self) -> int:
-        """How many deliveries could be neither settled nor moved."""
+        """The number of deliveries that could not be settled or moved."""
         return self._work.kept_count
 
     @property
     def standstill(self) -> str:
-        """Why no more deliveries can be handled: held deliveries use all capacity. Empty if they do
-        not.
+        """The reason why no more messages can be handled because of held deliveries, or an empty
+        string.
         """
         full = self._work.stuck_count >= self._limits.concurrency
         if full or 0 < self._limits.prefetch <= self.held_count:
@@ -394,12 +395,12 @@ class Consumer:
 
     @property
     def stuck_runs(self) -> str:
-        """The messages whose handlers have not returned, if no worker is free. Otherwise empty."""
+        """The messages of stuck handlers if all workers are busy, otherwise an empty string."""
         full = len(self.slow_runs.stuck) >= self._limits.concurrency
         return self.slow_runs.names() if full else ""
 
     def look(self) -> None:
-        """Look for slow runs: move away from their channel, and close channels that have served."""
+        """Check for slow handlers, and close retired channels that are no longer needed."""
         self.slow_runs.look()
         for session in [one for one in self.retired if not self._work.holds(one)]:
             self.retired.pop(session)
@@ -416,17 +417,16 @@ class Consumer:
 
     @property
     def breaker(self) -> BreakerState:
-        """Whether the queue is paused because everything failed."""
+        """The state of the circuit breaker."""
         return self._brake.state
 
     async def serve(
         self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
     ) -> None:
-        """Consume on this connection until it ends. A closed channel is replaced.
+        """Consume until the connection is closed. If the channel is closed, a new one is opened.
 
-        `usable` is called before each session with the time at which the last one was lost. The
-        queue may have been deleted, and `usable` may restore it, or it may have been replaced.
-        While `usable` returns a reason, the queue is not consumed.
+        `usable` is called before each session. It may restore a deleted queue. While it returns a
+        reason, the queue is not consumed.
         """
         failures, lost_at = 0, float("-inf")
         while True:
@@ -455,7 +455,7 @@ class Consumer:
             )
 
     async def _serve_once(self, connection: Connection) -> _Ending:
-        """Run one session and return why it ended. The supervisor raises errors of the connection."""
+        """Run a session and return the reason why it ended."""
         self._resting.clear()
         self._ending = asyncio.get_running_loop().create_future()
         session: ConsumeSession | None = None
@@ -468,8 +468,7 @@ class Consumer:
             ending = await self._consume(session, self._ending)
             await self._stop_taking()
             if (ending.lost or ending.moves) and not session.ended.is_set():
-                # The channel is still usable without its consumer: unsettled deliveries are settled
-                # on it.
+                # The channel can still be used for settling deliveries.
                 self.retired[session] = closed
                 self._session = None
                 return ending
@@ -516,7 +515,7 @@ class Consumer:
         return await ending
 
     def restore(self, reason: str) -> None:
-        """Give the present session up and start another."""
+        """Start a new session."""
         self._give_up(_Ending(reason, lost=True))
 
     def _give_up(self, ending: _Ending) -> None:
@@ -542,11 +541,10 @@ class Consumer:
         self.restore("the broker cancelled the consumer")
 
     def looks_forgotten(self, queue: QueueState) -> bool:
-        """Whether the broker seems to have lost this consumer.
+        """Return True if the broker seems to have lost this consumer.
 
-        That is so if the queue has no consumer, or if it has ready messages while this consumer was
-        idle between two checks. Other processes may consume the queue too, but such messages should
-        have been delivered here.
+        This is the case if the queue has no consumers, or if there are ready messages although this
+        consumer was idle between two checks.
         """
         intake = self._intake
         received = self._received + (0 if intake is None else intake.received)
@@ -563,7 +561,7 @@ class Consumer:
         self._environment.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
 
     def pause(self, reason: str) -> None:
-        """Take no more deliveries. Runs in progress finish, and waiting deliveries are requeued."""
+        """Stop receiving deliveries. Running handlers finish and other deliveries are requeued."""
         if self._wanted.is_set() and not self._closing:
             self._wanted.clear()
             self.started.set()
@@ -571,7 +569,7 @@ class Consumer:
             self._give_up(_Ending(reason, lost=False))
 
     async def wait_paused(self) -> None:
-        """Return when a pause has taken effect and no run is in progress."""
+        """Wait until the consumer is paused and no handler is running."""
         await self._resting.wait()
 
     def resume(self, reason: str) -> None:
@@ -580,7 +578,10 @@ class Consumer:
             self._tell("consumer.resumed", reason)
 
     async def stop_intake(self) -> int:
-        """Stop taking deliveries and starting runs. Returns the number of deliveries not started."""
+        """Stop receiving deliveries and starting handlers.
+
+        Returns the number of deliveries that were not started.
+        """
         self._closing = True
         self._wanted.set()
         suspected = await self._stop_taking()
@@ -590,15 +591,15 @@ class Consumer:
         return 0 if self._intake is None else await self._intake.stop()
 
     async def finish(self) -> None:
-        """Return when no handler runs any more."""
+        """Wait until no handler is running."""
         await self._work.finish()
 
     async def flush(self) -> None:
-        """Handle an open batch."""
+        """Handle the open batch."""
         await self._work.flush()
 
     async def close(self, not_started: int = 0) -> Leftover:
-        """Interrupt the runs in progress, end the session, and return the unsettled deliveries."""
+        """Interrupt running handlers, end the session and return the unsettled deliveries."""
         self._closing = True
         self._brake.release()
         kept = self._work.kept_count

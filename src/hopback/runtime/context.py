@@ -1,4 +1,4 @@
-"""The delivery as a handler sees it, and publishing from a handler."""
+"""The context of a handler, and composing messages."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")
-"""The context of the delivery that is being handled. Messages published meanwhile refer to it."""
+"""The context of the message that is being handled."""
 
 
 class Send(Protocol):
-    """Publishes a message. `ended` is set when the delivery that causes the publish is lost."""
+    """A function that publishes messages. `ended` is set when the current delivery is lost."""
 
     def __call__(
         self, message: Message, ended: asyncio.Event | None = None, /
     ) -> Coroutine[Any, Any, None]:
-        """Publish and wait for the confirm."""
+        """Publish a message and wait for the confirm."""
 
 
 class BatchRun:
-    """One run of a batch handler: its publishes depend on the channel of its deliveries."""
+    """A run of a batch handler."""
 
     __slots__ = ("has_ended", "session_ended")
 
@@ -53,13 +53,13 @@ class BatchRun:
 
 
 current_batch: ContextVar[BatchRun] = ContextVar("hopback_current_batch")
-"""The batch that is being handled by this task."""
+"""The batch that is being handled."""
 
 
 def end_of_session() -> asyncio.Event | None:
-    """The event that is set when the run that calls this cannot settle any more.
+    """Return the event that is set when the current delivery can no longer be settled.
 
-    None outside a run, and in a task that outlived the run which started it.
+    Returns None outside of a handler, or if the handler has already returned.
     """
     batch = current_batch.get(None)
     if batch is not None and not batch.has_ended:
@@ -71,14 +71,12 @@ def end_of_session() -> asyncio.Event | None:
 
 
 class Context:
-    """One delivery as its handler sees it. Properties are read on demand, so unused ones cost no
-    time.
-    """
+    """The context of a message. Passed to the handler."""
 
     _codecs: ClassVar[Codecs | None] = None
-    """The application's codecs, which encode payloads by content type (see `context_with`)."""
+    """The codecs of the application."""
     _reply_queues: ClassVar[tuple[str, ...]] = ()
-    """The queues that replies may go to, beside direct reply addresses. Patterns as of `fnmatch`."""
+    """Queues that replies may be sent to, as `fnmatch` patterns."""
     _clock: ClassVar[Clock] = SystemClock()
 
     __slots__ = (
@@ -101,50 +99,51 @@ class Context:
         self.plan: Plan = plan
         self._publish = publish
         self._publishes: list[Coroutine[Any, Any, None]] | None = None
-        """The publishes that the handler has to await. None until the first one."""
+        """Publishes that must be awaited by the handler."""
         self._reading: Reading | None = None
         self.has_replied: bool = False
-        """Whether `reply` was called."""
+        """True if `reply` was called."""
         self._has_ended: bool = False
-        """Whether the run is over: a task that it left behind publishes on its own account."""
+        """True if the handler has returned. Tasks that are still running can publish independently.
+        """
 
     @property
     def attempt(self) -> int:
-        """The number of this run, from 1."""
+        """The number of the current attempt, starting at 1."""
         return self._read().attempt
 
     @property
     def is_last_attempt(self) -> bool:
-        """Whether a failure of this run parks the message."""
+        """True if the message is dead-lettered when this attempt fails."""
         return self.attempt >= self.plan.attempts
 
     @property
     def queue(self) -> str:
-        """The queue the message came from."""
+        """The queue of the message."""
         return self.delivery.queue
 
     @property
     def headers(self) -> Headers:
-        """The headers as they came."""
+        """The headers of the message."""
         return self.delivery.properties.headers
 
     @property
     def message_id(self) -> str:
-        """The message id, or a stable hash of content and origin for a message without one."""
+        """The message id, or a hash of the message if it does not have an id."""
         return self.delivery.properties.message_id or self._read().message_id
 
     @property
     def correlation_id(self) -> str:
-        """The correlation id, or the message id where there is none."""
+        """The correlation id, or the message id if there is none."""
         return self.delivery.properties.correlation_id or self.message_id
 
     @property
     def routing_key(self) -> str:
-        """The routing key the message was first published with, also on a retry."""
+        """The original routing key of the message. Retries do not change it."""
         return self._read().origin[1]
 
     def now(self) -> datetime:
-        """Return the current time in UTC, in tests that of the virtual clock."""
+        """Return the current time in UTC. In tests, this is the virtual time."""
         return datetime.fromtimestamp(self._clock.now(), UTC)
 
     def _read(self) -> Reading:
@@ -161,11 +160,11 @@ class Context:
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, None]:
-        """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm.
+        """Publish a message and wait for the confirm.
 
-        The message gets the correlation id and the trace of this one. The call must be awaited.
-        Otherwise the message is not published, and the message of this context is parked with that
-        reason. In a sync handler use `publish_sync`.
+        The message is published to the queue `routing_key` unless an exchange is given. It inherits
+        the correlation id and trace. This must be awaited. If it is not, the message is not
+        published and the current message is dead-lettered. Use `publish_sync` in sync handlers.
         """
         return self.send(self._compose(routing_key, payload, exchange, options))
 
@@ -178,11 +177,11 @@ class Context:
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
-        """Publish from a sync handler, in its thread. It returns after the confirm."""
+        """Publish a message from a sync handler and wait for the confirm."""
         send_from_thread(self._publish, self._compose(routing_key, payload, exchange, options))
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Publish a message that is already composed and wait for the confirm. To be awaited."""
+        """Publish a composed message and wait for the confirm. Must be awaited."""
         publishing = send_from_loop(self._publish, require_message(message))
         watch_publish(self, publishing)
         return publishing
@@ -196,23 +195,25 @@ class Context:
 
     @property
     def wants_reply(self) -> bool:
-        """Whether the sender of the message waits for a reply."""
+        """True if the sender is waiting for a reply."""
         return bool(self.delivery.properties.reply_to)
 
     def reply(
         self, payload: object, **options: Unpack[PublishOptions]
     ) -> Coroutine[Any, Any, None]:
-        """Reply to the sender, with the correlation id of the request. To be awaited.
+        """Reply to the message. Must be awaited. Use `reply_sync` in sync handlers.
 
-        It is fire and forget: a sender that has stopped waiting is not an error. Raises ValueError
-        if the message does not ask for a reply (`wants_reply`). Raises ReplyRefused, which parks
-        the message, if its `reply_to` is neither a direct reply address nor one of the
-        application's reply queues. In a sync handler use `reply_sync`.
+        It is not an error if the sender is no longer waiting.
+
+        Raises:
+            ValueError: If no reply is requested (see `wants_reply`).
+            ReplyRefused: If `reply_to` is neither a direct reply-to address nor a reply queue of
+                the application. The message is dead-lettered.
         """
         return self.send(self._compose_reply(payload, options))
 
     def reply_sync(self, payload: object, **options: Unpack[PublishOptions]) -> None:
-        """Reply from a sync handler, in its thread. It returns after the confirm."""
+        """Reply from a sync handler and wait for the confirm."""
         send_from_thread(self._publish, self._compose_reply(payload, options))
 
     def _compose_reply(self, payload: object, options: PublishOptions) -> Message:
@@ -230,7 +231,7 @@ class Context:
 
 
 def check_reply_to(context: Context) -> None:
-    """Raise ReplyRefused if a reply is wanted at an address that the application has not declared."""
+    """Raise ReplyRefused if replies to this address are not allowed."""
     address = context.delivery.properties.reply_to
     if not address:
         return
@@ -248,21 +249,21 @@ def check_reply_to(context: Context) -> None:
 
 
 def watch_publish(context: Context, publishing: Coroutine[Any, Any, None]) -> None:
-    """Remember a publish that the handler has to await."""
+    """Remember a publish that must be awaited."""
     if context._publishes is None:
         context._publishes = []
     context._publishes.append(publishing)
 
 
 def publishes_of(context: Context) -> list[Coroutine[Any, Any, None]] | None:
-    """Return the publishes that the handler has to await, or None if it made none."""
+    """Return the publishes that must be awaited, or None."""
     return context._publishes
 
 
 async def close_unstarted(publishes: list[Coroutine[Any, Any, None]]) -> int:
-    """Close the publishes that the handler has not awaited when it returned, and count them."""
+    """Close publishes that were not awaited, and return their number."""
     if any(map(_is_unstarted, publishes)):
-        await asyncio.sleep(0)  # a publish that was made a task starts now
+        await asyncio.sleep(0)  # let publishes start that were wrapped in a task
     left = [one for one in publishes if _is_unstarted(one)]
     for one in left:
         one.close()
@@ -270,18 +271,18 @@ async def close_unstarted(publishes: list[Coroutine[Any, Any, None]]) -> int:
 
 
 def end_run(context: Context) -> None:
-    """Mark the run as over."""
+    """Mark the run as ended."""
     context._has_ended = True
 
 
 def context_with(codecs: Codecs | None, reply_queues: Sequence[str], clock: Clock) -> type[Context]:
-    """Return the context class of an application. Most applications need no special one."""
+    """Return the context class of an application."""
     if codecs is None and not reply_queues and isinstance(clock, SystemClock):
         return Context
     given, queues, time = codecs, tuple(reply_queues), clock
 
     class AppContext(Context):
-        """A context with the application's codecs and reply queues, and the service's clock."""
+        """A context with the settings of an application."""
 
         __slots__ = ()
         _codecs = given
@@ -294,7 +295,7 @@ def context_with(codecs: Codecs | None, reply_queues: Sequence[str], clock: Cloc
 def send_from_loop(
     send: Callable[[Message], Coroutine[Any, Any, None]], message: Message
 ) -> Coroutine[Any, Any, None]:
-    """Return the publish, to be awaited. Raise RuntimeError in a thread, which cannot await it."""
+    """Publish on the event loop. Raises RuntimeError in a thread."""
     if not is_on_loop():
         raise RuntimeError(
             "expected `publish_sync(…)` or `reply_sync(…)` in a sync handler, which runs in a thread: "
@@ -306,13 +307,13 @@ def send_from_loop(
 def send_from_thread(
     send: Callable[[Message], Coroutine[Any, Any, None]], message: Message
 ) -> None:
-    """Publish in a thread and wait for the confirm. Raise RuntimeError on an event loop."""
+    """Publish in a thread and wait for the confirm. Raises RuntimeError on the event loop."""
     if is_on_loop():
         raise RuntimeError(
             "publish_sync is for sync handlers, which run in a thread: here, on the event loop, "
             "write `await context.publish(…)`"
         )
-    _finished = send(message)  # a thread has waited for it
+    _finished = send(message)  # already done when called in a thread
 
 
 def _is_unstarted(publishing: Coroutine[Any, Any, None]) -> bool:
@@ -323,27 +324,31 @@ def _is_unstarted(publishing: Coroutine[Any, Any, None]) -> bool:
 
 
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
-"""W3C trace context: passed on from the message that is being handled."""
+"""W3C trace context headers."""
 
 trace_source: ContextVar[Callable[[], Headers]] = ContextVar("hopback_trace_source")
-"""Gives the trace headers of the present moment where runs are traced: the current span, not the
-one that the message came with."""
+"""Returns the trace headers of the current span, if tracing is enabled."""
 
 
 _BYTES = (bytes, bytearray, memoryview, str)
-"""Payloads that are sent unchanged, whatever their content type."""
+"""Payload types that are sent unchanged."""
 
 
 class PublishOptions(TypedDict, total=False):
-    """The options of a published message.
+    """Options for publishing a message.
 
-    By default `message_id` is generated and `correlation_id` is copied from the cause. `expiration`
-    is the maximum time in a queue. `content_type` selects the codec of the payload. Bytes are only
-    labelled with it. `compress` compresses the body and sets the property `content_encoding`.
-    `mandatory=False` is fire and forget: an unroutable message is dropped without an error. Direct
-    replies are always sent this way. `delay` or `at` (a datetime with time zone) hold the message
-    in the broker, if the application has declared `app.delays()`. Durations are `"2h"`, a number of
-    seconds or a timedelta.
+    Durations can be strings such as `"2h"`, seconds or timedeltas.
+
+    Attributes:
+        message_id: Defaults to a generated id.
+        correlation_id: Defaults to the correlation id of the message being handled.
+        expiration: Maximum time in a queue.
+        content_type: Selects the codec. Bytes are not encoded.
+        compress: Compression of the body. Sets `content_encoding`.
+        mandatory: If False, the message is silently dropped if it is unroutable. This is always the
+            case for direct replies.
+        delay: Delay before the message is delivered. Requires `app.delays()`.
+        at: Time when the message is delivered, with a time zone. Requires `app.delays()`.
     """
 
     message_id: str | None
@@ -375,11 +380,16 @@ def compose(
     codecs: Codecs | None = None,
     **options: Unpack[PublishOptions],
 ) -> Message:
-    """Build a persistent message with an id, and the correlation id and trace of its cause.
+    """Create a persistent message with a message id and correlation id.
 
-    Without `exchange` the message goes to the queue named `routing_key`.
-    The default `cause` is the delivery that is being handled, if any. `codecs` encode the payload
-    by its `content_type`. Without them it is encoded as JSON or by its type.
+    Args:
+        routing_key: The routing key, or the name of a queue if there is no exchange.
+        payload: The payload.
+        exchange: The exchange to publish to.
+        cause: The context to take the correlation id and trace from. Defaults to the message being
+            handled.
+        codecs: Codecs for encoding the payload. JSON is used by default.
+        options: See `PublishOptions`.
     """
     check_options(options)
     check_publish(routing_key, payload, exchange)
@@ -404,7 +414,7 @@ def compose(
         present["headers"] = {**inherited, **(given or {})}
     if content_type:
         present["content_type"] = content_type
-    # RabbitMQ delivers a direct reply and yet returns it as unroutable.
+    # RabbitMQ returns direct replies as unroutable even though it delivers them.
     mandatory = bool(exchange) or not routing_key.startswith(DIRECT_REPLY)
     if not options:
         return Message(exchange, routing_key, body, Properties.of(present), mandatory)
@@ -427,8 +437,11 @@ def compose(
 
 
 def check_options(options: Mapping[str, Any], *more: str) -> None:
-    """Raise TypeError for an unknown publish option not in `more`, with the nearest option, and for an
-    option of another type.
+    """Check the types of publish options.
+
+    Raises:
+        TypeError: If an option does not exist or has the wrong type. `more` contains additional
+            options.
     """
     if not options:
         return
@@ -469,7 +482,7 @@ def _wait_ms(option: str, value: Duration) -> int:
 
 
 def _trace_headers(cause: Context | None) -> Headers:
-    """The trace: of the current span where runs are traced, else of the message that is the cause."""
+    """Return the trace headers of the current span, or of the message being handled."""
     current = trace_source.get(None)
     if current is not None:
         return current()
@@ -479,10 +492,10 @@ def _trace_headers(cause: Context | None) -> Headers:
 
 
 class Outlet:
-    """Sends messages to the broker from coroutines and threads.
+    """Publishes messages from coroutines and threads.
 
-    On the event loop `send` returns an awaitable. In a thread it returns after the publish has
-    finished.
+    On the event loop, `send` must be awaited. In a thread, it blocks until the message was
+    published.
     """
 
     def __init__(
@@ -490,14 +503,14 @@ class Outlet:
     ) -> None:
         self._publish = publish
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the service while it runs."""
+        """The event loop of the running service."""
 
     def send(
         self, message: Message, ended: asyncio.Event | None = None
     ) -> Coroutine[Any, Any, None]:
-        """Publish and wait for the confirm. Raises the publisher's errors.
+        """Publish a message and wait for the confirm.
 
-        `ended` is the end of the publishing run's session, by default that of the current run.
+        `ended` defaults to the event of the message being handled.
         """
         publishing = self._publish(message, end_of_session() if ended is None else ended)
         if self.loop is not None and not is_on_loop():

@@ -1,4 +1,4 @@
-"""Messages that are to come later: into the broker's queues of delays, and out of them when due."""
+"""Delayed messages."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ if TYPE_CHECKING:
     from hopback.runtime.service import Service
 
 _SHORTEST_LEVEL_MS = 1000
-"""Milliseconds of the shortest level. A shorter rest is the difference between two clocks, and the message
-waits for it in hand."""
+"""The shortest delay queue in milliseconds. Shorter delays are caused by clock differences and are
+waited for in the process.
+"""
 
 _PAUSE_MS = 1000
-"""Milliseconds between two laps of a message that is early again and again."""
+"""Milliseconds to wait before a message that is repeatedly early is delayed again."""
 
 _DISTRUST_S = 600.0
-"""Seconds for which the clock decides for all messages after the broker has shortened a wait."""
+"""Seconds for which the clock is used for all messages after a delay was shortened."""
 
 _SHORTENED = (
     "The broker lets delayed messages go before their time: a policy sets `message-ttl` on the queues"
@@ -62,23 +63,26 @@ _SHORTENED = (
 )
 
 _TRUSTED_S = 60.0
-"""Seconds for which a foreign exchange or queue is assumed to exist after a check, because a check
-is a round trip. If it is deleted later, that is noticed when the message is due.
+"""Seconds for which a destination is assumed to exist after it was checked. If it is deleted later,
+this is noticed when the message is due.
 """
 
 _MOST_TRUSTED = 10_000
-"""Destinations that are remembered: routing keys may be endless, memory is not."""
+"""Maximum number of cached destinations."""
 
 
 class Cancellations(Protocol):
-    """The cancelled delayed messages: `hopback.store.DelayedMessages` in SQL, or a custom class."""
+    """Stores cancelled messages, such as `hopback.store.DelayedMessages`."""
 
     async def begin(self, message_id: str, /) -> bool:
-        """The message is due: from now on it cannot be cancelled. False if it was."""
+        """Called when a message is due.
+
+        Returns False if it was cancelled. After this it cannot be cancelled.
+        """
 
 
 class DelayQueues:
-    """Puts the messages of one application into the queues of delays, if it has declared them."""
+    """Publishes messages to the delay queues."""
 
     def __init__(self, topology: Topology, clock: Clock) -> None:
         self._clock = clock
@@ -87,13 +91,14 @@ class DelayQueues:
         self._longest_ms = longest_delay_ms(topology)
         self._seen: dict[tuple[str, str], float] = {}
         self.connection: Connection | None = None
-        """Connection for checking foreign destinations. Without one they are not checked."""
+        """The connection for checking destinations. If None, they are not checked."""
 
     async def wrap(self, message: Message) -> Message:
-        """Return the message to publish in order to delay the given one.
+        """Return the message to publish for a delayed message.
 
-        Raises InvalidDeclaration if the application's queues do not cover the delay. Raises Returned
-        if the destination queue or exchange does not exist.
+        Raises:
+            InvalidDeclaration: If the delay is longer than the delay queues allow.
+            Returned: If the destination does not exist.
         """
         now_ms = math.floor(self._clock.now() * 1000)
         if isinstance(message.delay, datetime):
@@ -124,7 +129,7 @@ class DelayQueues:
         try:
             there = await _is_there(self.connection, *destination)
         except BrokerError:
-            return  # no connection for the check: an error shows when it is due
+            return  # not connected, an error will be reported when the message is due
         if not there:
             raise Returned(exchange, routing_key, 404, "missing, so the message was not delayed")
         if len(self._seen) >= _MOST_TRUSTED:
@@ -145,10 +150,10 @@ async def _is_there(connection: Connection, exchange: str, queue: str) -> bool:
 
 
 class DueMessages:
-    """The handler of the last hop: it sends each message to its destination, unchanged.
+    """The handler of due messages, which forwards them to their destination.
 
-    A message that arrives early waits again (`_send_back`). That is decided before its cancellation is
-    looked up, because a message whose sending has begun cannot be cancelled any more.
+    Messages that arrive early are delayed again. This is checked before cancellations, because a
+    message can no longer be cancelled once it is being sent.
     """
 
     def __init__(
@@ -159,11 +164,11 @@ class DueMessages:
         self._send = send
         self._service = service
         self._distrusted_until = -math.inf
-        """Until when the waits of the levels are not trusted, by the loop's clock."""
+        """Time until which the delay queues are not trusted."""
         self.cancellations: Cancellations | None = None
 
     async def send_on(self, context: Context) -> Park | None:
-        """Send it to its destination, unless it is early or was cancelled."""
+        """Forward a message to its destination, unless it is early or was cancelled."""
         delayed = read_delayed(context.delivery)
         if delayed is None:
             return Park("this message was not delayed by Hopback: no `hopback-delay` header")
@@ -192,7 +197,7 @@ class DueMessages:
         return None
 
     def _check(self, delivery: Delivery, delayed: Delayed) -> Delayed:
-        """The message as one for which the clock decides, if the broker shortens the waits of levels."""
+        """Use the clock for a message if the broker shortens the delays."""
         now = asyncio.get_running_loop().time()
         if delayed.by_clock or not is_from_level(delivery.exchange):
             return delayed
@@ -206,11 +211,10 @@ class DueMessages:
     async def _send_back(
         self, context: Context, delayed: Delayed, left_ms: int, told: dict[str, Any]
     ) -> None:
-        """Delay an early message for the remaining time: in the ladder, or in the retry queues of
-        this hop.
+        """Delay an early message for the remaining time.
 
-        Missing levels are restored first. A message that was early before waits for a second
-        outside the ladder, so that it does not loop through a ladder that cannot be repaired.
+        Missing delay queues are restored first. If the message was early before, it waits for a
+        second in a retry queue, so that it does not loop if the delay queues cannot be restored.
         """
         service = self._service()
         now_ms = math.floor(service.environment.clock.now() * 1000)
@@ -221,7 +225,7 @@ class DueMessages:
                 "delay.early", told | {"left": left_ms / 1000, "laps": delayed.laps}
             )
         elif 0 <= now_ms - delayed.paused_at_ms < _PAUSE_MS:
-            # The retry queue did not hold it for its time either.
+            # The retry queue did not delay it either.
             await asyncio.sleep((_PAUSE_MS - now_ms + delayed.paused_at_ms) / 1000)
         troubles = await service.upkeep.look()
         highest, _ = way_in(left_ms)
@@ -245,7 +249,8 @@ class DueMessages:
             except DeliveryLost:
                 raise
             except BrokerError:
-                # It stays in hand: a failed attempt would forget that it is not due.
+                # Keep the message, because a retry would lose the information that it is not due
+                # yet.
                 failures += 1
                 backoff = service.environment.backoff
                 await asyncio.sleep(backoff.delay(failures, service.environment.chance()))

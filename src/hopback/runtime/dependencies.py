@@ -1,8 +1,7 @@
-"""Dependencies of handlers: providers, named in parameters and called for each run.
+"""Dependency injection for handlers.
 
-A parameter `session: Annotated[Session, Depends(open_session)]` receives the value that the
-provider returns or yields. The order of the calls is computed when the service is created, so that
-a run only follows a list. A handler without dependencies has no list.
+A parameter `session: Annotated[Session, Depends(open_session)]` receives the value returned or
+yielded by the provider. The order of calls is determined once, when the service is created.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ if TYPE_CHECKING:
 
 
 Provider: TypeAlias = "Callable[..., Any]"
-"""A function, an async one, or a generator of either kind that yields once."""
+"""A function, coroutine function or generator that yields once."""
 
 Overrides: TypeAlias = "Mapping[Provider, Provider]"
-"""Which provider takes the place of which, for a test."""
+"""Maps providers to their replacements."""
 
 _LOG = logging.getLogger("hopback.runtime")
 
 
 class Scope(StrEnum):
-    """The lifetime of a provider's value."""
+    """The lifetime of a value."""
 
     RUN = "run"
-    """One run of the handler. The value is closed before the message is settled, so that an error
-    while closing fails the run. Use it for a transaction.
+    """One run of a handler. The value is closed before the message is settled, so an error while
+    closing fails the run. Useful for transactions.
     """
     DELIVERY = "delivery"
-    """One delivery. The value is closed after the delivery is settled."""
+    """One delivery. The value is closed after the message is settled."""
     APPLICATION = "application"
-    """The lifetime of the application. The value is created before the first delivery."""
+    """The whole application. The value is created before the first message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Names the provider of a parameter: `Annotated[Session, Depends(open_session)]`."""
+    """Declares the provider of a parameter: `Annotated[Session, Depends(open_session)]`."""
 
     provider: Provider
     scope: Scope | str = Scope.DELIVERY
@@ -65,14 +64,14 @@ class Depends:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A parameter filled by a provider. If `depends` is None, it is the context."""
+    """A parameter that is filled by a provider, or by the context if `depends` is None."""
 
     name: str
     depends: Depends | None
 
 
 def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
-    """The parameters of a function that are filled by providers, in order."""
+    """Return the parameters of a function that have a provider."""
     hints = hints_of(call, where)
     found = []
     for name, parameter in inspect.signature(call).parameters.items():
@@ -88,11 +87,11 @@ def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _ProviderCall:
-    """One call of a provider: its arguments by name, and the lifetime of the result."""
+    """A call of a provider."""
 
     provider: Provider
     opens: Callable[..., Any] | None
-    """Makes a context manager of a generator function."""
+    """Creates a context manager from a generator function."""
     is_async: bool
     scope: Scope
     needs: tuple[tuple[str, Provider | None], ...]
@@ -100,17 +99,16 @@ class _ProviderCall:
 
 @dataclass(slots=True)
 class Opened:
-    """The values opened for one run, to be closed around its settlement."""
+    """The values that were created for a run."""
 
     values: dict[str, Any] = field(default_factory=dict)
     run: AsyncExitStack = field(default_factory=AsyncExitStack)
     delivery: AsyncExitStack = field(default_factory=AsyncExitStack)
     error: BaseException | None = None
-    """The handler's exception. It is passed to providers, so that they do not commit a failed run.
-    """
+    """The exception raised by the handler. Passed to the providers, so that they can roll back."""
 
     async def close_delivery_scope(self) -> None:
-        """Close the values with the lifetime of the delivery. Errors are only logged."""
+        """Close the values with the scope `delivery`. Errors are logged."""
         error = self.error
         kind, trace = (None, None) if error is None else (type(error), error.__traceback__)
         try:
@@ -120,7 +118,7 @@ class Opened:
 
 
 class Injector:
-    """Fills the parameters of one function by calling the providers or their overrides in order."""
+    """Provides the arguments of a function."""
 
     def __init__(
         self,
@@ -142,19 +140,19 @@ class Injector:
 
     @property
     def waits_for_settlement(self) -> bool:
-        """Whether something lives until after the settlement."""
+        """True if a value must be closed after the message is settled."""
         steps = self._steps.values()
         return any(one.opens is not None and one.scope is Scope.DELIVERY for one in steps)
 
     async def start(self, made: dict[Provider, Any], stack: AsyncExitStack) -> None:
-        """Create the values that live as long as the application. Functions share them."""
+        """Create the values with the scope `application`. They are shared by all functions."""
         self._application = made
         for step in self._steps.values():
             if step.scope is Scope.APPLICATION and step.provider not in made:
                 made[step.provider] = await _call(step, made, None, stack)
 
     async def open(self, context: Context | None) -> Opened:
-        """Call the providers for one run. If one fails, the values opened before it are closed."""
+        """Create the values for a run. If a provider fails, the previous values are closed."""
         opened = Opened()
         made = dict(self._application)
         try:
@@ -170,7 +168,7 @@ class Injector:
         return opened
 
     def _plan(self, depends: Depends, above: tuple[Provider, ...]) -> Provider:
-        """Put a provider and all that it needs into the order of calls."""
+        """Add a provider and its dependencies to the order of calls."""
         provider = self._overrides.get(depends.provider, depends.provider)
         scope = Scope(depends.scope)
         if provider in above:
@@ -238,7 +236,7 @@ def _step(
 
 
 def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
-    """Yield the parameters of a provider: providers, the context, or parameters with a default."""
+    """Yield the parameters of a provider."""
     place = f"{where}, provider {_name(provider)}"
     own = {need.name: need for need in needs_of(provider, place)}
     hints = hints_of(provider, place)
@@ -256,8 +254,8 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Return the annotations of the parameters. The return annotation may be unresolvable."""
-    inner = getattr(call, "func", call)  # of a partial
+    """Return the annotations of the parameters. The return annotation is ignored."""
+    inner = getattr(call, "func", call)  # unwrap partial
     if inspect.isclass(inner):
         target: Any = inner.__init__
     else:
@@ -271,7 +269,7 @@ def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
         problem = Problem("annotations", "names that its module defines", str(error))
         raise InvalidDeclaration((problem,), where=where) from error
     except AttributeError:
-        return {}  # written in C: it has no annotations
+        return {}  # implemented in C, no annotations
 
 
 def _name(provider: Provider) -> str:

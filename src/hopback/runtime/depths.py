@@ -1,8 +1,8 @@
-"""Queue depths, counted every few seconds beside the consumers.
+"""Collect the number of messages in queues.
 
-Depths come from AMQP (passive declares) and are exact. Only the management API shows the messages
-held by at-least-once dead-lettering. An unreadable value is reported as None, never as an old
-number.
+Most numbers are read with passive declarations, which are exact. The number of messages held by
+at-least-once dead-lettering is only available from the management API. If a number cannot be read,
+it is reported as None.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 class Watched(NamedTuple):
-    """A queue and its part in a failure plan: main, retry or dead-letter."""
+    """A queue with its role."""
 
     queue: str
     role: str
 
 
 def queues_to_watch(topology: Topology, queues: Iterable[str]) -> tuple[Watched, ...]:
-    """Return the queues of the plans of these queues, each once with its role.
+    """Return all queues that are part of the plans of the given queues.
 
-    The first plan that names a queue decides its role. A later plan may consume the dead-letter queue of
-    an earlier one, and it remains a dead-letter queue.
+    If a queue is used by several plans, the first one defines its role. For example, a dead-letter
+    queue may be consumed by a later plan, but it is still a dead-letter queue.
     """
     roles: dict[str, str] = {}
     for plan in topology.plans:
@@ -63,10 +63,10 @@ def _queues_of(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 class Depths:
-    """Counts the queues that `queues` returns, periodically on a separate channel.
+    """Counts the messages of queues periodically, on its own channel.
 
-    `held` returns the number of deliveries of a queue that this process has not settled yet. A dead letter
-    that a consumer holds is counted with those in its queue.
+    `held` returns the number of unsettled deliveries of a queue. They are added for dead-letter
+    queues.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Depths:
         self._channel: Channel | None = None
 
     async def attend(self, connection: Connection) -> None:
-        """Count until the connection ends. Then all depths are unknown."""
+        """Count until the connection is closed. After that, all numbers are unknown."""
         counted: set[Watched] = set()
         try:
             while True:
@@ -106,7 +106,7 @@ class Depths:
                 self._tell(*one, None)
 
     async def _count(self, connection: Connection, queue: str) -> int | None:
-        """Count a queue. Returns None on errors. A missing queue closes the channel."""
+        """Count the messages of a queue. Returns None on errors."""
         try:
             if self._channel is None:
                 self._channel = await connection.open_channel()
@@ -120,7 +120,7 @@ class Depths:
 
 
 class HeldBackReader:
-    """Reads from the management API how many dead letters the broker holds back (`messages_dlx`)."""
+    """Reads the number of dead letters held by the broker (`messages_dlx`) from the management API."""
 
     def __init__(
         self,
@@ -140,9 +140,7 @@ class HeldBackReader:
         self._sleep = sleep
 
     async def attend(self, _connection: Connection) -> None:
-        """Read as long as the consumers run. A dead-letter queue does not dead-letter messages
-        itself.
-        """
+        """Read the numbers periodically. Dead-letter queues are skipped."""
         while True:
             sources = [one.queue for one in self._queues() if one.role != "dead-letter"]
             held: dict[str, int | None] = {}
@@ -155,10 +153,10 @@ class HeldBackReader:
 
 
 class PolicyWatch:
-    """Reads from the management API which declared queues have a policy that changes waits.
+    """Checks for policies that change the TTL of declared queues, using the management API.
 
-    `message-ttl` shortens the waits of retry queues and levels. `expires` deletes queues with their
-    messages. Each policy is reported once as `topology.warning`, until it is gone.
+    `message-ttl` shortens delays, and `expires` deletes queues. Each policy is reported once as
+    `topology.warning`.
     """
 
     def __init__(
@@ -182,7 +180,7 @@ class PolicyWatch:
         self._said: set[tuple[str, str]] = set()
 
     async def attend(self, _connection: Connection) -> None:
-        """Read at the start and then regularly, for as long as the consumers run."""
+        """Check periodically."""
         while True:
             declared = {queue.name: queue for queue in self._topology().queues}
             try:
@@ -210,7 +208,7 @@ class PolicyWatch:
 def find_changed_waits(
     declared: Mapping[str, Queue], readings: Iterable[QueueReading]
 ) -> dict[tuple[str, str], list[str]]:
-    """The declared queues whose policy sets a time to live or an expiry, by policy and key."""
+    """Return the queues affected by a `message-ttl` or `expires` policy, by policy and key."""
     found: dict[tuple[str, str], list[str]] = {}
     for reading in readings:
         queue = declared.get(reading.queue.name)
@@ -226,9 +224,9 @@ def find_changed_waits(
 
 
 class ConsumerTimeoutReader:
-    """Reads the consumer timeouts that queues have by their arguments or a policy.
+    """Reads consumer timeouts of queues from the management API.
 
-    The timeout of the broker's configuration is not visible to the management API.
+    Only timeouts set by arguments or policies are visible, not the configuration of the broker.
     """
 
     def __init__(
@@ -249,7 +247,7 @@ class ConsumerTimeoutReader:
         self._sleep = sleep
 
     async def attend(self, _connection: Connection) -> None:
-        """Read at the start and then regularly, for as long as the consumers run."""
+        """Read the timeouts periodically."""
         while True:
             with suppress(BrokerError):
                 for one in await self._management.queues(self._vhost):

@@ -1,7 +1,8 @@
-"""Tells of failed runs: the traceback to the log, each exception to the functions of `app.on_error`.
+"""Report failed runs.
 
-A storm of one failure must not flood a log: a traceback is written for the first run that fails in a
-way (by its fingerprint), and again when ten, a hundred, a thousand of them have failed.
+Tracebacks are logged, and exceptions are passed to the functions registered with `app.on_error`. To
+limit the size of the log, a traceback is only logged for the first, tenth, hundredth, … failure of
+the same kind.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.runtime")
 
 OnError: TypeAlias = "Callable[[BaseException, Context], object]"
-"""Called on the loop with the exception of each failed run and its context. It must be quick."""
+"""A function that is called with the exception and context of a failed run. It must not block."""
 
 _MOST_KINDS = 1000
-"""Maximum number of counted kinds of failure. Above it the counts restart, so that fingerprints that
-vary do not fill the memory."""
+"""Maximum number of kinds of failures to count. The counts are reset when it is reached, to limit
+memory usage.
+"""
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class FailedRuns:
-    """Counts failed runs by queue and fingerprint, and reports them."""
+    """Counts and reports failed runs."""
 
     def __init__(self, bus: Bus, on_error: Sequence[OnError] = ()) -> None:
         self._bus = bus
@@ -44,14 +46,14 @@ class FailedRuns:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def tell(self, error: BaseException, failure: Failure | None, context: Context) -> None:
-        """Report that a run has raised `error`. This does not change the outcome of its message."""
+        """Report a failed run. This does not affect how the message is handled."""
         for report in self._on_error:
             try:
                 report(error, context)
             except FAILURES:
                 _LOG.exception("%r of app.on_error raised", report)
         if isinstance(error, Undecodable) or not self._bus.has_listener("handler.failed"):
-            return  # the reason of the outcome already describes an invalid payload
+            return  # the reason already describes the invalid payload
         kind = context.plan.queue, failure.fingerprint if failure else type(error).__name__
         if kind not in self._counts and len(self._counts) >= _MOST_KINDS:
             self._counts.clear()
@@ -78,10 +80,10 @@ class FailedRuns:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, from the first line that is not Hopback's own."""
+    """Format a traceback without the frames of Hopback."""
     found: TracebackType | None = error.__traceback__
     while found is not None and found.tb_frame.f_code.co_filename.startswith(_HOPBACK):
         found = found.tb_next
-    # Where every line is ours, all of them are shown rather than none.
+    # If there are no other frames, show all of them.
     lines = traceback.format_exception(type(error), error, found or error.__traceback__)
     return "".join(lines).rstrip("\n")

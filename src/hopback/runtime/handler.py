@@ -1,4 +1,4 @@
-"""A handler: the developer's function, its parameters, and its run options."""
+"""Handlers and their options."""
 
 from __future__ import annotations
 
@@ -41,25 +41,33 @@ R = TypeVar("R")
 
 
 def blames_rows(error: Exception) -> bool:
-    """Whether a failure may be due to single rows: a lost connection or a timeout never is."""
+    """Return True if the error may be caused by single messages, i.e. it is not a connection error
+    or timeout.
+    """
     return not isinstance(error, OSError | TimeoutError)
 
 
 _AHEAD_S = 10
-"""Seconds of work that a handler with a rate prefetches. More would be missing in other processes."""
+"""Maximum number of seconds of work to prefetch if there is a rate limit."""
 
 _LONGEST_TURN_S = 300
-"""Seconds between two batches at a rate, far below the consumer timeout of their deliveries."""
+"""Maximum number of seconds between batches if there is a rate limit. Much shorter than the
+consumer timeout.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How batches are gathered and run.
+    """Options of a batch handler.
 
-    A batch starts at `size` messages or `wait` seconds after its first message. Up to `batchers`
-    batches run concurrently. `isolates` decides for an exception whether to search for the bad
-    rows. `deadline` (seconds) ends a call that takes too long. `breaker` pauses the queue when
-    everything fails.
+    Attributes:
+        size: Maximum number of messages in a batch.
+        wait: Maximum time to wait for a batch to fill up, in seconds.
+        batchers: Maximum number of batches that are handled concurrently.
+        isolates: Called with an exception. Returns True if the batch should be split to find the
+            failing messages.
+        deadline: Maximum duration of a call, in seconds.
+        breaker: Circuit breaker settings.
     """
 
     size: int = 1000
@@ -84,7 +92,7 @@ class BatchOptions:
 
     @property
     def window(self) -> int:
-        """The prefetch: one batch is filled while the others are handled."""
+        """The prefetch. One batch is collected while the others are handled."""
         if self.rate is not None:
             return min(2 * self.size, 65_535)
         return min(self.size * (self.batchers + 1), 65_535)
@@ -92,10 +100,10 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True)
 class BatchHandler:
-    """A function of a list of payloads. It returns None or one outcome per payload.
+    """A batch handler. Called with a list of payloads.
 
-    `prepare` makes the row of one message before it joins a batch. Several calls run concurrently.
-    Its return value replaces the payload. An outcome concludes its message alone.
+    `prepare` is called for each message before it is added to a batch. Its return value replaces
+    the payload. If it returns an outcome, the message is settled separately.
     """
 
     queue: str
@@ -105,13 +113,13 @@ class BatchHandler:
     prepare: Handler | None = None
     needs: tuple[Need, ...] = ()
     name: str = ""
-    """The name of the parameter that takes the payloads."""
+    """The name of the parameter for the payloads."""
     wanted: Any = None
-    """The type of one payload, for codecs."""
+    """The type of a payload."""
 
 
 def deadline_seconds(deadline: Duration | None, *, where: str) -> float | None:
-    """Return a deadline in seconds. None means no deadline."""
+    """Convert a deadline to seconds. None means no deadline."""
     if deadline is None:
         return None
     return read_seconds(deadline, "deadline", where=where, zero=False)
@@ -120,7 +128,7 @@ def deadline_seconds(deadline: Duration | None, *, where: str) -> float | None:
 def require(
     option: str, fits: bool, expected: str, got: object, *, where: str = "handler options"
 ) -> None:
-    """InvalidDeclaration unless the option fits."""
+    """Raise InvalidDeclaration if an option is invalid."""
     if not fits:
         raise InvalidDeclaration((Problem(option, expected, repr(got)),), where=where)
 
@@ -133,11 +141,11 @@ _OTHER_NAMES = {
     "type": "message_type",
     "workers": "concurrency",
 }
-"""Names of options in other libraries, which no similarity of letters finds."""
+"""Names of options in other libraries, used for hints."""
 
 
 def explain_options(declare: Callable[P, R]) -> Callable[P, R]:
-    """Make a decorator suggest the right name for an option that it does not have."""
+    """Decorator that suggests the right name for unknown options."""
     known = list(inspect.signature(declare).parameters)[1:]
 
     @wraps(declare)
@@ -157,7 +165,7 @@ def explain_options(declare: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def locate_errors(where: str) -> Iterator[None]:
-    """Let an error about the declaration inside name its place, such as the queue."""
+    """Context manager that adds a location to errors about declarations."""
     try:
         yield
     except (InvalidDeclaration, InvalidTopology) as error:
@@ -169,7 +177,7 @@ def _is_number(value: object, least: int, most: float = math.inf) -> bool:
 
 
 def _require_common(options: BatchOptions | HandlerOptions) -> None:
-    """Refuse values that would only fail while a message is handled."""
+    """Check options that would otherwise only fail when a message is handled."""
     late = options.deadline is None or 0 < options.deadline < math.inf
     require("deadline", late, "more than 0 seconds", options.deadline)
     fits = options.breaker is None or isinstance(options.breaker, BreakerPolicy)
@@ -178,7 +186,7 @@ def _require_common(options: BatchOptions | HandlerOptions) -> None:
 
 
 def require_queue_name(decorator: str, queue: object) -> None:
-    """InvalidDeclaration unless a decorator was given a name: without parentheses it gets the function."""
+    """Raise InvalidDeclaration if the decorator was used without a queue name."""
     if isinstance(queue, str):
         return
     name = getattr(queue, "__name__", None)
@@ -190,9 +198,7 @@ def require_queue_name(decorator: str, queue: object) -> None:
 
 
 def waits_ms(waits: Iterable[object] | int, *, where: str) -> list[int]:
-    """Return the waits of `retry=` in milliseconds. A single text or number is refused with a correct
-    example.
-    """
+    """Convert retry delays to milliseconds. Raises InvalidDeclaration if it is not a list."""
     if isinstance(waits, str | int):
         example = f"[{waits!r}]" if isinstance(waits, str) else "['30s', '5m']"
         runs = "" if isinstance(waits, str) else " (`attempts=` is the number of runs)"
@@ -213,13 +219,17 @@ def waits_ms(waits: Iterable[object] | int, *, where: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class HandlerOptions:
-    """How a handler is run.
+    """Options of a handler.
 
-    `concurrency` is the maximum number of concurrent runs. The prefetch is derived from it.
-    `deadline` (seconds) ends a handler that takes too long: a coroutine is cancelled and its
-    message retried. A thread cannot be stopped and is reported. `key` returns the lane of a
-    message. Messages of one lane are handled one after another. `breaker` pauses the queue when
-    everything fails. `rate` is the maximum number of starts per second.
+    Attributes:
+        concurrency: Maximum number of concurrent runs.
+        prefetch: The prefetch count. Derived from `concurrency` by default.
+        deadline: Maximum duration of a run, in seconds. Coroutines are cancelled and the message is
+            retried. Threads cannot be stopped, so this is only reported.
+        key: A function that returns the key of a message. Messages with the same key are handled in
+            order.
+        breaker: Circuit breaker settings.
+        rate: Maximum number of messages per second.
     """
 
     concurrency: int = 10
@@ -241,7 +251,7 @@ class HandlerOptions:
 
     @property
     def window(self) -> int:
-        """The prefetch: enough to keep every slot busy while acks are on their way."""
+        """The prefetch. Large enough to keep all slots busy."""
         if self.prefetch is not None:
             return self.prefetch
         usual = min(max(2 * self.concurrency, 20), 65_535)
@@ -250,10 +260,9 @@ class HandlerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A message that a handler publishes, for AsyncAPI documents: `publishes=[Output(…)]`.
+    """A message published by a handler, for AsyncAPI documents: `publishes=[Output(…)]`.
 
-    `routing_key` is that of `context.publish`, or a pattern of it. The declaration describes the
-    handler and neither publishes nor checks anything.
+    `routing_key` may be a pattern. This is only used for documentation.
     """
 
     routing_key: str
@@ -264,7 +273,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """One queue's handler. `decode` is None if the function takes no payload."""
+    """The handler of a queue. `decode` is None if the function does not take a payload."""
 
     queue: str
     call: Callable[..., Any]
@@ -273,13 +282,13 @@ class Handler:
     is_async: bool
     options: HandlerOptions
     needs: tuple[Need, ...] = ()
-    """The parameters that providers fill."""
+    """Parameters that have a provider."""
     names: tuple[str, ...] = ()
-    """The names of the others, in the order of `arguments`."""
+    """Names of the other parameters."""
     wanted: Any = None
-    """The type of the payload, for codecs. None if its codec is fixed."""
+    """The type of the payload, or None if the codec is fixed."""
     replies: bool = False
-    """Whether its return value is the reply to a message that asks for one."""
+    """True if the return value is sent as a reply."""
     publishes: tuple[Output, ...] = ()
 
     def arguments(self, payload: object, context: Context) -> tuple[object, ...]:
@@ -295,21 +304,30 @@ def inspect_handler(
     makes_row: bool = False,
     replies: bool = False,
 ) -> Handler:
-    """Inspect a function's signature. InvalidDeclaration describes the valid signatures.
+    """Create a handler from a function.
 
-    The return value of a handler is its outcome. With `makes_row` (for a batch) or `replies` it may
-    return any value.
+    Args:
+        queue: The name of the queue.
+        call: The function.
+        options: Options of the handler.
+        makes_row: True for the `prepare` function of a batch. It may return any value.
+        replies: If True, the return value is sent as a reply.
+
+    Raises:
+        InvalidDeclaration: If the signature is not supported.
     """
     where = f"handler of queue {queue!r}"
     needs = needs_of(call, where)
-    Injector(needs, where=where)  # refuse impossible dependencies here
+    Injector(needs, where=where)  # check the dependencies
     provided = {need.name for need in needs}
     signature = inspect.signature(call).parameters.values()
     parameters = [one for one in signature if one.name not in provided]
     hints = _hints(call, where)
     takes_context = bool(parameters) and _is_context(parameters[-1], hints)
     payload = parameters[:-1] if takes_context else parameters
-    kinds = _NAMED if needs else _POSITIONAL  # with dependencies, all arguments are passed by name
+    kinds = (
+        _NAMED if needs else _POSITIONAL
+    )  # if there are dependencies, arguments are passed by name
     if len(payload) > 1 or any(one.kind not in kinds for one in parameters):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
         raise InvalidDeclaration(
@@ -348,7 +366,7 @@ def inspect_batch_handler(
     options: BatchOptions,
     prepare: Handler | None = None,
 ) -> BatchHandler:
-    """Read the signature of a batch handler: an async function of one list of payloads."""
+    """Create a batch handler from an async function with a list parameter."""
     where = f"batch handler of queue {queue!r}"
     needs = needs_of(call, where)
     Injector(needs, where=where, has_context=False)
@@ -382,7 +400,7 @@ def _is_list_type(annotation: object) -> bool:
 
 
 def _is_async(call: Callable[..., Any]) -> bool:
-    """Whether a call has to be awaited: a coroutine function, or an object that is called as one."""
+    """Return True if a function or callable object must be awaited."""
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
         getattr(call, "__call__", None)  # noqa: B004 - the method itself is asked
     )
@@ -393,8 +411,8 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Return the resolved annotations. InvalidDeclaration names an unresolvable one."""
-    # The called function: that of a partial, or the method of an object.
+    """Return the resolved annotations. Raises InvalidDeclaration if one cannot be resolved."""
+    # Use the wrapped function of a partial, or `__call__` of an object.
     inner = getattr(call, "func", None)
     called = inner if callable(inner) else type(call).__call__
     try:
@@ -405,7 +423,10 @@ def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
 
 
 def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str) -> None:
-    """A handler that is annotated to return a value would park every message it has handled."""
+    """Check that the return annotation is an outcome.
+
+    Other values would cause messages to be dead-lettered.
+    """
     if not _may_be_outcome(hints.get("return", Any)):
         found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
         expected = (
@@ -416,7 +437,7 @@ def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str
 
 
 def _may_be_outcome(hint: Any) -> bool:
-    """Whether every value of the annotated type can be an outcome. A TypeVar may be any type."""
+    """Return True if the annotated type can be an outcome."""
     if get_origin(hint) in (Union, UnionType):
         return all(map(_may_be_outcome, get_args(hint)))
     if hint in (None, type(None), Any, object, NoReturn, Never) or isinstance(hint, TypeVar):
@@ -431,13 +452,13 @@ def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
 
 
 def _codec_of(hint: Any) -> Codec | None:
-    """Return the codec in `Annotated[T, codec]`. It overrides the message's content type."""
+    """Return the codec of `Annotated[T, codec]`. It takes precedence over the content type."""
     further = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((one for one in further if isinstance(one, Codec)), None)
 
 
 def _decoder(parameter: inspect.Parameter, hints: dict[str, Any], where: str) -> Decoder:
-    """Return the decoder of the payload parameter. Without annotation any JSON is accepted."""
+    """Return the decoder for the payload. Without an annotation, any JSON is accepted."""
     try:
         return decoder_for(hints.get(parameter.name, Any))
     except TypeError as error:

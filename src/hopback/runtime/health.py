@@ -1,18 +1,18 @@
-"""Liveness and readiness of a service, with reasons, and its HTTP endpoint.
+"""Health checks of a service, and its HTTP endpoint.
 
-Alive: every consumer is known to the broker, or is being restored. A restart may help if a consumer stays
-lost on a working connection, so this ends liveness. A missing broker does not, because a restart would not
-help. Ready: connected, and every consumer takes deliveries.
+A service is alive as long as all consumers are running or being restored. It is not alive if a
+consumer is lost for too long while the connection works, because a restart may help. A service is
+ready if it is connected and all consumers receive messages.
 
-    GET  /healthz                  alive? 200 or 503, with the reasons
-    GET  /readyz                   ready? 200 or 503, with the reasons
-    GET  /metrics                  Prometheus
+    GET  /healthz                  liveness, 200 or 503
+    GET  /readyz                   readiness, 200 or 503
+    GET  /metrics                  Prometheus metrics
 
-Commands come by a Unix socket (`private_files.control_socket`), in a folder that only the user of the
-process can enter:
+Commands are received on a Unix socket (`private_files.control_socket`) that is only accessible to
+the user of the process.
 
-    POST /queues/{queue}/pause     take no deliveries for now
-    POST /queues/{queue}/resume    take them again
+    POST /queues/{queue}/pause     pause consuming
+    POST /queues/{queue}/resume    resume consuming
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from hopback.runtime.service import Service
 
-_LOOK_EVERY = 1.0  # a client that asks each second hears of a change at once
+_LOOK_EVERY = 1.0  # seconds between checks
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The answer to a probe. `reasons` is empty if it is positive."""
+    """The result of a health check. `reasons` is empty if it is healthy."""
 
     connections: dict[str, str]
     consumers: dict[str, str]
@@ -48,12 +48,12 @@ class Condition:
 
     @property
     def ok(self) -> bool:
-        """Whether the answer is positive."""
+        """True if healthy."""
         return not self.reasons
 
 
 class Health:
-    """Judges a service. `patience` is how long a consumer may stay lost."""
+    """Checks the health of a service. `patience` is how long a consumer may be lost."""
 
     def __init__(
         self, service: Service, *, time: Callable[[], float], patience: Duration = 60.0
@@ -64,13 +64,13 @@ class Health:
         self._lost_since: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Look every second, so that a probe knows since when something is lost."""
+        """Check every second, to know since when a consumer is lost."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_EVERY)
 
     def look(self) -> None:
-        """Note which consumers are lost now, and since when."""
+        """Record which consumers are lost."""
         now = self._time()
         up = self._service.lines["consuming"] in (SupervisedState.READY, SupervisedState.BLOCKED)
         starting = (
@@ -81,7 +81,7 @@ class Health:
         self._lost_since = dict.fromkeys(lost, now) | kept
 
     def alive(self) -> Condition:
-        """Whether a restart would not help."""
+        """Return the liveness."""
         self.look()
         now = self._time()
         return self._condition(
@@ -91,7 +91,7 @@ class Health:
         )
 
     def ready(self) -> Condition:
-        """Whether every consumer takes deliveries."""
+        """Return the readiness."""
         reasons = [
             f"the {purpose} connection is {state}"
             for purpose, state in self._service.lines.items()
@@ -129,7 +129,7 @@ class Health:
 
 
 class ControlEndpoint:
-    """Answers requests about one service. `metrics` renders a scrape if the extra is installed."""
+    """The HTTP endpoint of a service. `metrics` renders the Prometheus metrics, if available."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class ControlEndpoint:
         self._metrics = metrics
 
     async def __call__(self, request: Request) -> Response:
-        """Answer one request."""
+        """Handle a request."""
         match request.method, request.path.strip("/").split("/"):
             case "GET" | "HEAD", ["healthz"]:
                 return _probe(self._health.alive())
@@ -157,7 +157,7 @@ class ControlEndpoint:
                 return _said(HTTPStatus.NOT_FOUND, error=_WHAT_THERE_IS)
 
     async def command(self, request: Request) -> Response:
-        """Carry out one command of a user who may open the control socket."""
+        """Handle a command from the control socket."""
         match request.method, request.path.strip("/").split("/"):
             case "POST", ["queues", queue, "pause" | "resume" as verb]:
                 return self._command(unquote(queue), verb)

@@ -1,7 +1,7 @@
-"""Message types of a queue: the source of the type, the handler of each type, and their schemas.
+"""Handlers for different message types of a queue.
 
-The handlers of a queue share its consumer: concurrency, prefetch, key and breaker belong to the queue.
-Each handler has its own rules and deadlines.
+All handlers of a queue share a consumer, so options such as concurrency apply to the queue. Rules
+and deadlines apply to each handler.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from hopback.runtime.push import PushHandler
 
 TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
-"""Returns the type of a message, None if it has none."""
+"""A function that returns the type of a message, or None."""
 
 
 def by_property(delivery: Delivery) -> str | None:
-    """The property `type` of the message, as `message_type=` sets it."""
+    """Return the `type` property of a message."""
     return delivery.properties.type
 
 
 def by_header(name: str) -> TypeOf:
-    """A header of the message."""
+    """Use a header as message type."""
 
     def type_of(delivery: Delivery) -> str | None:
         found = delivery.properties.headers.get(name)
@@ -46,7 +46,7 @@ def by_header(name: str) -> TypeOf:
 
 
 def by_cloudevents(delivery: Delivery) -> str | None:
-    """The `type` of a CloudEvent: a header in binary mode, a member of the body in structured mode."""
+    """Return the `type` of a CloudEvent, in binary or structured mode."""
     properties = delivery.properties
     for name in ("cloudEvents:type", "cloudEvents_type"):
         found = properties.headers.get(name)
@@ -64,17 +64,20 @@ def by_cloudevents(delivery: Delivery) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TypedHandlers:
-    """The handlers of one queue by message type, and the outcome of other types."""
+    """The handlers of a queue by message type."""
 
     queue: str
     options: HandlerOptions
     handlers: Mapping[str, Handler]
     type_of: TypeOf = by_property
     unhandled: Outcome | None = None
-    """None parks, with a reason that names the type."""
+    """The outcome for other types. If None, messages are dead-lettered."""
 
     def with_handler(self, name: str, handler: Handler) -> TypedHandlers:
-        """Return a copy with one handler more. InvalidDeclaration if it conflicts with the others."""
+        """Return a copy with an additional handler.
+
+        Raises InvalidDeclaration if there is a conflict.
+        """
         where = f"handler of queue {self.queue!r}"
         if name in self.handlers:
             problem = Problem(f"message_type {name!r}", "one handler", "another one")
@@ -88,24 +91,24 @@ class TypedHandlers:
         return replace(self, handlers={**self.handlers, name: handler})
 
     def with_queue(self, queue: str) -> TypedHandlers:
-        """The same for the queue under its full name."""
+        """Return a copy for a different queue name."""
         handlers = {name: replace(one, queue=queue) for name, one in self.handlers.items()}
         return replace(self, queue=queue, handlers=handlers)
 
 
 class TypedRunner:
-    """Runs the handler of a message's type."""
+    """Calls the handler for the type of a message."""
 
     def __init__(self, typed: TypedHandlers, runners: Mapping[str, FunctionRunner]) -> None:
         self._typed = typed
         self._runners = dict(runners)
 
     async def __call__(self, delivery: Delivery) -> Answer:
-        """Find the handler and run it."""
+        """Find the handler and call it."""
         try:
             name = self._typed.type_of(delivery)
             runner = None if name is None else self._runners.get(name)
-        except FAILURES as error:  # a function of the application's, on hostile headers
+        except FAILURES as error:  # raised by a custom function
             return answer_for(error)
         if runner is not None:
             return await runner(delivery)
@@ -117,11 +120,11 @@ class TypedRunner:
 
     @property
     def waits_for_settlement(self) -> bool:
-        """Whether one of the handlers needs something that lives until then."""
+        """True if one of the handlers has values that must be closed after settling."""
         return any(one.waits_for_settlement for one in self._runners.values())
 
     async def close_delivery_scope(self, delivery: Delivery) -> None:
-        """Close the values that live until the delivery is settled."""
+        """Close the values with the scope `delivery`."""
         for runner in self._runners.values():
             await runner.close_delivery_scope(delivery)
 
@@ -130,7 +133,7 @@ _PLACE = "#/components/schemas/{}"
 
 
 def payload_schemas(app: App) -> PayloadSchemas:
-    """Return the messages, replies and outputs of an application's handlers, for AsyncAPI."""
+    """Return the schemas of all messages of an application, for AsyncAPI."""
     described = _Described()
     for queue, handler in app.handlers.items():
         each: Mapping[str, Handler | BatchHandler | PushHandler]
@@ -138,7 +141,7 @@ def payload_schemas(app: App) -> PayloadSchemas:
         for name, one in each.items():
             payload = described.schema(_payload_type(one))
             reply = described.schema(_reply_type(one)) if _replies(one) else None
-            # A message without a type is known by its queue, if it can be described at all.
+            # Without a type, the name of the queue is used.
             if payload is not None or reply is not None or isinstance(handler, TypedHandlers):
                 described.queues.setdefault(queue, []).append(MessageSchema(name, payload, reply))
             for output in getattr(one, "publishes", ()):
@@ -152,7 +155,7 @@ def payload_schemas(app: App) -> PayloadSchemas:
 
 
 class _Described:
-    """Collects schemas and those that they refer to."""
+    """Collects schemas and the schemas they refer to."""
 
     def __init__(self) -> None:
         self.queues: dict[str, list[MessageSchema]] = {}
@@ -160,7 +163,7 @@ class _Described:
         self.shared: dict[str, Any] = {}
 
     def schema(self, wanted: Any) -> dict[str, Any] | None:
-        """Return the schema of a type. None for bytes and for types without a description."""
+        """Return the schema of a type, or None if it cannot be described."""
         if wanted in (Any, bytes, None, type(None), inspect.Parameter.empty):
             return None
         found = _schema(wanted)
@@ -171,7 +174,7 @@ class _Described:
 
 
 def _payload_type(handler: Handler | BatchHandler | PushHandler) -> Any:
-    """Return the type of a handler's payload."""
+    """Return the payload type of a handler."""
     function = handler.prepare or handler if isinstance(handler, BatchHandler) else handler
     if isinstance(function, BatchHandler):
         name = next(iter(inspect.signature(function.call).parameters))
@@ -186,7 +189,7 @@ def _replies(handler: Handler | BatchHandler | PushHandler) -> bool:
 
 
 def _reply_type(handler: Handler | BatchHandler | PushHandler) -> Any:
-    """Return the type of a handler's reply: its return type without outcomes."""
+    """Return the reply type of a handler, which is its return type without outcomes."""
     if not isinstance(handler, Handler):
         return Any
     returned = _hints(handler).get("return", Any)
@@ -202,8 +205,8 @@ def _hints(handler: Handler) -> dict[str, Any]:
 
 
 def _schema(wanted: Any) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The schema and the schemas it refers to. None if the type cannot be described."""
-    if hasattr(wanted, "model_json_schema"):  # a pydantic model describes itself
+    """Return the schema of a type and the schemas it refers to, or None."""
+    if hasattr(wanted, "model_json_schema"):  # a pydantic model
         whole = wanted.model_json_schema(ref_template=_PLACE.format("{model}"))
         shared = whole.pop("$defs", {})
         return {"$ref": _PLACE.format(wanted.__name__)}, {**shared, wanted.__name__: whole}

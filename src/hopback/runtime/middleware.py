@@ -1,8 +1,9 @@
-"""Middleware: functions of an application that surround every run of its handlers.
+"""Middleware for handlers.
 
-A middleware is an async function of the context and of `run`, which it awaits once. If it returns None, the
-handler's outcome is kept, and so is the handler's exception if the middleware caught it without returning
-another outcome. A forgotten `return` therefore never completes a message.
+Middleware is an async function with the arguments `context` and `run`. It must await `run` once. If
+it returns None, the outcome of the handler is kept. This also applies if the handler raised an
+exception that was caught by the middleware, so forgetting to return a value cannot complete a
+message.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from hopback.policy.outcome import raised_outcome
 from hopback.runtime.context import Context
 
 NextRun: TypeAlias = Callable[[], Awaitable[object]]
-"""Runs the inner middleware and the handler. Returns the handler's result."""
+"""Calls the next middleware or the handler, and returns the result of the handler."""
 
 Middleware: TypeAlias = Callable[[Context, NextRun], Awaitable[object]]
-"""Surrounds every run. A returned outcome replaces the handler's."""
+"""A middleware. If it returns an outcome, this replaces the outcome of the handler."""
 
 
 def check_middleware(middleware: Middleware) -> None:
-    """InvalidDeclaration unless it is an async function of the context and the inner run."""
+    """Raise InvalidDeclaration if the middleware does not have the right signature."""
     called = getattr(middleware, "__call__", None)  # noqa: B004 - the method itself is asked
     is_async = inspect.iscoroutinefunction(middleware) or inspect.iscoroutinefunction(called)
     if is_async and len(inspect.signature(middleware).parameters) == 2:
@@ -35,7 +36,7 @@ def check_middleware(middleware: Middleware) -> None:
 
 
 class _Inside:
-    """The inner run of a middleware, with its result or error."""
+    """A call of the next middleware, with its result or exception."""
 
     __slots__ = ("_run", "error", "returned", "was_run")
 
@@ -62,7 +63,7 @@ class _Inside:
 async def run_through(
     middleware: Sequence[Middleware], context: Context, run: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Run inside all middleware. The first is the outermost."""
+    """Call `run` with all middleware. The first one is the outermost."""
     for one in reversed(middleware):
         run = partial(_around, one, context, run)
     return await run()
