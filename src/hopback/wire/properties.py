@@ -69,7 +69,9 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
                 raw = value.encode("utf-8", "surrogateescape")
                 parts += (_OCTETS[len(raw)], raw)
             except (UnicodeEncodeError, AttributeError, IndexError):
-                raise _unfit_text(name, value) from None
+                # The message id is also the default correlation id, which is encoded first.
+                is_id = name == "correlation_id" and value == properties.message_id
+                raise _unfit_text("message_id" if is_id else name, value) from None
         else:
             if value is None and flag == _MODE:
                 value = default_mode

@@ -20,7 +20,7 @@ from hopback import (
     compose,
 )
 from hopback.broker import EmbeddedBroker
-from hopback.errors import InvalidDeclaration, ProtocolError, PublishRefused
+from hopback.errors import InvalidDeclaration, InvalidMessage, ProtocolError, PublishRefused
 from hopback.fields import table_size
 from hopback.store import Database
 from hopback.testing import AppTest, in_virtual_time
@@ -278,6 +278,14 @@ async def test_publish_that_closes_its_channel_names_the_remedy() -> None:
             await publisher.publish("orders", {}, exchange="nope")
         with pytest.raises(PublishRefused, match=r"message size .*max_message_size"):
             await publisher.publish("orders", "x" * 2000)
+
+
+async def test_long_message_id_is_reported_as_message_id_and_not_as_correlation_id() -> None:
+    async with Publisher(EmbeddedBroker()) as publisher:
+        with pytest.raises(InvalidMessage, match=r"property message_id: .* 255 bytes, got 300"):
+            await publisher.publish("orders", {}, message_id="i" * 300)
+        with pytest.raises(InvalidMessage, match="property correlation_id: "):
+            await publisher.publish("orders", {}, correlation_id="c" * 300)
 
 
 @pytest.mark.parametrize(
