@@ -1,10 +1,8 @@
-"""Payloads: decode the bytes of a message into the handler's type, and encode them.
+"""Encode and decode payloads.
 
-The handler's annotation decides: `bytes` are unchanged and `str` is UTF-8. A msgspec Struct, a
-pydantic model or a protobuf message is decoded by its library. Any other type is decoded from JSON
-and fitted to the type. None of the libraries is required. Each is used only for its types. Fitting
-covers the usual types of payloads: dataclasses (nested), lists, tuples, dicts, unions, literals,
-enums, dates, UUIDs, decimals and the plain types.
+The annotation of the handler defines how a payload is decoded. `bytes` are passed unchanged and
+`str` is decoded as UTF-8. msgspec structs, pydantic models and protobuf messages are decoded by
+their libraries. All other types are decoded from JSON. None of the libraries is required.
 """
 
 from __future__ import annotations
@@ -38,20 +36,21 @@ _Fit: TypeAlias = "Callable[[Any, str], Any]"
 
 
 class Misfit(ValueError):
-    """A value that does not fit its type: path, expected type and actual type."""
+    """Raised when a value does not have the expected type."""
 
     def __init__(self, path: str, expected: str, got: object) -> None:
         self.path: str = path or "$"
         self.expected = expected
-        # Only the type of the value, because payload content must not be logged.
+        # Don't include the value, because payloads must not be logged.
         kind = "nothing" if got is None else type(got).__name__
         super().__init__(f"{self.path}: expected {expected}, got {kind}")
 
 
 def fitter(wanted: Any) -> _Fit:
-    """A function of (value, path) that returns the value as `wanted` or raises Misfit.
+    """Return a function that converts a JSON value to `wanted` or raises Misfit.
 
-    TypeError if no JSON can be fitted to it.
+    Raises:
+        TypeError: If the type is not supported.
     """
     known = _KNOWN.get(wanted)
     if known is None:
@@ -75,7 +74,7 @@ def _new_fitter(wanted: Any) -> _Fit:
         return _fit_text(wanted, special)
     if isinstance(wanted, type) and not get_origin(wanted) and issubclass(wanted, Enum):
         return _fit_call(wanted, f"one of {[member.value for member in wanted]}")
-    # Containers, unions and literals. The plain types are last.
+    # Containers, unions and literals, followed by plain types.
     origin, args = get_origin(wanted) or wanted, get_args(wanted)
     if origin in (Union, types.UnionType):
         return _fit_union(args)
@@ -94,7 +93,7 @@ def _new_fitter(wanted: Any) -> _Fit:
 
 
 def _fit_plain(wanted: type) -> _Fit:
-    """Fit plain JSON types. A float accepts an int. An int does not accept a bool."""
+    """Convert plain types. An int is accepted for a float, but a bool is not accepted for an int."""
     accepted = (int, float) if wanted is float else (wanted,)
 
     def fit(value: Any, path: str) -> Any:
@@ -106,7 +105,7 @@ def _fit_plain(wanted: type) -> _Fit:
 
 
 def _fit_text(wanted: type, parse: Callable[[str], Any]) -> _Fit:
-    """Types that travel as text."""
+    """Convert types that are represented as strings."""
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, str):
@@ -120,7 +119,7 @@ def _fit_text(wanted: type, parse: Callable[[str], Any]) -> _Fit:
 
 
 def _fit_call(wanted: Callable[[Any], Any], expected: str) -> _Fit:
-    """Types that check the value themselves when called with it."""
+    """Convert types that validate the value themselves."""
 
     def fit(value: Any, path: str) -> Any:
         try:
@@ -132,7 +131,7 @@ def _fit_call(wanted: Callable[[Any], Any], expected: str) -> _Fit:
 
 
 def _fit_union(options: tuple[Any, ...]) -> _Fit:
-    """Fit the first matching option. None is accepted only if it is one of them."""
+    """Convert to the first type that matches."""
     fits = [(option, fitter(option)) for option in options if option is not type(None)]
     optional = type(None) in options
     tag, tagged = _tags([option for option, _ in fits])
@@ -144,7 +143,7 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
             return fits[0][1](value, path)
         if isinstance(value, dict) and isinstance(value.get(tag), str | int):
             chosen = tagged.get(value[tag])
-            if chosen is not None:  # its error names the field, the other options do not apply
+            if chosen is not None:  # use the error of this type, since the others do not apply
                 return chosen(value, path)
         for _, attempt in fits:
             try:
@@ -158,10 +157,11 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
 
 
 def _tags(options: list[Any]) -> tuple[str, dict[Any, _Fit]]:
-    """Return the field that distinguishes dataclasses, and the fitter for each of its values.
+    """Return the field that distinguishes the dataclasses of a union, and the converter for each
+    value.
 
-    The field is a Literal in all of them, without duplicate values. Without such a field, the name is
-    empty.
+    The field must be a Literal with different values in each dataclass. Returns an empty name if
+    there is none.
     """
     if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
         return "", {}
@@ -178,7 +178,7 @@ def _tags(options: list[Any]) -> tuple[str, dict[Any, _Fit]]:
 
 
 def _fit_literal(options: tuple[Any, ...]) -> _Fit:
-    """One of the values listed, of the same type."""
+    """Check that a value is one of the options."""
     allowed = {(type(option), option) for option in options}
 
     def fit(value: Any, path: str) -> Any:
@@ -190,7 +190,7 @@ def _fit_literal(options: tuple[Any, ...]) -> _Fit:
 
 
 def _fit_items(make: Callable[[Any], Any], item: _Fit) -> _Fit:
-    """Lists and sets."""
+    """Convert lists and sets."""
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, list):
@@ -201,7 +201,7 @@ def _fit_items(make: Callable[[Any], Any], item: _Fit) -> _Fit:
 
 
 def _fit_tuple(args: tuple[Any, ...]) -> _Fit:
-    """Tuples of any length of one type, or of a fixed form."""
+    """Convert tuples."""
     if not args or (len(args) == 2 and args[1] is Ellipsis):
         return _fit_items(tuple, fitter(args[0] if args else Any))
     items = [fitter(arg) for arg in args]
@@ -218,14 +218,14 @@ def _fit_tuple(args: tuple[Any, ...]) -> _Fit:
 
 
 def _fit_dict(item: _Fit) -> _Fit:
-    """Objects with free keys."""
+    """Convert dicts."""
 
     def fit(value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise Misfit(path, "an object", value)
         if item is _fit_anything:
             return value
-        # A key that is not an identifier is payload content and is not shown.
+        # Only show keys that are identifiers, since others may contain data.
         return {
             key: item(inner, f"{path}.{key if len(key) <= 40 and key.isidentifier() else '*'}")
             for key, inner in value.items()
@@ -235,7 +235,7 @@ def _fit_dict(item: _Fit) -> _Fit:
 
 
 def _fit_dataclass(wanted: Any) -> _Fit:
-    """Fit objects with known keys. Unknown keys are ignored, because producers may add some."""
+    """Convert dataclasses. Unknown keys are ignored."""
     hints = get_type_hints(wanted)
     fields: list[tuple[str, type, _Fit, bool]] = []
 
@@ -245,7 +245,7 @@ def _fit_dataclass(wanted: Any) -> _Fit:
         arguments = {}
         for name, plain, inner, required in fields:
             found = value.get(name, _Absent)
-            if type(found) is plain:  # the usual case: needs no fitting and no path
+            if type(found) is plain:  # the common case, no conversion needed
                 arguments[name] = found
             elif found is not _Absent:
                 arguments[name] = inner(found, f"{path}.{name}")
@@ -253,7 +253,7 @@ def _fit_dataclass(wanted: Any) -> _Fit:
                 raise Misfit(f"{path}.{name}", "a value", None)
         return wanted(**arguments)
 
-    _KNOWN[wanted] = fit  # known before its fields are: a tree's nodes hold nodes
+    _KNOWN[wanted] = fit  # set first, since the dataclass may be recursive
     try:
         missing = dataclasses.MISSING
         for field in dataclasses.fields(wanted):
@@ -270,7 +270,7 @@ def _fit_dataclass(wanted: Any) -> _Fit:
 
 
 class _Absent:
-    """Marks an absent value. No value has this type."""
+    """Marks a missing value."""
 
 
 _KNOWN: dict[Any, _Fit] = {}
@@ -295,13 +295,13 @@ Decoder: TypeAlias = "Callable[[bytes], Any]"
 
 
 class Undecodable(HopbackError):
-    """The payload does not match the handler's type. The message is parked without a retry."""
+    """Raised when a payload cannot be decoded. The message is dead-lettered without retries."""
 
     remedy = "Correct the producer, or the type the handler asks for, and re-drive the message."
 
 
 def decoder_for(wanted: Any) -> Decoder:
-    """Return the decoder for a handler's annotation. It raises only Undecodable."""
+    """Return a decoder for a type. It only raises Undecodable."""
     if wanted is bytes:
         return bytes
     if wanted is str:
@@ -312,7 +312,7 @@ def decoder_for(wanted: Any) -> Decoder:
         return guard(wanted.FromString)
     if is_model(wanted, "msgspec", "Struct"):
         return guard(sys.modules["msgspec"].json.Decoder(wanted).decode)
-    # JSON fitted to the type.
+    # Decode JSON and convert it.
     if wanted is Any or wanted is object:
         return guard(_json)
     fit = fitter(wanted)
@@ -320,7 +320,7 @@ def decoder_for(wanted: Any) -> Decoder:
 
 
 def _validate(model: Any) -> Decoder:
-    """Decode a pydantic model. Errors list the places, because pydantic's text quotes the payload."""
+    """Return a decoder for a pydantic model. Errors only contain locations, not the payload."""
     invalid: type[Exception] = sys.modules["pydantic"].ValidationError
 
     def validated(body: bytes) -> Any:
@@ -339,11 +339,11 @@ _decode_start = json.JSONDecoder().raw_decode
 
 
 def _json(body: bytes) -> Any:
-    """Parse JSON. UTF-8 is tried first, then the encodings that the standard library detects."""
+    """Parse JSON. Tries UTF-8 first."""
     try:
         text = str(body, "utf-8")
         if text[:1] in "{[":
-            # `decode` looks for spaces at both ends, which takes as long as reading a short text.
+            # `decode` strips whitespace first, which takes as long as parsing a short text.
             found, end = _decode_start(text)
             if end == len(text):
                 return found
@@ -353,7 +353,7 @@ def _json(body: bytes) -> Any:
 
 
 def is_model(wanted: Any, library: str, base: str) -> bool:
-    """Whether a type is a model of a library. A type can only exist if its library is imported."""
+    """Return True if a type is a model of a library. The library is not imported."""
     module = sys.modules.get(library)
     return (
         module is not None
@@ -363,7 +363,7 @@ def is_model(wanted: Any, library: str, base: str) -> bool:
 
 
 def guard(decode: Decoder) -> Decoder:
-    """Whatever a decoder raises about hostile bytes becomes Undecodable, in one line."""
+    """Wrap a decoder so that all exceptions are converted to Undecodable."""
 
     def guarded(body: bytes) -> Any:
         try:
@@ -372,8 +372,8 @@ def guard(decode: Decoder) -> Decoder:
             raise
         except Misfit as misfit:
             raise Undecodable(str(misfit)) from misfit
-        except Exception as error:  # a model's own validators may raise anything
-            # One line, and short: payloads do not belong into reasons.
+        except Exception as error:  # custom validators may raise anything
+            # Keep the message short, since it may contain parts of the payload.
             text = str(error) or type(error).__name__
             raise Undecodable(f"{type(error).__name__}: {text.splitlines()[0][:200]}") from error
 
@@ -381,7 +381,10 @@ def guard(decode: Decoder) -> Decoder:
 
 
 def encode_payload(payload: object) -> tuple[bytes, str | None]:
-    """Return the bytes of a payload and its content type. Raises TypeError if it cannot be encoded."""
+    """Encode a payload and return it with its content type.
+
+    Raises TypeError if it is not supported.
+    """
     if isinstance(payload, bytes | bytearray | memoryview):
         return bytes(payload), None
     if isinstance(payload, str):
@@ -404,7 +407,7 @@ def encode_payload(payload: object) -> tuple[bytes, str | None]:
 
 
 def _not_finite(value: object, path: str) -> str | None:
-    """The first NaN or infinity in a payload, with its place."""
+    """Return the location of the first NaN or infinity in a payload."""
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} at {path}"
     parts: Iterable[tuple[object, object]] = ()
@@ -419,7 +422,7 @@ def _not_finite(value: object, path: str) -> str | None:
 
 
 def _jsonable(value: object) -> object:
-    """Convert types unknown to `json`: dataclasses, enums, and types that are sent as text."""
+    """Convert types that are not supported by `json`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):

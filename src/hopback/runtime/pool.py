@@ -1,8 +1,8 @@
-"""Workers: a fixed number of long-lived tasks that handle deliveries one after another.
+"""A pool of long-lived worker tasks.
 
-A task per message costs more than most handlers do, so each worker takes the next delivery in the same
-task. Context variables that a handler leaves behind must not reach the next message: a worker whose
-context has changed ends, and a fresh one takes its place.
+Workers handle one item after another, because creating a task per message is slow. If a handler
+changes a context variable, the worker is replaced so that the change does not affect the next
+message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class KeyedItems(Generic[T]):
-    """Items wait behind a running item of the same key. An item without key (None) never waits."""
+    """A queue in which items with the same key are processed one after another."""
 
     __slots__ = ("_busy", "_ready")
 
@@ -33,11 +33,11 @@ class KeyedItems(Generic[T]):
 
     @property
     def has_ready(self) -> bool:
-        """Whether an item can be taken now."""
+        """True if an item is ready."""
         return bool(self._ready)
 
     def offer(self, key: str | None, item: T) -> bool:
-        """Add an item. Returns True if it is ready, False if it waits for its key."""
+        """Add an item. Returns False if it has to wait for another item with the same key."""
         if key is not None:
             waiting = self._busy.get(key)
             if waiting is not None:
@@ -48,11 +48,11 @@ class KeyedItems(Generic[T]):
         return True
 
     def take(self) -> tuple[str | None, T]:
-        """Return the next item and its key. Raises IndexError if none is ready."""
+        """Return the next item and its key. Raises IndexError if there is none."""
         return self._ready.popleft()
 
     def finish(self, key: str | None) -> bool:
-        """Mark an item of this key as finished. Returns True if another one became ready."""
+        """Mark an item as finished. Returns True if another item became ready."""
         if key is None:
             return False
         waiting = self._busy[key]
@@ -63,13 +63,13 @@ class KeyedItems(Generic[T]):
         return True
 
     def __iter__(self) -> Iterator[T]:
-        """Everything that has not been taken."""
+        """Iterate over all items that have not been taken."""
         yield from (item for _, item in self._ready)
         for waiting in self._busy.values():
             yield from waiting
 
     def clear(self) -> list[T]:
-        """Take out everything that has not been taken, in order of arrival within each key."""
+        """Remove and return all items that have not been taken."""
         left = [item for _, item in self._ready]
         for key, _ in self._ready:
             if key is not None:
@@ -83,12 +83,12 @@ class KeyedItems(Generic[T]):
 
 _LOG = logging.getLogger("hopback.runtime")
 
-_CANCELLATIONS = 3  # a handler may swallow one or two, and is abandoned after three
-_SECONDS_FOR_EACH = 1.0  # time for a handler to clean up, while shutdown has a separate limit
+_CANCELLATIONS = 3  # attempts to cancel a task before it is abandoned
+_SECONDS_FOR_EACH = 1.0  # time for cleaning up after each attempt
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their end. A task that ignores cancellation is abandoned."""
+    """Cancel tasks and wait for them. Tasks that ignore cancellation are abandoned."""
     left = set(tasks)
     for _ in range(_CANCELLATIONS):
         for task in left:
@@ -98,7 +98,7 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 class Pool(Generic[T]):
-    """Runs at most `size` items at once, in the order in which their keys allow."""
+    """Runs at most `size` items concurrently."""
 
     def __init__(
         self, size: int, run: Callable[[T], Awaitable[None]], *, name: str = "worker"
@@ -119,7 +119,7 @@ class Pool(Generic[T]):
         self._slow: set[asyncio.Task[None]] = set()
         self._next_end: asyncio.Event | None = None
         self._called = False
-        """A worker was called and has not come yet: it will pass the call on if there is more."""
+        """True if a worker has been woken up but has not started yet."""
 
     @property
     def running(self) -> tuple[T, ...]:
@@ -127,61 +127,61 @@ class Pool(Generic[T]):
         return tuple(self._running.values())
 
     def runs(self) -> list[tuple[asyncio.Task[None], T]]:
-        """The workers that handle an item now, with their items."""
+        """Return the workers and the items they are handling."""
         return list(self._running.items())
 
     def __contains__(self, item: T) -> bool:
-        """Whether the item is handled now or waits."""
+        """Return True if the item is running or waiting."""
         return any(one is item for one in (*self._running.values(), *self._items))
 
     def __iter__(self) -> Iterator[T]:
-        """Everything that is handled now or waits."""
+        """Iterate over all running and waiting items."""
         yield from tuple(self._running.values())
         yield from tuple(self._items)
 
     @property
     def waiting(self) -> int:
-        """How many items have not been started."""
+        """The number of items that have not been started."""
         return len(self._items)
 
     def hold_items_in(self, make: Callable[[Callable[[], object]], KeyedItems[T]]) -> None:
-        """Keep waiting items in another collection, which calls the given function for a ready one."""
+        """Use a different collection for waiting items."""
         self._items = make(self._wake)
 
     def limit(self, size: int) -> None:
-        """Set the maximum number of concurrent items, up to the initial size. 0 pauses."""
+        """Set the maximum number of concurrent items. 0 pauses the pool."""
         self._wished = min(size, self._size)
         if not self._held:
             self._limit = self._wished
             self._wake()
 
     def hold(self) -> None:
-        """Start no items until `resume`, whatever limit is set meanwhile."""
+        """Don't start items until `resume` is called."""
         self._held = True
         self._limit = 0
 
     def resume(self) -> None:
-        """Start waiting items again, up to the limit."""
+        """Start waiting items again."""
         self._held = False
         self.limit(self._wished)
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Let `wait_idle` and `drain` not wait for these workers."""
+        """Don't wait for these workers in `wait_idle` and `drain`."""
         self._slow = {task for task in self._running if task in slow}
         self._settle_quiet()
 
     async def wait_idle(self) -> None:
-        """Return when only slow items are running. Items may still be waiting."""
+        """Wait until no items are running, except slow ones."""
         while len(self._running) > len(self._slow):
             await self._end_of_one()
 
     async def drain(self) -> None:
-        """Return when no item is waiting and only slow items are running."""
+        """Wait until no items are running or waiting, except slow ones."""
         while len(self._items) or len(self._running) > len(self._slow):
             await self._end_of_one()
 
     async def wait_finished(self, item: T) -> None:
-        """Return when the item neither runs nor waits."""
+        """Wait until an item has finished."""
         while item in self:
             await self._end_of_one()
 
@@ -190,30 +190,30 @@ class Pool(Generic[T]):
         await self._next_end.wait()
 
     def submit(self, item: T, key: str | None = None) -> None:
-        """Add an item. It is run as soon as a worker and its key are free."""
+        """Add an item. It is run when a worker is available."""
         self._quiet.clear()
         if self._items.offer(key, item) and not self._called:
             self._wake()
 
     def withdraw(self) -> list[T]:
-        """Take back everything that has not been started."""
+        """Remove and return all items that have not been started."""
         left = self._items.clear()
         self._settle_quiet()
         return left
 
     async def join(self) -> None:
-        """Return when no item is running or waiting."""
+        """Wait until no items are running or waiting."""
         await self._quiet.wait()
 
     async def stop(self) -> tuple[T, ...]:
-        """Cancel the running items, wait for their end, and return them."""
+        """Cancel the running items and return them."""
         left = self.running
         self._limit = 0
         await cancel_all(self._tasks)
         return left
 
     def _wake(self) -> None:
-        """Wake one worker if there is work. It wakes the next if there is more."""
+        """Wake up a worker if there is work."""
         if self._called or not self._may_start():
             return
         if self._idle:
@@ -221,7 +221,7 @@ class Pool(Generic[T]):
             self._idle.pop().set_result(None)
         elif len(self._tasks) < self._size:
             self._called = True
-            # The caller may be a worker that a handler has tainted: its context stays its own.
+            # Use the original context, because the caller may be a worker with a modified one.
             context = self._context.copy()
             task = asyncio.get_running_loop().create_task(
                 self._work(), name=self._name, context=context
@@ -233,7 +233,7 @@ class Pool(Generic[T]):
         return self._items.has_ready and len(self._running) < self._limit
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Log an unexpected exception of a worker."""
+        """Log unexpected exceptions of a worker."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -248,7 +248,7 @@ class Pool(Generic[T]):
             while self._may_start():
                 key, item = self._items.take()
                 self._running[me] = item
-                # More may be ready than this worker can take: pass the call on.
+                # Wake up another worker if there is more work.
                 if not self._called:
                     self._wake()
                 try:
@@ -257,21 +257,21 @@ class Pool(Generic[T]):
                     self._tasks.discard(me)
                     raise
                 finally:
-                    del self._running[me], item  # an idle worker holds no message
+                    del self._running[me], item  # don't keep a reference while idle
                     if self._slow:
                         self._slow.discard(me)
                     if self._items.finish(key) or me not in self._tasks:
                         self._wake()
                     self._settle_quiet()
                 if copy_context() != clean or me.cancelling():
-                    # A tainted context ends with its task. Another worker replaces it.
+                    # The context was modified, so replace this worker.
                     self._tasks.discard(me)
                     self._wake()
                     return
             await self._rest()
 
     async def _rest(self) -> None:
-        """Wait for work. A cancelled worker does not lose a wake-up."""
+        """Wait for work. A cancelled worker passes the wake-up on."""
         call = asyncio.get_running_loop().create_future()
         self._idle.append(call)
         try:

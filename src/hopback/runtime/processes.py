@@ -1,10 +1,11 @@
-"""Several processes under one: started, watched, restarted after a pause, stopped together.
+"""Run several worker processes.
 
-A child has a socket to its parent. It reports when it is ready and, at its end, its unsettled work.
-When the socket closes, the parent is gone and the child stops. Each child is a separate process
-group, so that Ctrl-C at a terminal reaches only the parent, which forwards it once.
+Workers are restarted if they die, and stopped together. Each worker has a socket to its parent, on
+which it reports when it is ready and which deliveries are unsettled at the end. If the parent dies,
+the socket is closed and the worker stops. Workers have their own process group, so that Ctrl-C only
+reaches the parent.
 
-For development, `Changes` detects changed Python files by polling and without a dependency.
+`Changes` detects changed Python files for reloading during development.
 """
 
 from __future__ import annotations
@@ -30,37 +31,39 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.run")
 _DEATHS = "HOPBACK_DEATHS"
 _MOST_BLAMED = 100
-"""Number of blamed messages to remember, most recent first: about 4 KB of a child's environment."""
+"""Maximum number of messages to remember. They are passed to workers in the environment (about 4
+KB).
+"""
 _HURRY = 5.0
-"""How long (seconds) a child may take to make way for its successor when files have changed."""
+"""Seconds a worker may take to stop after files have changed."""
 
 
 class ParentConnection:
-    """The child's end of the connection."""
+    """The socket to the parent process."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        # Processes started by the application must not keep it open after this process has ended.
+        # Processes started by the application must not inherit the socket.
         self._socket.set_inheritable(False)
 
     async def wait_closed(self) -> None:
-        """Return when the parent is gone."""
+        """Wait until the parent is gone."""
         with suppress(OSError):
             while await asyncio.get_running_loop().sock_recv(self._socket, 1024):
                 pass
 
     def send(self, **fact: object) -> None:
-        """Send a fact to the parent. It is dropped if the parent is gone."""
+        """Send a report to the parent. It is dropped if the parent is gone."""
         with suppress(OSError):
             self._socket.send(json.dumps(fact).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """The end of a child: its exit code (negative: the signal) and its reports.
+    """The exit code and reports of a worker. The code is negative if it was killed by a signal.
 
-    `alone` is the token of the message that it was handling alone at its end.
+    `alone` is the token of the message that was being handled alone.
     """
 
     code: int
@@ -71,7 +74,7 @@ class ProcessEnd:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """One child process and our end of the connection to it."""
+    """A worker process."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
@@ -82,7 +85,7 @@ class Child:
     async def start(
         cls, command: Callable[[int], Sequence[str]], environment: Mapping[str, str]
     ) -> Child:
-        """Start `command(descriptor)`. The descriptor is the child's end of the socket."""
+        """Start a worker. `command` is called with the descriptor of its socket."""
         ours, theirs = socket.socketpair()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -120,14 +123,14 @@ class Child:
             self.writer.close()
 
     def stop(self) -> None:
-        """Stop the child: the first signal is graceful, the second immediate, the third kills it."""
+        """Stop the worker. The second call stops it immediately, the third kills it."""
         self.asked += 1
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM if self.asked < 3 else signal.SIGKILL)
 
 
 def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
-    """Return the parent's record of its children's deaths, by token."""
+    """Return the number of crashes per message from the environment."""
     try:
         found = json.loads(environment.get(_DEATHS, "{}"))
     except ValueError:
@@ -138,13 +141,12 @@ def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Keeps `count` children alive. `command(number, descriptor)` starts one.
+    """Runs `count` workers.
 
-    If a child ends before it was ever ready, a restart does not help: all end, and `code` is its
-    exit code. A child that dies later is restarted after a pause. With `changes` (an awaitable that
-    returns when files have changed) all are restarted on each change, and a child that cannot start
-    waits for the next one. If a child dies while it handles a message alone, its successors find
-    that message in their environment (`deaths_in` reads it).
+    If a worker ends before it was ready, all workers are stopped and `code` is its exit code. If it
+    dies later, it is restarted after a delay. If `changes` is given, workers are restarted when
+    files change. If a worker dies while handling a message alone, this is passed to its successors
+    (see `deaths_in`).
     """
 
     count: int
@@ -157,13 +159,13 @@ class Supervisor:
     reports: list[Mapping[str, Any]] = field(default_factory=list)
     restarts: int = 0
     deaths: dict[str, int] = field(default_factory=dict)
-    """How often a child died while it handled a message alone, by the message's token."""
+    """Number of crashes per message."""
     _children: dict[int, Child] = field(default_factory=dict)
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Run until stopped, or until a child could not start."""
+        """Run until stopped, or until a worker fails to start."""
         watching = asyncio.ensure_future(self._watch())
         try:
             async with asyncio.TaskGroup() as group:
@@ -174,13 +176,13 @@ class Supervisor:
             await asyncio.gather(watching, return_exceptions=True)
 
     def stop(self) -> None:
-        """Stop all children. A second call stops them immediately."""
+        """Stop all workers. The second call stops them immediately."""
         self._ending.set()
         for child in tuple(self._children.values()):
             child.stop()
 
     async def _keep(self, number: int) -> None:
-        """Start a child again and again."""
+        """Keep a worker running."""
         failures, was_ready = 0, False
         while not self._ending.is_set():
             changed = self._changed
@@ -189,14 +191,14 @@ class Supervisor:
             if self._ending.is_set() or changed.is_set():
                 continue
             _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
-            # Once it was ready, a message may kill it before it reports ready again.
+            # After it was ready once, a message may crash it before it is ready again.
             was_ready = was_ready or ended.ready
             if ended.alone is not None:
                 self.deaths[ended.alone] = self.deaths.pop(ended.alone, 0) + 1
                 if len(self.deaths) > _MOST_BLAMED:
                     del self.deaths[next(iter(self.deaths))]
             elif not was_ready and ended.code >= 0:
-                if self.changes is not None:  # the developer corrects the file
+                if self.changes is not None:  # wait until the developer has fixed the file
                     await self._unless_ending(changed, None)
                     continue
                 self.code = ended.code or 1
@@ -221,23 +223,23 @@ class Supervisor:
             del self._children[number]
         if ended.report is not None:
             self.reports.append(ended.report)
-        # A child that was still starting had no signal handler yet, and no deliveries either.
+        # A worker that is still starting does not have a signal handler yet.
         unheard = ended.code == -signal.SIGTERM and not ended.ready
         if self._ending.is_set() and ended.code and not unheard:
             self.code = self.code or (ended.code if ended.code > 0 else 1)
         return ended
 
     async def _unless_ending(self, changed: asyncio.Event, seconds: float | None) -> None:
-        """Wait, but not when the end is asked for or files change."""
+        """Wait, unless the supervisor is stopped or files change."""
         await first_of(self._ending.wait(), changed.wait(), within=seconds)
 
     async def _watch(self) -> None:
-        """Replace the children whenever files have changed."""
+        """Restart the workers when files have changed."""
         while self.changes is not None:
             found = await self.changes()
             _LOG.info("restarting: changed %s", ", ".join(map(str, found[:3])))
             self._changed.set()
-            self._changed = asyncio.Event()  # the next lives wait for the next change
+            self._changed = asyncio.Event()  # used for the next change
             leaving = tuple(self._children.values())
             for _ in range(3):
                 for child in leaving:
@@ -263,18 +265,18 @@ def _told(code: int) -> str:
 
 
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
-_LOOK_EVERY = 0.5  # short for a developer who has just saved a file, and cheap: only times are read
+_LOOK_EVERY = 0.5  # seconds between checks
 
 
 def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Return modification time and size of all .py files below the folders, except hidden ones."""
+    """Return the modification time and size of all Python files. Hidden directories are skipped."""
     found: dict[Path, tuple[int, int]] = {}
     for folder in folders:
         for where, below, names in os.walk(folder):
             below[:] = [one for one in below if not one.startswith(".") and one not in _SKIPPED]
             for name in names:
                 if name.endswith(".py"):
-                    with suppress(OSError):  # it went away while we looked
+                    with suppress(OSError):  # deleted in the meantime
                         state = Path(where, name).stat()
                         found[Path(where, name)] = (state.st_mtime_ns, state.st_size)
     return found
@@ -283,14 +285,14 @@ def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 def changed_files(
     before: dict[Path, tuple[int, int]], after: dict[Path, tuple[int, int]]
 ) -> tuple[Path, ...]:
-    """Return the files written, created or removed between two scans."""
+    """Return the files that were added, changed or removed."""
     return tuple(
         sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     )
 
 
 class Changes:
-    """Reports the files that changed since the last call."""
+    """Waits for changed files."""
 
     def __init__(self, *folders: Path) -> None:
         self._folders = folders

@@ -1,4 +1,4 @@
-"""Errors for wrong arguments of `publish`, `request`, `compose` and `send`, with the right call."""
+"""Helpful errors for wrong arguments of `publish`, `request`, `compose` and `send`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_A_PAYLOAD = "expected a payload, got a Message: write `send(message)` to pu
 
 
 def explain_arguments(publish: Callable[P, R]) -> Callable[P, R]:
-    """Make a function with the arguments of `publish` name the right call if they are wrong."""
+    """Decorator that raises helpful errors for wrong arguments."""
     most = publish.__code__.co_argcount
     name = publish.__name__
 
@@ -36,7 +36,7 @@ def explain_arguments(publish: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_publish(routing_key: object, payload: object, exchange: object) -> None:
-    """Raise TypeError or ValueError for an address or a payload that cannot be published."""
+    """Raise TypeError or ValueError if the arguments are invalid."""
     for name, given in (("routing_key", routing_key), ("exchange", exchange)):
         if not isinstance(given, str):
             own = getattr(given, "name", None)

@@ -1,4 +1,4 @@
-"""Publishing from programs with an event loop that do not run an `App`."""
+"""Publish messages without an `App`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
 
 class Publisher(MessageSender):
-    """Publishes on a supervised connection. Use it as an async context manager.
+    """Publishes messages with confirms.
 
-    `broker` is a broker or the address of a RabbitMQ. Entering the context waits for the first
-    connection and raises the error if it fails. A connection lost later is opened again. `start` and
-    `close` do not wait for the broker. `publish` and `send` wait at most `timeout` for a
-    usable channel. `codecs` encode payloads by their content type.
+    Use this as an async context manager. It waits for the first connection, and raises an exception
+    if it fails. If the connection is lost later, it is reopened automatically.
+
+    Args:
+        broker: A broker or the URL of RabbitMQ.
+        timeout: Maximum time to wait for a channel when publishing.
+        codecs: Codecs for encoding payloads.
     """
 
     def __init__(
@@ -52,10 +55,12 @@ class Publisher(MessageSender):
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> Coroutine[Any, Any, None]:
-        """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm. To be
-        awaited.
+        """Publish a message and wait for the confirm. Must be awaited.
 
-        Raises PublishFailed with the reason if the message was not confirmed.
+        The message is published to the queue `routing_key` unless an exchange is given.
+
+        Raises:
+            PublishFailed: If the message is not confirmed.
         """
         message = compose(routing_key, payload, exchange=exchange, codecs=self._codecs, **options)
         return self.send(message)

@@ -1,6 +1,6 @@
-"""Runs messages that may kill the process alone, and reports them to a surviving process.
+"""Handle messages alone that are suspected of crashing the process.
 
-The rules are in `policy.quarantine`. This module waits and reports.
+See `policy.quarantine` for the rules.
 """
 
 from __future__ import annotations
@@ -30,22 +30,20 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _PATIENCE_S = 30.0
-"""Seconds that other runs may take to finish. After that the suspected message runs beside them,
-and a death does not count against it. Runs that are already slow are not waited for. It is also the
-time that a suspected message may run alone. After that other runs start beside it.
+"""Seconds to wait for other handlers. After that, the suspected message is handled anyway and a
+crash is not counted. Also the maximum time it is handled alone.
 """
 
 _OTHERS_COME_S = 0.5
-"""How long the first message of every other queue may take to arrive after the process has started, or
-the next one of a queue whose suspected messages are being handled."""
+"""Seconds to wait for messages of other queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLink:
-    """The parent process, which records the message that runs alone and counts the deaths.
+    """Reports to the parent process which message is being handled alone.
 
-    `report` is called with the message's token before the run and with None after it. `deaths` has the
-    number of processes that died, by token.
+    `report` is called with the token of the message, and with None afterwards. `deaths` is the
+    number of crashes per token.
     """
 
     report: Callable[[str | None], object]
@@ -53,11 +51,10 @@ class SupervisorLink:
 
 
 class Isolation:
-    """All work of this process, with a way to run one message alone.
+    """Coordinates all work of a process so that a message can be handled alone.
 
-    Of several waiting messages, the one with the fewest returns runs first. The message that kills
-    the process was in hand at every death, so innocent messages of other queues run before it. In
-    the opposite order each death would count against them until the broker's limit parks them.
+    Messages that were requeued least often are handled first. The message that crashes the process
+    was requeued by every crash, so other messages get a chance before it.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -70,7 +67,7 @@ class Isolation:
         self._quiet_since = 0.0
 
     def join(self, work: Work) -> None:
-        """This work is held while something else runs alone."""
+        """Add work that is paused while a message is handled alone."""
         self._works.append(work)
 
     def leave(self, work: Work) -> None:
@@ -78,10 +75,9 @@ class Isolation:
 
     @asynccontextmanager
     async def isolate(self, work: Work, returns: int) -> AsyncIterator[bool]:
-        """Let only `work` start runs inside this context. Yields False if others did not finish in
-        time.
+        """Pause all other work within this context. Yields False if it did not finish in time.
 
-        `returns` is the number of returns of the message.
+        `returns` is how often the message was requeued.
         """
         await self._turn(returns)
         others = [other for other in self._works if other is not work]
@@ -98,7 +94,7 @@ class Isolation:
             self._changed.set()
 
     async def _turn(self, returns: int) -> None:
-        """Wait until no other message runs alone and none with precedence is waiting."""
+        """Wait until it is this message's turn."""
         loop = asyncio.get_running_loop()
         ticket = (returns, self._chance())
         if not self._waiting and not self._busy:
@@ -108,8 +104,7 @@ class Isolation:
             while True:
                 left = None
                 if not self._busy and min(self._waiting) == ticket:
-                    # A message with more returns than the last one first waits for others to
-                    # arrive.
+                    # Wait for messages that were requeued less often.
                     left = self._quiet_since + _OTHERS_COME_S - loop.time()
                     if returns <= self._last_returns or left <= 0:
                         break
@@ -124,7 +119,7 @@ class Isolation:
 
 
 class Quarantine:
-    """Runs the suspected messages of one queue, one after another."""
+    """Handles the suspected messages of a queue."""
 
     def __init__(
         self,
@@ -139,15 +134,15 @@ class Quarantine:
         self._ordinary_returns = ordinary_returns(delivery_limit)
 
     def suspects(self, delivery: Delivery) -> bool:
-        """Whether the message returned often enough to be suspected of killing the process."""
+        """Return True if a message is suspected of crashing the process."""
         return is_suspected(delivery, self._ordinary_returns)
 
     async def drain(self, work: Work) -> bool:
-        """Wait until the queue's other deliveries are settled. Returns False after a timeout."""
+        """Wait until all other deliveries of the queue are settled. Returns False on timeout."""
         return await _in_time(work.drain()) and not work.in_flight
 
     async def run(self, taken: HeldDelivery, work: Work, *, drained: bool) -> None:
-        """Run and settle the message, or park it if the process died of it too often."""
+        """Handle the message alone, or dead-letter it if it crashed the process too often."""
         supervisor = self._environment.supervisor
         token = suspect_token(taken.reading(self._plan))
         deaths = 0 if supervisor is None else supervisor.deaths.get(token, 0)

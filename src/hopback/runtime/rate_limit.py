@@ -1,8 +1,7 @@
-"""The rate of a handler: `rate="100/s"` starts at most 100 messages per second in one process.
+"""Rate limits of handlers.
 
-A delivery waits for its turn where it waits for a free worker, so that it neither occupies a worker
-nor blocks the event loop. The starts are evenly spaced. A late start is made up for within
-`_CATCH_UP_S`, because timers are coarse and a busy loop is late.
+Messages are started at regular intervals. They wait in the queue of the pool, so that they don't
+occupy a worker. Delays of up to `_CATCH_UP_S` are compensated.
 """
 
 from __future__ import annotations
@@ -21,17 +20,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CATCH_UP_S = 0.1
-"""Lateness in seconds that is made up for. A second may have 10 % more starts than the rate."""
+"""Maximum delay that is compensated, in seconds."""
 
 _SLOWEST = 1 / 60
-"""Messages per second. A slower handler would hold its deliveries until the consumer timeout."""
+"""Minimum rate in messages per second. Deliveries of a slower handler would reach the consumer
+timeout.
+"""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _FORM = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)/([smh])", re.ASCII)
 
 
 def read_rate(rate: str | None, *, where: str) -> float | None:
-    """Return messages per second from `"100/s"`. InvalidDeclaration repeats a wrong rate."""
+    """Parse a rate such as `"100/s"` and return messages per second.
+
+    Raises:
+        InvalidDeclaration: If the rate is invalid.
+    """
     if rate is None:
         return None
     given: object = rate
@@ -44,7 +49,7 @@ def read_rate(rate: str | None, *, where: str) -> float | None:
 
 
 class RateLimit:
-    """Grants starts at a rate. `wake` is called when a start that was not due becomes due."""
+    """Limits the rate of messages. `wake` is called when the next message is due."""
 
     def __init__(self, rate: float, wake: Callable[[], object]) -> None:
         self._interval = 1 / rate
@@ -54,11 +59,11 @@ class RateLimit:
 
     @property
     def remaining(self) -> float:
-        """The seconds until the next start."""
+        """The number of seconds until the next message is due."""
         return max(0.0, self._next - loop_time())
 
     def is_due(self) -> bool:
-        """Whether a start is due. Otherwise `wake` is called when it is."""
+        """Return True if a message is due. If not, `wake` is called later."""
         if loop_time() >= self._next:
             return True
         if self._timer is None:
@@ -66,7 +71,7 @@ class RateLimit:
         return False
 
     def take(self, count: int = 1) -> None:
-        """Count the start of `count` messages."""
+        """Count messages that are started."""
         earliest = loop_time() - _CATCH_UP_S
         self._next = max(self._next, earliest) + count * self._interval
 
@@ -76,7 +81,7 @@ class RateLimit:
 
 
 class RatedItems(KeyedItems[T]):
-    """Items of a pool that become ready at a rate."""
+    """A queue with a rate limit."""
 
     __slots__ = ("_rate",)
 

@@ -1,12 +1,12 @@
-"""The end of a service, in numbered steps.
+"""Shutdown of a service.
 
-1. Stop intake: cancel the consumers.
-2. Finish: running handlers and batches may end, up to the grace time.
-3. Flush: open batches are handled, in the remaining grace time or a few seconds.
-4. Release: the broker requeues unsettled deliveries when their channels close.
-5. Close: the connections end.
+1. Stop consuming.
+2. Wait for running handlers and batches, up to the grace time.
+3. Handle open batches, in the remaining grace time or a few seconds.
+4. Close the channels. The broker requeues unsettled deliveries.
+5. Close the connections.
 
-A second request skips the waiting. The report lists all unsettled deliveries.
+A second request skips the waiting. The report contains all unsettled deliveries.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
     from hopback.runtime.consumer import Consumer, Leftover
 
 _FLUSH_S = 5.0
-"""A flush has this long even if running handlers have used up the grace time."""
+"""Minimum time for handling open batches, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Result of a service: number of settled deliveries, and deliveries left to the broker."""
+    """The number of handled messages, and the unsettled deliveries."""
 
     handled: int
     left: tuple[Leftover, ...] = ()
 
     @property
     def clean(self) -> bool:
-        """Whether no handler was interrupted and no delivery was kept."""
+        """True if no handler was interrupted and no delivery was kept."""
         return not any(one.interrupted or one.kept for one in self.left)
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether the end was asked for, and how urgently."""
+    """Whether a shutdown was requested."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     forced: asyncio.Event = field(default_factory=asyncio.Event)
 
     def ask(self) -> None:
-        """Ask for a graceful shutdown. A second request ends it at once."""
+        """Request a graceful shutdown. The second call stops immediately."""
         (self.forced if self.asked.is_set() else self.asked).set()
 
     def force(self) -> None:
-        """Ask for an end at once."""
+        """Request an immediate shutdown."""
         self.asked.set()
         self.forced.set()
 
 
 @dataclass(slots=True)
 class Shutdown:
-    """Ends the consumers of a service. The service itself closes its connections afterwards."""
+    """Stops the consumers of a service. The connections are closed by the service."""
 
     consumers: Sequence[Consumer]
     stopping: StopRequest
@@ -68,7 +68,7 @@ class Shutdown:
     _not_started: dict[str, int] = field(default_factory=dict)
 
     async def run(self) -> Report:
-        """Steps 1 to 4, and the announcement of step 5."""
+        """Run steps 1 to 4."""
         self._step(1, "stop intake")
         await self._unless_forced(self._stop_intake(), self.grace)
         self._step(2, "finish running handlers")
@@ -101,5 +101,5 @@ class Shutdown:
         await asyncio.gather(*(consumer.flush() for consumer in self.consumers))
 
     async def _unless_forced(self, work: Awaitable[None], seconds: float) -> None:
-        """Do it for no longer than this, and not at all when forced."""
+        """Wait for `work`, unless the time is up or an immediate shutdown is requested."""
         await first_of(work, self.stopping.forced.wait(), within=seconds)

@@ -1,7 +1,7 @@
-"""Publishing from programs without an event loop: Django and Flask views, scripts, other threads.
+"""Publish messages from synchronous code, such as Django or Flask views.
 
-The connections live on a loop in a separate thread. Every caller waits for the confirm of its own message
-only, so messages of several threads are in flight at once.
+The connections are managed by an event loop in a background thread. Several threads can publish at
+the same time.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ if TYPE_CHECKING:
     from hopback.message import Message
 
 _IN_FLIGHT = 500
-"""Messages of one call of `send_all` on their way at once: enough to fill a line, bounded in memory."""
+"""Maximum number of unconfirmed messages of `send_all`."""
 
 
 class SyncPublisher:
-    """Publishes with confirms from any thread. Context manager, or closed at exit.
+    """Publishes messages with confirms from any thread.
 
-    It connects at the first publish, and again in a forked process. `connections` is the number of
-    connections that messages are spread over. `timeout` is the time a publish waits for a usable connection
-    before ConnectionFailed is raised. The message was not sent then.
+    Can be used as a context manager. It is also closed at exit. It connects on first use, and again
+    after a fork.
+
+    Args:
+        connections: Number of connections.
+        timeout: Maximum time to wait for a connection. After that, ConnectionFailed is raised and
+            the message is not sent.
     """
 
     def __init__(
@@ -75,20 +79,27 @@ class SyncPublisher:
         exchange: str = "",
         **options: Unpack[PublishOptions],
     ) -> None:
-        """Publish to the queue `routing_key`, or to an exchange, and wait for the confirm.
+        """Publish a message and wait for the confirm.
 
-        Raises PublishFailed with the reason if the message was not confirmed.
+        The message is published to the queue `routing_key` unless an exchange is given.
+
+        Raises:
+            PublishFailed: If the message is not confirmed.
         """
         self.send(compose(routing_key, payload, exchange=exchange, **options))
 
     def send(self, message: Message) -> None:
-        """Publish a message that is already composed and wait for the confirm."""
+        """Publish a composed message and wait for the confirm."""
         _refuse_delay(require_message(message))
         running = self._loop()
         asyncio.run_coroutine_threadsafe(running.send(message), running.loop).result()
 
     def send_all(self, messages: Iterable[Message]) -> int:
-        """Publish messages concurrently and return their number. An ExceptionGroup has all failures."""
+        """Publish several messages concurrently and return their number.
+
+        Raises:
+            ExceptionGroup: If messages were not confirmed.
+        """
         running, errors, number = self._loop(), list[Exception](), 0
         source = iter(messages)
         while some := list(itertools.islice(source, _IN_FLIGHT)):
@@ -102,7 +113,7 @@ class SyncPublisher:
         return number
 
     def close(self) -> None:
-        """Wait for publishes in flight and close the connections. Safe to repeat. Later publishes fail."""
+        """Wait for pending messages and close the connections. Can be called more than once."""
         with self._starting:
             running, self._running, self._closed = self._running, None, True
         if running is not None and running.process == os.getpid():
@@ -110,7 +121,7 @@ class SyncPublisher:
             atexit.unregister(self.close)
 
     def _loop(self) -> _PublisherThread:
-        """The thread with the connections, started when it is first needed in this process."""
+        """Return the background thread. It is started on first use in a process."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -134,7 +145,7 @@ class SyncPublisher:
 
 
 def _refuse_delay(message: Message) -> None:
-    """Refuse a delayed message, which would be sent at once."""
+    """Raise ValueError for delayed messages, which are not supported."""
     if message.delay is not None:
         raise ValueError(
             "expected a message that is sent at once: `delay` and `at` are for applications that "
@@ -143,7 +154,7 @@ def _refuse_delay(message: Message) -> None:
 
 
 class _PublisherThread:
-    """A loop in a thread, and the publishers on it. It belongs to the process that made it."""
+    """A background thread with the connections of a process."""
 
     def __init__(self, broker: Broker, name: str, connections: int, timeout: float) -> None:
         self.process = os.getpid()
@@ -155,7 +166,7 @@ class _PublisherThread:
         self._in_flight = 0
         self._started = threading.Event()
         self._error: BaseException | None = None
-        # A daemon, so that a program that ends without closing does not hang. `atexit` closes it.
+        # Use a daemon thread so that the program can exit. `atexit` closes the connections.
         make = partial(MessageSender, broker, name=name, timeout=timeout)
         self._thread = threading.Thread(
             target=self._run, args=(make, connections), name=name, daemon=True
@@ -166,7 +177,7 @@ class _PublisherThread:
             raise self._error
 
     async def send(self, message: Message) -> None:
-        """Publish on the next connection in turn."""
+        """Publish on the next connection."""
         self._in_flight += 1
         self._idle.clear()
         try:
@@ -177,12 +188,12 @@ class _PublisherThread:
                 self._idle.set()
 
     async def send_all(self, messages: list[Message]) -> list[Exception]:
-        """Publish concurrently. Returns the errors in order."""
+        """Publish several messages and return the errors."""
         fates = await asyncio.gather(*map(self.send, messages), return_exceptions=True)
         return [fate for fate in fates if isinstance(fate, Exception)]
 
     def stop(self) -> None:
-        """End in order, and wait for it."""
+        """Stop the thread and wait for it."""
         self.loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
 
@@ -191,7 +202,7 @@ class _PublisherThread:
             with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
                 runner.run(self._serve(make, connections))
         except BaseException as error:
-            self._error = error  # raised in the thread that waits for the start
+            self._error = error  # raised by the waiting thread
         finally:
             self._started.set()
 
@@ -202,4 +213,4 @@ class _PublisherThread:
             self._started.set()
             await self._ending.wait()
             if self._in_flight:
-                await self._idle.wait()  # threads that wait for a confirm get it
+                await self._idle.wait()  # wait for pending confirms

@@ -1,10 +1,8 @@
-"""OpenTelemetry: a span for each run of a handler, in the trace that its message carries.
+"""OpenTelemetry tracing. Requires the `tracing` extra.
 
-A batch is handled for many messages at once: one span, linked to the trace of each of them.
-
-The trace context travels in the headers of the message (W3C `traceparent`), which every hop leaves
-untouched: each attempt, also after half an hour in a retry queue, is a span of the same trace. Needs
-the extra `tracing`.
+Creates a span for each run of a handler, within the trace of its message. All attempts of a message
+belong to the same trace, because the trace context is stored in a header (W3C `traceparent`). A
+batch has a single span with links to the traces of its messages.
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ if TYPE_CHECKING:
 
 
 def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
-    """The same run inside a span of the trace that the delivery carries."""
+    """Wrap a run in a span."""
     own = tracer or trace.get_tracer("hopback")
     name, known = f"process {plan.queue}", _known_before(plan)
 
     async def run_traced(delivery: Delivery) -> Answer:
-        # Equivalent to start_as_current_span, whose context managers cost as much as the span.
+        # Same as start_as_current_span, but faster.
         carried = _trace_context(delivery)
         span = own.start_span(name, carried, kind=SpanKind.CONSUMER, attributes=known)
         recorded = span.is_recording()
         if recorded:
-            # Attributes of the message, which are not read unless the span is recorded.
+            # Only set attributes if the span is recorded.
             reading = Reading(delivery, plan)
             span.set_attributes(
                 {
@@ -74,9 +72,9 @@ def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
 def trace_batch(
     deliveries: Sequence[Delivery], plan: Plan, tracer: Tracer | None = None
 ) -> Iterator[Callable[[Sequence[Answer]], None]]:
-    """A span for the handling of a batch. The yielded function is called with the answers at the end."""
+    """Create a span for a batch. Yields a function that is called with the results."""
     own = tracer or trace.get_tracer("hopback")
-    # The span that each message came with, where it came with one.
+    # Collect the span contexts of the messages.
     carried = (trace.get_current_span(_trace_context(one)).get_span_context() for one in deliveries)
     with own.start_as_current_span(
         f"process {plan.queue}",
@@ -99,22 +97,22 @@ def _conclude_batch(span: Span, answers: Sequence[Answer]) -> None:
 
 
 def _trace_context(delivery: Delivery) -> context.Context:
-    """The trace context of a message. A propagator reads the text headers."""
+    """Return the trace context of a message."""
     headers = delivery.properties.headers
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
-    # Without text headers there is no trace context to extract.
+    # There is no trace context without string headers.
     return propagate.extract(carrier) if carrier else context.get_current()
 
 
 def current_trace() -> Headers:
-    """The headers that carry the current span on to a message published now."""
+    """Return the headers for the current span."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier
 
 
 def _known_before(plan: Plan) -> dict[str, str | int]:
-    """The attributes that are equal for all runs, in OpenTelemetry's names: all that a sampler needs."""
+    """Return the attributes that are the same for all runs."""
     return {
         "messaging.system": "rabbitmq",
         "messaging.operation.type": "process",

@@ -1,8 +1,7 @@
-"""Detects a blocked event loop and answers probes meanwhile. Each uses a separate thread.
+"""Detect a blocked event loop, and respond to health checks in the meantime.
 
-A coroutine handler that computes or makes a blocking call stops everything in its process: other
-handlers, heartbeats and probes. The cause is not visible from outside. The watchdog reports the
-blocking line.
+If a handler blocks the event loop, all other handlers, heartbeats and health checks stop. The
+watchdog logs the line that is blocking.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.runtime")
 
 _NOTICED_S = 1.0
-"""A loop that runs well comes round thousands of times in a second."""
-_LOOK_S = 0.25  # seconds. A block is reported soon after its first second
+"""Seconds after which the event loop counts as blocked."""
+_LOOK_S = 0.25  # seconds between checks
 _DEAD_S = 60.0
-"""Seconds. A restart may repair a loop that has been blocked this long: RabbitMQ has closed its
-connections for missing heartbeats and delivers their messages to other consumers.
+"""Seconds after which the process is no longer alive. By then, RabbitMQ has closed the connections
+because of missing heartbeats.
 """
-_ANSWER_S = 1.0  # a probe waits a second or more, and a running loop answers at once
+_ANSWER_S = 1.0  # seconds to wait for a response of the event loop
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class Watchdog:
-    """Watches the running loop from a thread. Use it as a context manager, on the loop."""
+    """Watches the event loop from a thread. Use it as a context manager."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -60,12 +59,12 @@ class Watchdog:
         self._ended.set()
         if self._tick is not None:
             self._tick.cancel()
-        # The thread ends at once, unless it is writing a report. Wait for that report.
+        # Wait for the thread in case it is writing a report.
         self._thread.join(_NOTICED_S)
 
     @property
     def blocked_seconds(self) -> float:
-        """For how many seconds the loop has not come round."""
+        """The number of seconds the event loop has been blocked."""
         late = self._now() - self._came_round - _LOOK_S
         return late if late > 0 else 0.0
 
@@ -82,7 +81,7 @@ class Watchdog:
             still = self.blocked_seconds
             if still < _NOTICED_S:
                 told_at = 0.0
-            # If the whole process was stopped or the machine slept, no code is to blame.
+            # Ignore if the whole process was suspended.
             elif not paused and still >= max(_NOTICED_S, 10 * told_at):
                 told_at = still
                 self._tell(still)
@@ -92,7 +91,7 @@ class Watchdog:
         task = asyncio.current_task(self._loop)
         if frame is None:
             return
-        # The innermost line outside Hopback and libraries, or else the innermost line.
+        # Find the innermost frame outside of Hopback and libraries.
         own: FrameType | None = frame
         libraries = (_HOPBACK, os.path.dirname(os.__file__))
         while own is not None and (
@@ -111,10 +110,10 @@ class Watchdog:
 
 
 class ThreadEndpoint:
-    """An HTTP endpoint in a thread. It answers even while the loop is blocked.
+    """An HTTP endpoint that responds even if the event loop is blocked.
 
-    `respond` runs on the loop that opens the endpoint. While the loop is blocked, the thread
-    answers: /healthz is alive for up to a minute, and all other paths return 503.
+    `respond` is called on the event loop. While it is blocked, /healthz succeeds for up to a minute
+    and all other paths return 503.
     """
 
     def __init__(self, respond: Respond, watchdog: Watchdog) -> None:
@@ -126,7 +125,7 @@ class ThreadEndpoint:
         self._thread: threading.Thread | None = None
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
-        """Listen and return the address. Port 0 selects a free one. Raises OSError if it is in use."""
+        """Start listening and return the host and port. Raises OSError if the port is in use."""
         opened: asyncio.Future[tuple[str, int]] = self._asked_loop.create_future()
 
         def tell(found: tuple[str, int] | OSError) -> None:
@@ -142,7 +141,7 @@ class ThreadEndpoint:
         return await opened
 
     async def close(self) -> None:
-        """Listen no more, and let the thread end."""
+        """Stop listening and end the thread."""
         if self._own_loop is not None and self._close is not None:
             self._own_loop.call_soon_threadsafe(self._close.set)
         if self._thread is not None:

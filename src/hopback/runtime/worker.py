@@ -1,8 +1,4 @@
-"""The protocol by which a consumer handles its deliveries, one by one or in batches.
-
-A handler run decodes one delivery, calls the function, and turns the result or error into an
-answer.
-"""
+"""Run handlers and settle their deliveries."""
 
 from __future__ import annotations
 
@@ -54,40 +50,40 @@ if TYPE_CHECKING:
 
 
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
-    """The answer of a run that raised: an outcome, or a retry or a park by the rules.
+    """Return the result for an exception, based on the rules.
 
-    The record of the failure belongs to an error. An outcome has none, raised or returned.
+    If an outcome was raised, there is no failure record.
     """
     outcome = raised_outcome(error)
     if outcome is not None:
         return Answer(outcome)
     failure = failure_from_exception(error)
     if isinstance(error, ReplyRefused):
-        return Answer(Park(str(error)), failure, error=error)  # another attempt would fail too
+        return Answer(Park(str(error)), failure, error=error)  # a retry would fail again
     return Answer(classify(error, rules, failure), failure, error=error)
 
 
 def undecodable(error: Undecodable) -> Answer:
-    """Return the answer for a payload that does not match the handler's type."""
+    """Return the result for a payload that cannot be decoded."""
     reason = f"undecodable payload: {error}"
     return Answer(Park(reason), failure_from_exception(error), error=error)
 
 
 def is_being_cancelled() -> bool:
-    """Whether a CancelledError was meant for the current task.
+    """Return True if the current task is being cancelled.
 
-    Otherwise the handler awaited a cancelled task, which is a failure like any other.
+    If not, a CancelledError was raised by a task that the handler awaited.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 _UNREAD: Final = object()
-"""Marks a payload that is not decoded yet. None is a valid payload."""
+"""Marks a payload that has not been decoded yet."""
 
 
 class FunctionRunner:
-    """Runs a handler function and returns exactly one answer, whatever the function does."""
+    """Calls a handler function and returns its result."""
 
     def __init__(
         self,
@@ -101,7 +97,7 @@ class FunctionRunner:
         codecs: Codecs | None = None,
         make_context: type[Context] = Context,
     ) -> None:
-        """Select the code for a run in advance, so that unused features cost no time per message."""
+        """Prepare the call, so that unused features do not slow down each message."""
         self._handler = handler
         self._plan = plan
         self._publish = publish
@@ -119,27 +115,26 @@ class FunctionRunner:
         self._opened: dict[int, Opened] = {}
 
     def __call__(self, delivery: Delivery) -> Coroutine[Any, Any, Answer]:
-        """Run the handler and return its outcome."""
+        """Call the handler and return the result."""
         return self._handle(delivery, _UNREAD, _answer_of)
 
     def decode(self, delivery: Delivery) -> Any:
-        """Return the decoded payload. Raises Undecodable with the reason."""
+        """Decode the payload. Raises Undecodable if it is invalid."""
         if self._read is not None:
             return self._read(delivery)
         decode = self._handler.decode
         return None if decode is None else decode(delivery.body)
 
     def value(self, delivery: Delivery, payload: Any = _UNREAD) -> Coroutine[Any, Any, Any]:
-        """Decode and call. Returns the handler's return value, or an Answer for an exception."""
+        """Call the handler and return its return value, or an Answer if it raised an exception."""
         return self._handle(delivery, payload, _identity)
 
     async def _handle(
         self, delivery: Delivery, payload: Any, finished: Callable[[Any], Any]
     ) -> Any:
-        """Decode and call. `finished` converts the return value.
+        """Decode the payload and call the handler. `finished` converts the return value.
 
-        This is a single coroutine, because every coroutine between a handler and its task costs
-        time at each suspension and resumption.
+        This is a single coroutine, because each additional one would slow down every suspension.
         """
         handler = self._handler
         if payload is _UNREAD:
@@ -151,7 +146,7 @@ class FunctionRunner:
         token = current_context.set(context)
         try:
             if handler.replies:
-                check_reply_to(context)  # before the handler has done its work in vain
+                check_reply_to(context)  # check before the handler is called
             if self._is_direct:
                 returned = await handler.call(*handler.arguments(payload, context))
             elif self._is_plain:
@@ -159,7 +154,7 @@ class FunctionRunner:
                     delivery, handler.call, handler.arguments(payload, context)
                 )
             else:
-                # Inside the middleware, with the handler's dependencies.
+                # Call the handler with its dependencies, inside the middleware.
                 run = partial(
                     self._call_with_dependencies, context, handler.arguments(payload, context)
                 )
@@ -177,8 +172,7 @@ class FunctionRunner:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # Not only Exception: a handler that calls sys.exit or awaits a cancelled task has
-            # failed. It must neither end the service nor leave its message without an outcome.
+            # Catch all exceptions, since a handler may call sys.exit or await a cancelled task.
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             return answer_for(error, handler.options.rules)
@@ -187,7 +181,7 @@ class FunctionRunner:
             current_context.reset(token)
 
     async def _call_with_dependencies(self, context: Context, arguments: tuple[object, ...]) -> Any:
-        """Open the handler's dependencies, call it, and close those that end with the run."""
+        """Create the dependencies, call the handler and close the dependencies of the run."""
         handler, delivery = self._handler, context.delivery
         if self._injector is None:
             return await self._call(delivery, handler.call, arguments)
@@ -204,17 +198,17 @@ class FunctionRunner:
 
     @property
     def waits_for_settlement(self) -> bool:
-        """Whether something that the handler needs lives until its delivery is settled."""
+        """True if dependencies must be closed after the message is settled."""
         return self._injector is not None and self._injector.waits_for_settlement
 
     async def close_delivery_scope(self, delivery: Delivery) -> None:
-        """Close the dependencies that live until the delivery is settled."""
+        """Close the dependencies with the scope `delivery`."""
         opened = self._opened.pop(id(delivery), None)
         if opened is not None:
             await opened.close_delivery_scope()
 
     async def close(self) -> None:
-        """Shut down the threads. A busy thread ends when its handler returns."""
+        """Shut down the threads. Running handlers are not interrupted."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -235,9 +229,7 @@ class FunctionRunner:
     async def _in_thread(
         self, delivery: Delivery, call: Callable[..., Any], arguments: tuple[object, ...]
     ) -> Any:
-        """Run the handler in a thread. A late run is reported, and is settled only after it
-        returns.
-        """
+        """Call the handler in a thread. It is not interrupted at the deadline, only reported."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
                 self._handler.options.concurrency, thread_name_prefix=self._handler.queue
@@ -273,13 +265,13 @@ class FunctionRunner:
 
 
 def _answer_of(returned: Any) -> Answer:
-    """The answer that a handler's return value is."""
+    """Convert the return value of a handler to a result."""
     if returned is None:
         return DONE
     if isinstance(returned, Answer):
         return returned
     if inspect.iscoroutine(returned):
-        returned.close()  # it is never awaited, and the reason explains it better than a warning
+        returned.close()  # avoid a warning, the reason explains it
     return Answer(outcome_of(returned))
 
 
@@ -290,7 +282,7 @@ def _identity(returned: Any) -> Any:
 def _caught(
     call: Callable[[tuple[object, ...]], Any], arguments: tuple[object, ...]
 ) -> tuple[Any, BaseException | None]:
-    """Return the result or the exception. Some exceptions (StopIteration) cannot enter a future."""
+    """Return the result or the exception. StopIteration cannot be set on a future."""
     try:
         return call(arguments), None
     except BaseException as error:
@@ -298,7 +290,7 @@ def _caught(
 
 
 async def _reply(context: Context, returned: object) -> None:
-    """Reply with the handler's return value, if a reply is requested and has not been sent."""
+    """Send the return value as a reply if one is requested."""
     if context.wants_reply and not context.has_replied:
         await context.reply(returned)
 
@@ -310,7 +302,7 @@ def inside_middleware(
     publish: Callable[[Message], Coroutine[Any, Any, None]],
     make_context: type[Context],
 ) -> Run:
-    """Wrap middleware around a run without a handler function, such as a push."""
+    """Wrap middleware around a run that does not have a handler function, such as a push."""
 
     async def surrounded(delivery: Delivery) -> Answer:
         inner = DONE
@@ -343,7 +335,7 @@ NOT_PUBLISHED: Final = Answer(
 
 
 class _Overdue(Exception):
-    """The handler was stopped at its deadline."""
+    """Raised when the handler was stopped at its deadline."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -351,90 +343,86 @@ class _Overdue(Exception):
 
 
 class Work(Protocol):
-    """Takes deliveries and concludes each of them exactly once."""
+    """Handles and settles deliveries."""
 
     @property
     def in_flight(self) -> int:
-        """How many deliveries are being handled now."""
+        """The number of deliveries being handled."""
 
     @property
     def settled_count(self) -> int:
-        """How many deliveries were settled so far."""
+        """The number of settled deliveries."""
 
     @property
     def kept_count(self) -> int:
-        """Number of deliveries held unsettled because no safe action is possible."""
+        """The number of deliveries that could not be settled."""
 
     @property
     def held_count(self) -> int:
-        """How many deliveries wait in hand because their next queue does not take them."""
+        """The number of deliveries whose next queue is not available."""
 
     @property
     def stuck_count(self) -> int:
-        """How many of those that could work wait for such a delivery."""
+        """The number of workers that are blocked by held deliveries."""
 
     @property
     def trouble(self) -> str:
-        """Why the last held delivery could not be settled. Empty if none is held."""
+        """The reason why the last delivery is held, or an empty string."""
 
     def submit(self, taken: HeldDelivery) -> None:
-        """Take a delivery."""
+        """Add a delivery."""
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
-        """Settle a delivery by an answer that is known without running it."""
+        """Settle a delivery without running a handler."""
 
     def limit(self, size: int) -> None:
         """Set the maximum number of concurrent runs. 0 pauses."""
 
     def hold(self) -> None:
-        """Start no runs until `resume`, because another task in this process must run alone."""
+        """Don't start handlers until `resume` is called."""
 
     def resume(self) -> None:
-        """Start the waiting runs again."""
+        """Start waiting deliveries again."""
 
     async def wait_idle(self) -> None:
-        """Return when only slow runs are in progress. Deliveries may still be waiting."""
+        """Wait until no handlers are running, except slow ones."""
 
     async def drain(self) -> None:
-        """Return when no delivery is waiting or gathered and only slow runs are in progress."""
+        """Wait until all deliveries have been handled, except slow ones."""
 
     async def wait_settled(self, taken: HeldDelivery) -> None:
-        """Return when this delivery, which was submitted, is neither handled nor waiting."""
+        """Wait until a delivery has been handled."""
 
     def runs(self) -> Sequence[CurrentRun]:
-        """Return the runs in progress."""
+        """Return the current runs."""
 
     def holds(self, session: ConsumeSession) -> bool:
-        """Whether a delivery of the session is in hand: it waits, is handled or is kept."""
+        """Return True if there are unsettled deliveries of the session."""
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """These runs are slow: `wait_idle` and `drain` do not wait for them."""
+        """Don't wait for these tasks in `wait_idle` and `drain`."""
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
-        """Interrupt this run, and conclude its deliveries by this answer."""
+        """Interrupt a run and settle its deliveries with the given result."""
 
     def wind_down(self) -> int:
-        """Prepare for shutdown: drop deliveries that need not be started and return their number."""
+        """Drop deliveries that don't have to be started before shutdown, and return their number."""
 
     def withdraw(self) -> int:
-        """Drop the deliveries that were not started and return their number. Their channel requeues
-        them.
-        """
+        """Drop deliveries that have not been started, and return their number."""
 
     async def finish(self) -> None:
-        """Return when no run is in progress."""
+        """Wait until no handler is running."""
 
     async def flush(self) -> None:
-        """Handle an open batch."""
+        """Handle the open batch."""
 
     async def stop(self) -> int:
-        """Interrupt the runs in progress and return their number."""
+        """Interrupt running handlers and return their number."""
 
 
 class OneByOne:
-    """Handles each delivery separately, with the configured concurrency, and in order per key if
-    set.
-    """
+    """Handles deliveries one by one. Deliveries with the same key are handled in order."""
 
     def __init__(
         self,
@@ -460,7 +448,7 @@ class OneByOne:
             self._pool.hold_items_in(partial(RatedItems, options.rate))
         self._time = loop_time
         self._answers: dict[asyncio.Task[Any], Answer] = {}
-        """The answers of runs that are being ended early."""
+        """Results of runs that are being interrupted."""
         self.settled_count: int = 0
 
     @property
@@ -469,30 +457,30 @@ class OneByOne:
 
     @property
     def kept_count(self) -> int:
-        """How many deliveries can neither be settled nor moved."""
+        """The number of deliveries that could not be settled."""
         return self._settling.kept_count
 
     @property
     def held_count(self) -> int:
-        """How many deliveries their next queue does not take."""
+        """The number of deliveries whose next queue is not available."""
         return self._settling.held_count
 
     @property
     def stuck_count(self) -> int:
-        """Each of them occupies a worker."""
+        """The number of workers that are blocked by held deliveries."""
         return self._settling.held_count
 
     @property
     def trouble(self) -> str:
-        """Why the last one was not taken."""
+        """The reason why the last delivery is held."""
         return self._settling.trouble
 
     def submit(self, taken: HeldDelivery) -> None:
-        """Hand it to the next free worker, behind others of its key."""
+        """Add a delivery to the pool."""
         if self._key is None:
             self._pool.submit(taken)
         else:
-            # A message whose key function raises has failed, because no lane would keep its order.
+            # If the key function fails, the message has failed, since its order is unknown.
             try:
                 key = self._key(taken.delivery)
                 if key is not None and not isinstance(key, str):
@@ -516,7 +504,7 @@ class OneByOne:
         self._pool.resume()
 
     async def wait_idle(self) -> None:
-        """Wait for the handlers that run."""
+        """Wait until no handlers are running, except slow ones."""
         await self._pool.wait_idle()
 
     async def drain(self) -> None:
@@ -529,11 +517,11 @@ class OneByOne:
         return [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
 
     def holds(self, session: ConsumeSession) -> bool:
-        """Also while it waits for a worker."""
+        """Return True if there are unsettled deliveries of the session."""
         return self._settling.keeps(session) or any(one.session is session for one in self._pool)
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Do not wait for these workers."""
+        """Don't wait for these tasks."""
         self._pool.disregard(slow)
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
@@ -544,20 +532,20 @@ class OneByOne:
         return self.withdraw()
 
     def withdraw(self) -> int:
-        """Drop the deliveries that wait for a worker."""
+        """Drop deliveries that are waiting for a worker."""
         return len(self._pool.withdraw())
 
     async def finish(self) -> None:
         await self._pool.join()
 
     async def flush(self) -> None:
-        """Do nothing: there are no batches."""
+        """Does nothing, since there are no batches."""
 
     async def stop(self) -> int:
         return len(await self._pool.stop())
 
     async def _process_and_close(self, taken: HeldDelivery) -> None:
-        """Process a delivery, then close its remaining dependencies, whether or not it succeeded."""
+        """Handle a delivery and close its dependencies."""
         try:
             await self._process(taken)
         finally:
@@ -565,7 +553,7 @@ class OneByOne:
                 await self._settled(taken.delivery)
 
     async def _process(self, taken: HeldDelivery) -> None:
-        """One delivery: handled, then concluded."""
+        """Handle and settle a delivery."""
         if taken.session.ended.is_set():
             return
         began = self._time()
@@ -578,15 +566,13 @@ class OneByOne:
             except asyncio.CancelledError:
                 answer = self._answer_to_end()
             except FAILURES as error:
-                # A runner answers for its handler, so this is a defect of Hopback, or of a codec or
-                # trace around the run. The message follows its plan like any other failure.
+                # This is a bug in Hopback, a codec or a tracer. Apply the failure plan.
                 answer = answer_for(error)
             duration = self._time() - began
             if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.settled_count += 1
             else:
-                # Not in one statement: deliveries concluded by other tasks during the await would
-                # not be counted.
+                # Two statements, because other tasks may change the counter during the await.
                 settled = await self._settling.conclude(taken, answer, duration)
                 self.settled_count += settled
         except asyncio.CancelledError:
@@ -596,7 +582,7 @@ class OneByOne:
             self._observe(answer)
 
     def _answer_to_end(self) -> Answer:
-        """Return the answer of a run that was ended early. Raises CancelledError for any other run."""
+        """Return the result of an interrupted run. Raises CancelledError for other runs."""
         task = asyncio.current_task()
         answer = None if task is None else self._answers.pop(task, None)
         if task is None or answer is None:
