@@ -468,7 +468,7 @@ class Operations:
         else:
             job.to(JobState.RUNNING, self.clock.now())
             self._check_broker(job)
-            job = await self._runner.resume(job, await snapshot_for(self.broker, job.spec))
+            job = await self._runner.resume(job)
         await self._audit_job("job.resume", job)
         return job.view
 

@@ -11,11 +11,12 @@ another process has taken the lease, saving raises LeaseLost, and this run ends.
 One run of the engine goes through these steps (`Engine._work`):
 
 1. Find the beginning of the selection (`cursor_driver`).
-2. Take a batch of selected messages (`batch_reader`).
+2. Take a batch of selected messages (`batch_reader`). `browse.queue_messages` consumes them.
 3. Save the checkpoint. It contains the marks of all held messages, before any of them is sent.
 4. Send the batch at the pace of the job, with up to `in_flight` messages in flight (`sender`). While the
    batch is sent, the engine saves counts and checkpoint about once per second (`JobProgress.save_if_due`).
-5. Ack each message after its action has succeeded. Settlement is always the last step.
+5. Ack each message after its action has succeeded. Settlement is always the last step: `Sender._land`
+   acks by `CursorDriver.ack` and `QueueMessages.ack`.
 
 A re-drive with a *ramp* sends its first messages in stages. After each stage it stops sending and watches
 whether messages return to the dead-letter queue (`return_watch`). If too many return, the job stops.

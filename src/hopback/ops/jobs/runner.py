@@ -120,8 +120,9 @@ class JobRunner:
         )
         return await self._launch(job, snapshot, chosen)
 
-    async def resume(self, job: JobRecord, snapshot: BrokerSnapshot) -> JobRecord:
+    async def resume(self, job: JobRecord) -> JobRecord:
         """Resume a job that was interrupted or failed. JobConflict if that is no longer possible."""
+        snapshot = await snapshot_for(self._broker, job.spec)
         if job.spec.digests is None:
             # Another job that has moved messages has changed the first messages of the queue.
             for other in await self._journal.jobs(broker=job.spec.broker, queue=job.queue):
@@ -146,7 +147,7 @@ class JobRunner:
                 continue
             # Another process was faster, another job has changed the queue, or the queue does not exist.
             with suppress(JobConflict, NoSuch):
-                yield job, await self.resume(job, await snapshot_for(self._broker, job.spec))
+                yield job, await self.resume(job)
 
     async def _launch(
         self, job: JobRecord, snapshot: BrokerSnapshot, chosen: ChosenMessages | None
