@@ -141,7 +141,9 @@ def test_the_incident_is_over_after_five_clicks(tmp_path: Path) -> None:
         (("--http", "0.0.0.0:0"), 1, "expected an address of this machine only"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_wrong_demo_options_are_refused_with_the_reason(
+    arguments: tuple[str, ...], code: int, says: str
+) -> None:
     """In words, with the exit code of its kind, and without a traceback."""
     command = [sys.executable, "-m", "hopback", "demo", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

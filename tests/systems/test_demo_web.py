@@ -37,7 +37,7 @@ async def _ok(_request: object) -> Response:
         ("POST", {"Sec-Fetch-Site": "same-site"}, 403),
     ],
 )
-async def test_another_site_reaches_no_system(
+async def test_requests_of_other_sites_are_refused(
     method: str, headers: dict[str, str], status: int
 ) -> None:
     """A name that is bent to point here is 421, a changing request of another site 403."""

@@ -92,7 +92,9 @@ async def test_raffle(amqp_url: str, database_url: str, tmp_path: Path) -> None:
         await raffle.until(_holds(raffle, "raffle_dlq", 1))  # the taken e-mail stays
 
 
-async def test_raffle_outlives_its_database(amqp_url: str, tmp_path: Path) -> None:
+async def test_raffle_inserts_waiting_users_after_database_restart(
+    amqp_url: str, tmp_path: Path
+) -> None:
     """PostgreSQL is stopped and started again: a user of the time between is inserted by itself."""
     node = PostgresNode().start()
     quick = {"RETRY_TTL_MS": "500", "USERS_BATCH_TIMEOUT_MS": "50", "MAX_RETRIES": "100"}

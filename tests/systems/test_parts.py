@@ -34,7 +34,7 @@ def test_every_part_is_what_its_command_runs(name: str) -> None:
 @pytest.mark.broker
 @pytest.mark.xdist_group("systems")
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_the_raffle_runs_as_processes_of_its_own(
+def test_raffle_parts_run_as_separate_processes(
     amqp_url: str, database_url: str, tmp_path: Path
 ) -> None:
     """The API in one process, the consumer in another: a user goes from one to the other."""

@@ -69,7 +69,7 @@ async def _traffic(system: System, host: Host) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-async def test_the_commands_work_as_they_stand(name: str, tmp_path: Path) -> None:
+async def test_commands_of_readme_print_the_shown_output(name: str, tmp_path: Path) -> None:
     """Every command succeeds; where the page shows what is printed, that is printed."""
     async with _running(name, tmp_path) as url:
         await asyncio.to_thread(play, readme(name), url)
@@ -185,7 +185,7 @@ def test_every_variable_and_every_part_is_listed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_every_file_it_points_to_is_there(name: str) -> None:
+def test_links_of_readme_lead_to_files(name: str) -> None:
     """No link leads nowhere."""
     links = re.findall(r"\]\(([\w.]+)\)", readme(name))
     assert links

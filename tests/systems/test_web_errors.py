@@ -60,7 +60,7 @@ async def open_web(
 
 @pytest.mark.parametrize("name", _GOOD)
 @in_virtual_time
-async def test_the_web_part_may_start_first(name: str, tmp_path: Path) -> None:
+async def test_web_part_publishes_before_consumers_start(name: str, tmp_path: Path) -> None:
     """It declares the topology itself: what is published before any consumer ran waits for it."""
     path, body, queue = _GOOD[name]
     async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
@@ -88,7 +88,7 @@ async def test_the_web_part_may_start_first(name: str, tmp_path: Path) -> None:
     ],
 )
 @in_virtual_time
-async def test_what_cannot_be_encoded_is_the_clients_to_correct(
+async def test_text_that_cannot_be_encoded_returns_400(
     name: str, path: str, headers: dict[str, str], body: Any, tmp_path: Path
 ) -> None:
     """400 with words, never a 503 that asks to try the same again."""
@@ -108,9 +108,7 @@ async def test_what_cannot_be_encoded_is_the_clients_to_correct(
         ("freeflow", "/users/%00"),
     ],
 )
-async def test_a_nul_in_an_address_is_no_trouble_of_the_database(
-    name: str, path: str, database_url: str
-) -> None:
+async def test_nul_in_path_returns_400(name: str, path: str, database_url: str) -> None:
     """PostgreSQL has no room for one: 400, not "the database cannot be reached"."""
     async with open_web(name, database_url) as (client, _):
         answer = await client.get(path)
@@ -119,7 +117,9 @@ async def test_a_nul_in_an_address_is_no_trouble_of_the_database(
 
 @pytest.mark.parametrize("name", _GOOD)
 @in_virtual_time
-async def test_a_broker_that_is_away_has_got_nothing(name: str, tmp_path: Path) -> None:
+async def test_503_while_broker_is_down_states_that_message_was_not_sent(
+    name: str, tmp_path: Path
+) -> None:
     """503 within seconds; it works again by itself."""
     path, body, _ = _GOOD[name]
     broker = EmbeddedBroker()
@@ -141,9 +141,7 @@ async def test_a_broker_that_is_away_has_got_nothing(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", _GOOD)
 @in_virtual_time
-async def test_an_answer_that_never_came_tells_the_key_to_send_it_again_with(
-    name: str, tmp_path: Path
-) -> None:
+async def test_503_after_missing_confirm_has_idempotency_key(name: str, tmp_path: Path) -> None:
     """It may have been stored, and here it was: the second message has the id of the first."""
     path, body, queue = _GOOD[name]
     async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
@@ -161,7 +159,7 @@ async def test_an_answer_that_never_came_tells_the_key_to_send_it_again_with(
 
 
 @in_virtual_time
-async def test_an_exchange_that_was_deleted_is_named_as_what_it_is(tmp_path: Path) -> None:
+async def test_503_after_deleted_exchange_names_topology_apply(tmp_path: Path) -> None:
     """Nothing was stored, and the command that repairs it is told."""
     async with open_web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, broker):
         assert (await client.post("/api/v1/users", json=_USER)).status_code == 200
@@ -176,7 +174,7 @@ async def test_an_exchange_that_was_deleted_is_named_as_what_it_is(tmp_path: Pat
 
 
 @in_virtual_time
-async def test_a_user_sent_again_under_a_key_has_one_id(tmp_path: Path) -> None:
+async def test_user_sent_twice_with_idempotency_key_has_one_id(tmp_path: Path) -> None:
     """The same key and user give the same id; another user under that key has one of its own."""
     async with open_web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, _):
 

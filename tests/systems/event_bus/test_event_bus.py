@@ -119,7 +119,7 @@ async def test_a_failure_is_retried_after_5_s_by_the_service_that_failed_alone(s
 
 @_FORMS
 @in_virtual_time
-async def test_a_hopeless_event_runs_eleven_times_and_is_parked_with_its_story(
+async def test_failing_event_runs_eleven_times_and_is_parked_with_headers(
     hardened: bool,
 ) -> None:
     """Once and ten retries; the dead letter says queue, status, retries; the log says the code."""
@@ -143,7 +143,7 @@ async def test_a_hopeless_event_runs_eleven_times_and_is_parked_with_its_story(
 
 
 @in_virtual_time
-async def test_a_service_that_does_not_answer_is_an_exception() -> None:
+async def test_timeout_of_service_is_retried_as_exception() -> None:
     """The timeout is retried, and in the end the dead letter has the error instead of a status."""
     async with _running() as bus:
         await bus.behave(_ORDERS, delayMs=60_000)
@@ -285,7 +285,7 @@ async def _retry_by_hand(test: AppTest) -> None:
 
 
 @in_virtual_time
-async def test_the_services_registered_are_listed() -> None:
+async def test_registered_services_are_listed_with_their_queues() -> None:
     """With endpoint and queues, by the document's names."""
     async with _running() as bus:
         (_, orders) = (await bus.client.get("/services")).json()["services"]
@@ -477,7 +477,9 @@ async def _declare(url: str, queue: Queue) -> None:
         ("", "at least one service"),
     ],
 )
-def test_a_file_of_services_that_cannot_be_is_refused(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_services_file_is_refused_with_the_reason(
+    tmp_path: Path, text: str, says: str
+) -> None:
     """At the start, naming the service and what is expected."""
     file = tmp_path / "services.toml"
     file.write_text(text)

@@ -105,7 +105,7 @@ async def test_the_queues_are_listed_with_their_fields(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_peeking_shows_messages_and_takes_none(tmp_path: Path) -> None:
+async def test_peek_shows_messages_and_leaves_them_in_queue(tmp_path: Path) -> None:
     """Payloads are parsed where they are JSON, text or base64 otherwise; everything stays."""
     async with _admin(tmp_path) as admin:
         await admin.park(b'{"a": [1]}', b"plain", b"\xff\x00", b"NaN", b'"\\ud800"')
@@ -148,7 +148,7 @@ async def test_peek_parses_at_most_one_mebibyte_of_json(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_looking_often_at_a_quorum_queue_loses_nothing(tmp_path: Path) -> None:
+async def test_repeated_peeks_of_quorum_queue_lose_no_message(tmp_path: Path) -> None:
     """RabbitMQ 4.0 would delete a message at the 21st look; the hardened form has no such limit."""
     async with _admin(tmp_path, hardened=True) as admin:
         await admin.park(b"1", b"2", b"3")
@@ -160,7 +160,7 @@ async def test_looking_often_at_a_quorum_queue_loses_nothing(tmp_path: Path) -> 
 
 
 @in_virtual_time
-async def test_the_limit_says_how_many(tmp_path: Path) -> None:
+async def test_limit_bounds_number_of_messages(tmp_path: Path) -> None:
     """Of three, one is asked for; without a limit it is 20 to look at and 10 to re-drive."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"1", b"2", b"3")
@@ -210,7 +210,7 @@ async def test_a_re_drive_with_a_bad_limit_moves_nothing(
 
 
 @in_virtual_time
-async def test_more_than_a_hundred_is_refused(tmp_path: Path) -> None:
+async def test_limit_above_100_returns_400(tmp_path: Path) -> None:
     """Also to look at."""
     async with _admin(tmp_path) as admin:
         answer = await admin.get(f"{_QUEUES}/q.validator.dlq/messages", limit=101)
@@ -222,9 +222,7 @@ async def test_more_than_a_hundred_is_refused(tmp_path: Path) -> None:
     "queue", ["q.validator", "q.validator.retry", "other.dlq", "x'\"<b>", "%00"]
 )
 @in_virtual_time
-async def test_another_queue_is_refused_with_the_documents_words(
-    tmp_path: Path, queue: str
-) -> None:
+async def test_unsupported_queue_returns_documented_400(tmp_path: Path, queue: str) -> None:
     """400 `Unsupported DLQ queue`, also for a queue that exists."""
     async with _admin(tmp_path) as admin:
         for answer in (
@@ -236,7 +234,7 @@ async def test_another_queue_is_refused_with_the_documents_words(
 
 
 @in_virtual_time
-async def test_errors_have_both_forms(tmp_path: Path) -> None:
+async def test_error_is_problem_document_with_documented_fields(tmp_path: Path) -> None:
     """A problem document that also has the fields of the document's own error body."""
     async with _admin(tmp_path) as admin:
         path = f"{_QUEUES}/q.validator/messages"
@@ -277,7 +275,7 @@ async def test_errors_have_both_forms(tmp_path: Path) -> None:
     ids=["nothing", "basic", "nonsense", "expired", "audience", "operator", "no-role", "no-such"],
 )
 @in_virtual_time
-async def test_only_administrators_come_in(
+async def test_admin_endpoints_need_role_admin(
     tmp_path: Path, headers: dict[str, str], status: int, words: str
 ) -> None:
     """Each of the three asks first who comes; the bodies are the document's."""
@@ -295,14 +293,14 @@ async def test_only_administrators_come_in(
 
 
 @in_virtual_time
-async def test_without_a_secret_nobody_is_an_administrator(tmp_path: Path) -> None:
+async def test_admin_endpoints_refuse_every_token_without_secret(tmp_path: Path) -> None:
     """A token signed with nothing does not open the door."""
     async with front_door(tmp_path) as door:
         assert (await door.client.get(_QUEUES, headers=_token())).status_code == 401
 
 
 @in_virtual_time
-async def test_a_re_drive_sends_back_waits_once_more_and_is_announced(tmp_path: Path) -> None:
+async def test_redrive_publishes_to_retry_exchange_and_is_announced(tmp_path: Path) -> None:
     """To `retry.q.X` with the audit headers; after 15 s it reaches `q.X` alone and is completed."""
     async with _admin(tmp_path) as admin:
         failed = await admin.door.done(broken_png(), "a.png", "image/png")
@@ -349,7 +347,7 @@ async def test_a_re_drive_sends_back_waits_once_more_and_is_announced(tmp_path: 
 
 
 @in_virtual_time
-async def test_a_re_drive_that_cannot_publish_loses_nothing(tmp_path: Path) -> None:
+async def test_redrive_keeps_messages_in_dlq_if_publish_fails(tmp_path: Path) -> None:
     """The document's own caveat, repaired: what was not confirmed is still in the dead-letter queue."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"1", b"2")
@@ -364,7 +362,7 @@ async def test_a_re_drive_that_cannot_publish_loses_nothing(tmp_path: Path) -> N
 
 
 @in_virtual_time
-async def test_a_broker_that_is_away_is_a_503(tmp_path: Path) -> None:
+async def test_admin_endpoints_return_503_while_broker_is_down(tmp_path: Path) -> None:
     """In the contract's form, with a time to try again."""
     async with _admin(tmp_path) as admin:
         faults = admin.system.test.broker.faults

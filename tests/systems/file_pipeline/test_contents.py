@@ -32,12 +32,12 @@ _MOST = 1_000_000
         (b"nul\x00", None),
     ],
 )
-def test_the_first_bytes_tell(head: bytes, found: str | None) -> None:
+def test_first_bytes_give_the_content_type(head: bytes, found: str | None) -> None:
     """Known signatures, text as UTF-8 without control characters, and nothing else."""
     assert sniff(head) == found
 
 
-def test_a_character_cut_in_half_at_the_end_of_the_head_is_still_text() -> None:
+def test_character_split_at_end_of_head_is_text() -> None:
     """Only where the head ends because it is full."""
     text = ("x" * (HEAD_BYTES - 1) + "é").encode()
     assert sniff(text[:HEAD_BYTES]) == "text/plain"
@@ -45,7 +45,7 @@ def test_a_character_cut_in_half_at_the_end_of_the_head_is_still_text() -> None:
 
 
 @given(st.text(max_size=60), st.sampled_from([*TYPES, "text/html", ""]), st.binary(max_size=200))
-def test_judging_never_raises_and_takes_only_what_it_knows(
+def test_judge_returns_declared_type_or_rejection_for_any_input(
     name: str, declared: str, content: bytes
 ) -> None:
     """Whatever comes, the answer is the declared type or a rejection with code and reason."""
@@ -56,7 +56,7 @@ def test_judging_never_raises_and_takes_only_what_it_knows(
 
 
 @given(st.text())
-def test_a_name_that_is_shown_is_one_line_without_folders(given_name: str) -> None:
+def test_shown_name_is_one_line_without_folders(given_name: str) -> None:
     """No separator, no control character, not too long; what is left of nothing is nothing."""
     shown = shown_name(given_name)
     assert len(shown) <= 200
@@ -67,7 +67,7 @@ def test_a_name_that_is_shown_is_one_line_without_folders(given_name: str) -> No
 @pytest.mark.parametrize(
     "text", ["", "..", "../x", "a/b", "x" * 36, "\x00", "A2F1C0DE-5B6B-4C3E-9D1A-0123456789AB"]
 )
-def test_only_ids_of_ours_become_paths(text: str) -> None:
+def test_storage_refuses_ids_that_are_not_uuids(text: str) -> None:
     """Anything else is an error, whoever says it."""
     with pytest.raises(ValueError, match="expected the id of a file"):
         Folder(Path("anywhere")).read(text)

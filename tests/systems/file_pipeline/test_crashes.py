@@ -26,7 +26,7 @@ _FILES = 8
 
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
 @in_virtual_time
-async def test_lines_that_break_again_and_again_change_nothing_twice(
+async def test_repeated_connection_losses_apply_each_change_once(
     tmp_path: Path, hardened: bool
 ) -> None:
     """Cut before settlement, nacked, cut while publishing: each file is completed, told and audited once."""
@@ -48,7 +48,7 @@ async def test_lines_that_break_again_and_again_change_nothing_twice(
 
 
 @in_virtual_time
-async def test_what_was_left_in_the_outbox_goes_at_the_next_start(tmp_path: Path) -> None:
+async def test_outbox_of_stopped_process_is_published_at_next_start(tmp_path: Path) -> None:
     """A process ends with a full outbox; the next one publishes it and the file is completed."""
     broker = EmbeddedBroker()
     clock = LoopClock(lambda: 0.0)
@@ -70,7 +70,7 @@ async def test_what_was_left_in_the_outbox_goes_at_the_next_start(tmp_path: Path
 
 
 @in_virtual_time
-async def test_the_gateway_takes_files_while_the_broker_is_away(tmp_path: Path) -> None:
+async def test_gateway_accepts_files_while_broker_is_down(tmp_path: Path) -> None:
     """The command waits in the outbox; when the broker is back, everything goes on."""
     async with pipeline(tmp_path) as system:
         broker = system.test.broker

@@ -23,7 +23,9 @@ _BOTH = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "har
 
 @_BOTH
 @in_virtual_time
-async def test_a_picture_goes_all_the_way(tmp_path: Path, hardened: bool) -> None:
+async def test_picture_is_completed_with_thumbnail_and_metadata(
+    tmp_path: Path, hardened: bool
+) -> None:
     """Uploaded, validated, drawn, described, completed, told and audited; each event once."""
     async with pipeline(tmp_path, hardened=hardened) as system:
         file_id = await system.upload(jpeg_with_exif(), "holiday.jpg", "image/jpeg")
@@ -69,7 +71,7 @@ async def test_a_picture_that_breaks_pillow_is_parked_after_three_attempts(
 
 
 @in_virtual_time
-async def test_a_picture_that_would_fill_the_memory_is_parked_at_once(tmp_path: Path) -> None:
+async def test_picture_with_too_many_pixels_is_parked_at_once(tmp_path: Path) -> None:
     """Decoding is refused by the size in the head; trying again would not help."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(bomb(), "bomb.png", "image/png")
@@ -80,7 +82,7 @@ async def test_a_picture_that_would_fill_the_memory_is_parked_at_once(tmp_path: 
 
 
 @in_virtual_time
-async def test_a_file_that_lies_is_rejected_with_code_and_reason(tmp_path: Path) -> None:
+async def test_file_of_wrong_type_is_rejected_with_code_and_reason(tmp_path: Path) -> None:
     """Rejected is an answer, not a failure: nothing is retried, nothing parked, people are told."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(png(), "report.pdf", "application/pdf")
@@ -96,7 +98,7 @@ async def test_a_file_that_lies_is_rejected_with_code_and_reason(tmp_path: Path)
 
 
 @in_virtual_time
-async def test_what_is_no_picture_is_complete_with_its_metadata(tmp_path: Path) -> None:
+async def test_text_file_is_completed_with_metadata_only(tmp_path: Path) -> None:
     """Text needs no thumbnail; its statistics are counted."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(b"one two\nthree\n", "notes.txt", "text/plain")
@@ -128,7 +130,7 @@ async def test_an_event_that_comes_twice_changes_nothing_twice(tmp_path: Path) -
 
 
 @in_virtual_time
-async def test_a_file_that_is_not_done_in_time_has_timed_out(tmp_path: Path) -> None:
+async def test_unfinished_file_times_out(tmp_path: Path) -> None:
     """The timer tells what is missing; when the rest comes in after all, it is completed."""
     async with pipeline(tmp_path, timeout_s=60, sweep_s=5) as system:
         system.test.service.consumer("q.extractor").pause("maintenance")
@@ -161,7 +163,7 @@ async def test_a_failed_file_is_completed_after_its_re_drive(tmp_path: Path) -> 
 
 
 @in_virtual_time
-async def test_a_storage_that_is_away_for_a_while_only_delays(tmp_path: Path) -> None:
+async def test_file_is_completed_after_storage_outage(tmp_path: Path) -> None:
     """Two failures of the upload, then the file is there: nothing is parked, one event goes out."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(png(), "late.png", "image/png", received=False)
@@ -186,7 +188,7 @@ async def test_a_storage_that_is_away_for_a_while_only_delays(tmp_path: Path) ->
     ids=["no-json", "binary", "deep", "empty", "wrong-type", "wrong-payload"],
 )
 @in_virtual_time
-async def test_what_is_no_message_of_ours_is_parked_and_audited(
+async def test_invalid_message_is_parked_and_audited(
     tmp_path: Path, body: bytes | None, reason: str
 ) -> None:
     """Hostile bodies park at once with a reason; the audit keeps them as they came."""
@@ -201,7 +203,7 @@ async def test_what_is_no_message_of_ours_is_parked_and_audited(
 
 
 @in_virtual_time
-async def test_an_id_that_is_a_path_leads_nowhere(tmp_path: Path) -> None:
+async def test_file_id_that_is_a_path_is_parked(tmp_path: Path) -> None:
     """A message that names `../../secret` as its file is parked; nothing outside is touched."""
     secret = tmp_path.parent / f"{tmp_path.name}-secret"
     secret.write_bytes(png())
@@ -214,7 +216,7 @@ async def test_an_id_that_is_a_path_leads_nowhere(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_failures_retries_and_parking_say_who_what_and_how_often(tmp_path: Path) -> None:
+async def test_failure_retry_and_parking_logs_have_all_documented_fields(tmp_path: Path) -> None:
     """JSON lines with correlation id, queue, routing key, type, attempt and maximum."""
     async with pipeline(tmp_path) as system:
         await system.upload(broken_png(), "broken.png", "image/png")

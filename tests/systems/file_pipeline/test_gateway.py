@@ -46,7 +46,7 @@ async def test_a_file_can_be_followed_from_upload_to_completion(tmp_path: Path) 
 
 
 @in_virtual_time
-async def test_a_file_goes_through_again_when_asked_to(tmp_path: Path) -> None:
+async def test_reprocess_request_runs_file_again(tmp_path: Path) -> None:
     """The second run begins anew: what was broken on disk is repaired, what was late is forgotten."""
     async with front_door(tmp_path) as door:
         first = await door.done(broken_png(), *_PNG)
@@ -77,7 +77,7 @@ async def test_files_are_listed_newest_first_and_by_status(tmp_path: Path) -> No
 
 
 @in_virtual_time
-async def test_the_correlation_id_of_the_caller_goes_all_the_way(tmp_path: Path) -> None:
+async def test_correlation_id_of_request_is_in_every_event(tmp_path: Path) -> None:
     """What is fit to be repeated is kept; anything else is replaced."""
     async with front_door(tmp_path) as door:
         form = {"file": ("a.txt", b"text", "text/plain")}
@@ -102,7 +102,7 @@ async def test_the_correlation_id_of_the_caller_goes_all_the_way(tmp_path: Path)
     ],
 )
 @in_virtual_time
-async def test_what_is_not_there_is_404(tmp_path: Path, path: str, method: str) -> None:
+async def test_unknown_files_and_paths_return_404(tmp_path: Path, path: str, method: str) -> None:
     """Whatever is asked for, an id that is none of ours leads nowhere."""
     async with front_door(tmp_path) as door:
         assert (await door.client.request(method, path)).status_code == 404
@@ -110,7 +110,7 @@ async def test_what_is_not_there_is_404(tmp_path: Path, path: str, method: str) 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "limit=-1", "limit=1e2"])
 @in_virtual_time
-async def test_a_bad_limit_is_told(tmp_path: Path, query: str) -> None:
+async def test_wrong_limit_returns_400_with_the_range(tmp_path: Path, query: str) -> None:
     """400, with what is expected."""
     async with front_door(tmp_path) as door:
         answer = await door.client.get(f"/files?{query}")
@@ -261,7 +261,7 @@ async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_a_bomb_is_taken_and_never_decoded(tmp_path: Path) -> None:
+async def test_picture_with_too_many_pixels_is_accepted_but_not_decoded(tmp_path: Path) -> None:
     """A few bytes that claim to be 900 million pixels: parked at once, and people are told why."""
     async with front_door(tmp_path) as door:
         found = await door.done(bomb(), "bomb.png", "image/png")
@@ -284,7 +284,7 @@ async def test_a_bomb_is_taken_and_never_decoded(tmp_path: Path) -> None:
     ids=["other-picture", "ending", "program", "json", "deep-json", "binary", "wave"],
 )
 @in_virtual_time
-async def test_content_that_is_not_what_it_claims_is_rejected(
+async def test_content_of_other_type_is_rejected(
     tmp_path: Path, content: bytes, name: str, kind: str, code: str
 ) -> None:
     """With a code for programs and a sentence for people."""
@@ -295,7 +295,7 @@ async def test_content_that_is_not_what_it_claims_is_rejected(
 
 
 @in_virtual_time
-async def test_people_outside_learn_nothing_of_the_machine(tmp_path: Path) -> None:
+async def test_answers_contain_no_paths_of_the_machine(tmp_path: Path) -> None:
     """What failed is told without a path, also where the system's own words have one."""
     async with front_door(tmp_path) as door:
         magic = await door.done(png()[:8], *_PNG)

@@ -81,7 +81,9 @@ def test_the_script_imports_twice_into_a_broker(rabbitmq: SharedNode, vhost: str
 
 
 @pytest.mark.broker
-def test_the_script_says_what_to_look_at_when_it_cannot(rabbitmq: SharedNode, vhost: str) -> None:
+def test_import_script_fails_with_a_hint_on_wrong_password(
+    rabbitmq: SharedNode, vhost: str
+) -> None:
     """A wrong password: it gives up with words, and shows no password."""
     ran = _import(rabbitmq, vhost, RABBITMQ_PASSWORD='wrong"one\\')
     assert ran.returncode == 1

@@ -55,7 +55,7 @@ def _after(facts: Iterable[Fact], *, timed_out: bool = False) -> Process:
         ([_UPLOADED, _PICTURE, _DESCRIBED, _FAILED, _DRAWN], "completed", []),
     ],
 )
-def test_the_facts_give_the_status_in_whatever_order_they_come(
+def test_status_does_not_depend_on_order_of_events(
     facts: list[Fact], status: str, missing: list[str]
 ) -> None:
     """Every order of the same events ends in the same process."""
@@ -74,6 +74,6 @@ def test_a_late_file_has_timed_out_until_it_is_completed() -> None:
 
 
 @given(st.lists(st.sampled_from([_UPLOADED, _PICTURE, _DRAWN, _DESCRIBED, _FAILED, _REJECTED])))
-def test_events_that_come_twice_change_nothing(facts: list[Fact]) -> None:
+def test_repeated_events_do_not_change_the_status(facts: list[Fact]) -> None:
     """Any sequence with all of it repeated gives the same process."""
     assert _after([*facts, *facts]) == _after(facts)

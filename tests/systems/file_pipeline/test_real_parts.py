@@ -75,7 +75,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> FileStorage:
     return made
 
 
-def test_every_storage_keeps_its_promises(storage: FileStorage) -> None:
+def test_storage_receives_reads_and_forgets_files(storage: FileStorage) -> None:
     """Received whole or not at all, taken in once, read, forgotten; a thumbnail is replaced whole."""
     first, second = str(uuid.uuid4()), str(uuid.uuid4())
     with pytest.raises(FileNotFoundError):
@@ -130,7 +130,7 @@ class _Mailbox:
 
 
 @in_virtual_time
-async def test_people_are_told_by_mail_as_well(tmp_path: Path) -> None:
+async def test_notification_is_also_sent_by_mail(tmp_path: Path) -> None:
     """One mail for each notification, to every address; a server that is busy is tried again."""
     mailbox = _Mailbox()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -265,7 +265,7 @@ def scan(file: FileUploaded, content: bytes) -> Rejection | None:
 
 
 @in_virtual_time
-async def test_a_check_of_ones_own_rejects_with_code_and_reason(tmp_path: Path) -> None:
+async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) -> None:
     """It is asked after ours, and only of what passed."""
     here = f"{__name__}:scan"
     assert __name__ in sys.modules
@@ -286,14 +286,14 @@ async def test_a_check_of_ones_own_rejects_with_code_and_reason(tmp_path: Path) 
         ({"ADMIN_JWKS_URL": "https://k/c", "ADMIN_JWT_SECRET": "s" * 32}, "ADMIN_JWKS_URL"),
     ],
 )
-def test_settings_that_cannot_be_are_named(variables: dict[str, str], named: str) -> None:
+def test_conflicting_settings_are_named(variables: dict[str, str], named: str) -> None:
     """Without the values that may be secret."""
     with pytest.raises(SettingsError, match=named):
         PipelineSettings.read(variables)
 
 
 @in_virtual_time
-async def test_the_list_knows_every_status_and_how_many_there_are(tmp_path: Path) -> None:
+async def test_file_list_filters_by_status_and_returns_total(tmp_path: Path) -> None:
     """Also `accepted`, before anything was done; a status that no file can have is refused."""
     async with front_door(tmp_path) as door:
         for name in ("a.txt", "b.txt"):
@@ -329,7 +329,7 @@ async def test_files_that_share_a_correlation_id_keep_their_own_events(tmp_path:
 
 
 @in_virtual_time
-async def test_a_re_drive_that_fails_again_is_told_again(tmp_path: Path) -> None:
+async def test_failed_redrive_notifies_again(tmp_path: Path) -> None:
     """A second ProcessingFailed, a second notification; repaired, nothing of the failure is left."""
     async with front_door(tmp_path) as door:
         failed = await door.done(broken_png(), "a.png", "image/png")

@@ -54,7 +54,7 @@ def test_the_file_is_the_same_however_the_form_is_cut(content: bytes, cuts: list
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=5))
-def test_any_bytes_at_all_are_refused_in_words(body: bytes, cuts: list[int]) -> None:
+def test_random_bytes_as_form_are_refused(body: bytes, cuts: list[int]) -> None:
     """Nothing but Refused comes out of noise."""
     with pytest.raises(RequestRefused):
         _parse(body, cuts)
@@ -75,14 +75,14 @@ def test_a_form_with_a_broken_byte_is_a_file_or_refused(data: st.DataObject) -> 
 @pytest.mark.parametrize(
     "content_type", ["", "text/plain", "multipart/form-data", "multipart/mixed; boundary=b", "\xff"]
 )
-def test_what_is_no_form_is_refused_at_once(content_type: str) -> None:
+def test_other_content_type_than_form_returns_415(content_type: str) -> None:
     """415, before a byte is read."""
     with pytest.raises(RequestRefused) as refused:
         _parse(b"", content_type=content_type)
     assert refused.value.status_code == 415
 
 
-def test_a_boundary_without_end_is_refused() -> None:
+def test_too_long_boundary_returns_400() -> None:
     """10,000 characters where a form has at most 70: 400, not an error of ours."""
     with pytest.raises(RequestRefused) as refused:
         _parse(b"", content_type=f"multipart/form-data; boundary={'b' * 10_000}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hopback import Message
 
 
-def test_without_variables_the_documented_numbers_hold() -> None:
+def test_defaults_without_variables_are_documented_values() -> None:
     """15 s, faithful, SQLite in the folder."""
     found = PipelineSettings.read({})
     assert found == PipelineSettings()
@@ -28,7 +28,7 @@ def test_without_variables_the_documented_numbers_hold() -> None:
     assert found.database_url == f"sqlite:///{Path.cwd() / 'file-pipeline' / 'file-pipeline.db'}"
 
 
-def test_every_variable_has_its_place() -> None:
+def test_each_variable_sets_its_setting() -> None:
     """Each of them changes what it names."""
     found = PipelineSettings.read(
         {
@@ -49,7 +49,7 @@ def test_every_variable_has_its_place() -> None:
     assert found.database_url == url
 
 
-def test_everything_wrong_is_said_at_once_and_no_secret_is_shown() -> None:
+def test_all_wrong_variables_are_named_without_secrets() -> None:
     """Each variable by its name."""
     with pytest.raises(SettingsError) as refused:
         PipelineSettings.read({"RETRY_TTL_MS": "soon", "HARDENED": "perhaps"})
@@ -62,7 +62,7 @@ def test_everything_wrong_is_said_at_once_and_no_secret_is_shown() -> None:
 
 
 @in_virtual_time
-async def test_a_database_that_does_not_answer_is_waited_for_and_then_named(tmp_path: Path) -> None:
+async def test_start_fails_after_20_s_without_database(tmp_path: Path) -> None:
     """20 s, then an error that says what to do and shows no address."""
     url = "postgresql://files:hunter2@127.0.0.1:1/files"
     began = asyncio.get_running_loop().time()
@@ -74,7 +74,7 @@ async def test_a_database_that_does_not_answer_is_waited_for_and_then_named(tmp_
 
 
 @in_virtual_time
-async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+async def test_start_fails_if_folder_cannot_be_created(tmp_path: Path) -> None:
     """A file in its place is no folder."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotReady, match="file cannot be used"):
@@ -83,7 +83,7 @@ async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_what_an_upload_left_that_never_ended_is_removed(tmp_path: Path) -> None:
+async def test_unfinished_upload_is_removed_after_a_day(tmp_path: Path) -> None:
     """After a day; what is younger may still be coming in."""
     (tmp_path / "incoming").mkdir()
     old, young = (tmp_path / "incoming" / f"{name}.part" for name in ("old", "young"))

@@ -64,7 +64,7 @@ async def _running(
 
 @_FORMS
 @in_virtual_time
-async def test_every_domain_does_its_work_and_the_audit_knows_of_everything(
+async def test_events_of_every_domain_are_handled_and_audited(
     tmp_path: Path, hardened: bool
 ) -> None:
     """Seven domains; what they lead to is published and handled as well. The audit is bound to `#`."""
@@ -135,9 +135,7 @@ async def test_an_event_too_early_waits_30_s_5_min_30_min_and_ends_in_the_dlq(
 
 @_FORMS
 @in_virtual_time
-async def test_an_event_that_was_early_is_handled_when_its_time_has_come(
-    tmp_path: Path, hardened: bool
-) -> None:
+async def test_early_event_is_handled_after_its_row_exists(tmp_path: Path, hardened: bool) -> None:
     """A login before the registration: `auth` returns to the users' queue and finds its user."""
     async with _running(tmp_path, hardened=hardened) as system:
         await system.publish("auth.succeeded", user="u1")
@@ -191,7 +189,7 @@ async def test_a_non_recoverable_event_goes_to_the_dlq_at_once(
     ],
 )
 @in_virtual_time
-async def test_an_event_that_its_domain_does_not_know_is_parked(
+async def test_unknown_event_of_a_domain_is_parked(
     tmp_path: Path, routing_key: str, data: dict[str, Any]
 ) -> None:
     """It is neither taken for another event nor acked and gone."""
@@ -298,7 +296,7 @@ async def test_equal_events_without_message_id_are_handled_each(tmp_path: Path) 
 
 @pytest.mark.parametrize("path", ["/events/cooking.done", "/events/user", "/events/user.a.b"])
 @in_virtual_time
-async def test_an_event_of_no_domain_is_refused(tmp_path: Path, path: str) -> None:
+async def test_event_of_unknown_domain_returns_404(tmp_path: Path, path: str) -> None:
     """404, naming the domains."""
     async with _running(tmp_path) as system:
         answer = await system.client.post(path, json={})

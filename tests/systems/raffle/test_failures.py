@@ -32,7 +32,7 @@ _FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "ha
 
 @_FORMS
 @in_virtual_time
-async def test_a_database_away_for_a_while_is_recovered_from_by_itself(
+async def test_users_are_inserted_by_retry_after_short_database_outage(
     tmp_path: Path, hardened: bool
 ) -> None:
     """Scenario 1: retried after ten seconds with count and reason, inserted when it is back."""
@@ -53,7 +53,7 @@ async def test_a_database_away_for_a_while_is_recovered_from_by_itself(
 
 @_FORMS
 @in_virtual_time
-async def test_a_database_away_for_long_sends_users_to_the_dlq_and_the_dlq_consumer_inserts_them(
+async def test_users_go_to_dlq_in_long_database_outage_and_dlq_consumer_inserts_them(
     tmp_path: Path, hardened: bool
 ) -> None:
     """Scenario 2: four runs, then the DLQ; started by hand, the DLQ consumer waits and inserts."""
@@ -82,7 +82,7 @@ async def test_a_database_away_for_long_sends_users_to_the_dlq_and_the_dlq_consu
 
 @_FORMS
 @in_virtual_time
-async def test_malformed_json_goes_to_the_dlq_and_is_dropped_there_with_a_note(
+async def test_malformed_json_goes_to_dlq_and_is_audited_and_dropped_there(
     tmp_path: Path, hardened: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 3: rejected at once; the DLQ consumer logs its content, audits it and drops it."""
@@ -107,7 +107,7 @@ async def test_malformed_json_goes_to_the_dlq_and_is_dropped_there_with_a_note(
 
 
 @in_virtual_time
-async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
+async def test_invalid_user_stays_in_dlq_while_audit_cannot_be_written(
     tmp_path: Path,
 ) -> None:
     """With the database away it stays in the DLQ."""
@@ -125,7 +125,7 @@ async def test_what_is_no_user_is_not_dropped_while_the_audit_cannot_be_written(
 
 
 @in_virtual_time
-async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(
+async def test_post_user_returns_503_while_rabbitmq_is_down_and_200_afterwards(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scenario 4: a clear 503 instead of an id; when the broker is back the same request works."""
@@ -146,7 +146,7 @@ async def test_rabbitmq_away_is_told_to_the_client_who_may_try_again(
 
 
 @in_virtual_time
-async def test_an_email_that_is_taken_is_a_data_error_of_its_row_alone(tmp_path: Path) -> None:
+async def test_duplicate_email_retries_only_its_row(tmp_path: Path) -> None:
     """The others of its batch are inserted at once; it is retried, and its reason says why."""
     async with running_raffle(settings_in(tmp_path)) as raffle:
         await raffle.create_user("Ana")
@@ -165,7 +165,7 @@ async def test_an_email_that_is_taken_is_a_data_error_of_its_row_alone(tmp_path:
 
 
 @in_virtual_time
-async def test_a_bad_row_among_dead_letters_holds_up_no_other(tmp_path: Path) -> None:
+async def test_refused_dead_letter_is_requeued_and_the_others_are_inserted(tmp_path: Path) -> None:
     """The DLQ consumer inserts the rest; the bad one stays in the DLQ, however often it is tried."""
     settings = settings_in(tmp_path)
     async with running_raffle(settings) as raffle:

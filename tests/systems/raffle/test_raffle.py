@@ -78,9 +78,7 @@ async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 @in_virtual_time
-async def test_a_request_that_makes_no_user_is_refused(
-    tmp_path: Path, body: bytes, wrong: str
-) -> None:
+async def test_invalid_user_request_returns_400(tmp_path: Path, body: bytes, wrong: str) -> None:
     """400, naming what is wrong; nothing is published."""
     async with running_raffle(settings_in(tmp_path)) as raffle:
         answer = await raffle.client.post("/api/v1/users", content=body)
@@ -90,7 +88,7 @@ async def test_a_request_that_makes_no_user_is_refused(
 
 
 @in_virtual_time
-async def test_a_request_that_is_too_large_is_refused(tmp_path: Path) -> None:
+async def test_too_large_request_returns_413(tmp_path: Path) -> None:
     """413, and it is not read to its end."""
     async with running_raffle(settings_in(tmp_path)) as raffle:
         answer = await raffle.client.post("/api/v1/users", content=b" " * 1_000_001)
@@ -171,7 +169,7 @@ def test_every_documented_variable_is_read() -> None:
     )
 
 
-def test_everything_wrong_with_the_environment_is_said_at_once() -> None:
+def test_all_wrong_variables_are_named_in_one_error() -> None:
     """Each variable with what was expected and what was found."""
     with pytest.raises(SettingsError) as refused:
         RaffleSettings.read(
@@ -185,7 +183,7 @@ def test_everything_wrong_with_the_environment_is_said_at_once() -> None:
 
 
 @in_virtual_time
-async def test_another_ttl_than_the_live_queue_has_is_refused_naming_both(tmp_path: Path) -> None:
+async def test_different_ttl_of_live_queue_is_refused_with_both_values(tmp_path: Path) -> None:
     """The queue is never recreated; the consumer does not start."""
     settings = settings_in(tmp_path)
     async with running_raffle(settings) as raffle:
@@ -198,7 +196,7 @@ async def test_another_ttl_than_the_live_queue_has_is_refused_naming_both(tmp_pa
 
 
 @in_virtual_time
-async def test_the_time_of_a_draw_has_its_zone(tmp_path: Path) -> None:
+async def test_time_of_draw_has_a_time_zone_on_sqlite(tmp_path: Path) -> None:
     """On SQLite too, which keeps none."""
     async with running_raffle(settings_in(tmp_path)) as raffle:
         user = await raffle.create_user("Ana")

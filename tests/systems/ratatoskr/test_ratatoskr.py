@@ -69,7 +69,9 @@ async def _running(
 
 @_FORMS
 @in_virtual_time
-async def test_events_are_decoded_by_type_and_carried_out(tmp_path: Path, hardened: bool) -> None:
+async def test_events_are_decoded_by_type_and_change_the_order(
+    tmp_path: Path, hardened: bool
+) -> None:
     """An order is placed, paid and shipped; all three queues are quorum queues."""
     async with _running(tmp_path, hardened=hardened) as shop:
         await shop.place("o1")
@@ -147,7 +149,7 @@ async def test_a_payment_of_the_wrong_amount_changes_nothing(tmp_path: Path) -> 
 
 
 @in_virtual_time
-async def test_events_may_overtake_each_other(tmp_path: Path) -> None:
+async def test_payment_before_its_order_is_retried_and_applied(tmp_path: Path) -> None:
     """A payment before its order waits and is tried again."""
     async with _running(tmp_path) as shop:
         await shop.publish("payment.received", order="o1", cents=10)
@@ -174,7 +176,9 @@ async def test_an_event_delivered_twice_has_one_effect(tmp_path: Path, hardened:
 
 
 @in_virtual_time
-async def test_the_documented_form_refuses_to_lose_in_silence(tmp_path: Path) -> None:
+async def test_documented_form_does_not_start_on_4_0_unless_errors_are_accepted(
+    tmp_path: Path,
+) -> None:
     """On 4.0 it starts only if its known hazards are accepted by name; hardened needs none."""
     faithful = RatatoskrSettings(f"sqlite:///{tmp_path}/r.db")
     with pytest.raises(UnsafeOperation, match="delivery-limit-feeds-retry"):
@@ -209,7 +213,7 @@ async def test_a_dead_letter_names_the_field_that_is_wrong(
 
 
 @in_virtual_time
-async def test_a_second_payment_is_permanent(tmp_path: Path) -> None:
+async def test_second_payment_is_parked(tmp_path: Path) -> None:
     """The order is paid: no waiting makes it unpaid. What comes too early still waits."""
     async with _running(tmp_path) as shop:
         await shop.place("o1")
@@ -223,7 +227,9 @@ async def test_a_second_payment_is_permanent(tmp_path: Path) -> None:
 
 @_FORMS
 @in_virtual_time
-async def test_who_carries_the_retry_count(tmp_path: Path, hardened: bool) -> None:
+async def test_retry_count_header_is_on_dead_letters_and_on_published_retries(
+    tmp_path: Path, hardened: bool
+) -> None:
     """Rejected, a message cannot get a header: only the dead letter has it. Hardened, every retry has."""
     async with _running(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
