@@ -1,11 +1,9 @@
-"""The outbox relay: publishes the messages of committed transactions, with confirms, in order per
-key.
+"""Publishes messages from the outbox.
 
-A message leaves the outbox only after the broker has confirmed it. If a relay dies, its lease
-expires. Another relay then publishes the unconfirmed messages again, with the same message ids.
-
-A message that cannot be published must not hold up others. A message that has failed before is
-published after the rest, and waits for a growing time between two attempts.
+A message is removed from the outbox after the broker has confirmed it. If a relay dies, its lease
+expires and another relay publishes the messages again with the same message ids. Messages with the
+same key are published in order. Messages that failed before are published last, with an increasing
+delay between attempts.
 """
 
 from __future__ import annotations
@@ -38,9 +36,7 @@ _Series: TypeAlias = "list[Pending]"
 
 @dataclass(slots=True)
 class _Round:
-    """The result of one page: confirmed messages, failures with reasons, and whether it was
-    offline.
-    """
+    """The result of publishing a page of messages."""
 
     published: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
@@ -48,36 +44,34 @@ class _Round:
 
 
 class OutboxStore(Protocol):
-    """An outbox as a relay sees it: `hopback.store.Outbox` in SQL, or a custom class.
+    """The interface of an outbox, such as `hopback.store.Outbox`.
 
-    Messages are stored in slots. Those of one key are in the same slot. `lease` is the duration of
-    a claim in seconds. Only the relay that has claimed a slot publishes from it.
+    Messages are stored in slots, and messages with the same key are in the same slot. `lease` is
+    the duration of a lease in seconds.
     """
 
     lease: float
 
     async def claim(self) -> Sequence[int]:
-        """Lease slots with messages that no other relay has leased. Returns an empty list if there
-        are none.
-        """
+        """Lease free slots that contain messages, and return them."""
 
     async def renew(self, claimed: Sequence[int], /) -> bool:
-        """Prolong the lease. Returns False if any part of it was lost."""
+        """Renew the leases. Returns False if a lease was lost."""
 
     async def release(self, claimed: Sequence[int], /) -> None:
-        """Give the slots back before their lease ends."""
+        """Release the slots."""
 
     async def pending(
         self, claimed: Sequence[int], most: int, /, *, after: int = 0
     ) -> Sequence[Pending]:
-        """The oldest messages of the claimed slots, by rising id, those after an id."""
+        """Return the oldest messages of the slots with an id greater than `after`."""
 
     async def settle(self, published: Sequence[int], failed: Mapping[int, str], /) -> None:
-        """Remove confirmed messages and record the errors of the others."""
+        """Remove published messages and record errors of failed ones."""
 
 
 class Relay:
-    """Moves messages from an outbox to the broker until it is cancelled."""
+    """Publishes messages from an outbox until it is cancelled."""
 
     def __init__(
         self,
@@ -101,14 +95,14 @@ class Relay:
         self._written_at = 0.0
         self._found = False
         self.published: int = 0
-        """How many messages were published and taken out of the outbox."""
+        """The number of published messages."""
 
     def nudge(self) -> None:
-        """There is something to do: do not wait for the next look."""
+        """Check the outbox without waiting for the next interval."""
         self._nudged.set()
 
     async def run(self) -> None:
-        """Sweep repeatedly, with pauses while the outbox is empty."""
+        """Publish messages repeatedly, and wait while the outbox is empty."""
         self._skips_looks = is_time_virtual() and hasattr(self._outbox, "written_count")
         self._written_at = self._time()
         while True:
@@ -117,7 +111,7 @@ class Relay:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Wait for a nudge, or until the next look."""
+        """Wait until the next check."""
         looked_at = self._time()
         while True:
             try:
@@ -145,7 +139,7 @@ class Relay:
         return is_quiet and now - looked_at < _QUIET_S
 
     async def sweep(self) -> int:
-        """Publish the messages that can be claimed now and return their number."""
+        """Publish all available messages and return their number."""
         claiming = asyncio.ensure_future(self._outbox.claim())
         try:
             claimed = await finish(claiming)
@@ -159,7 +153,7 @@ class Relay:
         now = self._time()
         self._resting = {one: until for one, until in self._resting.items() if until > now}
         try:
-            # Everything in the claimed slots, page by page, for as long as the lease is ours.
+            # Publish all messages of the slots, page by page.
             moved, after, held_up = 0, 0, set[str]()
             while True:
                 page = await self._outbox.pending(claimed, self._most, after=after)
@@ -170,17 +164,17 @@ class Relay:
                 if this.offline or len(page) < self._most:
                     break
                 if not await self._outbox.renew(claimed):
-                    break  # another relay may have claimed a slot
+                    break  # a slot may be claimed by another relay
                 after = page[-1].id
             return moved
         finally:
-            # A slot that was not given back waits for the end of its lease, and its messages with it.
+            # Otherwise the messages would have to wait until the lease expires.
             await finish(asyncio.ensure_future(self._outbox.release(claimed)))
 
     async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
-        """Publish keys concurrently and each key in order. Messages that failed before are last."""
+        """Publish messages. Keys are published concurrently, messages of a key in order."""
         this, now = _Round(), self._time()
-        # The messages of each key, in order. A message without key forms a separate series.
+        # Group messages by key. Messages without a key are independent.
         by_key: dict[str | int, _Series] = {}
         for one in page:
             by_key.setdefault(one.id if one.key is None else one.key, []).append(one)
@@ -192,7 +186,7 @@ class Relay:
                     group.create_task(self._send_in_order(series, this))
         for series in filter(_is_suspect, awake):
             if this.offline or self._time() - now > self._outbox.lease / 2:
-                break  # publishing hopeless messages must not outlast the lease
+                break  # stay within the lease
             await self._send_in_order(series, this)
         gone = set(this.published)
         left = [series[0].key for series in found if series[-1].id not in gone]
@@ -200,12 +194,12 @@ class Relay:
         return this
 
     async def _send_in_order(self, series: _Series, this: _Round) -> None:
-        """Publish in order. A failure holds up the following messages of its key."""
+        """Publish messages in order. Stops after a failure."""
         for one in series:
             try:
                 await self._publish(one.message)
             except ConnectionFailed:
-                this.offline = True  # no message was sent, and the message is not the cause
+                this.offline = True  # not connected, so the message is not the cause
                 return
             except BrokerError as error:
                 this.failed[one.id] = f"{type(error).__name__}: {error}"

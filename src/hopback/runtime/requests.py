@@ -1,9 +1,8 @@
-"""Requests with a reply, by the broker's direct reply-to.
+"""Requests with replies, based on direct reply-to.
 
-Replies do not pass through a queue: the broker sends them to the requesting channel if it is still
-open. A caller that has stopped waiting therefore leaves nothing behind, and a reply to a closed
-channel is lost. A refused request closes its channel. Requests that may be refused therefore have a
-channel each (`broker.proven_routes`).
+Replies are not stored in a queue. They are sent directly to the channel of the request if it is
+still open. A request that is refused by the broker closes its channel, so requests to unproven
+routes use a separate channel (see `broker.proven_routes`).
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ REQUEST_TIMEOUT: Duration = "10s"
 """Default timeout of a request."""
 
 _OURS = ("correlation_id", "reply_to", "delay", "at", "mandatory")
-"""Options that a request sets itself or that do not apply to it."""
+"""Options that cannot be used with requests."""
 
 _APART = 64
-"""Requests that may be refused and are asked at the same time, on a channel each. Further ones wait."""
+"""Maximum number of concurrent requests on separate channels."""
 
 _LOST = (
     "request not sent: the channel of the delivery that is being handled has ended, and the broker"
@@ -60,14 +59,17 @@ _LOST = (
 )
 
 _MOST_READERS = 1_000
-"""Types of replies whose decoders are kept: an application has a handful."""
+"""Maximum number of cached decoders."""
 
 
 class RequestClient:
-    """Sends requests and waits for replies on a separate connection. An async context manager.
+    """Sends requests and waits for replies.
 
-    An `App` has one (`app.request`). Use this class in programs without an `App`. `broker` is a
-    broker or the address of a RabbitMQ. `codecs` encode requests and decode replies by their content type.
+    Use this as an async context manager in programs without an `App`. Otherwise use `app.request`.
+
+    Args:
+        broker: A broker or the URL of RabbitMQ.
+        codecs: Codecs for encoding requests and decoding replies.
     """
 
     def __init__(
@@ -88,11 +90,11 @@ class RequestClient:
         self._waiting: dict[str, asyncio.Future[Delivery]] = {}
         self._readers: dict[Any, Callable[[Delivery], Any]] = {}
         self.late: int = 0
-        """Number of replies that arrived after their caller had stopped waiting."""
+        """The number of replies that arrived too late."""
 
     @property
     def _channel(self) -> asyncio.Future[Channel]:
-        """The channel of replies, or the wait for it. It belongs to the event loop of its first use."""
+        """A future with the channel for replies."""
         if self._current is None:
             self._current = asyncio.get_running_loop().create_future()
         return self._current
@@ -112,14 +114,14 @@ class RequestClient:
         await self.close()
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         if self._task is None:
             self._task = asyncio.create_task(self._line.run(), name="hopback-requests")
-            # Its error is raised to every caller of `request`.
+            # The error is raised by `request`.
             self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
-        """Close the connection. Waiting callers get NoReply. Safe to repeat."""
+        """Close the connection. Pending requests raise NoReply. Can be called more than once."""
         self._line.stop()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -135,11 +137,21 @@ class RequestClient:
         returns: type[T] | Any = Any,
         **options: Unpack[PublishOptions],
     ) -> T | Any:
-        """Publish a request and return the reply, decoded into `returns`.
+        """Send a request and return the reply.
 
-        Raises Returned if the request cannot be routed. Raises NoReply if no reply arrives within
-        `timeout`, or none can arrive because the connection was lost. It is then unknown whether
-        the request was handled. Raises Undecodable if the reply does not match `returns`.
+        Args:
+            routing_key: The routing key, or the name of a queue if there is no exchange.
+            payload: The payload.
+            exchange: The exchange to publish to.
+            timeout: Maximum time to wait for the reply.
+            returns: The type of the reply.
+            options: See `PublishOptions`.
+
+        Raises:
+            Returned: If the request is unroutable.
+            NoReply: If there is no reply in time or the connection is lost. The request may still
+                have been handled.
+            Undecodable: If the reply cannot be decoded.
         """
         check_options(options, "timeout", "returns")
         refused = [name for name in _OURS if options.get(name) is not None]
@@ -166,14 +178,12 @@ class RequestClient:
         return read(reply)
 
     async def _ask(self, message: Message) -> Delivery:
-        """Return the reply to a request. If the channel turns out to be closed, the next one is
-        used.
-        """
+        """Send a request and return the reply. If the channel is closed, the next one is used."""
         number = message.properties.correlation_id or ""
         ended = end_of_session()
         may_share = check_message(message, may_ask=True)
         while True:
-            # Wait for the channel. Raises errors that a new connection cannot repair.
+            # Wait for the channel. Raises errors that cannot be fixed by reconnecting.
             if not self._channel.done() and self._task is not None:
                 await first_of(self._channel, self._task)
                 if not self._channel.done():
@@ -202,7 +212,7 @@ class RequestClient:
                 await first_of(channel.wait_closed())
                 self._forget(channel)
                 continue
-            # The reply may arrive before the confirm, which is then never awaited.
+            # The reply may arrive before the confirm.
             fate.add_done_callback(lambda done: done.cancelled() or done.exception())
             try:
                 await first_of(fate, answer)
@@ -215,10 +225,10 @@ class RequestClient:
     async def _ask_apart(
         self, message: Message, ended: asyncio.Event | None, turn: AsyncExitStack
     ) -> Delivery:
-        """Return the reply to a request that the broker may refuse, on a separate channel.
+        """Send a request on a separate channel and return the reply.
 
-        `turn` ends when the broker has accepted the request. Raises ConnectionLost if it was not
-        sent.
+        `turn` is closed when the broker has accepted the request. Raises ConnectionLost if it was
+        not sent.
         """
         answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
@@ -261,7 +271,7 @@ class RequestClient:
         try:
             known = self._readers.get(returns)
         except TypeError:
-            known = None  # a type that has no hash
+            known = None  # the type is not hashable
         if known is not None:
             return known
         decode = decoder_for(returns)
@@ -277,7 +287,7 @@ class RequestClient:
         return read
 
     async def _session(self, connection: Connection) -> None:
-        """A channel that waits for replies, for as long as the connection lasts."""
+        """Receive replies until the connection is closed."""
         self._connection, self._proven = connection, ProvenRoutes()
         try:
             while True:
@@ -285,7 +295,7 @@ class RequestClient:
                 await channel.consume(REPLY_TO, self._on_reply, no_ack=True)
                 self._channel.set_result(channel)
                 error = await channel.wait_closed()
-                self._proven.clear()  # an accepted request was refused
+                self._proven.clear()  # a request was refused
                 self._forget(channel)
                 self._give_up(error)
         finally:
@@ -299,13 +309,13 @@ class RequestClient:
             self._current = None
 
     def _give_up(self, error: BrokerError | None) -> None:
-        """Fail all pending requests, because their replies cannot arrive any more."""
+        """Fail all pending requests."""
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
                 why = error or "the connection ended"
                 answer.set_exception(NoReply(f"no reply can come any more: {why}"))
-                answer.exception()  # the caller may have gone
+                answer.exception()  # the caller may have been cancelled
 
     def _on_reply(self, delivery: Delivery) -> None:
         answer = self._waiting.get(delivery.properties.correlation_id or "")

@@ -1,8 +1,8 @@
-"""From an answer to settlement: decide, carry out the effects in order, and report the result.
+"""Settle deliveries according to the result of the handler.
 
-Settlement is the last effect. If an earlier step fails, the delivery stays unsettled and the step
-is repeated after a growing pause. Requeueing in a loop would use up a quorum queue's delivery
-limit. If the channel closes meanwhile, the delivery is not settled and the broker redelivers it.
+The delivery is settled last. If an earlier step fails, it is repeated with an increasing delay.
+Messages are not requeued in this case, because this would increment the delivery count. If the
+channel is closed, the broker redelivers the message.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Environment:
 
 
 class _Abandoned(Exception):
-    """The channel is closed: the delivery cannot be settled and need not be."""
+    """Raised when the channel is closed and the delivery cannot be settled."""
 
 
 class Settling:
-    """Concludes the deliveries of one queue."""
+    """Settles the deliveries of a queue."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class Settling:
         self._kept: list[HeldDelivery] = []
         self._ended = EndedRuns()
         self.held_count: int = 0
-        """Number of deliveries held because one of their publishes failed."""
+        """The number of deliveries that are held because a publish failed."""
         self.trouble: str = ""
-        """Why the last of them failed. Empty if none is held."""
+        """The last error, or an empty string."""
         self._publish = publish
         self._environment = environment
         self._dead_letters_park = dead_letters_park
@@ -99,18 +99,18 @@ class Settling:
 
     @property
     def kept_count(self) -> int:
-        """Number of deliveries without a safe action. They are unsettled on open channels."""
+        """The number of deliveries that could not be settled and whose channel is still open."""
         self._kept = [taken for taken in self._kept if not taken.session.ended.is_set()]
         return len(self._kept)
 
     def keeps(self, session: ConsumeSession) -> bool:
-        """Whether such a delivery came by this session."""
+        """Return True if such a delivery belongs to the session."""
         return any(taken.session is session for taken in self._kept)
 
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
-        """Settle a delivery by its answer. Returns False if it stays unsettled, which is reported."""
+        """Settle a delivery. Returns False if it stays unsettled."""
         if answer.error is not None:
-            # Pass the exception of a failed run to the observer, if one is set.
+            # Pass the exception to the observer.
             if self._environment.on_exception is not None:
                 self._environment.on_exception(answer.error)
             if self._failed is not None:
@@ -134,9 +134,9 @@ class Settling:
         return not isinstance(decision, decided.Keep)
 
     async def _park_raw(self, taken: HeldDelivery, answer: Answer, error: Exception) -> Decision:
-        """Park a message that could not be rewritten as it came, at worst its body alone.
+        """Dead-letter a message that cannot be rewritten.
 
-        Unsettled it would hold a place of the prefetch window for as long as the channel lives.
+        If it stayed unsettled, it would use up a slot of the prefetch.
         """
         reason = f"not rewritten: {type(error).__name__}: {error}"
         last: Exception = error
@@ -152,7 +152,7 @@ class Settling:
         return decided.Keep(1, f"{reason}, not parked: {type(last).__name__}: {last}")
 
     def abandon(self, taken: HeldDelivery, duration: float, reason: str) -> None:
-        """Report a delivery that was not settled. The broker will redeliver it."""
+        """Report a delivery that was not settled. The broker redelivers it."""
         if not taken.session.ended.is_set():
             self._kept.append(taken)
         if self._environment.bus.active:
@@ -160,8 +160,9 @@ class Settling:
             self._environment.bus.emit("delivery.abandoned", fields)
 
     def acknowledge(self, taken: HeldDelivery, duration: float) -> bool:
-        """Acknowledge a successful run that is only counted. Returns False if the full path is
-        needed.
+        """Acknowledge a successful run without emitting an event.
+
+        Returns False if an event is needed.
         """
         tallies = self._environment.bus.tallies(self.plan.queue)
         if tallies is None:
@@ -177,8 +178,9 @@ class Settling:
         return True
 
     def settle_copy(self, taken: HeldDelivery) -> bool:
-        """Ack a second copy of a finished run instead of running it. Returns False for other
-        messages.
+        """Acknowledge a duplicate of a message that was already handled.
+
+        Returns False for other messages.
         """
         if not self._ended or not may_be_copy(taken.delivery):
             return False
@@ -194,9 +196,7 @@ class Settling:
         return True
 
     def _remember(self, taken: HeldDelivery) -> None:
-        """Remember a run that is done or whose next publish is confirmed, in case its ack gets
-        lost.
-        """
+        """Remember that a message was handled, in case the ack is lost."""
         token = token_of(taken.reading(self.plan))
         if token is not None:
             self._ended.add(token)
@@ -207,8 +207,7 @@ class Settling:
         decision = self._decide(taken, answer, self.plan)
         full = self._holding >= self._most_holds and bool(self.plan.tiers)
         if isinstance(decision, decided.Requeue) and full:
-            # Too many wait in our hands already: this one waits in a retry queue, uncounted.
-            # Where there is none it stays in hand: it is not hopeless, and must not be parked.
+            # Too many deliveries are being held, so use a retry queue if there is one.
             return self._decide(taken, answer, replace(self.plan, snooze=None))
         return decision
 
@@ -268,7 +267,7 @@ class Settling:
     async def _publish_at_last(
         self, message: Message, error: BrokerError, taken: HeldDelivery, answer: Answer
     ) -> None:
-        """Repeat a publish that failed with `error` until it is confirmed or the delivery is lost."""
+        """Repeat a failed publish until it is confirmed or the delivery is lost."""
         failures = 0
         self.held_count += 1
         try:
@@ -294,7 +293,7 @@ class Settling:
     def _record(
         self, taken: HeldDelivery, answer: Answer, decision: Decision, duration: float
     ) -> None:
-        extra: dict[str, Any]  # the fields of this kind of event
+        extra: dict[str, Any]  # fields of this event
         match decision:
             case decided.Ack():
                 name, extra = "delivery.done", {}
@@ -318,7 +317,7 @@ class Settling:
         self._environment.bus.emit(name, fields)
 
     def _fields(self, taken: HeldDelivery, duration: float) -> dict[str, Any]:
-        """Return the common fields of a delivery's events."""
+        """Return the common fields of events."""
         reading, properties = taken.reading(self.plan), taken.delivery.properties
         return {
             "queue": self.plan.queue,
@@ -334,12 +333,12 @@ class Settling:
 
 _ACK = decided.Ack()
 _ACKED: tuple[Effect, ...] = (Settle(Settlement.ACK),)
-_NAME_BYTES = 255  # of an exchange's name or a routing key in AMQP 0-9-1
+_NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
 _FAILURES = frozenset({"delivery.retried", "delivery.parked", "delivery.held"})
 
 
 def _can_be_sent(message: Message) -> bool:
-    """Whether the message has a form on the wire, so that another try may succeed."""
+    """Return True if the message can be encoded, so that another attempt may succeed."""
     names = (message.exchange, message.routing_key)
     try:
         longest = max(map(text_bytes, names))
@@ -358,7 +357,7 @@ def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:
 
 
 def _settle(taken: HeldDelivery, how: Settlement) -> None:
-    """Settle on the delivery's channel. A closed channel cannot settle it."""
+    """Settle a delivery on its channel."""
     channel, tag = taken.session.channel, taken.delivery.tag
     try:
         if how is Settlement.ACK:
@@ -370,7 +369,7 @@ def _settle(taken: HeldDelivery, how: Settlement) -> None:
 
 
 async def _pause(taken: HeldDelivery, seconds: float) -> None:
-    """Wait with the delivery in hand, unless its channel ends first."""
+    """Wait, unless the channel is closed."""
     try:
         async with asyncio.timeout(seconds):
             await taken.session.ended.wait()

@@ -64,24 +64,24 @@ _THREADS: dict[int, int] = {}
 
 
 class CurrentRun(NamedTuple):
-    """Something that a task is doing now: one delivery, or a batch of them."""
+    """A task that handles one or more deliveries."""
 
     task: asyncio.Task[None]
     deliveries: Sequence[HeldDelivery]
 
     @property
     def first(self) -> HeldDelivery:
-        """By which the run is known."""
+        """The first delivery, which identifies the run."""
         return self.deliveries[0]
 
 
 class _HandlerStuck(Exception):
-    """The handler did not return while the delivery was ours."""
+    """Raised when the handler did not return in time."""
 
 
 @dataclass(slots=True, eq=False)
 class _LostRun:
-    """A run whose delivery was taken back, or may have been."""
+    """A run whose delivery was taken back by the broker."""
 
     taken: HeldDelivery
     task: asyncio.Task[None]
@@ -94,7 +94,7 @@ class _LostRun:
 def in_thread(
     delivery: Delivery, call: Callable[..., object], arguments: tuple[object, ...]
 ) -> object:
-    """Call a sync handler in this thread, and remember in which thread it is."""
+    """Call a sync handler and remember its thread."""
     _THREADS[id(delivery)] = threading.get_ident()
     try:
         return call(*arguments)
@@ -103,21 +103,21 @@ def in_thread(
 
 
 def threads_in_use() -> int:
-    """Number of sync handlers that have not returned."""
+    """Return the number of sync handlers that are running."""
     return len(_THREADS)
 
 
 def consumer_timeout_in(error: BrokerError | None) -> float | None:
-    """Return the consumer timeout (seconds) for which the broker closed a channel, or 0 if unknown.
+    """Return the consumer timeout in seconds if it caused the error, or 0 if its length is unknown.
 
-    Returns None if the channel was closed for another reason.
+    Returns None for other errors.
     """
     found = _TIMED_OUT.search(str(error)) if isinstance(error, PreconditionFailed) else None
     return None if found is None else max(0.0, int(found[1]) / 1000)
 
 
 class SlowRuns:
-    """Watches the runs of one queue."""
+    """Watches the runs of a queue."""
 
     def __init__(
         self,
@@ -134,35 +134,35 @@ class SlowRuns:
         self._stuck_s = max(_STUCK_S, deadline or 0.0)
         self._slow_s = _SLOW_S
         self._timeout: float | None = None
-        """The consumer timeout of the queue, if it is known by its arguments or a policy."""
+        """The consumer timeout of the queue, if known."""
         self._time = loop_time
         self._seen: dict[HeldDelivery, float] = {}
-        """When each run was first seen, by its first delivery."""
+        """The time when each run was first seen."""
         self._reported: set[HeldDelivery] = set()
         self._lost: dict[str, _LostRun] = {}
         self._taken_back: set[HeldDelivery] = set()
-        """Deliveries that are the broker's again while their runs go on."""
+        """Deliveries that were taken back while they are still being handled."""
         self.slow: tuple[CurrentRun, ...] = ()
         self.stuck: tuple[CurrentRun, ...] = ()
         if timeout is not None:
             self.know_timeout(timeout)
 
     def know_timeout(self, seconds: float) -> None:
-        """The queue has this consumer timeout."""
+        """Set the consumer timeout of the queue."""
         self._timeout = seconds
         self._learn(seconds)
 
     def _learn(self, seconds: float) -> None:
-        """A delivery is taken back after this time, or is expected to be."""
+        """Adjust the threshold to a consumer timeout."""
         self._slow_s = max(_SHORTEST_SLOW_S, min(self._slow_s, seconds / 3))
 
     @property
     def look_every(self) -> float:
-        """How often `look` should be called (seconds)."""
+        """The interval between checks in seconds."""
         return self._slow_s / 4
 
     def look(self) -> None:
-        """Find the slow and the stuck runs."""
+        """Find slow and stuck runs."""
         now = self._time()
         runs = self._work.runs()
         seen = self._seen
@@ -181,7 +181,7 @@ class SlowRuns:
             self._forget(now)
 
     def names(self) -> str:
-        """The messages of the stuck runs, for a person."""
+        """Return the messages of stuck runs as text."""
         ids = [_name(taken) for run in self.stuck for taken in run.deliveries]
         more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
         return ", ".join(ids[:5]) + more
@@ -212,7 +212,7 @@ class SlowRuns:
         self._environment.bus.emit(name, fields | more)
 
     def on_timeout(self, session: ConsumeSession, timeout: float) -> None:
-        """The broker closed the session's channel because of a consumer timeout (0: of unknown length)."""
+        """Called when the broker closed the channel because of a consumer timeout."""
         if timeout:
             self._learn(timeout)
         blamed_s = min(timeout / 2 or self._slow_s, self._slow_s)
@@ -220,18 +220,18 @@ class SlowRuns:
         oldest = min((lost.taken.delivery.tag for lost in found), default=0)
         for lost in found:
             if lost.taken.delivery.tag == oldest:
-                lost.seconds = max(lost.seconds, timeout)  # it may be too young to have been seen
+                lost.seconds = max(lost.seconds, timeout)  # may not have been seen yet
             if lost.seconds >= blamed_s or lost.taken.delivery.tag == oldest:
                 self._take_back(lost)
             else:
-                self._lost.pop(self._key(lost.taken), None)  # it was on the channel by chance
+                self._lost.pop(self._key(lost.taken), None)  # not the cause of the timeout
 
     def on_cancel(self, session: ConsumeSession) -> None:
-        """The broker cancelled the session's consumer: some of its deliveries may have been taken back."""
+        """Called when the broker cancelled the consumer. Deliveries may have been taken back."""
         self._remember(session)
 
     def _remember(self, session: ConsumeSession, key: str = "") -> list[_LostRun]:
-        """Remember the runs of the session, or only that of the message with this key."""
+        """Remember the runs of a session, or only the one with the given key."""
         now, found = self._time(), []
         for run in self._work.runs():
             seconds = now - self._seen.get(run.first, now)
@@ -251,7 +251,7 @@ class SlowRuns:
         return identity(taken.delivery)
 
     def _take_back(self, lost: _LostRun) -> None:
-        """The delivery of this run is the broker's again."""
+        """Handle a delivery that was taken back by the broker."""
         lost.is_certain = True
         self._taken_back.add(lost.taken)
         run = CurrentRun(lost.task, (lost.taken,))
@@ -271,17 +271,17 @@ class SlowRuns:
 
     @property
     def expects_returns(self) -> bool:
-        """Whether a delivery may be one that was taken back."""
+        """True if a delivery may have been taken back before."""
         return bool(self._lost or self.slow)
 
     def answer_to_return(self, taken: HeldDelivery) -> Answer | None:
-        """Return the answer to a delivery that was requeued during an earlier run here, or None."""
+        """Return the result for a delivery that is still being handled by an earlier run, or None."""
         returned = taken.delivery.redelivered
         if not self._lost and not returned:
             return None
         key = self._key(taken)
         if returned and key not in self._lost:
-            # The end of a channel may be noticed after its deliveries have arrived on another one.
+            # A delivery may arrive before the end of its old channel is noticed.
             for session in {one.session for run in self.slow for one in run.deliveries}:
                 if session is not taken.session:
                     self._remember(session, key)
@@ -328,7 +328,7 @@ def _is_in_thread(run: CurrentRun) -> bool:
 
 
 def _is_settling(run: CurrentRun) -> bool:
-    """Whether the handler has returned and its delivery is being moved or settled."""
+    """Return True if the handler has returned and the delivery is being settled."""
     return any(frame.f_code.co_qualname in _SETTLING for frame in _frames(run.task))
 
 
@@ -336,7 +336,7 @@ _SETTLING = frozenset({"Settling.conclude", "Batches._conclude_all"})
 
 
 def _frames(task: asyncio.Task[None]) -> list[FrameType]:
-    """The frames of a suspended task, outermost first. `Task.get_stack` gives only the first."""
+    """Return the frames of a suspended task, outermost first. `Task.get_stack` only returns one."""
     frames = []
     waiting: object = task.get_coro()
     while waiting is not None:
@@ -348,7 +348,7 @@ def _frames(task: asyncio.Task[None]) -> list[FrameType]:
 
 
 def _stack(run: CurrentRun) -> str:
-    """Where the handler is, from the first line that is not Hopback's own."""
+    """Format the stack of a handler without the frames of Hopback."""
     thread = next((_THREADS.get(id(taken.delivery)) for taken in run.deliveries), None)
     if thread is not None:
         frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way

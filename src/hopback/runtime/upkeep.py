@@ -1,8 +1,7 @@
-"""The declared topology of a running application.
+"""Declare and monitor the topology of a running application.
 
-At the start every object must be as declared, or the application does not run. Later the application keeps
-running when a queue is deleted, migrated or replaced. It creates missing objects if it declares the topology,
-and reports objects that it cannot use. Their messages stay where they are.
+On start, all objects must match their declaration. Later, missing objects are created again, and
+objects that cannot be used are reported.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ if TYPE_CHECKING:
 
 
 _RECHECK_S = 1.0
-"""Seconds for which a check of the whole topology counts. Every early message of a delay asks for one."""
+"""Seconds for which the result of a check is valid."""
 
 
 class Upkeep:
-    """Checks and restores the topology of one application on its current connection.
+    """Checks and restores the topology of an application.
 
-    `foreign_queues` are queues that another library declares. The check for hazards assumes that they exist.
+    `foreign_queues` are declared by another library and assumed to exist.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Upkeep:
         foreign_queues: Sequence[Queue] = (),
     ) -> None:
         self.topology: Topology = topology
-        """The topology of the application and of the added ones."""
+        """The topology, including added ones."""
         self._own = topology
         self._added: list[Topology] = []
         self._ownership = ownership
@@ -73,7 +72,7 @@ class Upkeep:
         self._requested = asyncio.Event()
         self._unrouted: set[str] = set()
         self._new: set[str] = set()
-        """Objects of added topologies that are declared for the first time."""
+        """Names of added objects that have not been declared yet."""
         self._reported: set[str] = set()
         self._lock = asyncio.Lock()
         self._checked_on: Connection | None = None
@@ -83,14 +82,15 @@ class Upkeep:
         self._is_begun = False
         self._connection: Connection | None = None
         self.troubles: dict[str, str] = {}
-        """The reason why an object cannot be used now, by the name of the queue or exchange."""
+        """Maps names of queues and exchanges to the reason why they cannot be used."""
 
     async def begin(self, connection: Connection) -> None:
-        """Declare or check the whole topology on a new connection.
+        """Declare or check the topology on a new connection.
 
-        On the first connection, raise UnsafeOperation for hazards that are errors and TopologyError if the
-        topology cannot be used. Raise BrokerError while one of the queues is being migrated: the service then
-        connects again. On later connections, create missing objects and report unusable ones.
+        Raises:
+            UnsafeOperation: If the topology has errors. Only on the first connection.
+            TopologyError: If the topology cannot be used. Only on the first connection.
+            BrokerError: If a queue is being migrated.
         """
         if self._is_begun:
             await self._restore(connection, since=self._time())
@@ -111,9 +111,10 @@ class Upkeep:
             self._checked_on, self._checked_at = connection, self._time()
 
     def add(self, topology: Topology) -> None:
-        """Keep up another topology as well. The next check declares it.
+        """Add a topology. It is declared by the next check.
 
-        Raise UnsafeOperation for hazards that are errors.
+        Raises:
+            UnsafeOperation: If the topology has errors.
         """
         if self._version is not None:
             self._report_hazards(topology, self._version)
@@ -121,19 +122,21 @@ class Upkeep:
         self._join()
         self._new.update(exchange.name for exchange in topology.exchanges)
         self._new.update(queue.name for queue in topology.queues)
-        # A queue that exists may be unbound.
+        # The bindings of an existing queue may be missing.
         self._unrouted.update(binding.source for binding in topology.bindings)
         self._checked_on = None
 
     def forget(self, topology: Topology) -> None:
-        """Keep up an added topology no longer. Its objects remain as they are."""
+        """Remove a topology. Its objects are not deleted."""
         self._added.remove(topology)
         self._join()
 
     async def remove(self, topology: Topology, queues: Collection[str]) -> None:
-        """Forget an added topology and unbind these queues, unless another topology has the binding.
+        """Remove a topology and unbind its queues.
 
-        Raise BrokerError if that fails, and UnsafeOperation if retries return by a binding.
+        Raises:
+            BrokerError: If a queue cannot be unbound.
+            UnsafeOperation: If retries depend on a binding.
         """
         if self._ownership is not Ownership.DECLARE or not queues:
             self.forget(topology)
@@ -162,7 +165,7 @@ class Upkeep:
         self.topology = replace(whole, name=self._own.name, foreign=self._own.foreign)
 
     def _report_hazards(self, topology: Topology, version: BrokerVersion) -> None:
-        """Emit each warning. Raise UnsafeOperation for errors that are not in `accept`."""
+        """Emit warnings. Raises UnsafeOperation if there are errors that are not accepted."""
         topology = replace(topology, queues=(*topology.queues, *self._foreign_queues))
         findings = check(topology, version)
         errors = [
@@ -182,19 +185,19 @@ class Upkeep:
                 self._environment.bus.emit("topology.warning", fields)
 
     async def usable(self, queue: str, connection: Connection, since: float) -> str:
-        """Return why the queue cannot be consumed, or "". Check again unless that was done after `since`."""
+        """Return the reason why a queue cannot be consumed, or an empty string."""
         await self._restore(connection, since=since)
         return self.troubles.get(queue, "")
 
     async def look(self) -> Mapping[str, str]:
-        """Restore missing objects, at most once a second. Return the troubles."""
+        """Restore missing objects, at most once per second, and return the problems."""
         if self._connection is not None:
             with suppress(BrokerError):
                 await self._restore(self._connection, since=self._time() - _RECHECK_S)
         return self.troubles
 
     def report(self, message: Message, error: BrokerError) -> None:
-        """Request a check if a failed publish indicates that one of our objects is missing."""
+        """Request a check if a publish failed because of a missing object."""
         ours = any(message.exchange == one.name for one in self.topology.exchanges) or (
             not message.exchange
             and any(message.routing_key == one.name for one in self.topology.queues)
@@ -202,7 +205,7 @@ class Upkeep:
         if not ours or not (isinstance(error, Returned) or isinstance(error.__cause__, NotFound)):
             return
         if self._ownership is Ownership.EXTERNAL:
-            # There is no later check that would clear the trouble, so it is reported once.
+            # Only report this once, since there are no further checks.
             name = message.exchange or message.routing_key
             if name not in self._reported:
                 self._reported.add(name)
@@ -213,11 +216,10 @@ class Upkeep:
             self._requested.set()
 
     async def attend(self, connection: Connection) -> None:
-        """Carry out requested checks until the connection ends.
+        """Run requested checks until the connection is closed.
 
-        A check waits first, because a queue that is being replaced exists again soon. The wait
-        grows while checks restore no object: an exchange may deliberately have no queue for a
-        message.
+        There is a delay before each check, because a queue may be in the process of being replaced.
+        The delay increases if nothing has to be restored.
         """
         fruitless = 0
         self._connection = connection
@@ -231,13 +233,13 @@ class Upkeep:
             fruitless = 0 if repaired else fruitless + 1
 
     async def watch(self, connection: Connection, every: float) -> None:
-        """Check the topology about every `every` seconds and create missing objects.
+        """Check the topology periodically and create missing objects.
 
-        The interval is random, so that processes that were started together do not check together.
+        The interval is randomised, so that processes do not check at the same time.
         """
         while self._ownership is not Ownership.EXTERNAL:
             await asyncio.sleep(every * (0.75 + self._environment.chance() / 2))
-            with suppress(BrokerError):  # the session ends when the connection is lost
+            with suppress(BrokerError):  # the connection was lost
                 if self.troubles or not await is_complete(connection, self.topology):
                     await self._restore(connection, since=self._time())
                 elif self._ownership is Ownership.DECLARE:
@@ -245,9 +247,9 @@ class Upkeep:
                         await rebind(connection, self.topology)
 
     async def _restore(self, connection: Connection, *, since: float) -> bool:
-        """Create missing objects, unless that was done on this connection after `since`.
+        """Create missing objects, unless this was done after `since`.
 
-        Return whether an object was created. Report new troubles only.
+        Returns True if one was created.
         """
         async with self._lock:
             is_fresh = self._checked_on is connection and self._checked_at > since
