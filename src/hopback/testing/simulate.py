@@ -1,10 +1,9 @@
-"""Simulate the life of one message with a real plan, the embedded broker and virtual time.
+"""Simulate the processing of a message with a failure plan, the embedded broker and virtual time.
 
-The handler of one queue follows a script. All other consumers succeed at once. The timeline shows
-the behaviour of the broker and not the intention of the plan: time, queue, event and the relevant
-headers.
+The outcomes of the handler are defined by a script. All other consumers succeed. The resulting
+timeline contains the time, queue, event and relevant headers of each step.
 
-A script is written as `3` (the first three runs fail), `always`, or one character per run:
+A script is a number of failures (`3`), `always`, or one character per run:
 
 =========  =============================================================
 character  the run
@@ -15,7 +14,7 @@ character  the run
 `s`        is not due yet: snooze, for a second
 =========  =============================================================
 
-After the last one every run succeeds. Scripts depend on neither time nor chance.
+After the last character, all runs succeed.
 """
 
 from __future__ import annotations
