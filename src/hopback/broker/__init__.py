@@ -1,7 +1,7 @@
-"""Brokers behind one port: RabbitMQ over our wire, and the embedded broker.
+"""RabbitMQ and the embedded broker.
 
-Each name below is loaded when it is first used. The functions `declare`, `apply` and `migrate` are
-imported from the modules of the same names, `RabbitMQ` and `Publisher` from `hopback`.
+Names are loaded lazily. The functions `declare`, `apply` and `migrate` have the same names as their
+modules. `RabbitMQ` and `Publisher` are exported by `hopback`.
 """
 
 from __future__ import annotations

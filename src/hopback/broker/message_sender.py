@@ -1,13 +1,12 @@
-"""A publisher that survives lost connections. Each publish is confirmed or raises.
+"""A publisher that reconnects automatically.
 
-The publisher has a separate connection. A broker that blocks publishers stops reading from their
-connection, and consumer acks must not wait behind it.
+It has its own connection, because a broker that blocks publishers stops reading from their
+connections, and acks of consumers would be blocked as well.
 
-A refused publish (404, 403, 406) closes its channel. Publishes that cannot be refused, as far as
-this connection knows (`proven_routes`), share a channel and are pipelined. All others use scratch
-channels with one publish in flight each. The shared channel may still be closed, because an
-exchange was deleted or a permission revoked. Then its publishes are sent again on scratch channels,
-and only the refused one fails.
+A publish that is refused (404, 403, 406) closes its channel. Routes that worked before share a
+channel (see `proven_routes`). Other messages are published on scratch channels, one at a time. If
+the shared channel is closed anyway, for example because an exchange was deleted, its messages are
+published again on scratch channels and only the refused one fails.
 """
 
 from __future__ import annotations
@@ -40,21 +39,19 @@ if TYPE_CHECKING:
     from hopback.message import Message
 
 _NACKS_IN_A_ROW = 10
-"""Nacks in a row before the channel is replaced.
+"""Number of consecutive nacks after which the channel is replaced.
 
 Up to RabbitMQ 3.12.0, a channel that published to a quorum queue without a leader is nacked
-forever, even after the queue has a new leader. Only a new channel helps.
+forever. Only a new channel helps.
 """
-# Seconds. Limits the channels spent on a queue that keeps rejecting publishes.
+# Limits how often channels are replaced if a queue keeps rejecting messages.
 _SECONDS_BETWEEN_REOPENINGS = 1.0
 _SCRATCH_CHANNELS = 64
-"""Scratch channels in use at the same time. Further publishes wait for a free one. RabbitMQ allows
-2,047 channels per connection.
-"""
+"""Maximum number of scratch channels. RabbitMQ allows 2,047 channels per connection by default."""
 _IDLE_CHANNELS = 4
-"""Idle scratch channels that stay open. Those beyond it close after `_IDLE_S`."""
+"""Number of idle scratch channels that are kept open. Others are closed after `_IDLE_S`."""
 _IDLE_S = 5.0
-"""Seconds. A steady flow of new routes uses the same channels again, a burst leaves few of them behind."""
+"""Seconds after which an idle scratch channel is closed."""
 
 _LOST = (
     "message not sent: the channel of the delivery that is being handled has ended, and the broker"
@@ -64,19 +61,19 @@ _LOST = (
 
 @dataclass(slots=True, eq=False)
 class _PublishSession:
-    """One publishing connection with its proven routes and idle scratch channels."""
+    """A connection with its proven routes and idle scratch channels."""
 
     connection: Connection
     proven: ProvenRoutes
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_SCRATCH_CHANNELS))
     idle: list[tuple[float, Channel]] = field(default_factory=list)
-    """Idle scratch channels and the time each became idle. The last one is used next."""
+    """Idle scratch channels with the time since when they are idle."""
 
     async def scratch(self) -> Channel:
         return self.idle.pop()[1] if self.idle else await self.connection.open_channel()
 
     def take_back(self, channel: Channel) -> Channel | None:
-        """Keep an idle scratch channel. Return a channel to close if one has been idle too long."""
+        """Keep an idle channel. Returns a channel to close if it has been idle for too long."""
         now = asyncio.get_running_loop().time()
         self.idle.append((now, channel))
         if len(self.idle) > _IDLE_CHANNELS and now - self.idle[0][0] > _IDLE_S:
@@ -94,25 +91,26 @@ class _OpenChannel:
     nacks: int = 0
     retired: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a retired channel has no publish in flight any more."""
+    """Set when a retired channel has no unconfirmed messages."""
 
     def leave(self) -> None:
-        """A publish has its fate."""
+        """Called when a message was confirmed or failed."""
         self.in_flight -= 1
         if not self.in_flight and self.retired.is_set():
             self.idle.set()
 
 
 class MessageSender:
-    """Publishes on a supervised connection. Use it as an async context manager.
+    """Publishes messages with confirms, and reconnects if the connection is lost.
 
-    Entering the context waits for the first connection and raises the error if it fails. A
-    connection lost later is opened again. `start` does not wait, for a program that must start
-    before its broker. `send` waits at most `timeout` for a usable channel. A publish
-    that the broker refuses (a missing exchange, a missing permission, a body that is too large)
-    fails alone. `keyless` names exchanges that are not topic exchanges, so their routing keys need
-    no separate proof. Direct replies use another connection, opened with the first reply. A
-    publisher that `sends_replies` sends them on this one.
+    Use this as an async context manager. It waits for the first connection and raises an exception
+    if it fails. `start` does not wait.
+
+    Args:
+        timeout: Maximum time to wait for a channel.
+        keyless: Names of exchanges that are not topic exchanges.
+        sends_replies: If True, direct replies are published on this connection. By default a
+            separate connection is used.
     """
 
     def __init__(
@@ -152,20 +150,20 @@ class MessageSender:
         self._task: asyncio.Task[None] | None = None
         self._current: asyncio.Future[_OpenChannel] | None = None
         self._shared: _OpenChannel | None = None
-        """The result of `_open_channel` while it is usable."""
+        """The shared channel while it can be used."""
         self._winding_down: set[asyncio.Task[None]] = set()
         self._reopened_at = float("-inf")
 
     @property
     def _open_channel(self) -> asyncio.Future[_OpenChannel]:
-        """The shared channel, or the wait for it. It belongs to the event loop of its first use."""
+        """A future with the shared channel."""
         if self._current is None:
             self._current = asyncio.get_running_loop().create_future()
         return self._current
 
     @property
     def state(self) -> SupervisedState:
-        """The state of its connection."""
+        """The state of the connection."""
         return self._line.state
 
     async def __aenter__(self) -> Self:
@@ -189,13 +187,16 @@ class MessageSender:
         await self.close()
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start connecting."""
         if self._task is None:
             self._task = asyncio.create_task(self._line.run(), name="hopback-publisher")
             self._task.add_done_callback(self._on_end)
 
     async def close(self) -> None:
-        """Close the connection. Publishes in flight raise PublishInterrupted. Safe to repeat."""
+        """Close the connection.
+
+        Pending messages raise PublishInterrupted. Can be called more than once.
+        """
         self._line.stop()
         if self._replies is not None:
             await self._replies.close()
@@ -205,28 +206,31 @@ class MessageSender:
             await asyncio.wait({self._task})
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Raise the reason to all current and later callers that wait for a channel."""
+        """Raise the error in all callers that are waiting for a channel."""
         error = None if task.cancelled() else task.exception()
         self._refuse(str(error or "the publisher is closed"))
 
     def _refuse(self, why: str) -> None:
         if not self._open_channel.done():
             self._open_channel.set_exception(ConnectionFailed(f"message not sent: {why}"))
-            self._open_channel.exception()  # mark as retrieved, because no caller may be waiting
+            self._open_channel.exception()  # mark as retrieved, because there may be no caller
 
     async def send(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
     ) -> None:
-        """Publish and wait for the confirm.
+        """Publish a message and wait for the confirm.
 
-        `ended` is set when the delivery that causes this publish is lost. If that happens before
-        the message is sent, DeliveryLost is raised.
+        An unroutable message is only returned if both `mandatory` and `message.mandatory` are True.
 
-        Returned, Nacked, PublishRefused, ConfirmTimeout and PublishInterrupted report this message's outcome.
-        ConnectionFailed means that the message was not sent within the time limit, InvalidMessage
-        that no broker would accept it. An unroutable message is returned only if both `mandatory`
-        and `message.mandatory` are set. Otherwise the broker drops it silently. A message with a
-        delay raises ValueError, because delays need the queues declared by an App.
+        Args:
+            message: The message.
+            mandatory: Whether to return unroutable messages.
+            ended: Set when the current delivery is lost.
+
+        Raises:
+            PublishFailed: If the message is not confirmed.
+            ConnectionFailed: If there is no connection in time. The message is not sent.
+            ValueError: If the message has a delay. Delays require the queues of an App.
         """
         if require_message(message).delay is not None:
             delay = message.delay
@@ -246,7 +250,7 @@ class MessageSender:
             if handed is None:
                 handed = await self._hand_over(message, wanted, may_share, ended)
                 if handed is None:
-                    return  # published apart
+                    return  # published on a scratch channel
             current, fate = handed
             try:
                 await fate
@@ -256,8 +260,8 @@ class MessageSender:
                 self._count_nack(current)
                 raise
             except PublishInterrupted as error:
-                # The broker closed the shared channel although its routes were proven: an exchange
-                # or a permission is gone. Every interrupted publish now uses a scratch channel.
+                # The route was proven, so an exchange or permission has been removed. Use scratch
+                # channels.
                 if not isinstance(error.__cause__, ChannelClosed):
                     raise
                 current.session.proven.clear()
@@ -266,9 +270,7 @@ class MessageSender:
                 current.leave()
 
     def _count_nack(self, current: _OpenChannel) -> None:
-        """Replace a channel after repeated nacks, but not too often, because the queue may be
-        full.
-        """
+        """Replace a channel after several nacks, but not too often, because the queue may be full."""
         current.nacks += 1
         now = asyncio.get_running_loop().time()
         if (
@@ -281,9 +283,7 @@ class MessageSender:
     def _hand_over_at_once(
         self, message: Message, mandatory: bool
     ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
-        """Send on the shared channel if this is possible without waiting, which is the usual
-        case.
-        """
+        """Publish on the shared channel if this is possible without waiting."""
         current = self._shared
         if (
             current is None
@@ -301,9 +301,9 @@ class MessageSender:
     async def _hand_over(
         self, message: Message, mandatory: bool, may_share: bool, ended: asyncio.Event | None
     ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
-        """Send on a channel that has room. Return None if the message used a scratch channel.
+        """Publish on the shared channel. Returns None if a scratch channel was used.
 
-        A channel that turns out to be closed has not sent the message, so the next one is used.
+        If the channel is closed, the message has not been sent and the next channel is used.
         """
         if await self._apart_at_once(message, mandatory, ended):
             return None
@@ -339,10 +339,9 @@ class MessageSender:
     async def _apart_at_once(
         self, message: Message, mandatory: bool, ended: asyncio.Event | None
     ) -> bool:
-        """Publish on a scratch channel if this is possible without waiting. Return False if not
-        sent.
+        """Publish on a scratch channel if this is possible without waiting.
 
-        Most publishes with a routing key that is used only once take this path.
+        Returns False if it is not.
         """
         if self._shared is None:
             return False
@@ -374,9 +373,7 @@ class MessageSender:
         ended: asyncio.Event | None,
         limit: asyncio.Timeout | None = None,
     ) -> None:
-        """Publish on a scratch channel. `limit` stops after sending, since the confirm has its own
-        limit.
-        """
+        """Publish on a scratch channel. `limit` only applies until the message is sent."""
         async with session.slots:
             channel = await session.scratch()
             used: Channel | None = channel
@@ -409,7 +406,7 @@ class MessageSender:
         return f"message not sent: no usable channel within {self._timeout:g} s ({why})"
 
     def _retire(self, current: _OpenChannel) -> None:
-        """No new publishes on this channel."""
+        """Stop using a channel for new messages."""
         current.retired.set()
         if self._shared is current:
             self._shared = None
@@ -420,7 +417,7 @@ class MessageSender:
         closing.add_done_callback(self._winding_down.discard)
 
     async def _session(self, connection: Connection) -> None:
-        """Keep one shared channel open for as long as the connection lasts."""
+        """Keep a shared channel open until the connection is closed."""
         session = _PublishSession(connection, ProvenRoutes(self._keyless))
         try:
             while True:
@@ -429,7 +426,7 @@ class MessageSender:
                 self._open_channel.set_result(current)
                 await first_of(current.channel.wait_closed(), current.retired.wait())
                 self._retire(current)
-                # Close the channel once all its publishes have an outcome.
+                # Close the channel when all of its messages are confirmed.
                 self._wind_down(asyncio.create_task(_close_when_idle(current)))
         finally:
             if self._shared is not None:
