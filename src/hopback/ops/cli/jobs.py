@@ -133,24 +133,29 @@ def _print_effect(job: Job, request: str) -> None:
     click.echo(safe(f"{job.id} ({job.kind} from {job.queue}) {happens}."))
 
 
-def _read_rate(_ctx: click.Context, _param: click.Parameter, text: str) -> float | None:
+def _read_rate(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
+def _check_rate(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
     try:
-        return None if text == "none" else float(text)
+        _read_rate(text)
     except ValueError:
         raise click.BadParameter(
             f"expected a number above 0 or none, got {text!r}.", param_hint="RATE"
         ) from None
+    return text
 
 
 @jobs.command(short_help="Change the rate of a job.")
 @_job_argument
-@click.argument("rate", metavar="(R | none)", callback=_read_rate)
+@click.argument("rate", metavar="(R | none)", callback=_check_rate)
 @dead_letter_command
 @form_option
-async def rate(dead_letters: DeadLetters, job: str, rate: float | None, form: str) -> None:
+async def rate(dead_letters: DeadLetters, job: str, rate: str, form: str) -> None:
     """Limit JOB to R messages per second, or remove the limit with `none`."""
-    found = await dead_letters.set_rate(job, rate)
-    limit = "has no rate limit" if rate is None else f"is limited to {rate:g} messages per second"
+    found = await dead_letters.set_rate(job, _read_rate(rate))
+    limit = "has no rate limit" if rate == "none" else f"is limited to {rate} messages per second"
     output(form, found, lambda: _print_effect(found, limit))
 
 
