@@ -1,6 +1,7 @@
-"""The layers of the package as data: what each part may import of ours, and of others.
+"""Import rules of the package as data: the parts of Hopback and the libraries that each module may
+import.
 
-The longest prefix that fits a module holds for it; what shares that prefix may import each other.
+The longest matching prefix applies to a module. Modules with the same prefix may import each other.
 """
 
 from __future__ import annotations
@@ -99,7 +100,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.endpoint": (),
     "hopback.private_files": (),
     "hopback.observe": _VALUES,
-    # What is to come later is written as it waits in the broker.
     "hopback.sql": (*_VALUES, "hopback.private_files"),
     "hopback.store": (
         *_VALUES,
@@ -108,7 +108,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.private_files",
         "hopback.sql",
     ),
-    # The database of an application relays its outbox.
+    # An application database relays its outbox.
     "hopback.store.application_database": (
         *_VALUES,
         "hopback.runtime.relay",
@@ -123,9 +123,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.store",
         "hopback.waiting",
     ),
-    # A program may give an address instead of a broker.
+    # Programs may pass an address instead of a broker.
     "hopback.runtime.address": (*_PORT, "hopback.broker.rabbitmq"),
-    # Consumers of other libraries, by the runtime's own parts.
+    # Consumers of other libraries run with parts of the runtime.
     "hopback.integrations": (
         *_PURE,
         *_PORT,
@@ -163,7 +163,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "hopback.ops.notes.command": ("hopback.cli", "hopback.ops", "hopback.ops.cli"),
     "hopback.systems": FRONT_DOORS,
-    # `hopback demo` is a command that runs the systems.
+    # `hopback demo` is the command that runs the systems.
     "hopback.systems.demo": (
         *FRONT_DOORS,
         "hopback.cli",
@@ -243,7 +243,7 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.testing": frozenset({"hypothesis", "pytest"}),
 }
 
-# What a part that knows no I/O, no clock and no chance cannot need.
+# Modules for I/O, clocks and randomness, which pure parts must not import.
 IMPURE = frozenset(
     {
         "asyncio", "concurrent", "glob", "http", "io", "logging", "os", "pathlib", "platform",
@@ -254,10 +254,10 @@ IMPURE = frozenset(
 
 
 def within(name: str, prefix: str) -> bool:
-    """Whether `name` is `prefix` or lies below it."""
+    """Return whether `name` is `prefix` or a module below it."""
     return name == prefix or name.startswith(prefix + ".")
 
 
 def entry_for(name: str, table: Mapping[str, object]) -> str:
-    """The longest prefix in the table that fits the module."""
+    """Return the longest prefix in the table that matches the module."""
     return max((prefix for prefix in table if within(name, prefix)), key=len)

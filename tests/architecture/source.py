@@ -1,4 +1,4 @@
-"""The project's source as the architecture tests see it: parsed, never imported."""
+"""Parsed source code for the architecture tests. The modules are not imported."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One file of Python."""
-
     name: str
     path: Path
     text: str
@@ -29,20 +27,19 @@ class Module:
 
     @classmethod
     def parse(cls, name: str, path: Path, text: str) -> Module:
-        """Parse it, and walk it once for all."""
+        """Parse the text and collect all nodes once."""
         tree = ast.parse(text, filename=str(path))
         return cls(name, path, text, tree, tuple(ast.walk(tree)))
 
     @property
     def is_package(self) -> bool:
-        """Whether it is a package's `__init__`."""
         return self.path.name == "__init__.py"
 
     def imports(self) -> set[str]:
-        """Every module it imports, wherever the import stands, as a full dotted name."""
-        return {name for node in self.nodes for name in self._imported(node)}
+        """Return the full dotted names of all imported modules, including imports inside functions."""
+        return {name for node in self.nodes for name in self._imported_names(node)}
 
-    def _imported(self, node: ast.AST) -> Iterator[str]:
+    def _imported_names(self, node: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -58,7 +55,7 @@ class Module:
 
 
 def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every function and method, nested ones too."""
+    """Yield every function and method, including nested ones."""
     for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
@@ -72,13 +69,11 @@ def _read(path: Path, root: Path) -> Module:
 
 @cache
 def library() -> tuple[Module, ...]:
-    """All modules of the package."""
     return _read_all(ROOT / "src", ROOT / "src")
 
 
 @cache
 def test_modules() -> tuple[Module, ...]:
-    """All modules of the tests."""
     return _read_all(ROOT / "tests", ROOT)
 
 
@@ -86,10 +81,10 @@ test_modules.__test__ = False  # type: ignore[attr-defined]
 
 
 def _read_all(folder: Path, root: Path) -> tuple[Module, ...]:
-    """Every file below the folder; millions of nodes, which stay to the end of the run.
+    """Parse every file below the folder without garbage collection.
 
-    The garbage collector has nothing to find in them, and would go through all of them again and again,
-    in the tests that follow, too.
+    The millions of nodes live until the end of the run. Frozen nodes are not traversed by later
+    collections.
     """
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Every duration of a public class is a text ("30s"), a number of seconds or a timedelta."""
+"""Durations of public classes are strings such as "30s", numbers of seconds or timedeltas."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.architecture.layers import FRONT_DOORS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Numbers that are not durations: a probability, a factor, a rate, a moment since 1970.
+# Names of numbers that are not durations: a probability, a factor, a rate, a timestamp.
 _OTHER = {
     "chance", "factor", "rate", "publish_rate", "start", "now", "before", "read_at", "until", "time",
     "audit_before", "jobs_before",
 }  # fmt: skip
 
-# Records that Hopback makes and users read, and the journal's lease, which settings give in seconds.
+# Records that Hopback creates and users read. The journal's lease is a setting in seconds.
 _RECORDS = {"Window", "Journal", "open_journal"}
 
 
@@ -48,8 +48,8 @@ def _parameters() -> Iterator[tuple[str, inspect.Parameter]]:
                 yield from ((place, one) for one in signature.parameters.values())
 
 
-def test_public_parameters_take_durations_in_every_form() -> None:
-    """A number of seconds is allowed where the name has the unit: `timeout_s`, `seconds`."""
+def test_public_duration_parameters_accept_every_form() -> None:
+    """A plain number is allowed if the parameter name contains the unit: `timeout_s`, `seconds`."""
     plain = {
         f"{place}({one.name}: {one.annotation})"
         for place, one in _parameters()
@@ -90,11 +90,11 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("option", _OPTIONS)
-def test_duration_is_read_and_a_wrong_one_repeated(option: str) -> None:
+def test_duration_options_accept_every_form_and_report_wrong_values(option: str) -> None:
     make = _OPTIONS[option]
     for given in ("1m30s", 90, 90.0, timedelta(seconds=90)):
         assert make(given) == 90.0
     for wrong in ("soon", -1, True, None, float("inf")):
-        with pytest.raises(InvalidDeclaration, match=f"got {wrong!r}") as refused:
+        with pytest.raises(InvalidDeclaration, match=f"got {wrong!r}") as error:
             make(wrong)
-        assert option.split(".")[0] in str(refused.value) or "push target" in str(refused.value)
+        assert option.split(".")[0] in str(error.value) or "push target" in str(error.value)

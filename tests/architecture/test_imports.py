@@ -1,4 +1,4 @@
-"""Imports go downwards only, and the pure parts stay pure."""
+"""Imports follow the layers, and pure parts do no I/O."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ def _names() -> frozenset[str]:
 
 
 def _target(name: str) -> str:
-    """The module an imported dotted name lies in: `hopback.errors.Problem` is `hopback.errors`."""
+    """Return the module that contains a dotted name: `hopback.errors` for `hopback.errors.Problem`."""
     while name not in _names() and "." in name:
         name = name.rpartition(".")[0]
     return name
 
 
-def _allowed(module: str, imported: str) -> bool:
+def _is_allowed(module: str, imported: str) -> bool:
     own = entry_for(module, LAYERS)
     target = entry_for(imported, LAYERS)
     return target == own or any(target == entry_for(prefix, LAYERS) for prefix in LAYERS[own])
 
 
 def _forbidden(module: Module) -> list[str]:
-    """Imports of ours that the table does not allow; the bare package holds only the version."""
+    """Return imports of Hopback modules that the layers do not allow. The version is always
+    allowed.
+    """
     ours = (name for name in module.imports() if within(name, "hopback"))
     targets = {_target(name) for name in ours if name != "hopback.__version__"}
-    # The front door of a package opens on whatever stands inside.
+    # The front door of a package may import all modules below it.
     inside = {each for each in targets if module.is_package and within(each, module.name)}
-    return sorted(each for each in targets - inside if not _allowed(module.name, each))
+    return sorted(each for each in targets - inside if not _is_allowed(module.name, each))
 
 
 def _foreign(module: Module) -> set[str]:
-    """Third-party libraries that the module's layer does not use."""
+    """Return third-party libraries that are not listed for the module."""
     used = {name.partition(".")[0] for name in module.imports()}
     permitted = LIBRARIES[entry_for(module.name, LIBRARIES)]
     return used - sys.stdlib_module_names - {"hopback", "_typeshed"} - permitted
 
 
 def _impurities(module: Module) -> set[str]:
-    """What a module does that reaches beyond its arguments."""
+    """Return the module's uses of I/O, clocks and randomness."""
     names = {node.id for node in module.nodes if isinstance(node, ast.Name)}
     calls = (node.func for node in module.nodes if isinstance(node, ast.Call))
     attributes = {func.attr for func in calls if isinstance(func, ast.Attribute)}
@@ -59,13 +61,13 @@ def _impurities(module: Module) -> set[str]:
     return (used & IMPURE) | doing
 
 
-def test_a_module_imports_only_what_lies_below_it() -> None:
-    """Every import of ours, also one inside a function, is allowed by the table of layers."""
+def test_modules_import_their_layer_and_lower_ones() -> None:
+    """Imports inside functions count as well."""
     assert {module.name: found for module in library() if (found := _forbidden(module))} == {}
 
 
-def _loaded_modules(module: Module) -> set[str]:
-    """Return the modules of ours that it imports at run time, at its top or in a function."""
+def _runtime_imports(module: Module) -> set[str]:
+    """Return the Hopback modules that a module imports at run time, at its top or in a function."""
     tree = ast.parse(module.text)
     tree.body = [
         node
@@ -78,7 +80,7 @@ def _loaded_modules(module: Module) -> set[str]:
 
 
 def test_modules_import_each_other_without_cycles() -> None:
-    graph = {module.name: _loaded_modules(module) for module in library()}
+    graph = {module.name: _runtime_imports(module) for module in library()}
     TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
@@ -95,7 +97,7 @@ def test_operator_modules_import_their_level_and_lower_ones() -> None:
         and (
             found := {
                 name
-                for name in _loaded_modules(module)
+                for name in _runtime_imports(module)
                 if within(name, "hopback.ops") and _level(name) > _level(module.name)
             }
         )
@@ -104,7 +106,9 @@ def test_operator_modules_import_their_level_and_lower_ones() -> None:
 
 
 def _inner(module: Module) -> set[str]:
-    """Return the imports of a system beyond front doors. The demo may import all modules of the command."""
+    """Return a system's imports that are not front doors. The demo may import all modules of the
+    command.
+    """
     own = entry_for(module.name, LAYERS)
     parts = ("hopback.systems", "hopback.cli")[: 1 + (own == "hopback.systems.demo")]
     homes = {name.rpartition(".")[0] for name in module.imports() if within(name, "hopback")}
@@ -124,13 +128,11 @@ def test_import_of_inner_module_by_a_system_is_found() -> None:
     assert _inner(_sample("hopback.systems.raffle.api", text)) == {"hopback.ops.http.auth"}
 
 
-def test_a_module_uses_only_the_libraries_of_its_layer() -> None:
-    """A third-party library is imported only where the table says so."""
+def test_modules_import_only_the_libraries_listed_for_them() -> None:
     assert {module.name: found for module in library() if (found := _foreign(module))} == {}
 
 
-def test_the_pure_parts_know_no_io_no_clock_and_no_chance() -> None:
-    """Neither the modules that do such things are imported, nor is a file opened or a date read."""
+def test_pure_parts_do_no_io_and_read_no_clock() -> None:
     pure = [module for module in library() if any(within(module.name, part) for part in _PURE)]
     assert len(pure) > 20
     assert {module.name: found for module in pure if (found := _impurities(module))} == {}
@@ -152,18 +154,15 @@ def _sample(name: str, text: str) -> Module:
         ("hopback.errors", "from hopback.fields import Headers"),
     ],
 )
-def test_the_rule_itself_sees_an_upward_import(name: str, text: str) -> None:
-    """The table would catch each of these; a rule that allows everything would not."""
+def test_upward_import_is_found(name: str, text: str) -> None:
     assert _forbidden(_sample(name, text)) != []
 
 
-def test_the_rule_itself_sees_an_impurity() -> None:
-    """A clock, a file or an event loop in a pure part would be noticed."""
+def test_io_and_clock_in_a_pure_part_are_found() -> None:
     text = "import time, asyncio\nfrom datetime import datetime\ndatetime.now(); open('x')"
     assert _impurities(_sample("hopback.policy.decide", text)) == {"time", "asyncio", "now", "open"}
 
 
-def test_the_rule_itself_sees_a_foreign_library() -> None:
-    """Click in the core, or a broker client anywhere, would be noticed."""
+def test_unlisted_library_is_found() -> None:
     assert _foreign(_sample("hopback.policy.decide", "import click")) == {"click"}
     assert _foreign(_sample("hopback.cli.app", "import click, pika")) == {"pika"}

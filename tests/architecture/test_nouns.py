@@ -1,4 +1,6 @@
-"""One noun, one meaning: class names, the words of the front doors, and the doors themselves."""
+"""Each noun has one meaning: class names, glossary entries, front doors, vocabulary of names and
+texts.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,25 @@ _DOORS = (
     "hopback.topology",
 )
 
-# Names that two classes have, each for a reason. This list only gets shorter.
+# Names of two classes, with the reason. Do not add to this list.
 _SHARED = {
-    "Park": "an outcome is asked for, a decision is made: `decision.Park` is never imported by its name",
-    "Retry": "as Park",
+    "Park": "a handler returns the outcome `Park`; `decision.Park` is never imported by name",
+    "Retry": "same reason as Park",
 }
 
 
 def _sources() -> list[Source]:
-    """What the figures are counted from; parsed already."""
     return [Source(each.name, each.path, each.text, each.tree) for each in library()]
 
 
-def test_a_class_name_is_defined_once() -> None:
-    """Who reads a name knows the thing, without looking at the import; an underscore makes no other name."""
+def test_class_names_are_unique() -> None:
+    """A leading underscore does not make a name different."""
     shared = shared_class_names(_sources())
     assert {name: homes for name, homes in shared.items() if name not in _SHARED} == {}
 
 
 @pytest.mark.parametrize("door", _DOORS)
-def test_the_nouns_of_a_front_door_are_in_the_glossary(door: str) -> None:
-    """Every public class has its line there."""
+def test_classes_of_front_doors_are_in_the_glossary(door: str) -> None:
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     known = set(re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE))
     package = import_module(door)
@@ -50,11 +50,11 @@ def test_the_nouns_of_a_front_door_are_in_the_glossary(door: str) -> None:
     assert nouns - known == set()
 
 
-# Packages whose modules are each a door of their own.
+# Packages whose modules are front doors.
 _OWN_DOORS = ("hopback.integrations", "hopback.observe", "hopback.systems", "hopback.wire")
 
 
-def _imported_by_pages() -> set[str]:
+def _page_imports() -> set[str]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = (page.read_text(encoding="utf-8") for page in pages)
     return {
@@ -64,23 +64,20 @@ def _imported_by_pages() -> set[str]:
     }
 
 
-def test_the_pages_import_from_front_doors() -> None:
-    """A reader learns one module of a package: the package."""
-    inner = {name for name in _imported_by_pages() if name.count(".") > 1}
+def test_pages_import_from_front_doors() -> None:
+    inner = {name for name in _page_imports() if name.count(".") > 1}
     allowed = {name for name in inner if name.startswith(_OWN_DOORS)}
-    # These functions have the names of their modules, and are reached through them.
+    # Functions with the name of their module. They are imported from it.
     allowed |= {"hopback.broker.apply", "hopback.broker.declare", "hopback.topology.check"}
-    allowed.add("hopback.store.rows")  # needs another extra than `hopback.store`
+    allowed.add("hopback.store.rows")  # its extra differs from that of `hopback.store`
     assert inner - allowed == set()
 
 
-def test_a_numeric_constant_says_why_it_has_its_value() -> None:
-    """By a comment beside or above it, or a docstring below."""
+def test_numeric_constants_have_a_comment_or_docstring() -> None:
     assert without_reason(_sources()) == []
 
 
-# Words that stood for other things here once, with what took their place. As parts of names they tell a
-# reader of today nothing; `docs/glossary.md` has the words that do.
+# Words that older names used, with their replacements. Current words are in `docs/glossary.md`.
 _METAPHORS = {
     "actor": "consumer, client or handler",
     "bench": "subject",
@@ -96,13 +93,13 @@ _METAPHORS = {
     "wish": "control request",
     "workshop": "job runner",
 }
-# In tests alone: a ramp and a pipeline do have stages.
+# In tests only: ramps and pipelines have stages.
 _METAPHORS_OF_TESTS = {"stage": "setup, service or system"}
-# Where such a word is itself the matter: a test of old names, letters of an alphabet.
+# Modules that use such a word in another sense.
 _IN_ANOTHER_SENSE = {
     "hopback.ops.contract.values": {"letter", "letters"},
     "hopback.testing.simulate": {"letter"},
-    # The word of Dramatiq for what handles a message.
+    # Dramatiq's term for a message handler.
     "tests.clients.programs.dramatiq_client": {"actor"},
     "tests.frameworks.dramatiq_app": {"actor"},
 }
@@ -126,14 +123,13 @@ def _metaphors_in(module: Module) -> set[str]:
     } - _IN_ANOTHER_SENSE.get(module.name, set())
 
 
-def test_names_are_words_of_the_glossary_and_no_metaphors() -> None:
-    """One word per thing: what was called otherwise once keeps no trace in other names."""
+def test_names_contain_no_words_that_were_replaced() -> None:
     found = {each.name: _metaphors_in(each) for each in (*library(), *test_modules())}
     assert {name: words for name, words in found.items() if words} == {}
 
 
-def test_texts_are_in_the_english_of_today() -> None:
-    """What users read: the documentation, the systems' own pages, and every text of the source."""
+def test_texts_contain_no_phrases_that_were_replaced() -> None:
+    """Checks the documentation, the pages of the systems and all string literals of the source."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
     texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in pages}
     assert {name: found for name, text in texts.items() if (found := _LOFTY.findall(text))} == {}
@@ -153,7 +149,7 @@ _BYGONE = re.compile(
     r"|of another make)\b",
     re.IGNORECASE,
 )
-# In pages: who it is can be said, a user, a process or a connection.
+# Pages name the subject: a user, a process or a connection.
 _LOFTY = re.compile(r"\bwhoever\b", re.IGNORECASE)
 _SUSPECT = re.compile("|".join([*_METAPHORS, *_METAPHORS_OF_TESTS]), re.IGNORECASE)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

@@ -31,13 +31,12 @@ _DOORS = (
 )  # fmt: skip
 
 
-def test_nothing_is_left_to_do_later() -> None:
-    """No module says TODO."""
+def test_source_contains_no_todo() -> None:
     assert [module.name for module in library() if "TODO" in module.text] == []
 
 
-def test_every_error_says_what_to_do() -> None:
-    """Each error class carries a remedy of its own: one sentence with its full stop."""
+def test_every_error_class_has_a_remedy() -> None:
+    """A remedy is a sentence with a full stop."""
     classes = [getattr(errors, name) for name in errors.__all__]
     kinds = [kind for kind in classes if issubclass(kind, errors.HopbackError)]
     assert len(kinds) > 10
@@ -46,8 +45,8 @@ def test_every_error_says_what_to_do() -> None:
         assert kind.remedy.endswith("."), kind
 
 
-def test_the_command_passes_values_on_and_no_json_objects() -> None:
-    """No function of the command takes a `dict[str, Any]`: what it prints are values of the contract."""
+def test_functions_of_the_command_take_no_json_objects() -> None:
+    """Commands print values of the contract. No function takes a `dict[str, Any]`."""
     commands = [module for module in library() if module.name.startswith("hopback.cli")]
     assert commands
     taken = {
@@ -61,8 +60,8 @@ def test_the_command_passes_values_on_and_no_json_objects() -> None:
     assert taken == set()
 
 
-def _loaded_by(statement: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded after one statement."""
+def _modules_loaded_by(statement: str) -> set[str]:
+    """Return the modules that one statement loads in a fresh interpreter."""
     program = (
         f"import sys; before = set(sys.modules); {statement}; print(*(set(sys.modules) - before))"
     )
@@ -72,12 +71,12 @@ def _loaded_by(statement: str) -> set[str]:
     return set(ran.stdout.split())
 
 
-def test_importing_hopback_is_light() -> None:
-    """`import hopback` loads no web, SQL, broker or terminal library, and few modules at all."""
-    loaded = _loaded_by("import hopback")
+def test_import_hopback_loads_few_modules() -> None:
+    """`import hopback` loads no web, SQL, broker or terminal library."""
+    loaded = _modules_loaded_by("import hopback")
     assert "hopback" in loaded
     assert loaded & set(_FORBIDDEN) == set()
-    # Python's own `typing` and what it needs are most of them.
+    # Most of them belong to Python's `typing`.
     assert len(loaded) <= 40
 
 

@@ -1,4 +1,4 @@
-"""The tree as a visitor sees it: an orderly root, one vocabulary, nothing of anyone's machine."""
+"""Files of the project: root entries, vocabulary, no paths of a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOT_ENTRIES = {
     "src", "tests", "tools",
 }  # fmt: skip
 
-# Put together here, so that this file does not find itself.
+# Concatenated so that this file does not match.
 _LOCAL_PATHS = re.compile(
     "|".join(["/wo" + "rk/", r"\.\./sha" + "red", "/home/" + r"\w", "/ro" + "ot/"])
 )
@@ -32,8 +32,8 @@ _ONE_WORD = {
 }
 
 
-def _tracked() -> list[str]:
-    """Files under version control, or every file where there is no git (an unpacked archive)."""
+def _list_files() -> list[str]:
+    """Return files under version control. An unpacked archive has no git, so return all its files."""
     if (ROOT / ".git").exists() and shutil.which("git"):
         command = ["git", "ls-files", "-z"]
         ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -44,7 +44,7 @@ def _tracked() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in paths if "__pycache__" not in path.parts]
 
 
-_FILES = _tracked()
+_FILES = _list_files()
 _PROSE = [name for name in _FILES if name.endswith(".md")]
 
 
@@ -52,13 +52,11 @@ def _text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8", errors="replace")
 
 
-def test_the_root_holds_only_what_belongs_there() -> None:
-    """No working papers: every entry at the root is expected."""
+def test_root_contains_only_known_entries() -> None:
     assert {name.split("/")[0] for name in _FILES} <= _ROOT_ENTRIES
 
 
-def test_nothing_refers_to_a_machine_or_a_registry() -> None:
-    """No file names a path of someone's machine or the host of a package registry."""
+def test_no_file_names_a_local_path_or_a_registry() -> None:
     found = [
         name
         for name in _FILES
@@ -68,8 +66,8 @@ def test_nothing_refers_to_a_machine_or_a_registry() -> None:
 
 
 @pytest.mark.parametrize("name", _PROSE)
-def test_prose_uses_one_word_per_thing(name: str) -> None:
-    """Pages for people use the words of the glossary; code and names in backticks are left alone."""
+def test_pages_use_the_words_of_the_glossary(name: str) -> None:
+    """Code and names in backticks are ignored."""
     prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", _text(name), flags=re.DOTALL)
     found = {word: use for word, use in _ONE_WORD.items() if re.search(word, prose, re.IGNORECASE)}
     assert found == {} or name == "docs/glossary.md"
