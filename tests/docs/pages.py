@@ -1,14 +1,14 @@
-"""Pages for people, and the examples in them.
+"""Documentation pages and their examples.
 
-A page's fenced blocks are played in order in one empty folder:
+The fenced blocks of a page run in order in one empty folder:
 
-- `toml`, `json` and `python` blocks with a title (```` ```toml title="shop.toml" ````) become files;
-- `console` blocks are played: each `$ ` line is run by a shell and what follows it is expected.
-  A line that is only `…` stands for any lines, `…` within a line for any text there;
-- a page that says so is played beside the broker of a shop (`tests.docs.shop`);
-- other `python` blocks are run, one after the other, in one namespace; with `>>>` as a doctest.
+- `toml`, `json` and `python` blocks with a title (```` ```toml title="shop.toml" ````) become files.
+- `console` blocks run: a shell executes each `$ ` line, and the lines after it are the expected output.
+  A line that is only `…` matches any lines, `…` within a line matches any text in it.
+- A page with the comment `tests.docs.shop.MARK` runs with the broker of a shop.
+- Other `python` blocks run one after the other in one namespace, those with `>>>` as doctests.
 
-`python -m tests.docs.pages` writes what the commands really print into the pages.
+`python -m tests.docs.pages` updates the output in the pages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-__all__ = ["ROOT", "Block", "Step", "blocks", "matches", "pages", "play", "run_in", "steps"]
+__all__ = [
+    "ROOT",
+    "Block",
+    "Step",
+    "blocks",
+    "matches",
+    "pages",
+    "run_command",
+    "run_page",
+    "steps",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(
@@ -40,8 +50,6 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block."""
-
     language: str
     title: str | None
     text: str
@@ -49,25 +57,23 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of a console block and the output that the page shows."""
-
     command: str
     expected: str
 
 
 def pages() -> list[Path]:
-    """Every page whose examples are played."""
+    """Return every page with examples."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The fenced blocks of a page in order."""
+    """Yield the fenced blocks of a page in order."""
     for found in _FENCE.finditer(text):
         yield Block(found["language"], found["title"], found["text"])
 
 
 def steps(block: Block) -> list[Step]:
-    """The commands of a console block; a trailing backslash continues a command."""
+    """Return the commands of a console block. A trailing backslash continues a command."""
     found: list[Step] = []
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, expected = re.sub(r"\\\n", "\\\\\0", part).partition("\n")
@@ -75,13 +81,13 @@ def steps(block: Block) -> list[Step]:
     return found
 
 
-def run_in(
-    folder: Path, command: str, last_code: int = 0, around: dict[str, str] | None = None
+def run_command(
+    folder: Path, command: str, last_code: int = 0, variables: dict[str, str] | None = None
 ) -> tuple[str, int]:
-    """Run one command as a reader would type it: its output, stderr included, and exit code."""
+    """Run one command in a shell and return its output, including stderr, and its exit status."""
     environment = {
         **os.environ,
-        **(around or {}),
+        **(variables or {}),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
         "COLUMNS": "100",
@@ -100,7 +106,7 @@ def run_in(
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether the page shows what was printed; `…` stands for any lines, or for any text in one."""
+    """Return whether the output matches the page. `…` matches any lines, or any text within a line."""
     pattern = "".join(
         r"(?:.*\n)*?"
         if line.strip() == "…"
@@ -111,27 +117,27 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern, shown) is not None
 
 
-def play(text: str, folder: Path) -> Iterator[tuple[Step, str]]:
-    """Play a page's files and commands; yields each step with what it printed."""
+def run_page(text: str, folder: Path) -> Iterator[tuple[Step, str]]:
+    """Create a page's files and run its commands. Yields each step with its output."""
     code = 0
-    with _around(text, folder) as around:
+    with _variables(text, folder) as variables:
         for block in blocks(text):
             if block.title is not None:
                 (folder / block.title).write_text(block.text, encoding="utf-8")
             elif block.language == "console":
                 for step in steps(block):
-                    printed, code = run_in(folder, step.command, code, around)
+                    printed, code = run_command(folder, step.command, code, variables)
                     yield step, printed
 
 
-def _around(text: str, folder: Path) -> AbstractContextManager[dict[str, str]]:
-    """What the commands of a page find in their environment."""
+def _variables(text: str, folder: Path) -> AbstractContextManager[dict[str, str]]:
+    """Return additional environment variables for the commands of a page."""
     return shop(folder) if MARK in text else nullcontext({})
 
 
-def _refreshed(text: str, folder: Path) -> str:
-    """The page with the output of each command as it is now; cut ones stay as they are."""
-    for step, printed in list(play(text, folder)):
+def _refresh(text: str, folder: Path) -> str:
+    """Replace the output of each command in the page with its current output, except outputs with `…`."""
+    for step, printed in list(run_page(text, folder)):
         if "…" not in step.expected:
             old = f"$ {step.command}\n{step.expected}"
             clean = "".join(f"{line.rstrip()}\n" for line in printed.rstrip("\n").split("\n"))
@@ -144,7 +150,7 @@ def _main() -> None:
     for page in pages():
         with tempfile.TemporaryDirectory() as folder:
             text = page.read_text(encoding="utf-8")
-            page.write_text(_refreshed(text, Path(folder)), encoding="utf-8")
+            page.write_text(_refresh(text, Path(folder)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A shop whose orders fail: the broker on which pages about dead letters are played.
+"""A shop whose orders fail: the broker for pages about dead letters.
 
-A page says so with the comment in `MARK`. Its commands then find a broker of their own, on which
-real handlers have parked a few orders, and a store in the page's folder.
+A page requests it with the comment in `MARK`. Its commands then use a separate broker, on which
+handlers have parked a few orders, and a store in the page's folder.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MARK", "shop"]
 
-MARK = "<!-- played on the broker of a shop -->"
+MARK = "<!-- runs with the broker of a shop -->"
 
 _ORDERS = (("hat", 20), ("unicorn", 20), ("hat", 15), ("unicorn", 20), ("scarf", 5))
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 
 app = App("shop")
 
 
 @app.handler("orders", retry=["1s"], attempts=1, concurrency=1)
 async def handle(order: dict[str, Any]) -> Park | None:
-    """Takes orders that can be filled and were paid."""
+    """Accept orders that are complete and paid."""
     if order["item"] == "unicorn":
         raise LookupError("no such item: unicorn")
     return Park("paid too little") if order["paid"] < 20 else None
@@ -39,13 +39,13 @@ async def handle(order: dict[str, Any]) -> Park | None:
 
 @contextmanager
 def shop(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment in which the shop's dead letters are found."""
+    """Park four orders and return the environment variables of the broker."""
     settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM)
     with BrokerThread(settings) as broker:
-        with AppThread(app, broker.url) as running:
+        with AppThread(app, broker.url) as app_thread:
             asyncio.run(_send(broker.url))
-            deadline = time.monotonic() + _PATIENCE_S
-            while len(running.find_events("delivery.parked")) < 4:
+            deadline = time.monotonic() + _TIMEOUT_S
+            while len(app_thread.find_events("delivery.parked")) < 4:
                 if time.monotonic() > deadline:
                     raise TimeoutError("expected four orders to be parked")
                 time.sleep(0.01)

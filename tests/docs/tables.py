@@ -1,7 +1,7 @@
-"""Tables of the reference that are written from the code.
+"""Tables of the reference that are generated from the code.
 
 `python -m tests.docs.tables` writes them into their pages, between `<!-- table: NAME -->` and
-`<!-- end -->`; a test fails when a page says something else.
+`<!-- end -->`. A test fails if a page differs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.docs.pages import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["TABLES", "current", "rendered"]
+__all__ = ["TABLES", "read_page", "render_page"]
 
 _MARKED = r"(<!-- table: {} -->\n).*?(<!-- end -->)"
 
@@ -41,7 +41,7 @@ def _code(names: Iterable[str]) -> str:
 
 
 def _events() -> str:
-    """Every event: its level, its moment, its fields."""
+    """Return every event with its level, condition and fields."""
     rows = [
         (f"`{one.name}`", LEVELS.get(one.name, "info"), one.when, _code(one.fields))
         for one in EVENTS.values()
@@ -50,7 +50,7 @@ def _events() -> str:
 
 
 def _metrics() -> str:
-    """Every metric by the name it is scraped under."""
+    """Return every metric under its name in Prometheus."""
     metrics = Metrics()
     kinds = (
         ("counter", "_total", metrics._counters),
@@ -66,7 +66,7 @@ def _metrics() -> str:
 
 
 def _endpoints() -> str:
-    """Every endpoint with the role that it needs."""
+    """Return every endpoint with its required role."""
     rows = [
         (
             f"`{row.method} {row.path}`",
@@ -79,7 +79,7 @@ def _endpoints() -> str:
 
 
 def _job_options() -> str:
-    """Every option of a re-drive or a discard by its name in the command and in the API."""
+    """Return every option of a re-drive or a discard with its names in the command and in the API."""
     options = {
         one.flag: one for kind in (RedriveRequest, DiscardRequest) for one in options_of(kind)
     }
@@ -97,7 +97,7 @@ def _job_options() -> str:
 
 
 def _command_options(command: click.Command) -> str:
-    """Every option of a command with its environment variable and default."""
+    """Return every option of a command with its environment variable and default."""
     context = click.Context(command)
     rows = []
     for one in command.params:
@@ -111,7 +111,7 @@ def _command_options(command: click.Command) -> str:
 
 
 def _systems(folder: str) -> str:
-    """Every documented system and how it handles failures. `folder` is the path of the systems."""
+    """Return every documented system with its failure handling. `folder` is the path to the systems."""
     rows = []
     for name, *cells in map(Compared.cells, COMPARISON):
         home = name.replace("-", "_")
@@ -132,23 +132,22 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     ),
     "systems": ("src/hopback/systems/README.md", lambda: _systems("")),
 }
-"""Each table's page and how it is made."""
+"""The page of each table and the function that renders it."""
 
 
-def current(name: str) -> str:
-    """The page as it is."""
+def read_page(name: str) -> str:
     return (ROOT / TABLES[name][0]).read_text(encoding="utf-8")
 
 
-def rendered(name: str) -> str:
-    """The page as it should be."""
+def render_page(name: str) -> str:
+    """Return the page with the current table."""
     table = TABLES[name][1]()
     pattern = re.compile(_MARKED.format(name), re.DOTALL)
-    text, count = pattern.subn(lambda found: found[1] + table + found[2], current(name))
-    assert count == 1, f"{TABLES[name][0]} has no place for the table {name}"
+    text, count = pattern.subn(lambda found: found[1] + table + found[2], read_page(name))
+    assert count == 1, f"{TABLES[name][0]} has no markers for the table {name}"
     return text
 
 
 if __name__ == "__main__":
     for _name, (_page, _) in TABLES.items():
-        (ROOT / _page).write_text(rendered(_name), encoding="utf-8")
+        (ROOT / _page).write_text(render_page(_name), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The description of the package on an index: nothing in it leads nowhere."""
+"""The description of the package on an index contains no broken links."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _README = (_ROOT / "README.md").read_text(encoding="utf-8")
 _TARGET = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def test_an_index_gets_no_link_to_a_file_that_it_does_not_have() -> None:
-    """Links become text, pictures go, and it is said where they are."""
+def test_relative_links_become_text_without_an_address() -> None:
+    """Images are removed, and the last sentence refers to the source distribution."""
     made = description(_README)
     assert [one for one in _TARGET.findall(made) if "://" not in one] == []
     assert "Keep FastStream, aio-pika" in made
@@ -21,8 +21,7 @@ def test_an_index_gets_no_link_to_a_file_that_it_does_not_have() -> None:
     assert made.rstrip().endswith("of the source distribution.")
 
 
-def test_with_an_address_every_link_leads_into_the_repository() -> None:
-    """To a file that is there."""
+def test_relative_links_point_to_existing_files_in_the_repository() -> None:
     base = "https://forge.example/hopback"
     made = description(_README, base + "/")
     found = [one.removeprefix(base) for one in _TARGET.findall(made) if one.startswith(base)]

@@ -1,4 +1,4 @@
-"""The page of the documented systems: every statement names a test that exists."""
+"""Every statement on the page of the documented systems names an existing test."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _problems(text: str) -> list[str]:
     return problems
 
 
-def test_every_statement_names_a_test_that_exists() -> None:
+def test_every_statement_names_an_existing_test() -> None:
     assert _problems(_PAGE.read_text(encoding="utf-8")) == []
 
 
-def test_a_missing_test_or_a_wrong_count_is_found() -> None:
+def test_missing_test_and_wrong_count_are_found() -> None:
     text = _PAGE.read_text(encoding="utf-8")
     assert len(_problems(text.replace("`test_2xx_is_", "`test_3xx_is_"))) == 2
     assert len(_problems(text.replace("(#event-bus) | 58", "(#event-bus) | 57"))) == 2

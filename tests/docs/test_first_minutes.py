@@ -1,4 +1,4 @@
-"""The first five minutes, followed to the letter: run in one terminal, publish from another."""
+"""The commands of the first pages: run in one terminal, publish from another."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks, run_in
+from tests.docs.pages import ROOT, blocks, run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.socket
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,10 @@ _PATIENCE_S = 60.0
         ("docs/tutorial/first-handler.md", ["order 7, run 1", "the warehouse does not answer"]),
     ],
 )
-def test_what_is_published_is_handled(page: str, printed: list[str], tmp_path: Path) -> None:
-    """The commands of the page as they stand; each prints what the page says it does."""
+def test_commands_of_the_page_publish_and_handle_orders(
+    page: str, printed: list[str], tmp_path: Path
+) -> None:
+    """The handler prints the lines that the page shows."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for block in blocks(text):
         if block.title == "shop.py":
@@ -42,7 +44,7 @@ def test_what_is_published_is_handled(page: str, printed: list[str], tmp_path: P
     out = tmp_path / "out"
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with out.open("wb") as stream:
-        running = subprocess.Popen(
+        service = subprocess.Popen(
             ["sh", "-c", f"exec {start}"],
             cwd=tmp_path,
             env={**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"},
@@ -50,20 +52,20 @@ def test_what_is_published_is_handled(page: str, printed: list[str], tmp_path: P
             stderr=subprocess.STDOUT,
         )
     try:
-        _until(lambda: "consumer.started" in out.read_text(), out)
+        _wait_until(lambda: "consumer.started" in out.read_text(), out)
         assert publishes
         for command in publishes:
-            told, code = run_in(tmp_path, command)
-            assert code == 0, told
+            output, code = run_command(tmp_path, command)
+            assert code == 0, output
         for line in printed:
-            _until(lambda line=line: line in out.read_text(), out)  # type: ignore[misc]
+            _wait_until(lambda line=line: line in out.read_text(), out)  # type: ignore[misc]
     finally:
-        running.terminate()
-        assert running.wait(_PATIENCE_S) == 0
+        service.terminate()
+        assert service.wait(_TIMEOUT_S) == 0
 
 
-def _until(condition: Callable[[], bool], out: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
+def _wait_until(condition: Callable[[], bool], out: Path) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
         if time.monotonic() > deadline:
             raise AssertionError(out.read_text())

@@ -1,4 +1,4 @@
-"""The ports of the pages "From …", run with the messages that lie in the queue already."""
+"""The programs of the "From …" pages handle messages that are in the queue already."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _KEPT: dict[str, list[str]] = {
 }
 _PRODUCERS = {"from-celery": _CELERY, "from-dramatiq": _DRAMATIQ}
 _ADOPT = "hopback adopt orders as-it-is --retry 10s --retry 1m > orders.toml"
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 pytestmark = pytest.mark.socket
 
@@ -57,42 +57,42 @@ def _parked(broker: BrokerThread, queue: str) -> tuple[StoredMessage, ...]:
     return next((one.messages for one in broker.snapshot().queues if one.name == queue), ())
 
 
-def _play(name: str, program: list[str], folder: Path, *, adopts: bool = False) -> None:
-    """Two orders are packed and the third is parked, though nobody heard of a plan when they came."""
+def _run_port(name: str, program: list[str], folder: Path, *, adopts: bool = False) -> None:
+    """Two orders are packed and the third is parked. All were published before the plan existed."""
     text, dead = _page(name), "orders.XQ" if name == "from-dramatiq" else "orders.dlq"
     for block in blocks(text):
         if block.title is not None:
             (folder / block.title).write_text(block.text, encoding="utf-8")
     settings = ServerSettings(port=0, http_port=0, clock=ClockKind.AUTO)
     with BrokerThread(settings) as broker:
-        around = {
+        environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "HOPBACK_BROKER": broker.url,
             "HOPBACK_MANAGEMENT": broker.http_url,
         }
         producer = [sys.executable, "-c", _PRODUCERS.get(name, _PIKA)]
-        subprocess.run(producer, cwd=folder, env=around, check=True, timeout=_PATIENCE_S)
+        subprocess.run(producer, cwd=folder, env=environment, check=True, timeout=_TIMEOUT_S)
         if adopts:
             assert _ADOPT in text
-            subprocess.run(_ADOPT, shell=True, cwd=folder, env=around, check=True, timeout=60)
+            subprocess.run(_ADOPT, shell=True, cwd=folder, env=environment, check=True, timeout=60)
         log = folder / "program.log"
         with log.open("w") as out:
-            running = subprocess.Popen(
-                [sys.executable, *program], cwd=folder, env=around, stdout=out, stderr=out
+            process = subprocess.Popen(
+                [sys.executable, *program], cwd=folder, env=environment, stdout=out, stderr=out
             )
         try:
-            deadline = time.monotonic() + _PATIENCE_S
-            # Of an idle broker the clock leaps: what is parked for a week is gone again soon.
+            deadline = time.monotonic() + _TIMEOUT_S
+            # The clock of an idle broker advances. Messages parked for a week expire soon.
             parked = _parked(broker, dead)
             while not parked or log.read_text().count("packed ") < 2:
                 assert time.monotonic() < deadline, log.read_text()[-3000:]
-                assert running.poll() is None, log.read_text()[-3000:]
+                assert process.poll() is None, log.read_text()[-3000:]
                 time.sleep(0.05)
                 parked = parked or _parked(broker, dead)
         finally:
-            running.kill()
-            running.wait()
+            process.kill()
+            process.wait()
         assert {item for item in ("hat", "scarf") if f"packed {item}" in log.read_text()} == {
             "hat",
             "scarf",
@@ -102,20 +102,23 @@ def _play(name: str, program: list[str], folder: Path, *, adopts: bool = False) 
 
 
 @pytest.mark.parametrize("name", sorted(_KEPT))
-def test_a_consumer_that_is_kept_has_a_plan(name: str, tmp_path: Path) -> None:
-    """The changed program of the page, beside messages of the program before."""
-    _play(name, _KEPT[name], tmp_path)
+def test_consumer_of_the_page_applies_a_plan_to_existing_messages(
+    name: str, tmp_path: Path
+) -> None:
+    _run_port(name, _KEPT[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", [*sorted(_KEPT), "from-dramatiq"])
-def test_a_port_takes_what_lies_in_the_queue(name: str, tmp_path: Path) -> None:
-    """The queue is adopted as it is, and the handler of the page handles what its producer had sent."""
+def test_hopback_handler_takes_existing_messages_of_an_adopted_queue(
+    name: str, tmp_path: Path
+) -> None:
+    """The queue is adopted without changes."""
     command = re.search(r"^hopback run shop:app.*$", _page(name), re.MULTILINE)
     assert command is not None
-    _play(name, ["-m", *command.group().split()], tmp_path, adopts=True)
+    _run_port(name, ["-m", *command.group().split()], tmp_path, adopts=True)
 
 
-def test_the_page_lists_every_rule_of_the_check() -> None:
-    """In the words of the table that the check is made of."""
-    listed = [f"| `{name}` | {says} |" for name, says in CELERY_RULES.items()]
+def test_celery_page_lists_every_rule_of_the_check() -> None:
+    """The texts come from the table of the check."""
+    listed = [f"| `{name}` | {text} |" for name, text in CELERY_RULES.items()]
     assert "\n".join(listed) in _page("from-celery")

@@ -1,4 +1,4 @@
-"""The documentation site: built strictly, every link and anchor followed, opened from files in a browser."""
+"""The documentation site: strict build, valid links and anchors, readable from files in a browser."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.docs.pages import ROOT, pages
 if TYPE_CHECKING:
     from pathlib import Path
 
-# One build for all of them.
+# All tests share one build.
 pytestmark = pytest.mark.xdist_group("documentation-site")
 
 _SITE = ROOT / "tools" / "site"
-# What a page loads by itself, not what a reader may go to.
+# Elements whose target the browser loads with the page.
 _LOADED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")}
 
 
 class _Page(HTMLParser):
-    """What a page leads to, what it loads, and where one can go to in it."""
+    """The links, the loaded files and the anchors of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -39,7 +39,6 @@ class _Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take note of an element."""
         for name, value in attrs:
             if value is None:
                 continue
@@ -51,13 +50,13 @@ class _Page(HTMLParser):
                 self.leads_to.append(value)
 
 
-def _wrong(folder: Path) -> list[str]:
-    """Every link of the site that leads nowhere, and everything that is loaded from elsewhere."""
+def _problems(folder: Path) -> list[str]:
+    """Return every broken link and every file loaded from another host."""
     found = {path: _Page(path.read_text(encoding="utf-8")) for path in folder.rglob("*.html")}
-    wrong = []
+    problems = []
     for path, page in found.items():
         where = path.relative_to(folder)
-        wrong += [f"{where} loads {each}" for each in page.loads if urlsplit(each).netloc]
+        problems += [f"{where} loads {each}" for each in page.loads if urlsplit(each).netloc]
         for each in {*page.leads_to, *page.loads}:
             parts = urlsplit(each)
             if parts.scheme or parts.netloc or path.name == "404.html":
@@ -65,15 +64,15 @@ def _wrong(folder: Path) -> list[str]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             known = found.get(target)
             if not target.is_file():
-                wrong.append(f"{where} leads to {each}, which is not there")
+                problems.append(f"{where} links to {each}, which does not exist")
             elif known is not None and unquote(parts.fragment) not in known.anchors:
-                wrong.append(f"{where} leads to {each}, which has no such place")
-    return wrong
+                problems.append(f"{where} links to {each}, which has no such anchor")
+    return problems
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of this version, built as `make docs` builds it; a warning fails the build."""
+    """Build this version as `make docs` does and return its folder. A warning fails the build."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, str(_SITE / "build.py"), str(folder)]
     built = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
@@ -81,27 +80,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / __version__
 
 
-def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
-    """In the pages as a browser gets them, those from docstrings included; nothing comes from a CDN."""
-    assert _wrong(site) == []
+def test_every_link_and_anchor_of_the_site_exists(site: Path) -> None:
+    """Includes pages made from docstrings. The site loads no file from another host."""
+    assert _problems(site) == []
 
 
-def test_a_wrong_link_would_be_found(tmp_path: Path) -> None:
-    """A page that is missing, an anchor that is missing, a script from elsewhere."""
+def test_missing_page_and_anchor_and_foreign_script_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<p id="here"><a href="a.html#here">1</a><a href="#there">2</a><a href="b.html">3</a>'
         '<script src="https://example.org/x.js"></script>'
     )
-    said = sorted(_wrong(tmp_path))
-    assert [line.split()[1:3] for line in said] == [
-        ["leads", "to"],
-        ["leads", "to"],
+    problems = sorted(_problems(tmp_path))
+    assert [line.split()[1:3] for line in problems] == [
+        ["links", "to"],
+        ["links", "to"],
         ["loads", "https://example.org/x.js"],
     ]
 
 
-def test_every_page_and_every_public_name_is_in_the_site(site: Path) -> None:
-    """A page for each of docs/, and each name of the front doors with its docstring."""
+def test_site_contains_every_page_and_every_public_name(site: Path) -> None:
+    """Each name of the front doors has its docstring."""
     docs = [page.relative_to(ROOT / "docs") for page in pages() if page.parent != ROOT]
     made = {str(page.relative_to(site)) for page in site.rglob("*.html")}
     named = {
@@ -127,14 +125,14 @@ def test_every_page_and_every_public_name_is_in_the_site(site: Path) -> None:
         name = f"hopback.integrations.{module}"
         own = _Page((site / "api" / f"{name}.html").read_text(encoding="utf-8"))
         assert {f"{name}.{each}" for each in names} <= own.anchors
-        between = {
+        internal = {
             each for each in own.anchors if re.search(r"\.(begin|taken|conclude|run)$", each)
         }
-        assert between == set(), "methods that only other modules of Hopback call"
+        assert internal == set(), "methods for other modules of Hopback"
 
 
-def test_the_vendored_scripts_are_those_of_the_manifest() -> None:
-    """Name, version, licence and hash of each; nothing else lies there."""
+def test_vendored_scripts_match_the_manifest() -> None:
+    """The folder contains no other files."""
     folder = _SITE / "vendor"
     assets = tomllib.loads((folder / "manifest.toml").read_text())["asset"]
     for asset in assets:
@@ -146,18 +144,18 @@ def test_the_vendored_scripts_are_those_of_the_manifest() -> None:
     assert {path.name for path in folder.iterdir()} == {"manifest.toml", *named}
 
 
-def test_it_is_read_from_files(site: Path) -> None:
-    """Search, versions and drawings work without a server, on a phone too, and nothing else is asked for."""
+def test_site_works_from_files_in_a_browser(site: Path) -> None:
+    """Search, versions and drawings work without a server and on a narrow screen, without other requests."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox"]
         )
         try:
             page = browser.new_page(viewport={"width": 390, "height": 844})
-            asked: list[str] = []
-            troubles: list[str] = []
-            page.on("request", lambda request: asked.append(request.url))
-            page.on("pageerror", lambda error: troubles.append(str(error)))
+            requested: list[str] = []
+            errors: list[str] = []
+            page.on("request", lambda request: requested.append(request.url))
+            page.on("pageerror", lambda error: errors.append(str(error)))
             page.goto((site.parent / "index.html").as_uri())
             page.wait_for_url("**/index.html")
             page.wait_for_selector(".doors")
@@ -173,5 +171,5 @@ def test_it_is_read_from_files(site: Path) -> None:
             page.wait_for_function("document.querySelectorAll('div.drawing svg').length === 2")
         finally:
             browser.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert troubles == []
+    assert [url for url in requested if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert errors == []
