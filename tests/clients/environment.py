@@ -1,8 +1,8 @@
-"""Where clients of other makers live: environments of their own below `.work/clients`.
+"""Environments with other projects' clients, below `.work/clients`.
 
-`python -m tests.clients.environment` makes them; `make test` does so before its tests, because that
-needs the network and the packages of `tests/harness/packages.py`. The tests only look: what is not
-there is an error with a sentence that says what to do, never a skipped test.
+`python -m tests.clients.environment` creates them. It needs the network and the packages of
+`tests/harness/packages.py`, so `make test` runs it before its tests. The tests only check that the
+clients exist. A missing client is an error with a remedy, never a skipped test.
 """
 
 from __future__ import annotations
@@ -28,62 +28,64 @@ PROGRAMS = Path(__file__).parent / "programs"
 _WORK = Path(__file__).parents[2] / ".work" / "clients"
 _REQUIREMENTS = Path(__file__).parent / "requirements.txt"
 _LOCKS = Path(__file__).parent / "locks"
-"""For each environment of npm its `package.json` and its lock file with the hashes of all packages."""
+"""The folder of each npm environment contains `package.json` and a lock file with the hashes of all
+packages.
+"""
 
 
 class Unavailable(RuntimeError):
-    """A client is not there, or not available; the text says what to do."""
+    """A client is missing or cannot be installed. The text contains the remedy."""
 
 
 def peers_python() -> Path:
-    """The interpreter that has the Python clients."""
-    return _ready("python") / "bin" / "python"
+    """Return the interpreter of the environment with the Python clients."""
+    return _require("python") / "bin" / "python"
 
 
 def node_modules() -> Path:
-    """The folder that has amqplib, for NODE_PATH."""
-    return _ready("node") / "node_modules"
+    """Return the folder with amqplib, for NODE_PATH."""
+    return _require("node") / "node_modules"
 
 
 def oidc_modules() -> Path:
-    """The folder that has a provider of OpenID Connect."""
-    return _ready("oidc") / "node_modules"
+    """Return the folder with an OpenID Connect provider."""
+    return _require("oidc") / "node_modules"
 
 
 def pyright() -> Path:
-    """The script that node runs to check types."""
-    return _ready("pyright") / "node_modules" / "pyright" / "index.js"
+    """Return the script that node runs to check types."""
+    return _require("pyright") / "node_modules" / "pyright" / "index.js"
 
 
 def c_client() -> Path:
-    """The program that uses librabbitmq."""
-    return _ready("c") / "librabbitmq_client"
+    """Return the program that uses librabbitmq."""
+    return _require("c") / "librabbitmq_client"
 
 
 def main() -> int:
-    """Make what is not there yet or is not what is wanted now; 1 with the reason if that fails."""
+    """Create missing and outdated environments. Return 1 and print the reason on failure."""
     try:
-        for name, wanted in _wanted().items():
+        for name, source in _sources().items():
             folder = _WORK / name
-            if not _is_ready(folder, wanted):
-                sys.stderr.write(f"hopback: making the {name} clients in {folder}\n")
+            if not _is_ready(folder, source):
+                sys.stderr.write(f"hopback: creating the {name} clients in {folder}\n")
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
-                _make(name, folder)
-                (folder / ".ready").write_text(wanted)
+                _create(name, folder)
+                (folder / ".ready").write_text(source)
     except Unavailable as error:
         sys.stderr.write(f"hopback: {error}\n")
         return 1
     return 0
 
 
-def _wanted() -> dict[str, str]:
-    """Name of a folder → what it is made from: made from something else, it is made again."""
-    source = (PROGRAMS / "librabbitmq_client.c").read_bytes()
+def _sources() -> dict[str, str]:
+    """Return a digest of the source of each folder. A folder with another digest is created again."""
+    program = (PROGRAMS / "librabbitmq_client.c").read_bytes()
     python = f"{sys.version_info[:2]} {_digest(_REQUIREMENTS.read_bytes())}"
     return {
         "python": python,
-        "c": _digest(source),
+        "c": _digest(program),
         **{
             name: _digest((_LOCKS / name / "package-lock.json").read_bytes())
             for name in ("node", "oidc", "pyright")
@@ -95,21 +97,21 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _is_ready(folder: Path, wanted: str) -> bool:
+def _is_ready(folder: Path, source: str) -> bool:
     stamp = folder / ".ready"
-    return stamp.exists() and stamp.read_text() == wanted
+    return stamp.exists() and stamp.read_text() == source
 
 
-def _ready(name: str) -> Path:
-    if not _is_ready(_WORK / name, _wanted()[name]):
+def _require(name: str) -> Path:
+    if not _is_ready(_WORK / name, _sources()[name]):
         raise Unavailable(
-            f"expected the {name} clients in {_WORK / name}, found none or older ones;"
-            " run `make test-needs`, or leave their tests out with -m 'not clients'"
+            f"expected the {name} clients in {_WORK / name}, found none or outdated ones;"
+            " run `make test-needs`, or deselect their tests with -m 'not clients'"
         )
     return _WORK / name
 
 
-def _make(name: str, folder: Path) -> None:
+def _create(name: str, folder: Path) -> None:
     match name:
         case "python":
             _run(sys.executable, "-m", "venv", str(folder))
@@ -133,8 +135,8 @@ def _run(*command: str, folder: Path | None = None) -> None:
     except FileNotFoundError as error:
         raise Unavailable(f"expected the command {command[0]}, found none") from error
     if ran.returncode:
-        told = (ran.stderr or ran.stdout).strip()[-500:]
-        raise Unavailable(f"expected `{' '.join(command)}` to succeed; it said: {told}")
+        output = (ran.stderr or ran.stdout).strip()[-500:]
+        raise Unavailable(f"expected `{' '.join(command)}` to succeed; it printed: {output}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Clients of other makers on the broker's socket: each of them goes through the same story.
+"""Other projects' clients on the broker's socket. Each client runs the same steps.
 
-A message is published and confirmed, one for nobody comes back, the first is rejected, waits in a
-retry queue, returns with its deaths and is acked.
+It publishes a message and receives the confirm, and an unroutable message is returned. It rejects
+the first delivery. The message waits in a retry queue, is delivered with its deaths and is acked.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.clients,
     pytest.mark.hopback_broker(clock="system"),
-    pytest.mark.xdist_group("clients"),  # one environment
+    pytest.mark.xdist_group("clients"),  # they share one environment
 ]
 
-_STORY = {
+_RESULT = {
     "confirmed": True,
     "returned": 312,
     "body": "an order",
@@ -37,8 +37,8 @@ _STORY = {
 }
 
 
-def _told(command: list[str], **environment: str) -> Any:
-    """What the program tells in its last line."""
+def _run_client(command: list[str], **environment: str) -> Any:
+    """Run a program and return the JSON of its last output line."""
     ran = subprocess.run(
         command,
         capture_output=True,
@@ -52,33 +52,30 @@ def _told(command: list[str], **environment: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["pika", "aio_pika", "kombu", "celery", "faststream"])
-def test_a_python_client_goes_through_its_story(hopback_broker: BrokerThread, name: str) -> None:
-    """From publish to the ack after a retry."""
+def test_python_client_publishes_retries_and_acks(hopback_broker: BrokerThread, name: str) -> None:
     program = PROGRAMS / f"{name}_client.py"
-    told = _told([str(peers_python()), str(program), hopback_broker.url])
-    assert told == _STORY
+    result = _run_client([str(peers_python()), str(program), hopback_broker.url])
+    assert result == _RESULT
     assert hopback_broker.snapshot().queue("work").messages == ()
 
 
-def test_dramatiq_goes_through_its_story(hopback_broker: BrokerThread) -> None:
-    """Its dead letters wait in a queue of its own naming."""
+def test_dramatiq_publishes_retries_and_acks(hopback_broker: BrokerThread) -> None:
+    """Dramatiq names its dead-letter queue `work.XQ`."""
     program = PROGRAMS / "dramatiq_client.py"
     python = str(peers_python())
-    told = _told([python, str(program), hopback_broker.url, hopback_broker.http_url])
-    assert told == {**_STORY, "deaths": [["work.XQ", "expired"], ["work", "rejected"]]}
+    result = _run_client([python, str(program), hopback_broker.url, hopback_broker.http_url])
+    assert result == {**_RESULT, "deaths": [["work.XQ", "expired"], ["work", "rejected"]]}
 
 
-def test_librabbitmq_goes_through_its_story(hopback_broker: BrokerThread) -> None:
-    """The C client."""
+def test_librabbitmq_publishes_retries_and_acks(hopback_broker: BrokerThread) -> None:
     address = urlsplit(hopback_broker.url)
-    assert _told([str(c_client()), str(address.hostname), str(address.port)]) == _STORY
+    assert _run_client([str(c_client()), str(address.hostname), str(address.port)]) == _RESULT
 
 
-def test_amqplib_goes_through_its_story(hopback_broker: BrokerThread) -> None:
-    """The client of Node.js."""
+def test_amqplib_publishes_retries_and_acks(hopback_broker: BrokerThread) -> None:
     modules = str(node_modules())
     program = str(PROGRAMS / "amqplib_client.js")
-    assert _told(["node", program, hopback_broker.url], NODE_PATH=modules) == _STORY
+    assert _run_client(["node", program, hopback_broker.url], NODE_PATH=modules) == _RESULT
 
 
 @pytest.mark.broker
@@ -88,7 +85,9 @@ async def test_amqplib_reads_the_same_headers_as_on_rabbitmq(rabbitmq: SharedNod
     settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM, version=version)
     program, modules = str(PROGRAMS / "amqplib_headers.js"), str(node_modules())
     async with BrokerServer(settings) as server:
-        ours = await asyncio.to_thread(_told, ["node", program, server.url], NODE_PATH=modules)
-    theirs = await asyncio.to_thread(_told, ["node", program, rabbitmq.url], NODE_PATH=modules)
-    assert ours == theirs
-    assert ours["classic"][0][2] == "none"
+        hopback = await asyncio.to_thread(
+            _run_client, ["node", program, server.url], NODE_PATH=modules
+        )
+    real = await asyncio.to_thread(_run_client, ["node", program, rabbitmq.url], NODE_PATH=modules)
+    assert hopback == real
+    assert hopback["classic"][0][2] == "none"

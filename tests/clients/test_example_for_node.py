@@ -1,4 +1,4 @@
-"""The example for Node.js in the documentation, on Node's own test runner."""
+"""The Node.js example of the documentation runs on Node's test runner."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.docs.pages import ROOT, blocks
 pytestmark = [pytest.mark.clients, pytest.mark.xdist_group("clients")]
 
 _PAGE = ROOT / "docs" / "how-to" / "test-from-any-language.md"
-# Jest's hooks are globals, and have the names that Node's runner gives them.
+# Jest's hooks are globals with the names of the hooks of Node's runner.
 _HOOKS = """
 const { test, beforeEach, afterEach } = require("node:test");
 Object.assign(globalThis, { test, beforeEach, afterEach });
 """
 
 
-def test_the_example_for_node_passes(tmp_path: Path) -> None:
-    """It starts the broker, turns its clock, gets its message and leaves no process behind."""
+def test_node_example_passes(tmp_path: Path) -> None:
+    """It starts the broker, advances its clock, receives its message and leaves no process running."""
     for block in blocks(_PAGE.read_text(encoding="utf-8")):
         if block.language == "javascript" and block.title is not None:
             (tmp_path / block.title).write_text(block.text, encoding="utf-8")

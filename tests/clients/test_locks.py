@@ -24,7 +24,7 @@ def test_python_clients_have_hashes() -> None:
 def test_packages_of_npm_have_hashes(name: str) -> None:
     lock = json.loads((_CLIENTS / "locks" / name / "package-lock.json").read_text())
     wanted = json.loads((_CLIENTS / "locks" / name / "package.json").read_text())["dependencies"]
-    packages = {path: said for path, said in lock["packages"].items() if path}
-    assert all(said["integrity"].startswith("sha512-") for said in packages.values())
+    packages = {path: entry for path, entry in lock["packages"].items() if path}
+    assert all(entry["integrity"].startswith("sha512-") for entry in packages.values())
     for package, version in wanted.items():
         assert packages[f"node_modules/{package}"]["version"] == version

@@ -12,7 +12,6 @@ _AWAY = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "retry"}
 
 
 async def main(url: str) -> dict:
-    """Go through it and tell."""
     connection = await aio_pika.connect_robust(url)
     channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
     work = await channel.declare_queue("work", durable=True, arguments=_AWAY)
@@ -39,4 +38,4 @@ def _text(value: object) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main(sys.argv[1]))))  # noqa: T201 - its answer
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))  # noqa: T201 - the result

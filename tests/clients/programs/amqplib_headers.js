@@ -1,5 +1,5 @@
-// amqplib as a consumer that reads headers, of fresh messages and of dead letters. It always sends a header
-// table, if need be an empty one.
+// amqplib as a consumer that reads headers of new messages and of dead letters. It always sends a header
+// table, which may be empty.
 //
 // usage: node amqplib_headers.js URL; prints one JSON object
 const amqp = require("amqplib");

@@ -1,4 +1,4 @@
-"""Celery against a broker: a worker whose task is rejected, waits in a TTL queue and comes back."""
+"""Celery against a broker: a task is rejected, waits in a TTL queue and returns."""
 
 import json
 import sys
@@ -14,7 +14,6 @@ _BACK = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work", "x-m
 
 
 def main(url: str) -> dict:
-    """Go through it and tell."""
     app = celery.Celery("shop", broker=url)
     app.conf.update(
         task_queues=[kombu.Queue("work", routing_key="work", queue_arguments=_AWAY)],
@@ -38,7 +37,7 @@ def main(url: str) -> dict:
 
     with app.connection_for_write() as connection:
         kombu.Queue("retry", queue_arguments=_BACK, channel=connection.channel()).declare()
-        found["returned"] = _returned(connection)
+        found["returned"] = _return_code(connection)
     with start_worker(
         app,
         pool="threads",
@@ -52,8 +51,8 @@ def main(url: str) -> dict:
     return {"confirmed": True, **found}
 
 
-def _returned(connection: kombu.Connection) -> int:
-    """The code with which a message for nobody comes back, over Celery's own connection."""
+def _return_code(connection: kombu.Connection) -> int:
+    """Return the reply code of an unroutable message, over Celery's connection."""
     codes: list[int] = []
     producer = kombu.Producer(
         connection.channel(), on_return=lambda error, *_rest: codes.append(error.reply_code)
@@ -63,4 +62,4 @@ def _returned(connection: kombu.Connection) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))  # noqa: T201 - its answer
+    print(json.dumps(main(sys.argv[1])))  # noqa: T201 - the result

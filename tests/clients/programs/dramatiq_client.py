@@ -1,7 +1,7 @@
-"""Dramatiq against a broker: a failed message dies into the XQ, waits there and comes back.
+"""Dramatiq against a broker: a failed message moves to the XQ, waits there and returns.
 
-Dramatiq gives its XQ a time to live and nowhere to go; a policy, as an operator would set it, sends
-what expires there back to work.
+Dramatiq's XQ has a time to live but no dead-letter exchange. A policy, as an operator would set it,
+routes expired messages back to `work`.
 """
 
 import base64
@@ -16,7 +16,6 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 
 
 def main(url: str, management: str) -> dict:
-    """Go through it and tell."""
     dramatiq.brokers.rabbitmq.DEAD_MESSAGE_TTL = 200
     broker = RabbitmqBroker(url=url, confirm_delivery=True)
     dramatiq.set_broker(broker)
@@ -28,20 +27,19 @@ def main(url: str, management: str) -> dict:
     broker.declare_queue("work", ensure=True)
     _set_policy(management)
     work.send("an order")
-    returned = _returned(broker)
+    returned = _return_code(broker)
     worker = dramatiq.Worker(broker, worker_threads=1)
     worker.start()
     _wait_for(lambda: broker.get_queue_message_counts("work")[2] == 1)
     worker.stop()
-    back = _wait_for(lambda: _got(broker))
-    properties, body = back
+    properties, body = _wait_for(lambda: _get_message(broker))
     deaths = [[death["queue"], death["reason"]] for death in properties.headers["x-death"]]
     broker.close()
-    [told] = json.loads(body)["args"]
-    return {"confirmed": True, "returned": returned, "body": told, "deaths": deaths}
+    [text] = json.loads(body)["args"]
+    return {"confirmed": True, "returned": returned, "body": text, "deaths": deaths}
 
 
-def _returned(broker: RabbitmqBroker) -> int:
+def _return_code(broker: RabbitmqBroker) -> int:
     try:
         broker.channel.basic_publish("", "nowhere", b"lost", mandatory=True)
     except pika.exceptions.UnroutableError as error:
@@ -49,7 +47,7 @@ def _returned(broker: RabbitmqBroker) -> int:
     return 0
 
 
-def _got(broker: RabbitmqBroker) -> tuple | None:
+def _get_message(broker: RabbitmqBroker) -> tuple | None:
     method, properties, body = broker.channel.basic_get("work", auto_ack=True)
     return None if method is None else (properties, body)
 
@@ -74,4 +72,4 @@ def _wait_for(check: object) -> object:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], sys.argv[2])))  # noqa: T201 - its answer
+    print(json.dumps(main(sys.argv[1], sys.argv[2])))  # noqa: T201 - the result

@@ -13,7 +13,6 @@ _AWAY = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "retry"}
 
 
 async def main(url: str) -> dict:
-    """Go through it and tell."""
     broker = RabbitBroker(url, default_channel=Channel(on_return_raises=True), logger=None)
     seen: asyncio.Queue[RabbitMessage] = asyncio.Queue()
     queue = RabbitQueue("work", durable=True, arguments=_AWAY)
@@ -50,4 +49,4 @@ def _text(value: object) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main(sys.argv[1]))))  # noqa: T201 - its answer
+    print(json.dumps(asyncio.run(main(sys.argv[1]))))  # noqa: T201 - the result

@@ -10,7 +10,6 @@ _BACK = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "work", "x-m
 
 
 def main(url: str) -> dict:
-    """Go through it and tell."""
     returned, seen = [], []
 
     def take(_body: object, message: kombu.Message) -> None:
@@ -41,4 +40,4 @@ def main(url: str) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))  # noqa: T201 - its answer
+    print(json.dumps(main(sys.argv[1])))  # noqa: T201 - the result

@@ -1,7 +1,7 @@
-// A provider of OpenID Connect for one client, with a form that takes any name. Its maker is not ours.
-// Arguments: the folder of its package, the client's id, its secret (empty: public), its page, how many seconds
-// a token lasts. It writes its issuer to stdout. POST /lock?sub=NAME locks somebody out, POST /roles?sub=NAME&roles=A,B
-// gives them other roles.
+// A third-party OpenID Connect provider for one client, with a form that accepts any name.
+// Arguments: the folder of its package, the client's ID, its secret (empty: public), its page, the lifetime of a
+// token in seconds. It prints its issuer. POST /lock?sub=NAME locks an account, POST /roles?sub=NAME&roles=A,B
+// changes its roles.
 import { createRequire } from 'node:module';
 import { createServer } from 'node:http';
 

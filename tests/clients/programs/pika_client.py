@@ -17,7 +17,6 @@ _QUEUES = {
 
 
 def main(url: str) -> dict:
-    """Go through it and tell."""
     connection = pika.BlockingConnection(pika.URLParameters(url))
     channel = connection.channel()
     channel.confirm_delivery()
@@ -40,4 +39,4 @@ def main(url: str) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))  # noqa: T201 - its answer
+    print(json.dumps(main(sys.argv[1])))  # noqa: T201 - the result
