@@ -1,1 +1,1 @@
-"""The project on machines that nobody has prepared: `make pristine`."""
+"""Tests of the project on bare Debian systems: `make pristine`."""

@@ -1,10 +1,10 @@
-"""Try the project on machines that nobody has prepared: `make pristine`, as root.
+"""Test the project on bare Debian systems: `make pristine`, as root.
 
-Each Debian suite is a bare root with make, Python, venv and git, and a clone of HEAD in it. What is not
-committed is not tried. Prints a table of results; the exit status is 1 if one of them failed. What the
-parts printed is in `.work/pristine/logs/`.
+Each root contains one Debian suite with make, Python, venv and git, and a clone of HEAD.
+Uncommitted changes are not tested. Prints a table of results and exits with status 1 if a part
+failed. The output of the parts is in `.work/pristine/logs/`.
 
-    python3 -m tests.pristine                      everything; half an hour on a quiet machine of two cores
+    python3 -m tests.pristine                      everything, half an hour on a quiet machine of two cores
     python3 -m tests.pristine bookworm/demo forky  one part, and all parts of a suite
 """
 
@@ -34,21 +34,18 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that is tried in a suite's root; parts of one suite share the root, in this order."""
+    """A test in a suite's root. The parts of a suite share the root and run in this order."""
 
     suite: str
     name: str
 
     @property
     def title(self) -> str:
-        """How it is chosen and shown."""
         return f"{self.suite}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a part."""
-
     part: Part
     python: str
     passed: bool
@@ -57,7 +54,7 @@ class Result:
 
 
 SUITES = {"bookworm": "3.11", "trixie": "3.13", "forky": "3.14"}
-"""Debian suite → its Python."""
+"""The Python version of each Debian suite."""
 
 PARTS = (
     Part("bookworm", "demo"),
@@ -70,8 +67,10 @@ PARTS = (
 )
 
 
-def chosen(names: Sequence[str]) -> list[Part]:
-    """The parts of that name or of that suite, all without a name; ValueError for what is neither."""
+def select(names: Sequence[str]) -> list[Part]:
+    """Return the parts with these names or suites. Without names, return all. Raise ValueError for
+    other names.
+    """
     for name in names:
         if not any(name in (part.suite, part.title) for part in PARTS):
             known = ", ".join(part.title for part in PARTS)
@@ -80,7 +79,7 @@ def chosen(names: Sequence[str]) -> list[Part]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """The results, a line each."""
+    """Return a Markdown table of the results."""
     rows = ["| part | Python | result | time | |", "|---|---|---|---|---|"]
     for result in results:
         verdict = "passed" if result.passed else "FAILED"
@@ -93,9 +92,9 @@ def table(results: Sequence[Result]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Try the chosen parts, one suite after the other, and print the table."""
+    """Run the selected parts, one suite after the other, and print the table."""
     try:
-        parts = chosen(arguments)
+        parts = select(arguments)
     except ValueError as error:
         sys.stderr.write(f"hopback: {error}\n")
         return 2
@@ -103,39 +102,41 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("hopback: debootstrap and chroot need root; run this as root\n")
         return 2
     set_signals()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was begun is taken away
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # roots are removed
     _LOGS.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     try:
         for suite in dict.fromkeys(part.suite for part in parts):
             with fresh_root(suite) as root:
-                results += [_tried(part, root) for part in parts if part.suite == suite]
+                results += [_run_part(part, root) for part in parts if part.suite == suite]
     except KeyboardInterrupt:
-        sys.stderr.write("hopback: interrupted; what was not tried is not in the table\n")
+        sys.stderr.write("hopback: interrupted; the table contains the finished parts\n")
         return 130
     finally:
         sys.stdout.write(table(results) + "\n")
     return int(not all(result.passed for result in results))
 
 
-def _tried(part: Part, root: Root) -> Result:
+def _run_part(part: Part, root: Root) -> Result:
     log = _LOGS / f"{part.suite}-{part.name}.log"
     sys.stderr.write(f"hopback: {part.title}, see {log}\n")
     python = root.output("python3", "-c", "import platform; print(platform.python_version())")
     if not python.startswith(f"{SUITES[part.suite]}."):
         return Result(part, python, False, 0.0, f"expected Python {SUITES[part.suite]}")
     started = time.monotonic()
-    passed, words = _ACTS[part.name](root, log)
+    passed, words = _RUNNERS[part.name](root, log)
     return Result(part, python, passed, time.monotonic() - started, words)
 
 
 def _demo(root: Root, log: Path) -> tuple[bool, str]:
-    """`make demo` until its page answers, then Ctrl-C."""
+    """Run `make demo`, wait until its page answers, then press Ctrl-C."""
     answers: list[str] = []
-    straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+    straight = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # the page is on this machine
 
     def is_up(text: str) -> bool:
-        """Whether it has said all it has to say, and answers where it says that it does."""
+        """Return whether the demo has printed all its lines and its page answers."""
         address = re.search(r"https?://[\d.:]+", text)
         if address is None or "Ctrl-C ends it." not in text:
             return False
@@ -148,37 +149,37 @@ def _demo(root: Root, log: Path) -> tuple[bool, str]:
 
     status = root.run("make demo", log, 10 * _MINUTE, is_up)
     ended = "No process is left running" in log.read_text(errors="replace")
-    # Interrupted with its command, make itself ends as one that was interrupted.
+    # make exits with 130 if its command was interrupted.
     passed = bool(answers) and ended and status in (0, 2, 130)
     return passed, ", ".join([*answers, f"ended with {status}"])
 
 
 def _ci(root: Root, log: Path) -> tuple[bool, str]:
-    """What continuous integration runs."""
-    return judged(root.run(".ci/run", log, 60 * _MINUTE), log)
+    """Run the script of continuous integration."""
+    return summarize(root.run(".ci/run", log, 60 * _MINUTE), log)
 
 
 def _fast(root: Root, log: Path) -> tuple[bool, str]:
-    """The unit and property tests."""
-    return judged(root.run("make test-fast", log, 20 * _MINUTE), log)
+    """Run the unit and property tests."""
+    return summarize(root.run("make test-fast", log, 20 * _MINUTE), log)
 
 
-def _installing(root: Root, log: Path) -> tuple[bool, str]:
-    """The wheel alone and each extra alone, as users install them."""
+def _install(root: Root, log: Path) -> tuple[bool, str]:
+    """Install the wheel alone and with each extra, as users do."""
     status = root.run("python3 -m tests.pristine.installing", log, 30 * _MINUTE)
     return status == 0, log.read_text(errors="replace").strip().rpartition("\n")[2]
 
 
-def judged(status: int, log: Path) -> tuple[bool, str]:
-    """Whether it passed, and what each run of pytest said."""
+def summarize(status: int, log: Path) -> tuple[bool, str]:
+    """Return whether the part passed and the summary line of each pytest run."""
     text = log.read_text(errors="replace")
-    said = re.findall(r"\d+ (?:passed|failed|errors?)[^\n=]* in [\d.]+s", text)
+    summaries = re.findall(r"\d+ (?:passed|failed|errors?)[^\n=]* in [\d.]+s", text)
     if status:
-        said.append(f"ended with {status}, see {log.name}")
-    return status == 0, "; ".join(said)
+        summaries.append(f"ended with {status}, see {log.name}")
+    return status == 0, "; ".join(summaries)
 
 
-_ACTS = {"demo": _demo, "ci": _ci, "fast": _fast, "installing": _installing}
+_RUNNERS = {"demo": _demo, "ci": _ci, "fast": _fast, "installing": _install}
 
 if __name__ == "__main__":
     raise SystemExit(main(sys.argv[1:]))

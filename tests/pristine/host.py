@@ -1,7 +1,7 @@
-"""What a root takes over from this machine: how pip, npm and apt reach their packages.
+"""Settings that a root takes from this machine: how pip, npm and apt reach their packages.
 
-A machine may have mirrors, proxies and certificates of its own. They are passed in, whatever they are,
-and written down nowhere else.
+A machine may have its own mirrors, proxies and certificates. They are copied into the root without
+change and are not stored elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FILES = (
     _HOME / ".npmrc",
 )
 _PATH = re.compile(r"(?<![\w.])/[\w./+-]+")
-# What every apt has by itself, and what belongs to a machine with a desktop or a drive.
+# Settings of every apt, and settings for desktops and drives.
 _APT_DEFAULTS = (
     "Acquire::IndexTargets",
     "Acquire::CompressionTypes",
@@ -42,7 +42,7 @@ _APT_DEFAULTS = (
 
 
 def environment() -> dict[str, str]:
-    """The variables that a process of the root has, and no others."""
+    """Return the only variables of processes in the root."""
     passed = {name: text for name, text in os.environ.items() if _VARIABLES.fullmatch(name)}
     return {
         "HOME": "/root",
@@ -54,11 +54,11 @@ def environment() -> dict[str, str]:
 
 
 def pass_in(root: Path) -> None:
-    """Copy the files that say where packages come from, and the certificates they name."""
+    """Copy the package settings and the certificates that they name."""
     for path in _FILES:
         if path.exists():
             _copy(path, root / _inside(path).relative_to("/"))
-    for path in _named():
+    for path in _find_paths():
         if path.is_file():
             _copy(path, root / path.relative_to("/"))
     dumped = subprocess.run(
@@ -69,16 +69,18 @@ def pass_in(root: Path) -> None:
 
 
 def folders(root: Path) -> list[Path]:
-    """Folders of packages that the settings name and the root lacks: to be seen in it, read-only."""
+    """Return package folders that the settings name and the root lacks, for read-only mounts."""
     found = {
-        path for path in _named() if path.is_dir() and not (root / path.relative_to("/")).exists()
+        path
+        for path in _find_paths()
+        if path.is_dir() and not (root / path.relative_to("/")).exists()
     }
-    # The files of an index lie beside its listing.
+    # The files of an index are in the folder above its listing.
     return sorted({path.parent if path.name == "simple" else path for path in found})
 
 
-def _named() -> set[Path]:
-    """Every path of this machine that the settings name."""
+def _find_paths() -> set[Path]:
+    """Return every path of this machine that the settings name."""
     texts = [text for name, text in environment().items() if name not in ("PATH", "HOME")]
     settings = (path for path in _FILES if path.name in ("pip.conf", "npmrc", ".npmrc"))
     texts += [path.read_text(encoding="utf-8") for path in settings if path.is_file()]
@@ -87,7 +89,7 @@ def _named() -> set[Path]:
 
 
 def _inside(path: Path) -> Path:
-    """Where a file of this machine lies in the root, whose only user is root."""
+    """Return the path of a host file in the root, whose only user is root."""
     return Path("/root") / path.relative_to(_HOME) if path.is_relative_to(_HOME) else path
 
 

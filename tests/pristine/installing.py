@@ -1,7 +1,7 @@
-"""Install the wheel as users do: alone, and with each extra alone, into fresh environments.
+"""Install the wheel alone and with each extra, each in a new environment.
 
-Run within a root, in the clone: `python3 -m tests.pristine.installing`. In each environment every feature
-is tried: what the extra brings has to work, and what it does not bring has to name its extra.
+Run in a root, in the clone: `python3 -m tests.pristine.installing`. Every feature is tried in each
+environment: features of the extra must work, all others must name their extra.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-__all__ = ["brought_by", "main", "problems"]
+__all__ = ["extras_in", "main", "problems"]
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _FEATURES = {
@@ -59,46 +59,46 @@ with needs("systems", "a documented system"):
     "tracing": "import hopback.runtime.tracing",
     "zstd": "from hopback.ops.messages.archive import check_writable; check_writable('x.jsonl.zst')",
 }
-"""Extra → a program that needs it; the empty one needs none."""
+"""A program for each extra that needs it. The empty name is the core."""
 
-_GOOD = re.compile(r"works|MissingExtra: .*pip install 'hopback\[")
+_EXPECTED = re.compile(r"works|MissingExtra: .*pip install 'hopback\[")
 _TRY_ALL = """
 import json, sys
-told = {}
+results = {}
 for extra, program in json.loads(sys.argv[1]).items():
     try:
         exec(program, {"__name__": "tried"})
-        told[extra] = "works"
+        results[extra] = "works"
     except Exception as error:
-        told[extra] = f"{type(error).__name__}: {error}"
-print(json.dumps(told))
+        results[extra] = f"{type(error).__name__}: {error}"
+print(json.dumps(results))
 """
 
 
-def brought_by(extra: str, extras: dict[str, list[str]]) -> set[str]:
-    """The extra itself and all that it names."""
+def extras_in(extra: str, extras: dict[str, list[str]]) -> set[str]:
+    """Return the extra and all extras that it includes."""
     found = {extra}
     for requirement in extras.get(extra, ()):
         if named := re.match(r"hopback\[(.*)\]", requirement):
             for other in named[1].split(","):
-                found |= brought_by(other, extras)
+                found |= extras_in(other, extras)
     return found
 
 
-def problems(extra: str, extras: dict[str, list[str]], told: dict[str, str]) -> list[str]:
-    """What is not as it should be in an environment with that extra alone."""
-    has = brought_by(extra, extras) | {""}
+def problems(extra: str, extras: dict[str, list[str]], results: dict[str, str]) -> list[str]:
+    """Return the unexpected results in an environment with only that extra."""
+    has = extras_in(extra, extras) | {""}
     where = f"hopback[{extra}]" if extra else "hopback"
-    broken = [name for name in has & told.keys() if told[name] != "works"]
-    found = [f"{where}: {name or 'core'}: {told[name]}" for name in broken]
-    # Two extras may share a library: what works needs no words.
-    silent = [name for name in told.keys() - has if not _GOOD.match(told[name])]
-    found += [f"{where}: {name} does not name its extra: {told[name]}" for name in silent]
+    broken = [name for name in has & results.keys() if results[name] != "works"]
+    found = [f"{where}: {name or 'core'}: {results[name]}" for name in broken]
+    # Two extras may share a library, so a feature may work without its extra.
+    silent = [name for name in results.keys() - has if not _EXPECTED.match(results[name])]
+    found += [f"{where}: {name} does not name its extra: {results[name]}" for name in silent]
     return sorted(found)
 
 
 def main() -> int:
-    """Build once, install each extra, try every feature; 1 with all problems if there are any."""
+    """Build once, install each extra and try every feature. Return 1 and print the problems if any exist."""
     extras = tomllib.loads((_PROJECT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -130,7 +130,7 @@ def _run(*command: str, cwd: Path = _PROJECT) -> str:
     ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(
-            f"expected `{' '.join(command)[:300]}` to succeed; it said: {ran.stderr[-2000:]}"
+            f"expected `{' '.join(command)[:300]}` to succeed; it printed: {ran.stderr[-2000:]}"
         )
     return ran.stdout
 

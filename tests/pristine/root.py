@@ -1,4 +1,4 @@
-"""A machine that nobody has prepared: a fresh copy of a bare Debian, with processes of its own."""
+"""A new copy of a bare Debian with separate processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WORK = PROJECT / ".work" / "pristine"
 _BARE = ("make", "python3", "python3-venv", "git")
 _POLL_S = 0.5
 
-# Mounts and processes live in namespaces of their own: whatever happens, all of them end with the
-# first process. That one is this shell: it waits for its command, and survives the command's Ctrl-C.
+# Mounts and processes are in separate namespaces, which end with their first process. This shell is
+# the first process: it waits for its command and survives the command's Ctrl-C.
 _INIT = """
 trap : INT
 root=$1; shift
@@ -50,22 +50,26 @@ class Root:
     folder: Path
 
     def output(self, *command: str) -> str:
-        """What a command prints."""
+        """Return the output of a command."""
         return subprocess.run(
-            self._line(*command), env=host.environment(), capture_output=True, text=True, check=True
+            self._arguments(*command),
+            env=host.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
 
     def run(
         self, command: str, log: Path, limit_s: float, is_up: Callable[[str], bool] | None = None
     ) -> int:
-        """The exit status of a shell command in the clone; 124 when it takes longer than the limit.
+        """Return the exit status of a shell command in the clone, or 124 if it exceeds the limit.
 
-        With `is_up`, Ctrl-C is pressed as soon as that holds for what was printed.
+        With `is_up`, press Ctrl-C as soon as it returns true for the output.
         """
         deadline = time.monotonic() + limit_s
         with log.open("wb") as written:
             process = subprocess.Popen(
-                self._line("sh", "-c", f"cd /srv/hopback && {command}"),
+                self._arguments("sh", "-c", f"cd /srv/hopback && {command}"),
                 env=host.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=written,
@@ -85,7 +89,7 @@ class Root:
             process.kill()
             process.wait()
 
-    def _line(self, *command: str) -> list[str]:
+    def _arguments(self, *command: str) -> list[str]:
         separate = [
             "unshare",
             "--mount",
@@ -104,17 +108,19 @@ class Root:
             *map(str, host.folders(self.folder)),
             "--",
         ]
-        # Killed with -9, we take the root's processes with us.
+        # If this process is killed with -9, the processes of the root end with it.
         return ["setpriv", "--pdeathsig", "KILL", *separate, *inside, *command]
 
 
 @contextmanager
 def fresh_root(suite: str) -> Iterator[Root]:
-    """A copy of the suite's bare root with a clone of HEAD; gone afterwards, as is any older one."""
+    """Copy the suite's bare root, clone HEAD into it, and remove it afterwards. An older copy is
+    replaced.
+    """
     root = Root(suite, WORK / "roots" / suite)
     root.folder.parent.mkdir(parents=True, exist_ok=True)
     with root.folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be at work here: wait for its end
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may use this root: wait until it ends
         bare = build_once(suite, WORK / "bare" / suite, _BARE)
         shutil.rmtree(root.folder, ignore_errors=True)
         try:

@@ -1,1 +1,1 @@
-"""What a release has to stand before it is published: `make release-check`."""
+"""Checks of a release before it is published: `make release-check`."""

@@ -1,8 +1,7 @@
-"""Build the distributions, look into them, install them, and write their bill of materials.
+"""Build, inspect and install the distributions, and write their bill of materials.
 
-`python -m tests.release` does everything, step by step, and leaves sdist, wheel and SBOM in dist/. It needs
-the network for the installations. A step that fails is named, and the others are done all the same; then
-the exit code is 1.
+`python -m tests.release` runs all steps and leaves sdist, wheel and SBOM in dist/. It needs the
+network for the installations. If a step fails, the others still run and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
-_LEAST_COMPLETE = (
-    99.0  # percent of the names whose types pyright is sure of: front doors, and all modules
-)
+# Percentage of names with types that pyright knows, in the front doors and in all modules.
+_MIN_COMPLETENESS = 99.0
 _VENDORED = "hopback/ops/page/static/vendor"
 _EXTRAS = {"all", "management", "ops", "store"}
 
 
 class Failed(Exception):
-    """What is wrong with the release."""
+    """A defect of the release."""
 
 
 def _run(*command: str | Path, cwd: Path = ROOT, environment: dict[str, str] | None = None) -> str:
@@ -64,7 +62,7 @@ def _need(condition: bool, text: str) -> None:
 
 
 class Release:
-    """The distributions of this tree, and the steps."""
+    """The distributions of this tree and the steps that check them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -73,23 +71,23 @@ class Release:
         self.sdist = Path()
 
     def build(self) -> str:
-        """Sdist and wheel are the same bytes from another folder, on another day, with other rights."""
-        first = self._built(ROOT, self.folder / "first")
+        """Sdist and wheel are reproducible in another folder, time zone and with other permissions."""
+        first = self._build(ROOT, self.folder / "first")
         copy = self.folder / "copy"
         names = _run("git", "ls-files", "--cached", "--others", "--exclude-standard").split("\n")
         for name in filter(None, names):
             if (ROOT / name).is_file():
                 (copy / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, copy / name)
-                runs = (ROOT / name).stat().st_mode & 0o100
-                (copy / name).chmod(0o600 | runs)
-        second = self._built(copy, self.folder / "second", zone="Asia/Tokyo", umask="077")
+                executable = (ROOT / name).stat().st_mode & 0o100
+                (copy / name).chmod(0o600 | executable)
+        second = self._build(copy, self.folder / "second", zone="Asia/Tokyo", umask="077")
         for name, content in first.items():
             _need(second.get(name) == content, f"{name} differs between two builds")
-        from_sdist = self._built(self._unpacked(), self.folder / "third")
+        from_sdist = self._build(self._unpack(), self.folder / "third")
         _need(
             from_sdist[self.wheel.name] == first[self.wheel.name],
-            "the wheel that is built from the sdist is another one",
+            "the wheel built from the sdist differs",
         )
         shutil.rmtree(DIST, ignore_errors=True)
         DIST.mkdir()
@@ -98,9 +96,9 @@ class Release:
         sizes = ", ".join(
             f"{path.name} {path.stat().st_size // 1024} KiB" for path in DIST.iterdir()
         )
-        return f"three builds, the same bytes: {sizes}"
+        return f"three identical builds: {sizes}"
 
-    def _built(
+    def _build(
         self, tree: Path, out: Path, *, umask: str = "022", zone: str = "UTC"
     ) -> dict[str, str]:
         build = (
@@ -112,32 +110,33 @@ class Release:
             (self.sdist,) = out.glob("*.tar.gz")
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
 
-    def _unpacked(self) -> Path:
+    def _unpack(self) -> Path:
         with tarfile.open(self.sdist) as archive:
             unpack(archive, self.folder / "unpacked")
         (tree,) = (self.folder / "unpacked").iterdir()
         return tree
 
     def metadata(self) -> str:
-        """Name, version, licence, Python and extras; the version is the newest of the changelog."""
+        """Name, version, licence, Python and extras are present. CHANGELOG.md begins with the version."""
         found = self._metadata()
         version = found["Version"]
         newest = re.search(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
         _need(
             newest is not None and newest[1] == version,
-            f"CHANGELOG.md does not begin with {version}",
+            f"CHANGELOG.md does not start with {version}",
         )
         _need(found["Requires-Python"] == ">=3.11", f"Requires-Python {found['Requires-Python']}")
         _need(
-            found["Description-Content-Type"] == "text/markdown", "the description is no Markdown"
+            found["Description-Content-Type"] == "text/markdown", "the description is not Markdown"
         )
-        told = str(found.get_payload())
-        _need(told.startswith("# Hopback"), "the description is not the README")
-        lost = re.findall(r"\]\((?!https?:|#)[^)]+\)", told)
-        _need(not lost, f"the description links to files that an index does not have: {lost}")
+        description = str(found.get_payload())
+        _need(description.startswith("# Hopback"), "the description is not the README")
+        lost = re.findall(r"\]\((?!https?:|#)[^)]+\)", description)
+        _need(not lost, f"the description links to files that are missing on an index: {lost}")
         _need(set(found.get_all("Provides-Extra") or ()) >= _EXTRAS, "extras are missing")
         _need(
-            "Typing :: Typed" in (found.get_all("Classifier") or ()), "it is not said to be typed"
+            "Typing :: Typed" in (found.get_all("Classifier") or ()),
+            "the classifier for types is missing",
         )
         return f"{found['Name']} {version}, {found['License-Expression']}"
 
@@ -150,25 +149,25 @@ class Release:
             return archive.read(path).decode()
 
     def contents(self) -> str:
-        """The package and nothing else, each file with the hash that RECORD has for it."""
+        """The wheel contains only the package, and RECORD has the hash of each file."""
         with zipfile.ZipFile(self.wheel) as archive:
             names = archive.namelist()
             record = [line.rsplit(",", 2) for line in self._read("RECORD").splitlines()]
-            for name, said, _ in record:
-                if said:
+            for name, recorded, _ in record:
+                if recorded:
                     digest = hashlib.sha256(archive.read(name)).digest()
                     real = "sha256=" + urlsafe_b64encode(digest).rstrip(b"=").decode()
-                    _need(said == real, f"RECORD has another hash for {name}")
+                    _need(recorded == real, f"RECORD has another hash for {name}")
         tops = {name.split("/")[0] for name in names}
-        _need(len(tops) == 2 and "hopback" in tops, f"the wheel also holds {tops - {'hopback'}}")
+        _need(len(tops) == 2 and "hopback" in tops, f"the wheel also contains {tops - {'hopback'}}")
         _need("hopback/py.typed" in names, "py.typed is missing")
         _need({name for name, _, _ in record} == set(names), "RECORD does not list every file")
         return f"{len(names)} files"
 
     def licences(self) -> str:
-        """What is bundled is named in a manifest, and its licence is in the wheel and in its metadata."""
+        """The manifest names all bundled files. Their licences are in the wheel and its metadata."""
         expression = self._metadata()["License-Expression"]
-        told = {Path(name).name for name in self._metadata().get_all("License-File") or ()}
+        licences = {Path(name).name for name in self._metadata().get_all("License-File") or ()}
         with zipfile.ZipFile(self.wheel) as archive:
             names = set(archive.namelist())
             assets = tomllib.loads(archive.read(f"{_VENDORED}/manifest.toml").decode())["asset"]
@@ -182,12 +181,14 @@ class Release:
                 one["licence"] in re.split(r" AND ", expression),
                 f"{expression} lacks {one['licence']}",
             )
-            _need(one["licence_file"] in told, f"{one['licence_file']} is not told in the metadata")
-        _need("LICENSE" in told, "our own licence is missing")
+            _need(
+                one["licence_file"] in licences, f"{one['licence_file']} is missing in the metadata"
+            )
+        _need("LICENSE" in licences, "the project's licence is missing")
         return f"{expression}: {', '.join(one['name'] for one in assets)}"
 
     def install(self) -> str:
-        """Wheel with every extra as pinned, and sdist alone, in fresh environments; the command runs."""
+        """The command runs from the wheel with all extras as pinned and from the sdist alone."""
         wheel = self._environment("wheel")
         pins = ROOT / "tools" / "pins" / "all.txt"
         _run(wheel, "-m", "pip", "install", "-q", "--require-hashes", "-r", pins)
@@ -197,8 +198,8 @@ class Release:
         for python in (wheel, sdist):
             _run(python, "-m", "pip", "check")
             version = _run(python.with_name("hopback"), "--version", cwd=self.folder).split()[-1]
-            _need(version == self._metadata()["Version"], f"the command says {version}")
-            _run(python, "-W", "error", "-c", _EVERY_DOOR, cwd=self.folder)
+            _need(version == self._metadata()["Version"], f"the command reports {version}")
+            _run(python, "-W", "error", "-c", _IMPORT_FRONT_DOORS, cwd=self.folder)
             _run(python.with_name("hopback"), "topology", "check", "recommended", cwd=self.folder)
         return "both run"
 
@@ -208,16 +209,16 @@ class Release:
         return folder / "bin" / "python"
 
     def typing(self) -> str:
-        """pyright is sure of the types of the public names."""
+        """pyright knows the types of the public names."""
         python = self.folder / "environments" / "wheel" / "bin" / "python"
-        _need(python.exists(), "nothing is installed")
+        _need(python.exists(), "the wheel is not installed")
         found = completeness(python)
-        least = min(found.percent, found.everything)
-        _need(least >= _LEAST_COMPLETE, f"{found}: {', '.join(found.unknown)}")
+        lowest = min(found.percent, found.everything)
+        _need(lowest >= _MIN_COMPLETENESS, f"{found}: {', '.join(found.unknown)}")
         return str(found)
 
     def bill(self) -> str:
-        """A CycloneDX bill of what the wheel with every extra brings, and of what is bundled."""
+        """Write a CycloneDX bill of the wheel with all extras and of the bundled files."""
         python = self.folder / "environments" / "wheel" / "bin" / "python"
         path = DIST / f"hopback-{self._metadata()['Version']}.cdx.json"
         _run(
@@ -236,7 +237,7 @@ class Release:
         bill = json.loads(path.read_text())
         with zipfile.ZipFile(self.wheel) as archive:
             assets = tomllib.loads(archive.read(f"{_VENDORED}/manifest.toml").decode())["asset"]
-        # Nothing of the machine it was made on: where packages lay is of no use to anybody else.
+        # Remove the locations of packages on this machine.
         for one in bill["components"]:
             one.pop("externalReferences", None)
         bill["components"] += [
@@ -262,7 +263,7 @@ class Release:
         return f"{path.name}: {len(names)} components"
 
 
-_EVERY_DOOR = (
+_IMPORT_FRONT_DOORS = (
     "import importlib\n"
     "for door in ('hopback', 'hopback.broker', 'hopback.ops', 'hopback.runtime',"
     " 'hopback.topology'):\n"
@@ -271,7 +272,7 @@ _EVERY_DOOR = (
 
 
 def main() -> int:
-    """Every step with its result; 1 if one failed."""
+    """Run every step and print its result. Return 1 if one failed."""
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         release = Release(Path(folder))
@@ -285,12 +286,12 @@ def main() -> int:
             release.bill,
         ]
         for step in steps:
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
-                told = f"ok     {step()}"
+                result = f"ok     {step()}"
             except Failed as wrong:
-                failed, told = 1, f"FAILED {wrong}"
-            print(f"{step.__name__:10} {time.monotonic() - begun:5.0f} s  {told}", flush=True)  # noqa: T201
+                failed, result = 1, f"FAILED {wrong}"
+            print(f"{step.__name__:10} {time.monotonic() - started:5.0f} s  {result}", flush=True)  # noqa: T201
     return failed
 
 

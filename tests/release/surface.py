@@ -1,7 +1,7 @@
-"""How much of the public surface has types that pyright is sure of.
+"""Share of the public surface whose types pyright knows.
 
-Public is what the front doors export, with its attributes and methods; everything else in the packages is
-their own. pyright itself counts every module without an underscore: both are told, and both must be enough.
+Public names are the exports of the front doors with their attributes and methods. pyright also
+counts every module without an underscore. Both shares are reported, and both must be high enough.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Completeness:
-    """How many public symbols there are, and which of them pyright is not sure of."""
+    """Number of public symbols, and those whose types pyright does not know."""
 
     symbols: int
     unknown: tuple[str, ...]
@@ -54,7 +54,7 @@ class Completeness:
 
     @property
     def percent(self) -> float:
-        """Of the public surface."""
+        """Return the share of the public surface in percent."""
         return 100 * (self.symbols - len(self.unknown)) / self.symbols
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Completeness:
 
 
 def completeness(python: Path) -> Completeness:
-    """Ask pyright about the package that is installed beside this interpreter."""
+    """Run pyright on the package that is installed for this interpreter."""
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     command = [
         "node",
@@ -83,19 +83,19 @@ def completeness(python: Path) -> Completeness:
         text=True,
         check=False,
     )
-    told = json.loads(ran.stdout)["typeCompleteness"]
+    report = json.loads(ran.stdout)["typeCompleteness"]
     homes = json.loads(
         subprocess.run(
-            # This environment has everything that the front doors can load, pytest included.
+            # This environment has every package that the front doors can load, including pytest.
             [sys.executable, "-c", _HOMES, *DOORS],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
     )
-    public = [one for one in told["symbols"] if _is_within(one["name"], homes)]
+    public = [one for one in report["symbols"] if _is_within(one["name"], homes)]
     unknown = tuple(one["name"] for one in public if not one["isTypeKnown"])
-    return Completeness(len(public), unknown, 100 * told["completenessScore"])
+    return Completeness(len(public), unknown, 100 * report["completenessScore"])
 
 
 def _is_within(name: str, homes: list[str]) -> bool:
