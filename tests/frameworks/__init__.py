@@ -1,1 +1,1 @@
-"""Consumers of other frameworks with plans of ours, through failures and kills."""
+"""Consumers of other frameworks with plans, through failures and kills."""

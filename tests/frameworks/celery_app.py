@@ -1,4 +1,4 @@
-"""An application of Celery whose failed tasks are parked: `celery -A tests.frameworks.celery_app worker`."""
+"""A Celery application whose failed tasks are parked: `celery -A tests.frameworks.celery_app worker`."""
 
 # mypy: disable-error-code="attr-defined, import-untyped, no-untyped-call, untyped-decorator"
 
@@ -16,7 +16,7 @@ from kombu import Queue, compression, serialization
 
 from hopback.integrations.celery import park_failed_tasks
 
-# What Kombu registers by itself where its own choice of a library is installed.
+# Kombu registers these itself if its optional libraries are installed.
 serialization.register(
     "msgpack",
     msgspec.msgpack.encode,
@@ -52,16 +52,16 @@ park_failed_tasks(app, ["tasks"])
 
 @app.task
 def charge(order: int, *, currency: str = "EUR") -> None:
-    """Writes the order down, unless the bank is away."""
+    """Record the order, or fail until repaired."""
     if "REPAIRED" not in os.environ:
-        raise ConnectionError(f"the bank does not take {currency}")
+        raise ConnectionError(f"the bank rejects {currency}")
     with Path(os.environ["TASKS_LEDGER"]).open("a") as ledger:
         ledger.write(f"{order}\n")
 
 
 @app.task(bind=True, max_retries=2, default_retry_delay=0)
 def again(self: object, order: int) -> None:
-    """Retries itself by Celery's own means, and then has failed."""
+    """Retry with Celery's own means until the retries are exhausted."""
     try:
         charge(order)
     except ConnectionError as error:
@@ -70,7 +70,7 @@ def again(self: object, order: int) -> None:
 
 @app.task
 def deadly(order: int) -> None:
-    """Kills its process, as the kernel does when memory is short."""
+    """Kill the worker process, as the kernel does when memory is short."""
     if "REPAIRED" not in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
     charge(order)
@@ -78,7 +78,7 @@ def deadly(order: int) -> None:
 
 @app.task
 def slow(order: int) -> None:
-    """Does not end in time."""
+    """Exceed the time limit."""
     if "REPAIRED" not in os.environ:
         signal.pause()
     charge(order)
@@ -88,8 +88,8 @@ slow.time_limit = 1
 
 
 @app.task
-def refused(order: int) -> None:
-    """Rejects its message, which the broker then moves."""
+def reject_order(order: int) -> None:
+    """Reject the message. The broker dead-letters it."""
     if "REPAIRED" not in os.environ:
         raise Reject("no such order", requeue=False)
     charge(order)

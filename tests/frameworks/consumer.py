@@ -1,7 +1,8 @@
-"""A consumer written with another framework, and given a plan: `consumer.py KIND URL QUEUE LEDGER`.
+"""A consumer of another framework with a plan: `consumer.py KIND URL QUEUE LEDGER`.
 
-It takes orders from a plain classic queue. One order in twelve fails at its first attempt, one in twelve
-whenever it is tried, unless REPAIRED is set. What is done is a line of the ledger.
+It consumes orders from a plain classic queue. One order in twelve fails at its first attempt.
+Another one in twelve fails at every attempt, unless REPAIRED is set. Each handled order is a line
+of the ledger.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ RETRY = ["100ms", "200ms"]
 
 
 class Orders:
-    """What is done about an order."""
+    """The handler of orders, which writes the ledger."""
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def handle(self, order: dict[str, int], headers: dict[str, Any] | None) -> None:
-        """Write it down, or fail."""
+        """Record the order or raise an error."""
         number = order["number"]
         time.sleep(0.002)
         if number % 12 == 5 and "REPAIRED" not in os.environ:
             raise LookupError("no such item")
         if number % 12 == 3 and not (headers or {}).get("hopback-attempts"):
-            raise ConnectionError("the stock is away")
+            raise ConnectionError("the stock is unreachable")
         os.write(self._ledger, f"{number}\n".encode())
 
 
-async def _until_told() -> None:
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    await told.wait()
+async def _wait_for_sigterm() -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
 
 
 async def with_aio_pika(url: str, queue_name: str, orders: Orders) -> None:
-    """The idioms of its documentation."""
+    """Consume as aio-pika's documentation shows."""
     import aio_pika
 
     from hopback.integrations.aio_pika import AioPikaPlans
@@ -62,11 +63,11 @@ async def with_aio_pika(url: str, queue_name: str, orders: Orders) -> None:
     plans.queue(queue_name, retry=RETRY)
     async with connection, plans:
         await plans.consume(queue, on_message)
-        await _until_told()
+        await _wait_for_sigterm()
 
 
 async def with_faststream(url: str, queue_name: str, orders: Orders) -> None:
-    """A subscriber, its queue by the framework's own declaration."""
+    """Consume with a subscriber whose queue FastStream declares."""
     from faststream import FastStream
     from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 
@@ -85,7 +86,7 @@ async def with_faststream(url: str, queue_name: str, orders: Orders) -> None:
 
 
 def with_pika(url: str, queue_name: str, orders: Orders) -> None:
-    """The blocking connection, and a callback that acks at its end."""
+    """Consume with the blocking connection. The callback acks at its end."""
     import pika  # type: ignore[import-untyped]
 
     from hopback.integrations.pika import PikaPlans
@@ -112,7 +113,7 @@ def with_pika(url: str, queue_name: str, orders: Orders) -> None:
 
 
 async def with_pika_asyncio(url: str, queue_name: str, orders: Orders) -> None:
-    """The asyncio adapter: a sync callback on the loop, which rejects by itself."""
+    """Consume with the asyncio adapter. A sync callback on the loop nacks failed messages."""
     import pika
     from pika.adapters.asyncio_connection import AsyncioConnection  # type: ignore[import-untyped]
 
@@ -122,7 +123,7 @@ async def with_pika_asyncio(url: str, queue_name: str, orders: Orders) -> None:
     plans = PikaPlans(parameters)
     plans.queue(queue_name, retry=RETRY)
     await asyncio.to_thread(plans.start)
-    over = asyncio.Event()
+    closed = asyncio.Event()
 
     def on_message(channel: Any, method: Any, properties: Any, body: bytes) -> None:
         try:
@@ -139,15 +140,15 @@ async def with_pika_asyncio(url: str, queue_name: str, orders: Orders) -> None:
     connection = AsyncioConnection(
         parameters,
         on_open_callback=lambda opened: opened.channel(on_open_callback=on_channel),
-        on_close_callback=lambda *_: over.set(),
-        on_open_error_callback=lambda *_: over.set(),
+        on_close_callback=lambda *_: closed.set(),
+        on_open_error_callback=lambda *_: closed.set(),
     )
-    told = asyncio.create_task(_until_told())
-    ended = asyncio.create_task(over.wait())
-    await asyncio.wait({told, ended}, return_when=asyncio.FIRST_COMPLETED)
-    if told.done():
+    stop = asyncio.create_task(_wait_for_sigterm())
+    end = asyncio.create_task(closed.wait())
+    await asyncio.wait({stop, end}, return_when=asyncio.FIRST_COMPLETED)
+    if stop.done():
         connection.close()
-        await ended
+        await end
     await asyncio.to_thread(plans.close)
 
 
@@ -160,10 +161,9 @@ KINDS = {
 
 
 def main(kind: str, url: str, queue: str, ledger: str) -> None:
-    """Consume until SIGTERM."""
-    working = KINDS[kind](url, queue, Orders(Path(ledger)))
-    if working is not None:
-        asyncio.run(working)
+    coroutine = KINDS[kind](url, queue, Orders(Path(ledger)))
+    if coroutine is not None:
+        asyncio.run(coroutine)
 
 
 if __name__ == "__main__":

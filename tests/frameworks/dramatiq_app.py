@@ -1,4 +1,4 @@
-"""Actors of Dramatiq: `dramatiq tests.frameworks.dramatiq_app`."""
+"""A Dramatiq application: `dramatiq tests.frameworks.dramatiq_app`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ dramatiq.set_broker(broker)
 
 @dramatiq.actor(max_retries=1, min_backoff=1, max_backoff=1)
 def charge(order: int, currency: str = "EUR") -> None:
-    """Writes the order down, unless the bank is away."""
+    """Record the order, or fail until repaired."""
     if "REPAIRED" not in os.environ:
-        raise ConnectionError(f"the bank does not take {currency}")
+        raise ConnectionError(f"the bank rejects {currency}")
     with Path(os.environ["TASKS_LEDGER"]).open("a") as ledger:
         ledger.write(f"{order}\n")

@@ -1,4 +1,4 @@
-"""One consumer of another framework on one broker: what it was given, what it did, what is left."""
+"""A consumer of another framework on one broker, with its messages and its ledger."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-__all__ = ["NUMBERS", "POISON", "Stand"]
+__all__ = ["NUMBERS", "POISON", "ConsumerSetup"]
 
 NUMBERS = frozenset(range(72))
 POISON = frozenset(number for number in NUMBERS if number % 12 == 5)
-_PATIENCE_S = 60.0  # far more than any of it takes: what is lost is not waited for longer
+_TIMEOUT_S = 60.0  # well above the time that each step needs
 
 
 @dataclass(slots=True)
-class Stand:
-    """A queue with messages in it, and the processes that consume it."""
+class ConsumerSetup:
+    """A queue with messages and a supervised consumer process."""
 
     kind: str
     url: str
@@ -39,17 +39,16 @@ class Stand:
 
     @property
     def queue(self) -> str:
-        """Its own."""
         return f"orders-{self.kind}"
 
-    def done(self) -> list[int]:
-        """What the consumer has written down, in order; a number twice if it ran twice."""
+    def handled(self) -> list[int]:
+        """Return the handled orders in sequence. A number occurs twice if the order was handled twice."""
         return (
             [int(line) for line in self.ledger.read_text().split()] if self.ledger.exists() else []
         )
 
     async def fill(self) -> None:
-        """Messages that lie in a plain classic queue before anybody has heard of a plan."""
+        """Publish all messages to a plain classic queue before a plan exists."""
         connection = await RabbitMQ(self.url).connect("producer")
         channel = await connection.open_channel()
         await channel.declare_queue(Queue(self.queue))
@@ -60,14 +59,14 @@ class Stand:
         await connection.close()
 
     @asynccontextmanager
-    async def consuming(self) -> AsyncIterator[None]:
-        """A process that consumes, and another whenever it has ended."""
-        watching = asyncio.create_task(self._supervise())
+    async def consume(self) -> AsyncIterator[None]:
+        """Run a consumer process and restart it whenever it ends."""
+        supervisor = asyncio.create_task(self._supervise())
         try:
             yield
         finally:
-            watching.cancel()
-            await asyncio.wait({watching})
+            supervisor.cancel()
+            await asyncio.wait({supervisor})
             await self.kill()
 
     async def _supervise(self) -> None:
@@ -90,27 +89,29 @@ class Stand:
             await asyncio.sleep(0.2)
 
     async def kill(self) -> None:
-        """End the process as a power cut would."""
+        """Kill the process with SIGKILL."""
         process = self._process
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
 
-    async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until it holds; the end of the consumer's log if it never does."""
+    async def wait_until(self, condition: Callable[[], bool], expected: str) -> None:
+        """Wait until the condition is true. Raise an error with the end of the consumer's log after
+        the timeout.
+        """
         try:
-            async with asyncio.timeout(_PATIENCE_S):
-                while not condition():  # noqa: ASYNC110 - nothing to wait on but the look itself
+            async with asyncio.timeout(_TIMEOUT_S):
+                while not condition():  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.05)
         except TimeoutError:
             log = self.ledger.with_suffix(".log").read_text(errors="replace")[-3000:]
             raise AssertionError(
-                f"{self.kind}: expected {what}; missing {sorted(NUMBERS - set(self.done()))}; "
+                f"{self.kind}: expected {expected}; missing {sorted(NUMBERS - set(self.handled()))}; "
                 f"depths {await self.depths()}\n{log}"
             ) from None
 
     async def depths(self) -> dict[str, int]:
-        """Ready messages of the queue, its retry queues and its dead-letter queue."""
+        """Return the ready messages of the queue, its retry queues and its dead-letter queue."""
         names = [self.queue + end for end in ("", ".retry.100ms", ".retry.200ms", ".dlq")]
         connection = await RabbitMQ(self.url).connect("counting")
         try:
@@ -122,14 +123,14 @@ class Stand:
             for name, state in zip(names, states, strict=True)
         }
 
-    async def until_at_rest(self, parked: int) -> int:
-        """Wait until nothing waits or runs, and at least so many are parked; how many are.
+    async def wait_until_settled(self, parked: int) -> int:
+        """Wait until only parked messages are left, at least `parked`. Return their number.
 
-        A kill between a confirmed publish and its ack leaves a copy: more may be parked, never fewer.
+        A kill between a publish confirm and the ack leaves a copy, so more messages may be parked.
         """
         found: list[int] = []
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 while found[:3] != [0, 0, 0] or found[3] < parked:
                     await asyncio.sleep(0.1)
                     try:
@@ -138,5 +139,7 @@ class Stand:
                         continue
         except TimeoutError:
             log = self.ledger.with_suffix(".log").read_text(errors="replace")[-3000:]
-            raise AssertionError(f"{self.kind}: {found}, {parked} to park\n{log}") from None
+            raise AssertionError(
+                f"{self.kind}: expected {parked} parked messages, found depths {found}\n{log}"
+            ) from None
         return found[3]

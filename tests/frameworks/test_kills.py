@@ -1,4 +1,6 @@
-"""Consumers of FastStream, aio-pika and pika with plans: nothing is lost, whoever is killed."""
+"""Consumers of FastStream, aio-pika and pika with plans lose no order when a consumer or the broker
+is killed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from hopback.ops import ManagedBroker, Operations
 from hopback.ops.http import create_app
 from hopback.testing import BrokerThread
 from tests.frameworks.consumer import KINDS
-from tests.frameworks.proof import NUMBERS, POISON, Stand
+from tests.frameworks.proof import NUMBERS, POISON, ConsumerSetup
 from tests.harness.versions import SUITES, installations
 
 if TYPE_CHECKING:
@@ -27,51 +29,53 @@ if TYPE_CHECKING:
     from tests.harness.rabbitmq import RabbitNode
 
 
-async def _proof(
+async def _run_all_kinds(
     url: str, management_url: str, kill_broker: Callable[[], object], folder: Path
 ) -> None:
-    """The whole life of each kind's orders, side by side on one broker."""
-    stands = [Stand(kind, url, folder / f"{kind}.txt") for kind in KINDS]
-    await asyncio.gather(*(stand.fill() for stand in stands))
+    """Run the orders of each kind on one broker: kills, dead letters, repair and re-drive."""
+    setups = [ConsumerSetup(kind, url, folder / f"{kind}.txt") for kind in KINDS]
+    await asyncio.gather(*(setup.fill() for setup in setups))
     async with AsyncExitStack() as stack:
-        for stand in stands:
-            await stack.enter_async_context(stand.consuming())
-        await asyncio.gather(*(_killed_at(stand, len(NUMBERS) // 4) for stand in stands))
-        await asyncio.gather(*(_past(stand, len(NUMBERS) // 2) for stand in stands))
+        for setup in setups:
+            await stack.enter_async_context(setup.consume())
+        await asyncio.gather(*(_kill_after(setup, len(NUMBERS) // 4) for setup in setups))
+        await asyncio.gather(*(_wait_until_handled(setup, len(NUMBERS) // 2) for setup in setups))
         await asyncio.to_thread(kill_broker)
-        await asyncio.gather(*(_concluded(stand) for stand in stands))
-    for stand in stands:
-        assert set(stand.done()) == NUMBERS - POISON
-        assert stand.restarts >= 1
-    await _shown(url, management_url, stands)
+        await asyncio.gather(*(_wait_until_parked(setup) for setup in setups))
+    for setup in setups:
+        assert set(setup.handled()) == NUMBERS - POISON
+        assert setup.restarts >= 1
+    await _check_dead_letters(url, management_url, setups)
     async with AsyncExitStack() as stack:
-        for stand in stands:
-            stand.repaired = True
-            await stack.enter_async_context(stand.consuming())
-        await _redriven(url, management_url, stands)
-        for stand in stands:
-            await _past(stand, len(NUMBERS))
-            await stand.until_at_rest(0)
-            assert set(stand.done()) == NUMBERS
-            _report(stand)
+        for setup in setups:
+            setup.repaired = True
+            await stack.enter_async_context(setup.consume())
+        await _redrive(url, management_url, setups)
+        for setup in setups:
+            await _wait_until_handled(setup, len(NUMBERS))
+            await setup.wait_until_settled(0)
+            assert set(setup.handled()) == NUMBERS
+            _report(setup)
 
 
-async def _past(stand: Stand, number: int) -> None:
-    await stand.until(lambda: len(set(stand.done())) >= number, f"{number} orders done")
+async def _wait_until_handled(setup: ConsumerSetup, number: int) -> None:
+    await setup.wait_until(lambda: len(set(setup.handled())) >= number, f"{number} handled orders")
 
 
-async def _killed_at(stand: Stand, number: int) -> None:
-    await _past(stand, number)
-    await stand.kill()
+async def _kill_after(setup: ConsumerSetup, number: int) -> None:
+    await _wait_until_handled(setup, number)
+    await setup.kill()
 
 
-async def _concluded(stand: Stand) -> None:
-    await stand.until(lambda: set(stand.done()) >= NUMBERS - POISON, "all but the hopeless ones")
-    await stand.until_at_rest(len(POISON))
+async def _wait_until_parked(setup: ConsumerSetup) -> None:
+    await setup.wait_until(
+        lambda: set(setup.handled()) >= NUMBERS - POISON, "all orders that can succeed"
+    )
+    await setup.wait_until_settled(len(POISON))
 
 
-async def _shown(url: str, management_url: str, stands: list[Stand]) -> None:
-    """Each dead letter says what was raised, by the operations and on the page."""
+async def _check_dead_letters(url: str, management_url: str, setups: list[ConsumerSetup]) -> None:
+    """Check the exception of each dead letter through the operations and on the page."""
     broker = RabbitMQ(url)
     async with (
         Management(ManagementAddress.derive(None, management_url)) as view,
@@ -81,8 +85,8 @@ async def _shown(url: str, management_url: str, stands: list[Stand]) -> None:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             page = (await client.get("/")).text
-            for stand in stands:
-                queue = f"{stand.queue}.dlq"
+            for setup in setups:
+                queue = f"{setup.queue}.dlq"
                 assert queue in page
                 assert (await client.get(f"/queues/{queue}")).status_code == 200
                 session = await operations.open_session(queue)
@@ -92,37 +96,39 @@ async def _shown(url: str, management_url: str, stands: list[Stand]) -> None:
                 await operations.release(session.id)
 
 
-async def _redriven(url: str, management_url: str, stands: list[Stand]) -> None:
+async def _redrive(url: str, management_url: str, setups: list[ConsumerSetup]) -> None:
     async with (
         Management(ManagementAddress.derive(None, management_url)) as view,
         Operations(ManagedBroker(RabbitMQ(url), management=view)) as operations,
     ):
         transport = httpx.ASGITransport(create_app(operations, first_read_s=None))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            for stand in stands:
+            for setup in setups:
                 order = {
                     "kind": "re-drive",
-                    "queue": f"{stand.queue}.dlq",
+                    "queue": f"{setup.queue}.dlq",
                     "reason": "repaired",
-                    "expectedCount": await stand.until_at_rest(len(POISON)),
+                    "expectedCount": await setup.wait_until_settled(len(POISON)),
                 }
                 job = (await client.post("/admin/dlq/jobs", json=order)).json()
                 events = (await client.get(f"{job['url']}/events")).text
                 assert '"state":"completed"' in events
 
 
-def _report(stand: Stand) -> None:
-    """One line for whoever looks: how often something ran twice."""
-    runs = Counter(stand.done())
-    print(f"{stand.kind}: {len(NUMBERS)} sent, 0 lost, {sum(runs.values()) - len(runs)} ran twice")  # noqa: T201
+def _report(setup: ConsumerSetup) -> None:
+    """Print how many orders were handled twice."""
+    runs = Counter(setup.handled())
+    print(f"{setup.kind}: {len(NUMBERS)} sent, 0 lost, {sum(runs.values()) - len(runs)} ran twice")  # noqa: T201
 
 
 @pytest.mark.socket
-async def test_nothing_is_lost_on_the_embedded_broker(tmp_path: Path) -> None:
-    """Each consumer is killed and every connection broken; failed orders are parked, shown, re-driven."""
+async def test_no_order_is_lost_when_consumers_are_killed_and_embedded_broker_restarts(
+    tmp_path: Path,
+) -> None:
+    """Failed orders are parked, shown on the page and re-driven."""
     settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM)
     with BrokerThread(settings) as broker:
-        await _proof(broker.url, broker.http_url, broker.restart, tmp_path)
+        await _run_all_kinds(broker.url, broker.http_url, broker.restart, tmp_path)
 
 
 def _kill_and_restart(node: RabbitNode) -> None:
@@ -131,20 +137,18 @@ def _kill_and_restart(node: RabbitNode) -> None:
 
 
 @pytest.mark.broker
-async def test_nothing_is_lost_on_rabbitmq(
+async def test_no_order_is_lost_when_consumers_and_rabbitmq_are_killed(
     tmp_path: Path, start_rabbitmq: Callable[..., RabbitNode]
 ) -> None:
-    """The same on RabbitMQ, which is killed and comes back."""
     node = start_rabbitmq()
-    await _proof(node.url, node.management_url, lambda: _kill_and_restart(node), tmp_path)
+    await _run_all_kinds(node.url, node.management_url, lambda: _kill_and_restart(node), tmp_path)
 
 
 @pytest.mark.broker
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", sorted(SUITES))
-async def test_nothing_is_lost_on_newer_versions(
+async def test_no_order_is_lost_when_consumers_and_newer_rabbitmq_are_killed(
     suite: str, tmp_path: Path, start_rabbitmq: Callable[..., RabbitNode]
 ) -> None:
-    """The same on RabbitMQ 4.0 and 4.3."""
     node = start_rabbitmq(installation=installations()[suite])
-    await _proof(node.url, node.management_url, lambda: _kill_and_restart(node), tmp_path)
+    await _run_all_kinds(node.url, node.management_url, lambda: _kill_and_restart(node), tmp_path)

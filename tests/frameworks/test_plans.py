@@ -1,4 +1,4 @@
-"""What consumers of other libraries say of a delivery, and what the plan makes of it."""
+"""Results of consumers of other libraries, and the settlement that the plan decides."""
 
 # mypy: disable-error-code="import-untyped, no-untyped-call"
 
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.socket
 
-_WAITING, _PARKED, _DONE, _IN_HAND = "waiting", "parked", "done", "in hand"
+_WAITING, _PARKED, _DONE, _UNACKED = "waiting", "parked", "done", "unacked"
 _RULES = (Rule(KeyError, Verdict.PARK),)
 
 
 @pytest.fixture
 def broker() -> Iterator[BrokerThread]:
-    """A broker whose clock stands still: what waits for retry waits until it is looked at."""
+    """A broker with a manual clock: messages in retry queues stay there."""
     with BrokerThread(ServerSettings(port=0, http_port=0, clock=ClockKind.VIRTUAL)) as broker:
         yield broker
 
 
 def _place(broker: BrokerThread) -> str | None:
-    """Where the one message is; None while it is on its way."""
+    """Return where the only message is, or None while it moves."""
     found = {queue.name: queue for queue in broker.snapshot().queues}
     if "orders" not in found:
         return None
     if found["orders"].unacked:
-        return _IN_HAND
+        return _UNACKED
     if found["orders"].ready:
         return None
     if "orders.dlq" in found and found["orders.dlq"].ready:
@@ -57,7 +57,7 @@ def _place(broker: BrokerThread) -> str | None:
     return _DONE
 
 
-async def _until(broker: BrokerThread, place: str, ran: Callable[[], bool]) -> None:
+async def _wait_for_place(broker: BrokerThread, place: str, ran: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not ran() or await asyncio.to_thread(_place, broker) != place:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -95,12 +95,12 @@ async def _process(message: Any) -> None:
         raise ValueError("no such item")
 
 
-async def _process_hopeless(message: Any) -> None:
+async def _process_and_park(message: Any) -> None:
     async with message.process(requeue=True):
         raise KeyError("item")
 
 
-async def _process_well(message: Any) -> None:
+async def _process_successfully(message: Any) -> None:
     async with message.process():
         pass
 
@@ -109,8 +109,8 @@ async def _raise(message: Any) -> None:
     raise ValueError("no such item")
 
 
-def _raising(error: BaseException) -> Callable[..., None]:
-    """A consumer of any library that raises."""
+def _callback_raising(error: BaseException) -> Callable[..., None]:
+    """Return a consumer callback for any library that raises the error."""
 
     def body(*_: Any) -> None:
         raise error
@@ -123,32 +123,32 @@ async def _park_within(message: Any) -> None:
         raise Park("hopeless")
 
 
-async def _reject_handling(message: Any) -> None:
+async def _reject_in_except(message: Any) -> None:
     try:
         raise ValueError("no such item")
     except ValueError:
         await message.reject(requeue=False)
 
 
-async def _settled_within(message: Any) -> None:
+async def _reject_in_process(message: Any) -> None:
     async with message.process(ignore_processed=True):
         await message.reject()
 
 
-async def _nothing(message: Any) -> None:
-    """Says nothing."""
+async def _do_not_settle(message: Any) -> None:
+    pass
 
 
 @pytest.mark.parametrize(
     ("callback", "place"),
     [
-        (_process_well, _DONE),
+        (_process_successfully, _DONE),
         (_process, _WAITING),
-        (_process_hopeless, _PARKED),
-        (_settled_within, _PARKED),
+        (_process_and_park, _PARKED),
+        (_reject_in_process, _PARKED),
         (_raise, _WAITING),
-        (_reject_handling, _PARKED),
-        (_nothing, _IN_HAND),
+        (_reject_in_except, _PARKED),
+        (_do_not_settle, _UNACKED),
         (lambda message: message.ack(), _DONE),
         (lambda message: message.reject(), _PARKED),
         (lambda message: message.reject(requeue=True), _WAITING),
@@ -158,33 +158,34 @@ async def _nothing(message: Any) -> None:
         (lambda message: Park("hopeless"), _PARKED),
         (lambda message: Retry("later"), _WAITING),
         (lambda message: Snooze(5), _WAITING),
-        (_raising(Park("hopeless")), _PARKED),
-        (_raising(Retry("later")), _WAITING),
+        (_callback_raising(Park("hopeless")), _PARKED),
+        (_callback_raising(Retry("later")), _WAITING),
         (_park_within, _PARKED),
     ],
 )
-async def test_what_a_callback_of_aio_pika_says(
+async def test_aio_pika_callback_decides_settlement(
     broker: BrokerThread, callback: Callable[[Any], Any], place: str
 ) -> None:
-    """Ack is done, requeue and exceptions go by the plan, reject parks, silence keeps."""
+    """Requeues and exceptions follow the plan, rejects park, and a message that is not settled
+    stays unacked.
+    """
     _fill(broker.url)
     ran: list[Any] = []
 
-    def noted(message: Any) -> Any:
+    def record_and_call(message: Any) -> Any:
         ran.append(message)
         return callback(message)
 
     async with _aio_pika(broker.url) as (plans, queue):
-        await plans.consume(queue, noted)
-        await _until(broker, place, lambda: bool(ran))
-        assert ran[0].message_id == "m1"  # everything else is the message's own
+        await plans.consume(queue, record_and_call)
+        await _wait_for_place(broker, place, lambda: bool(ran))
+        assert ran[0].message_id == "m1"  # other attributes come from the original message
         if callback in (_process, _raise):
             record = await asyncio.to_thread(_header, broker, "orders.retry.1h", "hopback-failure")
             assert '"type":"ValueError"' in record
 
 
-async def test_a_message_of_an_iterator(broker: BrokerThread) -> None:
-    """Whoever iterates asks for each message; it is settled by the plan, once."""
+async def test_iterated_message_is_settled_once_by_its_plan(broker: BrokerThread) -> None:
     _fill(broker.url)
     async with _aio_pika(broker.url) as (plans, queue):
         async with queue.iterator() as messages:
@@ -196,15 +197,16 @@ async def test_a_message_of_an_iterator(broker: BrokerThread) -> None:
                 with pytest.raises(aio_pika.exceptions.MessageProcessError):
                     await message.ack()
                 break
-        await _until(broker, _WAITING, lambda: True)
+        await _wait_for_place(broker, _WAITING, lambda: True)
 
 
-async def test_what_aio_pika_cannot_keep_is_refused(broker: BrokerThread) -> None:
-    """Automatic acks, several at once, a queue without a plan."""
+async def test_aio_pika_plans_reject_no_ack_multiple_ack_and_unplanned_queue(
+    broker: BrokerThread,
+) -> None:
     _fill(broker.url)
     async with _aio_pika(broker.url) as (plans, queue):
         with pytest.raises(UnsafeOperation, match="no_ack"):
-            await plans.consume(queue, _nothing, no_ack=True)
+            await plans.consume(queue, _do_not_settle, no_ack=True)
         message = await queue.get()
         with pytest.raises(UnsafeOperation, match="has no plan"):
             await plans.message("others", message)
@@ -218,28 +220,32 @@ async def test_what_aio_pika_cannot_keep_is_refused(broker: BrokerThread) -> Non
             await plans.message("orders", await queue.get(no_ack=True))
 
 
-async def test_a_start_that_cannot_be_is_refused(broker: BrokerThread) -> None:
-    """No plan, a retry queue of another form, a broker that is away; a queue is planned once."""
+async def test_start_fails_without_plan_with_conflicting_queue_and_unreachable_broker(
+    broker: BrokerThread,
+) -> None:
+    """A second plan for a queue is an error as well."""
     _fill(broker.url)
     async with await aio_pika.connect_robust(broker.url) as connection:
         plans = AioPikaPlans(connection)
         with pytest.raises(InvalidDeclaration, match="a plan for at least one queue"):
             await plans.start()
         plans.queue("orders", retry=["1h"])
-        with pytest.raises(InvalidDeclaration, match="a second plan"):
+        with pytest.raises(InvalidDeclaration, match="expected one plan, got a second one"):
             plans.queue("orders")
         channel = await connection.channel()
         await channel.declare_queue("orders.retry.1h", durable=True)
         with pytest.raises(TopologyConflict, match=r"orders\.retry\.1h"):
             await plans.start()
-        away = AioPikaPlans(connection, publish_to="amqp://127.0.0.1:1", timeout=0.2)
-        away.queue("orders", retry=["1h"])
+        unreachable = AioPikaPlans(connection, publish_to="amqp://127.0.0.1:1", timeout=0.2)
+        unreachable.queue("orders", retry=["1h"])
         with pytest.raises(ConnectionFailed, match=r"127\.0\.0\.1:1"):
-            await away.start()
+            await unreachable.start()
 
 
-async def test_a_second_copy_is_acked_without_a_run(broker: BrokerThread) -> None:
-    """A retry whose ack was lost comes twice; this process has seen the first one end."""
+async def test_redelivered_copy_of_handled_message_is_acked_without_run(
+    broker: BrokerThread,
+) -> None:
+    """The copy is the retry message itself, as after a lost ack."""
     _fill(broker.url)
     runs: list[int] = []
 
@@ -251,38 +257,38 @@ async def test_a_second_copy_is_acked_without_a_run(broker: BrokerThread) -> Non
 
     async with _aio_pika(broker.url) as (plans, queue):
         await plans.consume(queue, fail_once)
-        await _until(broker, _WAITING, lambda: bool(runs))
+        await _wait_for_place(broker, _WAITING, lambda: bool(runs))
         waiting = next(q for q in broker.snapshot().queues if q.name == "orders.retry.1h")
-        twin = waiting.messages[0]
-        headers: Any = dict(twin.properties.headers)
-        copy = aio_pika.Message(twin.body, headers=headers, message_id="m1")
+        original = waiting.messages[0]
+        headers: Any = dict(original.properties.headers)
+        copy = aio_pika.Message(original.body, headers=headers, message_id="m1")
         await asyncio.to_thread(broker.advance, 3601)
-        await _until(broker, _DONE, lambda: len(runs) == 2)
+        await _wait_for_place(broker, _DONE, lambda: len(runs) == 2)
         await queue.channel.default_exchange.publish(copy, "orders")
-        await _until(broker, _DONE, lambda: True)
+        await _wait_for_place(broker, _DONE, lambda: True)
     assert len(runs) == 2
 
 
 # --- pika
 
 
-def _blocking(
+def _consume_blocking(
     broker: BrokerThread, callback: Callable[..., Any], place: str, *, prefetch: int = 10
 ) -> None:
-    """Consume with the blocking adapter until the message is where it is expected."""
+    """Consume with the blocking adapter until the message is in the expected place."""
     parameters = pika.URLParameters(broker.url)
     connection = pika.BlockingConnection(parameters)
     channel = connection.channel()
     channel.basic_qos(prefetch_count=prefetch)
     ran: list[Any] = []
 
-    def noted(*arguments: Any) -> Any:
+    def record_and_call(*arguments: Any) -> Any:
         ran.append(arguments)
         return callback(*arguments)
 
     with PikaPlans(parameters) as plans:
         plans.queue("orders", retry=["1h"], rules=_RULES)
-        plans.consume(channel, "orders", noted)
+        plans.consume(channel, "orders", record_and_call)
         deadline = time.monotonic() + 20
         while not ran or _place(broker) != place:
             connection.process_data_events(0.01)
@@ -290,7 +296,7 @@ def _blocking(
     connection.close()
 
 
-def _nack_handling(channel: Any, method: Any, properties: Any, body: bytes) -> None:
+def _nack_in_except(channel: Any, method: Any, properties: Any, body: bytes) -> None:
     try:
         raise ValueError("no such item")
     except ValueError:
@@ -311,27 +317,28 @@ def _raise_in_pika(channel: Any, method: Any, properties: Any, body: bytes) -> N
         (lambda ch, method, *_: ch.basic_nack(method.delivery_tag, requeue=False), _PARKED),
         (lambda ch, method, *_: ch.basic_reject(method.delivery_tag), _WAITING),
         (lambda ch, method, *_: ch.basic_reject(method.delivery_tag, requeue=False), _PARKED),
-        (_nack_handling, _WAITING),
+        (_nack_in_except, _WAITING),
         (_raise_in_pika, _WAITING),
         (lambda *_: Park("hopeless"), _PARKED),
-        (_raising(Park("hopeless")), _PARKED),
-        (_raising(Snooze(5)), _WAITING),
-        (lambda *_: None, _IN_HAND),
+        (_callback_raising(Park("hopeless")), _PARKED),
+        (_callback_raising(Snooze(5)), _WAITING),
+        (lambda *_: None, _UNACKED),
     ],
 )
-def test_what_a_callback_of_pika_says(
+def test_pika_callback_decides_settlement(
     broker: BrokerThread, callback: Callable[..., Any], place: str
 ) -> None:
-    """Ack is done, requeue and exceptions go by the plan, reject parks, silence keeps."""
+    """Requeues and exceptions follow the plan, rejects park, and a message that is not settled
+    stays unacked.
+    """
     _fill(broker.url)
-    _blocking(broker, callback, place)
-    if callback in (_nack_handling, _raise_in_pika):
+    _consume_blocking(broker, callback, place)
+    if callback in (_nack_in_except, _raise_in_pika):
         record = _header(broker, "orders.retry.1h", "hopback-failure")
         assert '"message":"no such item"' in record
 
 
-def test_what_pika_cannot_keep_is_refused(broker: BrokerThread) -> None:
-    """Automatic acks, a queue without a plan, a tag that is settled already."""
+def test_pika_plans_reject_auto_ack_unplanned_queue_and_second_ack(broker: BrokerThread) -> None:
     _fill(broker.url)
     parameters = pika.URLParameters(broker.url)
     plans = PikaPlans(parameters)
@@ -340,21 +347,23 @@ def test_what_pika_cannot_keep_is_refused(broker: BrokerThread) -> None:
         plans.consume(None, "orders", _raise_in_pika, auto_ack=True)
     with pytest.raises(UnsafeOperation, match="has no plan"):
         plans.callback("others", _raise_in_pika)
-    refused: list[str] = []
+    errors: list[str] = []
 
     def twice(channel: Any, method: Any, properties: Any, body: bytes) -> None:
         channel.basic_ack(method.delivery_tag)
         try:
             channel.basic_ack(method.delivery_tag)
         except UnsafeOperation as error:
-            refused.append(str(error))
+            errors.append(str(error))
 
-    _blocking(broker, twice, _DONE)
-    assert "settled already" in refused[0]
+    _consume_blocking(broker, twice, _DONE)
+    assert "settled already" in errors[0]
 
 
-def test_a_blocking_connection_lives_while_its_retry_queue_is_away(broker: BrokerThread) -> None:
-    """The queue is deleted: the message stays in hand, heartbeats go on, and it moves when it is back."""
+def test_blocking_connection_survives_while_the_retry_queue_is_missing(
+    broker: BrokerThread,
+) -> None:
+    """The message stays unacked and heartbeats continue. It moves once the retry queue exists again."""
     _fill(broker.url)
     deleted: list[bool] = []
 
@@ -364,11 +373,12 @@ def test_a_blocking_connection_lives_while_its_retry_queue_is_away(broker: Broke
             deleted.append(True)
         raise ValueError("no such item")
 
-    _blocking(broker, delete_and_fail, _WAITING)
+    _consume_blocking(broker, delete_and_fail, _WAITING)
 
 
-async def test_an_async_callback_of_the_asyncio_adapter(broker: BrokerThread) -> None:
-    """It is run on the adapter's loop; what it raises goes by the plan."""
+async def test_exception_of_async_callback_on_asyncio_adapter_is_retried(
+    broker: BrokerThread,
+) -> None:
     _fill(broker.url)
     parameters = pika.URLParameters(broker.url)
     plans = PikaPlans(parameters)
@@ -389,7 +399,7 @@ async def test_an_async_callback_of_the_asyncio_adapter(broker: BrokerThread) ->
         ),
         on_close_callback=lambda *_: closed.set(),
     )
-    await _until(broker, _WAITING, lambda: bool(ran))
+    await _wait_for_place(broker, _WAITING, lambda: bool(ran))
     connection.close()
     await closed.wait()
     await asyncio.to_thread(plans.close)
@@ -410,9 +420,9 @@ async def _faststream(
     @framework.subscriber(RabbitQueue("orders", durable=True), **subscriber)
     async def handle(order: dict[str, int], message: RabbitMessage) -> None:
         ran.append(order)
-        returned = body(message)
-        if asyncio.iscoroutine(returned):
-            await returned
+        result = body(message)
+        if asyncio.iscoroutine(result):
+            await result
 
     async with plans:
         await framework.start()
@@ -427,43 +437,42 @@ _MANUAL = {"ack_policy": AckPolicy.MANUAL}
     ("body", "options", "place"),
     [
         (lambda message: None, {}, _DONE),
-        (_raising(ValueError("no such item")), {}, _WAITING),
-        (_raising(KeyError("item")), {}, _PARKED),
-        (_raising(AckMessage()), {}, _DONE),
-        (_raising(NackMessage()), {}, _WAITING),
-        (_raising(RejectMessage()), {}, _PARKED),
-        (_raising(Park("hopeless")), {}, _PARKED),
-        (_raising(Retry("later")), {}, _WAITING),
-        (_raising(Done()), _MANUAL, _DONE),
+        (_callback_raising(ValueError("no such item")), {}, _WAITING),
+        (_callback_raising(KeyError("item")), {}, _PARKED),
+        (_callback_raising(AckMessage()), {}, _DONE),
+        (_callback_raising(NackMessage()), {}, _WAITING),
+        (_callback_raising(RejectMessage()), {}, _PARKED),
+        (_callback_raising(Park("hopeless")), {}, _PARKED),
+        (_callback_raising(Retry("later")), {}, _WAITING),
+        (_callback_raising(Done()), _MANUAL, _DONE),
         (lambda message: message.nack(), {}, _WAITING),
         (lambda message: message.reject(), {}, _PARKED),
-        (_raising(ValueError("x")), {"ack_policy": AckPolicy.NACK_ON_ERROR}, _WAITING),
+        (_callback_raising(ValueError("x")), {"ack_policy": AckPolicy.NACK_ON_ERROR}, _WAITING),
         (lambda message: message.ack(), _MANUAL, _DONE),
-        (_raising(ValueError("x")), _MANUAL, _WAITING),
+        (_callback_raising(ValueError("x")), _MANUAL, _WAITING),
         (lambda message: None, _MANUAL, _WAITING),
     ],
 )
-async def test_what_a_subscriber_of_faststream_says(
+async def test_faststream_subscriber_decides_settlement(
     broker: BrokerThread, body: Callable[[RabbitMessage], Any], options: Any, place: str
 ) -> None:
-    """Exceptions go by the plan, whatever the framework's own policy; rules park."""
+    """Exceptions follow the plan and its rules, regardless of FastStream's ack policy."""
     _fill(broker.url)
     async with _faststream(broker.url, body, **options) as ran:
-        await _until(broker, place, lambda: bool(ran))
+        await _wait_for_place(broker, place, lambda: bool(ran))
 
 
 @pytest.mark.parametrize("policy", [AckPolicy.ACK, AckPolicy.ACK_FIRST])
-async def test_policies_that_leave_nothing_to_a_plan_are_refused(
+async def test_start_rejects_ack_policies_that_ack_without_a_plan(
     broker: BrokerThread, policy: AckPolicy
 ) -> None:
-    """At the start, before anything is consumed."""
     with pytest.raises(UnsafeOperation, match=policy.name):
         async with _faststream(broker.url, lambda message: None, ack_policy=policy):
             pass
 
 
-async def test_a_payload_that_fits_nothing_is_parked(broker: BrokerThread) -> None:
-    """Neither a validation that fails nor bytes that are no JSON are tried again."""
+async def test_invalid_payload_is_parked_without_retry(broker: BrokerThread) -> None:
+    """Neither failed validation nor invalid JSON is retried."""
     for number, payload in enumerate((b'"no order"', b"\xff{"), 1):
         connection = pika.BlockingConnection(pika.URLParameters(broker.url))
         channel = connection.channel()
@@ -472,14 +481,14 @@ async def test_a_payload_that_fits_nothing_is_parked(broker: BrokerThread) -> No
         channel.basic_publish("", "orders", payload, json_type)
         connection.close()
         async with _faststream(broker.url, lambda message: None) as ran:
-            await _until(broker, _PARKED, lambda: True)
+            await _wait_for_place(broker, _PARKED, lambda: True)
             assert ran == []
         queues = {queue.name: len(queue.ready) for queue in broker.snapshot().queues}
         assert (queues["orders.dlq"], queues["orders.retry.1h"]) == (number, 0)
 
 
-async def test_a_reply_that_cannot_be_published_is_a_failure(broker: BrokerThread) -> None:
-    """The message is settled after everything that belongs to it, not before."""
+async def test_message_is_retried_if_its_reply_cannot_be_published(broker: BrokerThread) -> None:
+    """The message is settled after its reply."""
     _fill(broker.url)
     framework = RabbitBroker(broker.url, logger=None)
     plans = FastStreamPlans(framework)
@@ -494,12 +503,12 @@ async def test_a_reply_that_cannot_be_published_is_a_failure(broker: BrokerThrea
 
     async with plans:
         await framework.start()
-        await _until(broker, _WAITING, lambda: True)
+        await _wait_for_place(broker, _WAITING, lambda: True)
         await framework.stop()
 
 
-async def test_the_test_broker_of_faststream_works_as_before() -> None:
-    """Unit tests of subscribers need no plan that is in force."""
+async def test_faststream_test_broker_works_with_plans() -> None:
+    """Unit tests of subscribers do not start the plans."""
     framework = RabbitBroker("amqp://127.0.0.1:1")
     plans = FastStreamPlans(framework)
     plans.queue("orders", retry=["1h"])
@@ -509,13 +518,15 @@ async def test_the_test_broker_of_faststream_works_as_before() -> None:
     async def handle(order: int) -> None:
         ran.append(order)
 
-    async with TestRabbitBroker(framework) as tested:
-        await tested.publish(7, "orders")
+    async with TestRabbitBroker(framework) as test_broker:
+        await test_broker.publish(7, "orders")
     assert ran == [7]
 
 
-async def test_a_subscriber_before_its_plan_loses_nothing(broker: BrokerThread) -> None:
-    """Started without the plans, it keeps the message in hand; the broker delivers it again."""
+async def test_subscriber_started_without_plans_keeps_messages_unacked(
+    broker: BrokerThread,
+) -> None:
+    """The broker redelivers the message after the subscriber stops."""
     _fill(broker.url)
     framework = RabbitBroker(broker.url, logger=None)
     plans = FastStreamPlans(framework)
@@ -523,10 +534,10 @@ async def test_a_subscriber_before_its_plan_loses_nothing(broker: BrokerThread) 
 
     @framework.subscriber(RabbitQueue("orders", durable=True))
     async def handle(order: dict[str, int]) -> None:
-        raise AssertionError("it must not run")
+        raise AssertionError("the handler must not run")
 
     await framework.start()
-    await _until(broker, _IN_HAND, lambda: True)
+    await _wait_for_place(broker, _UNACKED, lambda: True)
     await framework.stop()
     ready = {queue.name: len(queue.ready) for queue in broker.snapshot().queues}
     assert ready["orders"] == 1

@@ -1,4 +1,4 @@
-"""Real workers of Celery and Dramatiq: what they give up is read, and taken again when it is re-driven."""
+"""Workers of Celery and Dramatiq: their dead letters are read, and the tasks run after a re-drive."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from hopback.ops import DeadLetter
 
-_PATIENCE_S = 60.0  # far more than a worker takes to start on a busy machine
+_TIMEOUT_S = 60.0  # well above the start time of a worker on a busy machine
 
 
 @pytest.fixture(params=["embedded", pytest.param("rabbitmq", marks=pytest.mark.broker)])
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """A broker's URL and that of its management API."""
+    """Return the URLs of a broker and its management API."""
     if request.param == "embedded":
         settings = ServerSettings(port=0, http_port=0, clock=ClockKind.SYSTEM)
         with BrokerThread(settings) as broker:
@@ -43,17 +43,17 @@ def place(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 
 pytestmark = pytest.mark.socket
 _ON_ONE = pytest.mark.parametrize("place", ["embedded"], indirect=True)
-"""What no broker has a part in need not be tried on two."""
+"""For tests that do not depend on the broker."""
 
 
 @asynccontextmanager
 async def _worker(
     url: str, folder: Path, *command: str, repaired: bool = False, **more: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A worker as its framework starts it, ended by SIGTERM."""
-    around = {
+    """Run a worker with its framework's command. SIGTERM ends it."""
+    environment = {
         **os.environ,
-        "C_FORCE_ROOT": "1",  # CI is root, and one of the tasks is a pickle of our own
+        "C_FORCE_ROOT": "1",  # CI runs as root, and Celery refuses pickles as root without it
         "TASKS_BROKER": url,
         "TASKS_LEDGER": str(folder / "ledger.txt"),
         **({"REPAIRED": "1"} if repaired else {}),
@@ -61,7 +61,7 @@ async def _worker(
     }
     with (folder / "worker.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *command, env=around, stdout=log, stderr=log
+            sys.executable, "-m", *command, env=environment, stdout=log, stderr=log
         )
     try:
         yield process
@@ -79,7 +79,7 @@ _DRAMATIQ = ("dramatiq", "tests.frameworks.dramatiq_app", "--processes=1", "--th
 
 
 async def _send(url: str, *calls: str) -> None:
-    """As a producer would, in its own process."""
+    """Publish from a separate process, as a producer does."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "\n".join(calls), env={**os.environ, "TASKS_BROKER": url}
     )
@@ -94,11 +94,11 @@ async def _declare(url: str, *queues: str) -> None:
     await connection.close()
 
 
-async def _until_depth(url: str, queue: str, depth: int, folder: Path) -> None:
+async def _wait_for_depth(url: str, queue: str, depth: int, folder: Path) -> None:
     connection = await RabbitMQ(url).connect("counting")
     found = None
     try:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             while found != depth:
                 await asyncio.sleep(0.1)
                 state = await count_now(connection, queue)
@@ -122,8 +122,10 @@ async def _operations(place: tuple[str, str]) -> AsyncIterator[Operations]:
         yield operations
 
 
-async def _looked(operations: Operations, queue: str) -> dict[str, tuple[DeadLetter, str]]:
-    """The dead letters of a queue by their type, each with the sentence about it."""
+async def _read_dead_letters(
+    operations: Operations, queue: str
+) -> dict[str, tuple[DeadLetter, str]]:
+    """Return the dead letters of a queue by type, each with its summary sentence."""
     session = await operations.open_session(queue)
     listed = (await operations.messages(session.id, size=100)).dead_letters
     found = {
@@ -133,7 +135,7 @@ async def _looked(operations: Operations, queue: str) -> dict[str, tuple[DeadLet
     return found
 
 
-async def _redriven(operations: Operations, queue: str, count: int) -> None:
+async def _redrive(operations: Operations, queue: str, count: int) -> None:
     head = Selection(limit=count)
     request = RedriveRequest(queue=queue, selection=head, expected_count=count, reason="repaired")
     job = await operations.on_behalf_of(Who("test", "test")).start(request)
@@ -141,25 +143,25 @@ async def _redriven(operations: Operations, queue: str, count: int) -> None:
     assert job.counts.done == count
 
 
-async def _until_done(folder: Path, orders: set[int]) -> None:
+async def _wait_until_handled(folder: Path, orders: set[int]) -> None:
     ledger = folder / "ledger.txt"
 
-    def done() -> set[int]:
+    def handled() -> set[int]:
         return {int(line) for line in ledger.read_text().split()} if ledger.exists() else set()
 
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            while done() != orders:  # noqa: ASYNC110 - nothing to wait on but the look itself
+        async with asyncio.timeout(_TIMEOUT_S):
+            while handled() != orders:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.1)
     except TimeoutError:
         log = (folder / "worker.log").read_text(errors="replace")[-4000:]
-        raise AssertionError(f"expected {orders}, found {done()}\n{log}") from None
+        raise AssertionError(f"expected {orders}, found {handled()}\n{log}") from None
 
 
-async def test_failed_tasks_of_celery_are_parked_and_taken_again(
+async def test_failed_celery_tasks_are_parked_and_run_after_redrive(
     place: tuple[str, str], tmp_path: Path
 ) -> None:
-    """Raised, retried in vain, killed, too slow: each rests with its exception, and runs when re-driven."""
+    """Raised, retried in vain, killed and timed-out tasks are parked with their exceptions."""
     url = place[0]
     await _send(
         url,
@@ -170,29 +172,26 @@ async def test_failed_tasks_of_celery_are_parked_and_taken_again(
         "slow.delay(4)",
     )
     async with _worker(url, tmp_path, *_CELERY):
-        await _until_depth(url, "tasks.dlq", 4, tmp_path)
+        await _wait_for_depth(url, "tasks.dlq", 4, tmp_path)
     async with _operations(place) as operations:
-        found = await _looked(operations, "tasks.dlq")
+        found = await _read_dead_letters(operations, "tasks.dlq")
         errors = {name.rpartition(".")[2]: one.error for name, (one, _) in found.items()}
         assert errors["charge"] == errors["again"] == "ConnectionError"
         assert errors["deadly"].endswith("WorkerLostError")
         assert errors["slow"].endswith("TimeLimitExceeded")
         one, sentence = found["tests.frameworks.celery_app.charge"]
-        assert one.error_message == "the bank does not take EUR"
+        assert one.error_message == "the bank rejects EUR"
         assert 'Celery task tests.frameworks.celery_app.charge(1, currency="EUR")' in sentence
         assert found["tests.frameworks.celery_app.again"][0].attempts == 3
         async with _worker(url, tmp_path, *_CELERY, repaired=True):
-            await _redriven(operations, "tasks.dlq", 4)
-            await _until_done(tmp_path, {1, 2, 3, 4})
+            await _redrive(operations, "tasks.dlq", 4)
+            await _wait_until_handled(tmp_path, {1, 2, 3, 4})
 
 
-async def test_tasks_that_the_broker_dead_lettered_are_taken_again(
+async def test_celery_tasks_rejected_to_own_dead_letter_queue_run_after_redrive(
     place: tuple[str, str], tmp_path: Path
 ) -> None:
-    """What Celery rejects into a dead-letter queue of the application's own is read and re-driven.
-
-    Whatever Kombu has serialized and compressed it with.
-    """
+    """With every serializer and compression of Kombu."""
     url = place[0]
     worker = (*_CELERY, "--queues=plain")
     await _declare(url, "plain.dead")
@@ -204,68 +203,70 @@ async def test_tasks_that_the_broker_dead_lettered_are_taken_again(
     ]
     await _send(
         url,
-        "from tests.frameworks.celery_app import refused",
+        "from tests.frameworks.celery_app import reject_order",
         f"for order, form in enumerate({forms!r}):",
-        "    refused.apply_async((order,), queue='plain', **form)",
+        "    reject_order.apply_async((order,), queue='plain', **form)",
     )
     async with _worker(url, tmp_path, *worker):
-        await _until_depth(url, "plain.dead", len(forms), tmp_path)
+        await _wait_for_depth(url, "plain.dead", len(forms), tmp_path)
     async with _operations(place) as operations:
         session = await operations.open_session("plain.dead")
         page = await operations.messages(session.id, size=100)
-        looked = [await operations.message(session.id, one.id) for one in page.dead_letters]
+        views = [await operations.message(session.id, one.id) for one in page.dead_letters]
         await operations.release(session.id)
-        assert {(one.dead_letter.reason, one.dead_letter.origin) for one in looked} == {
+        assert {(one.dead_letter.reason, one.dead_letter.origin) for one in views} == {
             ("rejected", "plain")
         }
-        calls = {one.sentence.partition("celery_app.")[2] for one in looked}
-        pickled = next(place for place, form in enumerate(forms) if "pickle" in form.values())
+        calls = {one.sentence.partition("celery_app.")[2] for one in views}
+        pickle_index = next(place for place, form in enumerate(forms) if "pickle" in form.values())
         assert calls == {
-            f"refused({order})." for order in range(len(forms)) if order != pickled
-        } | {f"refused(({pickled},) (as its producer showed them: a pickle is not loaded))."}
+            f"reject_order({order})." for order in range(len(forms)) if order != pickle_index
+        } | {
+            f"reject_order(({pickle_index},) (as its producer showed them: a pickle is not loaded))."
+        }
         async with _worker(url, tmp_path, *worker, repaired=True):
-            await _redriven(operations, "plain.dead", len(forms))
-            await _until_done(tmp_path, set(range(len(forms))))
+            await _redrive(operations, "plain.dead", len(forms))
+            await _wait_until_handled(tmp_path, set(range(len(forms))))
 
 
 @_ON_ONE
-async def test_a_worker_whose_tasks_are_acked_early_is_refused(
+async def test_celery_worker_with_early_acks_exits_at_start(
     place: tuple[str, str], tmp_path: Path
 ) -> None:
-    """It ends at its start, says which tasks and what to set, and has taken nothing."""
+    """The log names the tasks and the required setting. The worker consumes no message."""
     url = place[0]
     async with _worker(url, tmp_path, *_CELERY, TASKS_EARLY="1") as process:
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             assert await process.wait() != 0
     log = (tmp_path / "worker.log").read_text()
     assert "are acked before they run" in log
     assert "Set `task_acks_late = True`" in log
 
 
-async def test_dead_messages_of_dramatiq_are_taken_again(
+async def test_dead_dramatiq_messages_run_after_redrive(
     place: tuple[str, str], tmp_path: Path
 ) -> None:
-    """What Dramatiq gave up lies in `default.XQ`: actor, arguments and exception are read from its body."""
+    """Actor, arguments and exception come from the body of the message in `default.XQ`."""
     url = place[0]
     async with _worker(url, tmp_path, *_DRAMATIQ):
         await _send(url, "from tests.frameworks.dramatiq_app import charge", "charge.send(9)")
-        await _until_depth(url, "default.XQ", 1, tmp_path)
+        await _wait_for_depth(url, "default.XQ", 1, tmp_path)
     async with _operations(place) as operations:
-        one, sentence = (await _looked(operations, "default.XQ"))["charge"]
+        one, sentence = (await _read_dead_letters(operations, "default.XQ"))["charge"]
         assert (one.error, one.error_message) == (
             "ConnectionError",
-            "the bank does not take EUR",
+            "the bank rejects EUR",
         )
         assert (one.recorded_by, one.attempts, one.origin) == ("Dramatiq", 2, "default")
         assert "Dramatiq task charge(9)" in sentence
         async with _worker(url, tmp_path, *_DRAMATIQ, repaired=True):
-            await _redriven(operations, "default.XQ", 1)
-            await _until_done(tmp_path, {9})
+            await _redrive(operations, "default.XQ", 1)
+            await _wait_until_handled(tmp_path, {9})
 
 
 @_ON_ONE
-async def test_a_pickle_of_kombu_is_shown_and_never_loaded(place: tuple[str, str]) -> None:
-    """Of a message that Kombu pickled its kind is told, and its bytes stay bytes."""
+async def test_kombu_pickle_is_shown_and_not_loaded(place: tuple[str, str]) -> None:
+    """The page shows its content type. The body stays bytes."""
     url = place[0]
     await _declare(url, "kombu", "kombu.dlq")
     connection = await RabbitMQ(url).connect("producer")

@@ -1,1 +1,1 @@
-"""The test suites of other projects, run against `hopback broker` and against RabbitMQ."""
+"""Test suites of other projects, run against `hopback broker` and RabbitMQ."""

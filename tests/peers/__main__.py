@@ -1,10 +1,10 @@
-"""Run the suites of other projects, and write what came of it into docs/reference/peers.md.
+"""Run the suites of other projects and write the results to docs/reference/peers.md.
 
     python -m tests.peers [--only SUITE …] [--brokers BROKER …] [--page]
 
-Each broker runs in a network namespace of its own, made by this command, as root: nothing that a
-suite calls can reach any other broker. RabbitMQ 4.0 and 4.3 are among them where
-`make test-brokers` has built them. `--page` writes the page from the results that are there.
+Each broker runs in a network namespace that this command creates as root, so a suite cannot reach
+any other broker. RabbitMQ 4.0 and 4.3 are included if `make test-brokers` has built them. `--page`
+writes the page from the stored results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PLUGIN = Path(__file__).parent / "inside"
 
 
 def brokers() -> tuple[str, ...]:
-    """The installed RabbitMQ, those of the chroots that are built, and ours in its profiles."""
+    """Return the installed RabbitMQ, those in chroots, and the profiles of `hopback broker`."""
     built = tuple(
         f"rabbitmq-{DEBIANS[suite]}"
         for suite, found in installations().items()
@@ -46,27 +46,27 @@ def brokers() -> tuple[str, ...]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what is asked for; 1 where something passes on RabbitMQ and not here, without a reason."""
+    """Run the selected suites. Return 1 if a test fails only on `hopback broker`, without a known reason."""
     parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[suite.name for suite in SUITES])
     parser.add_argument("--brokers", nargs="+", choices=brokers(), default=brokers())
     parser.add_argument("--page", action="store_true")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    chosen = [suite for suite in SUITES if options.only is None or suite.name in options.only]
+    selected = [suite for suite in SUITES if options.only is None or suite.name in options.only]
     if options.inside:
-        return _inside(options.inside, chosen)
+        return _inside(options.inside, selected)
     if not options.page:
-        environment.make()
+        environment.create()
         for broker in options.brokers:
-            _in_a_namespace(broker, chosen)
+            _run_in_namespace(broker, selected)
     unexplained = write_page(_results())
     for row in unexplained:
-        sys.stderr.write(f"hopback: passes on RabbitMQ and not here: {row}\n")
+        sys.stderr.write(f"hopback: passes on RabbitMQ and fails on hopback broker: {row}\n")
     return 1 if unexplained else 0
 
 
-def _in_a_namespace(broker: str, suites: list[Suite]) -> None:
+def _run_in_namespace(broker: str, suites: list[Suite]) -> None:
     if os.geteuid() != 0:
         raise SystemExit("hopback: a network namespace takes root; run `make test-peers` as root")
     again = [sys.executable, "-m", "tests.peers", "--inside", broker]
@@ -75,7 +75,7 @@ def _in_a_namespace(broker: str, suites: list[Suite]) -> None:
 
 
 def _results() -> dict[str, dict[str, object]]:
-    """What the runs have left behind, by broker."""
+    """Return the stored results by broker."""
     found = {}
     for broker in brokers():
         path = environment.WORK / "results" / f"{broker}.json"
@@ -88,7 +88,7 @@ def _results() -> dict[str, dict[str, object]]:
 
 
 def _inside(broker: str, suites: list[Suite]) -> int:
-    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]  # two lines of titles
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]  # two header lines
     if (names := [line.split(":")[0].strip() for line in lines]) != ["lo"]:
         raise SystemExit(f"hopback: expected a network namespace with lo alone, got {names}")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -96,14 +96,15 @@ def _inside(broker: str, suites: list[Suite]) -> int:
     kept.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(kept.read_text()) if kept.exists() else {"suites": {}}
     for suite in suites:
-        # A broker of its own for each suite: none finds what another has left.
-        docker = Path(f"/tmp/hopback-peers-{broker}.sock")  # a namespace has no files of its own
-        with _started(broker) as version, docker_at(docker) as host:
-            begun = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
-            begin = time.monotonic()
+        # A new broker for each suite, without the state of earlier suites.
+        # Network namespaces share the file system.
+        docker = Path(f"/tmp/hopback-peers-{broker}.sock")
+        with _run_broker(broker) as version, docker_at(docker) as host:
+            started = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+            clock = time.monotonic()
             found = _run(broker, suite, host)
-            found["begun"] = begun
-            found["seconds"] = round(time.monotonic() - begin)
+            found["begun"] = started
+            found["seconds"] = round(time.monotonic() - clock)
             known["suites"][suite.name] = found
             known["version"] = version
             kept.write_text(json.dumps(known))
@@ -114,8 +115,8 @@ def _inside(broker: str, suites: list[Suite]) -> int:
 
 
 @contextmanager
-def _started(broker: str) -> Iterator[str]:
-    """The broker on the ports that everybody takes for granted; its version."""
+def _run_broker(broker: str) -> Iterator[str]:
+    """Start the broker on the default ports and yield its version."""
     kind, _, which = broker.partition("-")
     if kind == "hopback":
         command = [sys.executable, "-m", "hopback", "broker", "--profile", which]
@@ -137,15 +138,15 @@ def _started(broker: str) -> Iterator[str]:
 
 def _run(broker: str, suite: Suite, docker_host: str) -> dict[str, Any]:
     folder = environment.WORK / "results"
-    asked = folder / f"{broker}-{suite.name}-asked.json"
-    told = folder / f"{broker}-{suite.name}-told.json"
-    told.unlink(missing_ok=True)
-    asked.write_text(json.dumps({"left_out": list(suite.left_out), "results": str(told)}))
+    request = folder / f"{broker}-{suite.name}-asked.json"
+    output = folder / f"{broker}-{suite.name}-told.json"
+    output.unlink(missing_ok=True)
+    request.write_text(json.dumps({"left_out": list(suite.left_out), "results": str(output)}))
     paths = [str(environment.source_of(suite.package) / path) for path in suite.paths]
     command = [str(environment.python()), "-m", "pytest", "-q", "-p", "hopback_peers"]
     limits = [f"--timeout={TEST_SECONDS}", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    # pytest's own way to show where a test failed reads the source anew, and where that fails in
-    # Python 3.11 (a SystemError) it ends the whole run.
+    # pytest's default traceback parses the source again. If that fails in Python 3.11 (a
+    # SystemError), the whole run ends.
     limits.append("--tb=native")
     with (folder / f"{broker}-{suite.name}.log").open("w") as log:
         ended = "in time"
@@ -159,7 +160,7 @@ def _run(broker: str, suite: Suite, docker_host: str) -> dict[str, Any]:
                     "LANG": "C.UTF-8",
                     "PYTHONPATH": str(_PLUGIN),
                     "DOCKER_HOST": docker_host,
-                    "HOPBACK_PEERS": str(asked),
+                    "HOPBACK_PEERS": str(request),
                     **suite.environment,
                 },
                 stdin=subprocess.DEVNULL,
@@ -170,8 +171,8 @@ def _run(broker: str, suite: Suite, docker_host: str) -> dict[str, Any]:
             )
         except subprocess.TimeoutExpired:
             ended = "cut off"
-    nothing: dict[str, object] = {"outcomes": {}, "words": {}}
-    found = json.loads(told.read_text()) if told.exists() else nothing
+    empty: dict[str, object] = {"outcomes": {}, "words": {}}
+    found = json.loads(output.read_text()) if output.exists() else empty
     return {**found, "ended": ended}
 
 

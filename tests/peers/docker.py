@@ -1,7 +1,7 @@
-"""As much of Docker's API as aio-pika's suite uses to find a broker: the one that runs here already.
+"""The part of Docker's API with which aio-pika's suite finds a broker: it returns the running one.
 
-It asks Docker for a container with RabbitMQ and connects to the ports it tells. So it runs
-unchanged, without Docker.
+The suite requests a RabbitMQ container and connects to the ports in the answer. It runs unchanged
+and without Docker.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """What a container is."""
+        """Describe the container."""
         self._answer({"Id": "here", "NetworkSettings": {"Ports": _PORTS}})
 
     def do_POST(self) -> None:
-        """Pull, create, start, stop, kill: all is done already."""
+        """Accept pull, create, start, stop and kill without effect."""
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._answer({"Id": "here"})
 
     def do_DELETE(self) -> None:
-        """Gone."""
+        """Accept the removal without effect."""
         self._answer({})
 
     def _answer(self, value: object) -> None:
@@ -46,11 +46,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def address_string(self) -> str:
-        """A client on a Unix socket has no address."""
+        """Return a fixed name: clients on a Unix socket have no address."""
         return "here"
 
     def log_message(self, *_arguments: object) -> None:
-        """Say nothing."""
+        """Log no requests."""
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -59,7 +59,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 @contextmanager
 def docker_at(path: Path) -> Iterator[str]:
-    """Serve on a socket; the value for DOCKER_HOST."""
+    """Serve on a socket and yield the value for DOCKER_HOST."""
     path.unlink(missing_ok=True)
     with _Server(str(path), _Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

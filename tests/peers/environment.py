@@ -1,4 +1,4 @@
-"""The suites' own Python, with the packages, and their sources: below `.work/peers`, never committed."""
+"""The Python environment of the suites with their packages and sources, below `.work/peers`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from pathlib import Path
 from tests.harness.archives import unpack
 from tests.peers.suites import REQUIREMENTS, SUITES
 
-__all__ = ["WORK", "make", "python", "source_of"]
+__all__ = ["WORK", "create", "python", "source_of"]
 
 WORK = (Path(__file__).parents[2] / ".work" / "peers").resolve()
-"""Without links: pytest names tests by the folders that it finds itself in."""
+"""Resolved, because pytest names tests by their real paths."""
 _PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
 def python() -> Path:
-    """The interpreter that has the packages."""
+    """Return the interpreter with the packages."""
     return WORK / "python" / "bin" / "python"
 
 
 def source_of(package: str) -> Path:
-    """The folder of an unpacked source package."""
+    """Return the folder of an unpacked source package."""
     return WORK / "sources" / package
 
 
-def make() -> None:
-    """Install the packages and unpack their sources; RuntimeError says what was not available."""
-    wanted = "\n".join((str(sys.version_info[:2]), *REQUIREMENTS, *(s.package for s in SUITES)))
+def create() -> None:
+    """Install the packages and unpack their sources. Raise RuntimeError with the failed command."""
+    content = "\n".join((str(sys.version_info[:2]), *REQUIREMENTS, *(s.package for s in SUITES)))
     stamp = WORK / ".ready"
-    if stamp.exists() and stamp.read_text() == wanted:
+    if stamp.exists() and stamp.read_text() == content:
         return
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
@@ -42,11 +42,11 @@ def make() -> None:
     _run(str(python()), *_PIP, "install", *packages, *REQUIREMENTS)
     for suite in SUITES:
         _unpack(suite.package, suite.name)
-    stamp.write_text(wanted)
+    stamp.write_text(content)
 
 
 def _unpack(package: str, name: str) -> None:
-    """Its source package as the registry has it."""
+    """Download and unpack the source package from the registry."""
     folder = WORK / "downloads" / name
     _run(
         str(python()),
@@ -70,5 +70,5 @@ def _unpack(package: str, name: str) -> None:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip()[-1000:]
-        raise RuntimeError(f"expected `{' '.join(command)}` to succeed; it said: {said}")
+        output = (done.stderr or done.stdout).strip()[-1000:]
+        raise RuntimeError(f"expected `{' '.join(command)}` to succeed; it printed: {output}")

@@ -1,4 +1,4 @@
-"""Tests that pass on RabbitMQ and not on `hopback broker`, each with its reason."""
+"""Tests that pass on RabbitMQ and fail on `hopback broker`, with the reason."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ REASONS: Mapping[str, str] = {
         " once, its handler has already set the flag to True"
     ),
 }
-"""The last part of a test's name, without its parameters → why."""
+"""Reasons by test name, without path and parameters."""

@@ -1,4 +1,4 @@
-"""The page docs/reference/peers.md, from the results of the runs."""
+"""Writes docs/reference/peers.md from the results of the runs."""
 
 from __future__ import annotations
 
@@ -74,22 +74,24 @@ for results instead of Redis. AMQPStorm gets address, user and password from its
 
 
 def write_page(results: Mapping[str, Any]) -> list[str]:
-    """Write it; what passes on RabbitMQ and not on ours without a known reason."""
+    """Write the page. Return tests that pass on RabbitMQ and fail on `hopback broker` without a
+    known reason.
+    """
     unexplained: list[str] = []
     differing: list[str] = []
     alone: list[str] = []
     both: list[str] = []
     for suite in SUITES:
         for broker in (name for name in results if name.startswith("hopback")):
-            theirs = _outcomes(results, _reference(results, broker), suite)
+            real = _outcomes(results, _reference(results, broker), suite)
             for test, outcome in sorted(_outcomes(results, broker, suite).items()):
-                if outcome != "failed" or theirs.get(test, "passed") != "passed":
+                if outcome != "failed" or real.get(test, "passed") != "passed":
                     continue
-                reason = REASONS.get(_function(test)) or _elsewhere(results, suite, test)
+                reason = REASONS.get(_function(test)) or _failures_on_rabbitmq(results, suite, test)
                 row = f"{suite.name}, `{test}`, {_title(broker)}"
                 line = f"- {row}: {reason or 'cause not known yet'}."
-                (differing if test in theirs else alone).append(line)
-                if reason is None and test in theirs:
+                (differing if test in real else alone).append(line)
+                if reason is None and test in real:
                     unexplained.append(row)
         for broker in (name for name in results if name.startswith("rabbitmq")):
             found = sorted(_outcomes(results, broker, suite).items())
@@ -113,7 +115,7 @@ def write_page(results: Mapping[str, Any]) -> list[str]:
 
 
 def _reference(results: Mapping[str, Any], broker: str) -> str | None:
-    """The RabbitMQ of the same version, or, where it was not run, the installed one."""
+    """Return the RabbitMQ of the same version, or the installed one if that version was not run."""
     series = broker.partition("-")[2]
     real = [name for name in results if name.startswith("rabbitmq")]
     same = (name for name in real if results[name]["version"].startswith(f"{series}."))
@@ -121,7 +123,7 @@ def _reference(results: Mapping[str, Any], broker: str) -> str | None:
 
 
 def _references(results: Mapping[str, Any]) -> str:
-    """Which is compared with which."""
+    """Return the pairs of compared brokers."""
     pairs = []
     for broker in (name for name in results if name.startswith("hopback")):
         reference = _reference(results, broker)
@@ -129,15 +131,15 @@ def _references(results: Mapping[str, Any]) -> str:
             pairs.append(
                 f"{_title(broker)} with {_title(reference, results[reference]['version'])}"
             )
-    return ", ".join(pairs) or "nothing with nothing"
+    return ", ".join(pairs) or "no brokers"
 
 
 def _function(test: str) -> str:
     return test.rpartition("::")[2].partition("[")[0]
 
 
-def _elsewhere(results: Mapping[str, Any], suite: Suite, test: str) -> str | None:
-    """Where the same test, perhaps with other parameters, failed on a RabbitMQ."""
+def _failures_on_rabbitmq(results: Mapping[str, Any], suite: Suite, test: str) -> str | None:
+    """Return on which RabbitMQ versions the same test failed, with any parameters."""
     failed = [
         _title(broker, results[broker]["version"])
         for broker in results
@@ -188,7 +190,7 @@ def _cell(found: Mapping[str, Any] | None, most: int) -> str:
     skipped = outcomes.count("skipped")
     text = f"{outcomes.count('passed')} of {len(outcomes) - skipped}"
     text += f" ({skipped})" if skipped else ""
-    return text + (", broke off" if len(outcomes) < most else "")
+    return text + (", aborted" if len(outcomes) < most else "")
 
 
 def _time(found: Mapping[str, Any] | None, _most: int) -> str:

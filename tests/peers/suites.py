@@ -1,4 +1,4 @@
-"""Which suites are run, what each needs, and what of it is left out, with the reason."""
+"""The suites, their requirements and excluded tests, with the reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 __all__ = ["BY_HAND", "REQUIREMENTS", "SUITES", "TEST_SECONDS", "WITHOUT_TESTS", "Suite"]
 
 TEST_SECONDS = 90
-"""For one test: the longest of them wait for a minute."""
+"""Limit for one test. The longest of them take a minute."""
 
 _NO_TLS = "no TLS on either side"
 _MAIN_URL = "amqp://guest:guest@127.0.0.1:5672/%2F"
@@ -19,23 +19,23 @@ _MAIN_URL = "amqp://guest:guest@127.0.0.1:5672/%2F"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """Tests inside the source package of another project."""
+    """Tests in the source package of another project."""
 
     package: str
-    """As the registry calls it; one release, which is also the one that is installed."""
+    """Name and version in the registry, also installed."""
     paths: tuple[str, ...]
-    """Below the folder of the source package."""
+    """Paths in the source package."""
     arguments: tuple[str, ...] = ()
-    """For pytest."""
+    """Arguments for pytest."""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: int = 300
-    """For the whole suite; what has not run by then counts as not run."""
+    """Limit for the whole suite. Tests that did not run by then count as not run."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """A part of a test's name → why tests with it in their names are not of the run."""
+    """Reasons by a part of the names of excluded tests."""
 
     @property
     def name(self) -> str:
-        """Without the version."""
+        """Return the package name without the version."""
         return self.package.partition("==")[0]
 
 
@@ -64,7 +64,7 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         package="celery==5.7.0",
         paths=("t/integration/test_tasks.py", "t/integration/test_inspect.py"),
-        # Its own default is Redis, which is not what is compared here.
+        # Celery's default is Redis, which is not compared here.
         environment={
             "TEST_BROKER": "pyamqp://guest:guest@127.0.0.1//",
             "TEST_BACKEND": "rpc://guest:guest@127.0.0.1//",
@@ -74,9 +74,9 @@ SUITES: tuple[Suite, ...] = (
     Suite(
         package="amqpstorm==3.1.4",
         paths=("amqpstorm/tests/functional",),
-        # It has no configuration, and pytest must not take that of a folder above.
+        # The package has no configuration. pytest must not use one of a parent folder.
         arguments=("-c", "/dev/null", "--rootdir=."),
-        # Without these its tests would call a host of their author's.
+        # Without these the tests call a host of their author.
         environment={
             "AMQP_HOST": "127.0.0.1",
             "AMQP_USERNAME": "guest",
@@ -87,14 +87,14 @@ SUITES: tuple[Suite, ...] = (
         left_out={"/ssl/": _NO_TLS, "test_web_based": _NO_TLS},
     ),
 )
-"""All that come inside source packages of the registry."""
+"""All suites in source packages of the registry."""
 
 WITHOUT_TESTS: Mapping[str, str] = {
     "dramatiq": "its source package has the tests without the modules that they import",
     "pika": "its source package has no tests",
     "faststream": "its source package has no tests",
 }
-"""Looked for, and not found."""
+"""Source packages without usable tests."""
 
 BY_HAND: Mapping[str, str] = {
     "amqp091-go (Go 1.19, its repository as of 20 August 2026)": (
@@ -104,7 +104,7 @@ BY_HAND: Mapping[str, str] = {
         " test that needs `rabbitmqctl` is skipped"
     ),
 }
-"""Suites that no registry of Python has, and what came of them."""
+"""Suites outside the Python registry, with their results."""
 
 REQUIREMENTS = (
     "aiomisc-pytest",
@@ -121,4 +121,4 @@ REQUIREMENTS = (
     "requests",
     "shortuuid",
 )
-"""What the suites import beside the packages themselves."""
+"""Imports of the suites besides the packages."""

@@ -131,9 +131,7 @@ def _run_part(part: Part, root: Root) -> Result:
 def _demo(root: Root, log: Path) -> tuple[bool, str]:
     """Run `make demo`, wait until its page answers, then press Ctrl-C."""
     answers: list[str] = []
-    straight = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # the page is on this machine
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without a proxy
 
     def is_up(text: str) -> bool:
         """Return whether the demo has printed all its lines and its page answers."""
@@ -141,7 +139,7 @@ def _demo(root: Root, log: Path) -> tuple[bool, str]:
         if address is None or "Ctrl-C ends it." not in text:
             return False
         try:
-            with straight.open(f"{address[0]}/healthz", timeout=10) as response:
+            with direct.open(f"{address[0]}/healthz", timeout=10) as response:
                 answers.append(f"{address[0]}/healthz answered {response.status}")
         except OSError:
             return False

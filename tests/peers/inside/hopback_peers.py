@@ -1,7 +1,7 @@
-"""A pytest plugin for the suites of others: takes down results, leaves out what cannot run here.
+"""A pytest plugin for the suites: it records results and excludes tests.
 
-It runs in the suites' own Python and imports nothing of this project. HOPBACK_PEERS names a JSON file
-with `left_out` (parts of names) and `results`, the file to write.
+It runs in the suites' Python environment and does not import this project. HOPBACK_PEERS names a
+JSON file with `left_out` (parts of names) and `results`, the file to write.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-_ASKED = json.loads(Path(os.environ["HOPBACK_PEERS"]).read_text())
+_REQUEST = json.loads(Path(os.environ["HOPBACK_PEERS"]).read_text())
 _outcomes: dict[str, str] = {}
 _words: dict[str, str] = {}
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Leave out by name."""
-    unwanted = [item for item in items if any(part in item.nodeid for part in _ASKED["left_out"])]
-    config.hook.pytest_deselected(items=unwanted)
-    items[:] = [item for item in items if item not in unwanted]
+    """Deselect excluded tests."""
+    excluded = [item for item in items if any(part in item.nodeid for part in _REQUEST["left_out"])]
+    config.hook.pytest_deselected(items=excluded)
+    items[:] = [item for item in items if item not in excluded]
 
 
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
-    """The watch for leaks of the client's own memory is not about brokers, and trips under load."""
+    """Disable the memory tracer: it measures the client's memory and fails under load."""
     if fixturedef.argname == "memory_tracer":
         fixturedef.cached_result = (None, fixturedef.cache_key(request), None)
         return True
@@ -37,18 +37,18 @@ def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def rabbitmq_container() -> Any:
-    """The broker that is there. aiormq's own fixture is not in its source package."""
+    """Return the running broker. The source package of aiormq lacks this fixture."""
     return SimpleNamespace(host="127.0.0.1", ports={"5672/tcp": 5672, "5671/tcp": 5671})
 
 
 @pytest.fixture(scope="session")
 def amqp_direct_url() -> Any:
-    """Its address; as above."""
+    """Return the URL of the running broker. The source package of aiormq lacks this fixture."""
     return importlib.import_module("yarl").URL("amqp://guest:guest@127.0.0.1:5672//")
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """The worst of a test's three parts; the last run of one that is tried again."""
+    """Record the worst outcome of a test's three phases. A rerun replaces the earlier outcome."""
     if report.outcome == "rerun":
         _outcomes.pop(report.nodeid, None)
         return
@@ -62,9 +62,9 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Also where nothing ran."""
+    """Write the results even if no test ran."""
     _write()
 
 
 def _write() -> None:
-    Path(_ASKED["results"]).write_text(json.dumps({"outcomes": _outcomes, "words": _words}))
+    Path(_REQUEST["results"]).write_text(json.dumps({"outcomes": _outcomes, "words": _words}))
