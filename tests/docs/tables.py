@@ -15,6 +15,7 @@ from hopback.cli.run import run
 from hopback.observe.events import EVENTS
 from hopback.observe.logs import LEVELS
 from hopback.observe.metrics import Metrics
+from hopback.ops.cli.dlq import ls
 from hopback.ops.cli.serve import serve
 from hopback.ops.contract.options import options_of
 from hopback.ops.contract.requests import DiscardRequest, RedriveRequest
@@ -40,13 +41,24 @@ def _code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+_OF_MESSAGE = EVENTS["delivery.done"].fields[:-1]
+"""Fields that describe the message. The page lists them once, as *message*."""
+
+
 def _events() -> str:
     """Return every event with its level, condition and fields."""
     rows = [
-        (f"`{one.name}`", LEVELS.get(one.name, "info"), one.when, _code(one.fields))
+        (f"`{one.name}`", LEVELS.get(one.name, "info"), one.when, _event_fields(one.fields))
         for one in EVENTS.values()
     ]
     return _table(("event", "level", "when", "fields"), rows)
+
+
+def _event_fields(fields: tuple[str, ...]) -> str:
+    size = len(_OF_MESSAGE)
+    if fields[:size] == _OF_MESSAGE:
+        return ", ".join(("*message*", *map("`{}`".format, fields[size:])))
+    return _code(fields)
 
 
 def _metrics() -> str:
@@ -96,18 +108,23 @@ def _job_options() -> str:
     return _table(("command", "API", "default", "allowed", "meaning"), rows)
 
 
-def _command_options(command: click.Command) -> str:
-    """Return every option of a command with its environment variable and default."""
+def _command_options(command: click.Command, other: click.Command | None = None) -> str:
+    """Return the options of a command with environment variable and default, without those of `other`."""
     context = click.Context(command)
+    shared = {(one.opts[0], one.help) for one in _options(other)} if other else set()
     rows = []
-    for one in command.params:
-        if isinstance(one, click.Option) and not one.hidden:
+    for one in _options(command):
+        if (one.opts[0], one.help) not in shared:
             metavar = "" if one.is_flag else f" {one.make_metavar(context)}"
             default = one.to_info_dict()["default"]
             shown = f"`{default}`" if default and not one.is_flag else ""
             name = f"`{one.opts[0]}{metavar}`".replace("|", "\\|")
             rows.append((name, f"`{one.envvar}`", shown, one.help or ""))
     return _table(("option", "environment", "default", "meaning"), rows)
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    return [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
 
 
 def _systems(folder: str) -> str:
@@ -124,7 +141,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "events": ("docs/reference/events.md", _events),
     "job options": ("docs/reference/command.md", _job_options),
     "run options": ("docs/reference/command.md", lambda: _command_options(run)),
-    "serve options": ("docs/reference/command.md", lambda: _command_options(serve)),
+    "serve options": ("docs/reference/command.md", lambda: _command_options(serve, ls)),
     "metrics": ("docs/reference/metrics.md", _metrics),
     "compared systems": (
         "docs/tutorial/run-the-systems.md",

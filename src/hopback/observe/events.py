@@ -89,7 +89,7 @@ _ROWS = (
     ),
     EventDescription(
         "handler.failed",
-        "A handler raised: the 1st, 10th, 100th … error of a fingerprint in a queue.",
+        "A handler raised. Emitted for the 1st, 10th, 100th … error of a fingerprint in a queue.",
         (*_MESSAGE, "error", "fingerprint", "runs", "traceback"),
     ),
     EventDescription(
@@ -119,12 +119,12 @@ _ROWS = (
     ),
     EventDescription(
         "delay.early",
-        "A delayed message arrived early, because a level was missing or shortened, and waits again.",
+        "A delayed message arrived early because a level was missing or shortened. It waits again.",
         ("queue", "exchange", "routing_key", "message_id", "left", "laps"),
     ),
     EventDescription(
         "delay.cancelled",
-        "A delayed message was due and was not sent, because it had been cancelled.",
+        "A delayed message was due but not sent, because it had been cancelled.",
         ("queue", "exchange", "routing_key", "message_id"),
     ),
     EventDescription(
@@ -134,8 +134,8 @@ _ROWS = (
     ),
     EventDescription(
         "periodic.clock",
-        "The clock of a process that sends periodic messages jumped, returned after a jump, or was behind"
-        " the recorded progress.",
+        "The clock of a sender of periodic messages jumped, returned after a jump, or was behind the"
+        " recorded progress.",
         ("queue", "seconds", "reason"),
     ),
     EventDescription(

@@ -46,8 +46,8 @@ _COUNTERS = {
     "consumers_lost": ("Consumers cancelled by the broker.", ("queue",)),
     "delays_cancelled": ("Cancelled delayed messages.", ("queue",)),
     "delays_early": ("Delayed messages that arrived early and wait again.", ("queue",)),
-    "topology_restored": ("Missing declared objects that were created again.", ("object",)),
-    "clock_jumps": ("Clock jumps of senders of periodic messages.", ("queue",)),
+    "topology_restored": ("Declared objects that were missing and created again.", ("object",)),
+    "clock_jumps": ("Clock jumps noticed by senders of periodic messages.", ("queue",)),
     "batch_failures": ("Failed messages in batches.", ("queue",)),
 }
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
