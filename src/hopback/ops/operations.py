@@ -125,7 +125,7 @@ class Operations:
         self._documents = Documents(self.journal.database, self._name, self.clock)
         self._recognition = Recognition(self._documents)
         broker.recorded_overrides = self._recognition.overrides
-        self._sessions = Sessions(broker, self.settings)
+        self._sessions = Sessions(broker)
         self._planner = Planner(broker, self._sessions, self.settings)
         self._other_consumers = OtherConsumers(broker, self._sessions, self.journal.store_id)
         self._runner = JobRunner(broker, self.journal, self.settings)

@@ -1,4 +1,4 @@
-"""Open, find and release the browse sessions of a process, within its limits."""
+"""Open, find and release the browse sessions of a process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.brokers.consumers import browse_connection_name
 from hopback.ops.browse.session import BrowseSession
 from hopback.ops.browse.session_reader import SessionReader
+from hopback.ops.contract.codec import check
+from hopback.ops.contract.requests import LONGEST_SESSION_S, Renewal, SessionRequest
 from hopback.ops.contract.values import Cost, Moment, OnProgress, SessionView
 
 if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
-    from hopback.ops.contract.requests import SessionRequest, Settings, Who
+    from hopback.ops.contract.requests import Who
 
 _REMEMBERED = 1000
 """Number of sessions that are remembered, so that a caller learns why a session has ended. The oldest
@@ -26,10 +28,9 @@ ended ones are forgotten first."""
 class Sessions:
     """The browse sessions of this process."""
 
-    def __init__(self, broker: ManagedBroker, settings: Settings) -> None:
+    def __init__(self, broker: ManagedBroker) -> None:
         self._broker = broker.broker
         self._clock = broker.clock
-        self._settings = settings
         self._sessions: dict[str, BrowseSession] = {}
 
     async def open(
@@ -42,11 +43,11 @@ class Sessions:
     ) -> BrowseSession:
         """Hold messages of a queue. If that fails, they are requeued.
 
-        The session ends `session_s` after its opening at the latest: the broker's timeout starts with the
-        first message.
+        The session ends `LONGEST_SESSION_S` after its opening at the latest: the broker's timeout starts with
+        the first message.
         """
+        check(SessionRequest, request)
         check_cost(cost, forced=request.forced)
-        self._check(request)
         connection = await self._broker.connect(browse_connection_name(source.name))
         opened_at, reader = self._clock.now(), None
         try:
@@ -56,7 +57,7 @@ class Sessions:
         except BaseException:
             await (connection.close() if reader is None else asyncio.shield(reader.release()))
             raise
-        expires_at = min(self._clock.now() + request.seconds, opened_at + self._settings.session_s)
+        expires_at = min(self._clock.now() + request.seconds, opened_at + LONGEST_SESSION_S)
         view = SessionView(
             id=f"s-{token_hex(8)}",
             queue=source.name,
@@ -77,17 +78,6 @@ class Sessions:
         self._sessions[session.id] = session
         self._forget_oldest()
         return session
-
-    def _check(self, request: SessionRequest) -> None:
-        most = self._settings
-        if not 1 <= request.limit <= most.session_messages:
-            raise BadRequest("limit", f"1 to {most.session_messages}, got {request.limit}")
-        if not 1 <= request.max_bytes <= most.session_bytes:
-            raise BadRequest("maxBytes", f"1 to {most.session_bytes}, got {request.max_bytes}")
-        if not 0 < request.seconds <= most.session_s:
-            raise BadRequest("ttlSeconds", f"up to {most.session_s:g}, got {request.seconds:g}")
-        if len(self.active()) >= most.sessions:
-            raise BadRequest("session", f"at most {most.sessions} at once; release one first")
 
     def _forget_oldest(self) -> None:
         ended = [known for known, each in self._sessions.items() if not each.is_open]
@@ -121,12 +111,12 @@ class Sessions:
 
     def renew(self, session_id: str, seconds: float | None) -> BrowseSession:
         """Extend a session from now, by default by its original time."""
-        session, longest = self.one(session_id), self._settings.session_s
+        check(Renewal, Renewal(seconds))
+        session = self.one(session_id)
         wanted = session.usual_s if seconds is None else seconds
-        if not 0 < wanted <= longest:
-            raise BadRequest("seconds", f"up to {longest:g}, got {wanted:g}")
-        if self._clock.now() + wanted - session.view.opened_at > longest:
-            raise BadRequest("seconds", f"at most {longest:g} since it was opened; open another")
+        if self._clock.now() + wanted - session.view.opened_at > LONGEST_SESSION_S:
+            expected = f"at most {LONGEST_SESSION_S:g} since it was opened; open another"
+            raise BadRequest("ttlSeconds", expected)
         session.renew(wanted)
         return session
 

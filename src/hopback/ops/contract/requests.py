@@ -82,8 +82,10 @@ _Cursor = Annotated[int, Meta(ge=0, le=2**31)]
 
 _Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
 
-# Seconds. The consumer timeout of a broker is 30 min. A session ends earlier.
-_SessionSeconds = Annotated[float, Meta(ge=1, le=1500)]
+LONGEST_SESSION_S = 1500
+"""Seconds from the opening of a browse session to its end. The consumer timeout of a broker is 30 min."""
+
+_SessionSeconds = Annotated[float, Meta(ge=1, le=LONGEST_SESSION_S)]
 
 _SessionMessages = Annotated[int, Meta(ge=1, le=MOST_HELD)]
 
@@ -515,19 +517,14 @@ class Settings:
     """Limits and switches of the process that runs the operations.
 
     `exports` is the folder for the files of discards. If it is None, every discard has to name a file.
-    `editing` allows re-drives of changed copies. At most `sessions` browse sessions are open at once. Each
-    holds at most `session_messages`, `session_bytes` and `session_s` seconds: the consumer timeout of a
-    broker is 30 min. A dry run reads at most `scan` messages, with a filter at most `count_scan` messages.
-    A job is interrupted if its process does not renew the lease for `lease_s` seconds, or if its broker is
-    unavailable for `patience_s` seconds. After `per_turn` sent messages other tasks of the process run.
+    `editing` allows re-drives of changed copies. A dry run reads at most `scan` messages, with a filter at
+    most `count_scan` messages. A job is interrupted if its process does not renew the lease for `lease_s`
+    seconds, or if its broker is unavailable for `patience_s` seconds. After `per_turn` sent messages other
+    tasks of the process run.
     """
 
     exports: Path | None = None
     editing: bool = False
-    sessions: int = 20
-    session_messages: int = 10_000
-    session_bytes: int = 256 * 1024 * 1024
-    session_s: float = 1500.0
     scan: int = 1000
     count_scan: int = 100_000
     lease_s: float = 30.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hopback.broker.embedded import Fault
+from hopback.ops.http.settings import AdminSettings, RequestLimits
 from hopback.topology.model import Queue, QueueType
 from tests.unit.ops.admin_service import DLQ, MAIN, admin, dead_letter
 
@@ -103,6 +104,17 @@ async def test_sixth_session_of_caller_is_429_with_urls_of_others() -> None:
         answer = await service.client.post(f"/admin/dlq/queues/{DLQ}/sessions", json={"limit": 1})
     assert (answer.status_code, answer.json()["code"]) == (429, "too-many-sessions")
     assert sorted(answer.json()["sessions"]) == sorted(held)
+
+
+async def test_configured_number_of_sessions_takes_effect() -> None:
+    limits = RequestLimits(sessions=22, sessions_per_caller=50)
+    async with admin(
+        *(dead_letter(n) for n in range(30)), settings=AdminSettings(limits=limits)
+    ) as service:
+        for _ in range(22):
+            await service.session(limit=1)
+        answer = await service.client.post(f"/admin/dlq/queues/{DLQ}/sessions", json={"limit": 1})
+    assert (answer.status_code, answer.json()["code"]) == (429, "too-much-held")
 
 
 async def test_queue_name_with_slashes_and_spaces_is_percent_encoded() -> None:
