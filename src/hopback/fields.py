@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 
 class Int8(int):
@@ -138,8 +138,23 @@ FurtherHeaders: TypeAlias = "tuple[tuple[bytes, FieldValue], ...]"
 """Headers that cannot be stored in a `dict[str, ...]`, as pairs of raw name and value."""
 
 
-class SharedHeaders(dict[str, FieldValue]):
-    """Immutable headers that are shared by many messages. `encoded` caches the encoded form."""
+class _ReadOnlyHeaders(dict[str, FieldValue]):
+    """A dict that cannot be changed, because its encoded form is cached. Copies are plain dicts."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("expected a copy of the headers, because these are part of a message")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[dict[str, FieldValue]], tuple[dict[str, FieldValue]]]:
+        return dict, (dict(self),)
+
+
+class SharedHeaders(_ReadOnlyHeaders):
+    """Headers that are shared by many messages. `encoded` caches the encoded form."""
 
     __slots__ = ("encoded",)
 
@@ -150,7 +165,7 @@ class SharedHeaders(dict[str, FieldValue]):
         self.encoded = None
 
 
-class LayeredHeaders(dict[str, FieldValue]):
+class LayeredHeaders(_ReadOnlyHeaders):
     """The headers of a message combined with shared headers. Names must be unique."""
 
     __slots__ = ("own", "shared")
@@ -159,8 +174,7 @@ class LayeredHeaders(dict[str, FieldValue]):
     shared: SharedHeaders
 
     def __init__(self, own: Headers, shared: SharedHeaders) -> None:
-        super().__init__(own)
-        self.update(shared)
+        super().__init__(own, **shared)
         self.own = own
         self.shared = shared
 

@@ -33,6 +33,7 @@ from hopback.headers import (
     timestamp,
     well_formed_deaths,
 )
+from hopback.headers.names import OURS
 from hopback.message import Properties, Received
 from hopback.policy import Occasion, Retry, decide, effects
 from hopback.policy.decision import Publish
@@ -96,6 +97,16 @@ def _typed(value: FieldValue) -> object:
     return type(value), repr(value)
 
 
+def _assert_same(one: Properties, other: Properties) -> None:
+    """Compare values and types by name. Only the order of headers that are not ours is promised."""
+    assert {name: _typed(value) for name, value in one.headers.items()} == {
+        name: _typed(value) for name, value in other.headers.items()
+    }
+    assert [name for name in one.headers if name not in OURS] == [
+        name for name in other.headers if name not in OURS
+    ]
+
+
 @given(hostile_headers())
 @matters
 def test_reading_never_raises(headers: Headers) -> None:
@@ -134,14 +145,14 @@ def test_what_the_producer_wrote_survives_in_value_type_and_order(
 def test_what_has_room_anyway_is_as_if_it_had_been_weighed(
     headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
 ) -> None:
-    """The short way for messages with few headers writes the same, in the same order."""
+    """The short way for messages with few headers writes the same."""
     quick = write(Properties(headers=headers), mark)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(rewrite, "_ROOMY", -1)
         weighed = write(Properties(headers=headers), mark)
     assert quick is not None
     assert weighed is not None
-    assert list(map(repr, quick.headers.items())) == list(map(repr, weighed.headers.items()))
+    _assert_same(quick, weighed)
 
 
 @given(hostile_headers(), _marks, _writers)
@@ -154,7 +165,7 @@ def test_rewriting_is_idempotent(
     assert once is not None
     twice = write(once, mark)
     assert twice is not None
-    assert list(map(repr, twice.headers.items())) == list(map(repr, once.headers.items()))
+    _assert_same(twice, once)
 
 
 @given(

@@ -414,7 +414,7 @@ def _shared(properties: Properties, known: History, mark: Mark) -> SharedHeaders
         known.redrives if mark.redrives is None else mark.redrives,
         mark.origin_routing_key,
         mark.origin_exchange,
-        known.redrive_job if mark.redrive_job is None else mark.redrive_job,
+        known.redrive_job if mark.redrive_job is None else clip(mark.redrive_job, _NAME_BYTES),
         known.origin_user or properties.user_id,
     )
 
@@ -432,7 +432,7 @@ def _shared_headers(
     texts = (
         (names.ORIGIN_ROUTING_KEY, routing_key),
         (names.ORIGIN_EXCHANGE, exchange),
-        (names.REDRIVE_JOB, None if job is None else clip(job, _NAME_BYTES)),
+        (names.REDRIVE_JOB, job),
         (names.ORIGIN_USER, user),
     )
     found.update((name, field_text(value)) for name, value in texts if value is not None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from hopback.fields import Timestamp
+from hopback.fields import LongStr, Timestamp
 from hopback.headers import (
     ADDED_BYTES,
     FRAME_BYTES,
@@ -258,3 +258,10 @@ def test_job_name_is_truncated_to_readable_length() -> None:
     job = written.headers["hopback-redrive-job"]
     assert read_history(written.headers, "q").redrive_job == job
     assert json.dumps(job)
+
+
+def test_known_job_keeps_its_bytes() -> None:
+    """It may have been written by any producer."""
+    forged = Properties(headers={"hopback-redrive-job": LongStr(b"\xff" * 255)})
+    written = _written(retry_properties, Mark("q", 1), forged)
+    assert written.headers["hopback-redrive-job"] == LongStr(b"\xff" * 255)
