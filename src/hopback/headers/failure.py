@@ -32,6 +32,7 @@ _LONGEST_TRACE = 64 * 1024  # very long tracebacks usually repeat themselves
 _FRAME = re.compile(r'  File "(?P<path>[^"]{1,1000})", line \d+, in (?P<function>[^\s]{1,255})')
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,254}(?::|$)")
 """Matches the line of a traceback with the exception. It is the only line that is not indented."""
+_UNREADABLE = "(its message could not be read)"
 _VARYING = re.compile(
     r"(?P<status>\b(?:HTTP|status(?:[ _-]?code)?)\W{1,3}[1-5]\d\d(?!\d))"
     r"|0x[0-9a-f]+|[0-9a-f]{8,}(?:-[0-9a-f]+)*|\d+",
@@ -68,8 +69,16 @@ class Failure(NamedTuple):
 def failure_from_exception(error: BaseException) -> Failure:
     """Create a failure record for an exception.
 
-    The time, host and number of attempts are added later.
+    The time, host and number of attempts are added later. This never raises an exception: an
+    attribute of an unusual exception may.
     """
+    try:
+        return _read_exception(error)
+    except Exception:
+        return failure_from_reason(_UNREADABLE, kind=type(error).__name__)
+
+
+def _read_exception(error: BaseException) -> Failure:
     kind, frames = _type_name(error), _frames(error)
     frame, status = _own_frame(frames), _http_status(error)
     return Failure(
@@ -277,10 +286,9 @@ def _type_name(error: BaseException) -> str:
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)
+        return str.__str__(str(error))  # `__str__` may return an instance of a subclass
     except Exception:
-        # A broken `__str__` must not prevent dead-lettering.
-        return "(its message could not be read)"
+        return _UNREADABLE  # a broken `__str__` must not prevent dead-lettering
 
 
 def _frames(error: BaseException) -> _Frames:
@@ -296,12 +304,15 @@ def _frames(error: BaseException) -> _Frames:
     return tuple(found)
 
 
-@lru_cache(maxsize=256)
 def _own_frame(frames: _Frames) -> str:
     """Return the innermost frame that is not part of a library or Hopback.
 
     If there is none, return the innermost frame.
     """
+    return _kept_own_frame(frames) if len(frames) <= _FRAMES else _find_own_frame(frames)
+
+
+def _find_own_frame(frames: _Frames) -> str:
     for place, path, _ in reversed(frames):
         foreign = path.startswith(("<", _LIBRARY)) or _INSTALLED.search(path) is not None
         if not foreign and not place.startswith(("hopback.", "hopback:")):
@@ -309,21 +320,28 @@ def _own_frame(frames: _Frames) -> str:
     return frames[-1][0] if frames else ""
 
 
+# Cached, because failures of a service often occur in the same place. Long tracebacks would fill
+# the memory: those of a recursion differ from message to message.
+_kept_own_frame = lru_cache(maxsize=256)(_find_own_frame)
+
+
 def _stack(error: BaseException, frames: _Frames) -> str:
     """Return the frames of an exception and its causes. Source code is not read."""
-    parts = [_innermost(frames)]
+    parts = [_innermost(frames[-_FRAMES:])]
     cause = _cause(error)
     while cause is not None and len(parts) < _CAUSES:
         raised = f"caused by {_type_name(cause)}: {clip(_message(cause), _NAME_BYTES)}"
-        parts.append(f"{raised}\n{_innermost(_frames(cause))}".rstrip("\n"))
+        parts.append(f"{raised}\n{_innermost(_frames(cause)[-_FRAMES:])}".rstrip("\n"))
         cause = _cause(cause)
     return "\n".join(filter(None, parts))
 
 
 @lru_cache(maxsize=256)
 def _innermost(frames: _Frames) -> str:
-    return "\n".join(f"{place}:{line}" for place, _, line in reversed(frames[-_FRAMES:]))
+    return "\n".join(f"{place}:{line}" for place, _, line in reversed(frames))
 
 
 def _cause(error: BaseException) -> BaseException | None:
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if error.__cause__ is not None or error.__suppress_context__:
+        return error.__cause__
+    return error.__context__

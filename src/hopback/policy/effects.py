@@ -187,7 +187,8 @@ def effects(
 def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, ...]]:
     """Return the ways to dead-letter a message that cannot be rewritten, in the order to try.
 
-    The message is first published with the reason added, then unchanged, and finally as body only.
+    The message is first published with the reason added, then unchanged, without its headers, and
+    finally as body only.
     """
     if plan.parking.by is Leave.REJECT:
         return [_DEAD_LETTER]
@@ -197,6 +198,7 @@ def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, 
     forms = (
         bare.with_changes(headers={**bare.headers, **note}),
         bare,
+        bare.with_changes(headers=note, further_headers=()),
         Properties(delivery_mode=2, headers=note),
     )
     parking = plan.parking

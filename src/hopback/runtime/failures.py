@@ -84,6 +84,9 @@ def own_traceback(error: BaseException) -> str:
     found: TracebackType | None = error.__traceback__
     while found is not None and found.tb_frame.f_code.co_filename.startswith(_HOPBACK):
         found = found.tb_next
-    # If there are no other frames, show all of them.
-    lines = traceback.format_exception(type(error), error, found or error.__traceback__)
+    try:
+        # If there are no other frames, show all of them.
+        lines = traceback.format_exception(type(error), error, found or error.__traceback__)
+    except Exception:
+        return f"{type(error).__name__}: (its traceback could not be read)"
     return "".join(lines).rstrip("\n")

@@ -8,6 +8,7 @@ channel is closed, the broker redelivers the message.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import secrets
 import socket
@@ -16,9 +17,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from hopback.broker.supervise import Backoff
 from hopback.clock import Clock, SystemClock
-from hopback.errors import BrokerError, DeliveryLost
-from hopback.fields import text_bytes
-from hopback.headers import FRAME_BYTES, frame_size
+from hopback.errors import BrokerError, DeliveryLost, InvalidMessage
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from hopback.runtime.failures import FailedRuns
     from hopback.runtime.quarantine import SupervisorLink
     from hopback.topology.plan import Plan
+
+_LOG = logging.getLogger("hopback.runtime")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,7 @@ class Settling:
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
         """Settle a delivery. Returns False if it stays unsettled."""
         if answer.error is not None:
-            # Pass the exception to the observer.
-            if self._environment.on_exception is not None:
-                self._environment.on_exception(answer.error)
-            if self._failed is not None:
-                context = self._context(taken.delivery, self.plan, self._publish)
-                self._failed.tell(answer.error, answer.failure, context)
+            self._report(taken, answer, answer.error)
         try:
             try:
                 decision = self._choose_decision(taken, answer)
@@ -132,6 +128,17 @@ class Settling:
         if self._environment.bus.active:
             self._record(taken, answer, decision, duration)
         return not isinstance(decision, decided.Keep)
+
+    def _report(self, taken: HeldDelivery, answer: Answer, error: BaseException) -> None:
+        """Pass the exception to the observers. Their errors do not affect the settlement."""
+        try:
+            if self._environment.on_exception is not None:
+                self._environment.on_exception(error)
+            if self._failed is not None:
+                context = self._context(taken.delivery, self.plan, self._publish)
+                self._failed.tell(error, answer.failure, context)
+        except Exception:
+            _LOG.exception("a failed run of %s could not be reported", self.plan.queue)
 
     async def _park_raw(self, taken: HeldDelivery, answer: Answer, error: Exception) -> Decision:
         """Dead-letter a message that cannot be rewritten.
@@ -251,9 +258,9 @@ class Settling:
                         await self._publish(message, taken.session.ended)
                     except DeliveryLost as lost:
                         raise _Abandoned(str(lost)) from lost
+                    except InvalidMessage:
+                        raise
                     except BrokerError as error:
-                        if not _can_be_sent(message):
-                            raise
                         await self._publish_at_last(message, error, taken, answer)
                 case Hold(delay=delay):
                     self._holding += 1
@@ -267,7 +274,11 @@ class Settling:
     async def _publish_at_last(
         self, message: Message, error: BrokerError, taken: HeldDelivery, answer: Answer
     ) -> None:
-        """Repeat a failed publish until it is confirmed or the delivery is lost."""
+        """Repeat a failed publish until it is confirmed or the delivery is lost.
+
+        Raises InvalidMessage if the message can never be sent. This is known once there is a
+        connection.
+        """
         failures = 0
         self.held_count += 1
         try:
@@ -284,6 +295,8 @@ class Settling:
                     return await self._publish(message, taken.session.ended)
                 except DeliveryLost as lost:
                     raise _Abandoned(str(lost)) from lost
+                except InvalidMessage:
+                    raise
                 except BrokerError as again:
                     error = again
         finally:
@@ -333,18 +346,7 @@ class Settling:
 
 _ACK = decided.Ack()
 _ACKED: tuple[Effect, ...] = (Settle(Settlement.ACK),)
-_NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
 _FAILURES = frozenset({"delivery.retried", "delivery.parked", "delivery.held"})
-
-
-def _can_be_sent(message: Message) -> bool:
-    """Return True if the message can be encoded, so that another attempt may succeed."""
-    names = (message.exchange, message.routing_key)
-    try:
-        longest = max(map(text_bytes, names))
-        return frame_size(message.properties) <= FRAME_BYTES and longest <= _NAME_BYTES
-    except (TypeError, ValueError):
-        return False
 
 
 def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from email.message import Message
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -131,6 +132,86 @@ def test_unprintable_exception_is_recorded() -> None:
     assert failure_from_exception(_Unprintable()).message == "(its message could not be read)"
     failure = failure_from_exception(ValueError("\udc80 x"))
     assert failure.message == "\\udc80 x"
+
+
+class _Markup(str):
+    def encode(self, *_: str) -> bytes:
+        raise RuntimeError("no")
+
+
+class _Lookup(Exception):
+    """Delegates attributes to a dict, as exceptions that wrap an answer do."""
+
+    def __getattr__(self, name: str) -> object:
+        empty: dict[str, object] = {}
+        return empty[name]
+
+
+class _Hidden(Exception):
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError("no")
+
+
+class _Empty(Exception):
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no")
+
+
+class _MarkedUp(Exception):
+    def __str__(self) -> str:
+        return _Markup("marked up")
+
+
+def test_text_of_a_subclass_becomes_plain_text() -> None:
+    failure = failure_from_exception(_MarkedUp())
+    assert (failure.message, type(failure.message)) == ("marked up", str)
+
+
+@pytest.mark.parametrize("kind", [_Unprintable, _Lookup, _Hidden, _Empty, _MarkedUp])
+def test_exception_with_broken_attributes_is_recorded_alone_and_as_cause(
+    kind: type[Exception],
+) -> None:
+    failure = failure_from_exception(kind("x"))
+    assert failure.type.endswith(kind.__name__)
+    assert failure.message
+    error = ValueError("outer")
+    error.__cause__ = kind("x")
+    outer = failure_from_exception(error)
+    assert (outer.type, outer.fingerprint != "") == ("ValueError", True)
+
+
+def test_cause_that_is_false_is_part_of_the_stack() -> None:
+    class NoErrors(Exception):
+        def __len__(self) -> int:
+            return 0
+
+    error = ValueError("outer")
+    error.__cause__ = NoErrors("inner")
+    assert "NoErrors: inner" in failure_from_exception(error).stack
+
+
+def _walk(path: int, depth: int) -> None:
+    if depth == 0:
+        raise ValueError("deep")
+    if path & 1:
+        _walk(path >> 1, depth - 1)
+    else:
+        _walk(path >> 1, depth - 1)
+
+
+def test_long_tracebacks_of_many_messages_are_not_kept_in_memory() -> None:
+    """A recursion over payloads has another traceback for each of them."""
+    tracemalloc.start()
+    try:
+        for path in range(60):
+            failure_from_exception(_caught(lambda path=path: _walk(path * 7919, 250)))  # type: ignore[misc]
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 def test_long_message_is_truncated_with_ellipsis() -> None:

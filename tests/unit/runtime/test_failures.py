@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from hopback import App, Context, Park
@@ -91,6 +93,45 @@ async def test_on_error_sees_each_exception_with_its_context() -> None:
         ("LookupError", "orders", 1),
         ("ConnectionError", "orders", 1),
     ]
+
+
+class _Lookup(Exception):
+    """Delegates attributes to a dict, as exceptions that wrap an answer do."""
+
+    def __getattr__(self, name: str) -> object:
+        empty: dict[str, object] = {}
+        return empty[name]
+
+
+class _Hidden(Exception):
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError("no")
+
+
+@in_virtual_time
+async def test_exception_that_cannot_be_reported_settles_its_message_as_others() -> None:
+    """The traceback module reads attributes of the exception, which may raise. The other messages
+    of the queue are handled once."""
+    app, runs = App("shop"), Counter[int]()
+
+    @app.handler("orders", retry=["1s"], attempts=2, concurrency=2)
+    async def handle(order: int) -> None:
+        runs[order] += 1
+        if order % 4 == 0:
+            raise _Lookup
+        if order % 4 == 1:
+            raise _Hidden
+        if order % 4 == 2:
+            raise ValueError(order) from _Hidden()
+
+    async with AppTest(app) as test:
+        for order in range(40):
+            await test.publish("orders", order)
+        tally = await test.drain()
+        told = test.find_events("handler.failed")
+    assert (tally.done, tally.retried, tally.parked) == (10, 30, 30)
+    assert runs == Counter({order: 1 if order % 4 == 3 else 2 for order in range(40)})
+    assert {one.fields["error"].rpartition(".")[2] for one in told} >= {"_Lookup", "ValueError"}
 
 
 def test_async_on_error_is_refused() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
-from hopback import App, Snooze
+from hopback import App, Context, Snooze
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.fields import table_size
 from hopback.headers import FRAME_BYTES
@@ -57,6 +58,38 @@ async def test_message_that_cannot_be_rewritten_is_parked_unchanged(
         assert kept.further_headers == ((b"\xff", "x"),)
         assert "CC" not in kept.headers
         assert "a fault of ours" in str(kept.headers["hopback-failure"])
+
+
+@in_virtual_time
+async def test_header_that_a_handler_made_unsendable_holds_no_delivery() -> None:
+    """NaN and large numbers pass all checks of sizes. Only the encoder refuses them."""
+    app, ring = App("shop"), dict[str, object]()
+    ring["ring"] = ring
+    unsendable = (float("nan"), 2**70, object(), "\ud800", ring, "x" * 200_000, Decimal("1e99"))
+
+    @app.handler("orders", retry=["1s"], concurrency=2)
+    async def handle(context: Context) -> None:
+        headers: Any = context.headers
+        number = int(context.delivery.body)
+        if number < len(unsendable):
+            headers["score"] = unsendable[number]
+            raise LookupError("always")
+        if number == len(unsendable):
+            headers[5] = "a name that is not text"
+            raise LookupError("always")
+
+    broker = EmbeddedBroker()
+    bad = len(unsendable) + 1
+    async with AppTest(app, broker=broker) as test:
+        for number in range(bad + 20):
+            properties = Properties(message_id=f"m-{number}", headers={"own": 1})
+            await publish(broker, Message("", "orders", b"%d" % number, properties))
+        tally = await test.drain()
+        parked = {int(one.body): one.properties for one in test.dead_letters("orders")}
+    assert (tally.done, tally.parked) == (20, bad)
+    assert {number: one.message_id for number, one in parked.items()} == {
+        number: f"m-{number}" for number in range(bad)
+    }
 
 
 @in_virtual_time
