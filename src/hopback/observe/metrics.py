@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.extras import needs
 from hopback.observe.events import RunTally
+from hopback.text import clip
 
 with needs("metrics", "hopback.observe.metrics"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -28,6 +29,7 @@ __all__ = ["Bounded", "Metrics"]
 
 # Maximum number of values per label, since every value adds a time series.
 _MOST_VALUES = 50
+_LONGEST_VALUE = 255  # bytes
 # Histogram buckets in seconds.
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 # Histogram buckets for batch sizes.
@@ -78,7 +80,8 @@ class Bounded:
         self._known: set[str] = set()
 
     def __call__(self, value: str) -> str:
-        """Return the label to use for a value."""
+        """Return the label to use for a value. Names from messages may contain any bytes."""
+        value = clip(value, _LONGEST_VALUE)
         if value in self._known:
             return value
         if len(self._known) >= self._most:

@@ -15,6 +15,7 @@ from hopback.extras import needs
 from hopback.policy.outcome import Done
 from hopback.policy.reading import Reading
 from hopback.runtime.context import trace_source
+from hopback.text import clip
 
 with needs("tracing", "hopback.runtime.tracing"):
     from opentelemetry import context, propagate, trace
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.runtime.answer import Answer, Run
     from hopback.topology.plan import Plan
+
+_TEXT_BYTES = 1024  # maximum size of an attribute
 
 
 def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
@@ -46,8 +49,8 @@ def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
             reading = Reading(delivery, plan)
             span.set_attributes(
                 {
-                    "messaging.rabbitmq.destination.routing_key": reading.origin[1],
-                    "messaging.message.id": reading.message_id,
+                    "messaging.rabbitmq.destination.routing_key": _clip(reading.origin[1]),
+                    "messaging.message.id": _clip(reading.message_id),
                     "messaging.message.body.size": len(delivery.body),
                     "hopback.attempt": reading.attempt,
                     "hopback.max_attempts": plan.attempts,
@@ -127,4 +130,9 @@ def _conclude(span: Span, answer: Answer) -> None:
         return
     if answer.failure is not None:
         span.set_attribute("error.type", answer.failure.type)
-    span.set_status(Status(StatusCode.ERROR, getattr(outcome, "reason", "")[:200]))
+    span.set_status(Status(StatusCode.ERROR, _clip(getattr(outcome, "reason", ""))))
+
+
+def _clip(text: str) -> str:
+    """Clip text of a message. One text that is not UTF-8 would drop a whole batch of spans."""
+    return clip(text, _TEXT_BYTES)

@@ -98,6 +98,13 @@ def test_exchange_labels_are_limited() -> None:
     assert len(_series(metrics, "hopback_publish_failures")) == 51
 
 
+def test_exchange_of_any_bytes_does_not_end_the_scrapes() -> None:
+    """The destination of a delayed message is written by its producer."""
+    metrics = Metrics()
+    metrics("publish.failed", {"exchange": "\udcff\n" + "x" * 300, "error": "NotFound"})
+    assert b'hopback_publish_failures_total{exchange="\\\\udcff\\n' in metrics.render()
+
+
 def test_limit_counts_distinct_values() -> None:
     bound = Bounded(2)
     assert [bound(value) for value in ("a", "b", "a", "c", "b")] == ["a", "b", "a", "other", "b"]

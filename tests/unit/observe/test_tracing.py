@@ -17,10 +17,12 @@ from hopback import App, Context, Park, Service
 from hopback.broker import EmbeddedBroker
 from hopback.broker.embedded import run_virtual
 from hopback.designs import DESIGNS
+from hopback.message import Message, Properties
 from hopback.observe.events import Bus
 from hopback.runtime import Environment
 from hopback.runtime.context import compose
 from hopback.runtime.tracing import trace_batch, trace_run
+from tests.harness.seeded import publish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,9 +53,13 @@ class _Traces:
 
     def play(self, app: App, queue: str, headers: Headers) -> None:
         """Run one message to its end."""
-        run_virtual(self._play(app, queue, headers))
+        properties = Properties(message_id="m-1", headers=headers)
+        self.play_message(app, queue, Message("", queue, b"{}", properties))
 
-    async def _play(self, app: App, queue: str, headers: Headers) -> None:
+    def play_message(self, app: App, queue: str, message: Message) -> None:
+        run_virtual(self._play(app, queue, message))
+
+    async def _play(self, app: App, queue: str, message: Message) -> None:
         over = asyncio.Event()
 
         def listen(name: str, fields: Mapping[str, Any]) -> None:
@@ -66,7 +72,7 @@ class _Traces:
         )
         running = asyncio.create_task(service.run())
         await service.ready.wait()
-        await service.app.publish(queue, {}, message_id="m-1", headers=headers)
+        await publish(broker, message)
         await over.wait()
         service.stop()
         await running
@@ -117,6 +123,24 @@ def test_span_has_message_and_outcome() -> None:
         "hopback.outcome": "done",
     }
     assert span.status.status_code is StatusCode.UNSET
+
+
+def test_attributes_of_a_message_of_any_bytes_can_be_exported() -> None:
+    """An exporter that encodes UTF-8 strictly would drop the whole batch of spans."""
+    app = App("shop")
+
+    @app.handler("orders", bind={"events": ["#"]})
+    async def handle(context: Context) -> Park:
+        return Park(f"bad id {context.message_id}")
+
+    traces = _Traces()
+    message = Message("events", "k\udcff", b"", Properties(message_id="\udcfe"))
+    traces.play_message(app, "orders", message)
+    (span,) = traces.spans
+    found = dict(span.attributes or {})
+    assert found["messaging.message.id"] == "\\udcfe"
+    assert found["messaging.rabbitmq.destination.routing_key"] == "k\\udcff"
+    assert span.status.description == "bad id \\udcfe"
 
 
 @pytest.mark.parametrize("in_thread", [False, True])
