@@ -39,15 +39,16 @@ _FORBIDDEN, _TOPIC, _USED = "forbidden", "events", "used"
 _SPARE = [f"spare.{number}" for number in range(16)]
 """More exchanges than the 12 whose rights a RabbitMQ channel caches: publishes to them make it ask again."""
 
-_Publish = tuple[str, str, bytes]
+_FORGED_COPY = Properties(headers={"CC": [f"{REPLY_TO}.AAAA.BBBB"]})
 
-OFFENCES: dict[str, Callable[[int], _Publish]] = {
-    "missing exchange": lambda number: ("no.such.exchange", "k", b"%d" % number),
-    "no right on the exchange": lambda number: (_FORBIDDEN, "k", b"%d" % number),
-    "no right on the topic key": lambda number: (_TOPIC, f"secret.{number}", b"%d" % number),
-    "body too large": lambda number: ("", "out", bytes(MAX_BODY + 1 + number)),
+OFFENCES: dict[str, Callable[[int], Message]] = {
+    "missing exchange": lambda number: Message("no.such.exchange", "k", b"%d" % number),
+    "no right on the exchange": lambda number: Message(_FORBIDDEN, "k", b"%d" % number),
+    "no right on the topic key": lambda number: Message(_TOPIC, f"secret.{number}", b"%d" % number),
+    "body too large": lambda number: Message("", "out", bytes(MAX_BODY + 1 + number)),
+    "copy to a forged reply address": lambda number: Message("", "k", b"%d" % number, _FORGED_COPY),
 }
-"""The publishes that close a channel."""
+"""The publishes that close a channel, or the connection (3.10 and 4.0)."""
 
 WITHDRAWALS = ("exchange deleted", "right revoked")
 """Changes during publishes that were confirmed before."""
@@ -132,8 +133,7 @@ async def run_beside(
             else:
                 await context.publish("out", b"%d" % number)
         elif offend:
-            exchange, key, body = offend[number // step % len(offend)](number)
-            await context.publish(key, body, exchange=exchange)
+            await context.send(offend[number // step % len(offend)](number))
         else:
             await context.publish("k", b"x", exchange=_USED)
             if sum(runs.values()) > messages // 2 and withdraw is not None:

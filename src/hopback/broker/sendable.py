@@ -20,7 +20,7 @@ from hopback.errors import (
     PublishInterrupted,
     PublishRefused,
 )
-from hopback.fields import FieldValue, RawValue
+from hopback.fields import FieldValue, RawValue, as_text
 
 if TYPE_CHECKING:
     from hopback.message import Message, Properties
@@ -84,6 +84,8 @@ def check_message(message: Message, *, may_ask: bool = False) -> bool:
             value = headers[name]
             if not _is_array(value):
                 raise _invalid(message, f"header {name!r}", "a list of routing keys", repr(value))
+    if has_copies and not message.exchange:
+        _check_copies(message)
     return (
         not has_copies and properties.user_id is None and properties.delivery_mode in _KNOWN_MODES
     )
@@ -95,6 +97,30 @@ def _is_expiration(text: str) -> bool:
     return (
         digits.isascii() and digits.isdecimal() and len(digits) < 40 and int(digits) <= _LONGEST_MS
     )
+
+
+def _check_copies(message: Message) -> None:
+    """Raise InvalidMessage if a copy would go to a direct reply address.
+
+    RabbitMQ 3.10 and 4.0 close the connection (541) if the address is forged.
+    """
+    properties = message.properties
+    further = [
+        (name.decode("utf-8", "replace"), value) for name, value in properties.further_headers
+    ]
+    for name, value in (*properties.headers.items(), *further):
+        if name in _COPIES and any(key.startswith(f"{REPLY_TO}.") for key in _routing_keys(value)):
+            expected = "routing keys that are not direct reply addresses"
+            raise _invalid(message, f"header {name!r}", expected, repr(value))
+
+
+def _routing_keys(value: FieldValue) -> list[str]:
+    """Return the texts of an array. RabbitMQ ignores other values."""
+    if isinstance(value, RawValue):
+        return value.texts() or []
+    if not isinstance(value, list | tuple):
+        return []
+    return [text for text in map(as_text, value) if text is not None]
 
 
 def _is_array(value: FieldValue) -> bool:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback import Publisher
 from hopback.broker import EmbeddedBroker
 from hopback.errors import InvalidMessage
-from hopback.fields import Float32
+from hopback.fields import Float32, LongStr, RawValue
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue
 from hopback.wire.tables import decode_entries, encode_entries
@@ -66,6 +67,36 @@ async def test_unsendable_message_raises_same_error_on_both_brokers(
     await embedded.close()
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+_FORGED = "amq.rabbitmq.reply-to.AAAA.BBBB"
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        Properties(headers={"CC": ["a", _FORGED]}),
+        Properties(headers={"BCC": (_FORGED,)}),
+        Properties(headers={"CC": [LongStr(_FORGED.encode() + b"\xff")]}),
+        Properties(headers={"CC": RawValue(encode_entries({"": [_FORGED]})[1:])}),
+        Properties(headers={"CC": ["a"]}, further_headers=((b"CC", [_FORGED]),)),
+        Properties(further_headers=((b"BCC", [_FORGED]),)),
+    ],
+)
+async def test_copy_to_direct_reply_address_is_refused(properties: Properties) -> None:
+    """RabbitMQ 3.10 and 4.0 close the connection if such an address is forged."""
+    broker = EmbeddedBroker()
+    channel = await (await broker.connect()).open_channel()
+    await channel.declare_queue(Queue("q"))
+    async with Publisher(broker) as publisher:
+        with pytest.raises(InvalidMessage, match="expected routing keys that are not direct reply"):
+            await publisher.send(Message("", "q", b"x", properties))
+        # Other exchanges do not deliver replies. Other values of the array are ignored.
+        await publisher.send(Message("amq.fanout", "q", b"x", properties), mandatory=False)
+        await publisher.send(
+            Message("", "q", b"y", Properties(headers={"CC": [_FORGED.encode(), 1]}))
+        )
+    assert [one.body for one in broker.snapshot().queue("q").ready] == [b"y"]
 
 
 async def test_received_number_that_is_not_finite_is_kept_as_bytes() -> None:
