@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hopback.durations import LONGEST_MS, format_duration
 from hopback.errors import Problem
+from hopback.headers.names import is_protected
 from hopback.topology.arguments import INTEGER_RANGES, fits_decimal
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology
 from hopback.topology.rabbitmq_arguments import APPLY_TO, ARGUMENTS_OF, QUEUE_ARGUMENTS
@@ -49,6 +50,9 @@ def plan_problems(plan: Plan, topology: Topology) -> Iterator[Problem]:
             yield Problem(f"{path}.snooze", f"a classic queue ({counts})", str(queue.type))
     if plan.count_header is not None:
         yield from _header(f"{path}.count_header", plan.count_header)
+        if is_protected(plan.count_header):
+            expected = "a header name that neither Hopback nor RabbitMQ uses"
+            yield Problem(f"{path}.count_header", expected, show_value(plan.count_header))
     yield from _stamps(f"{path}.retry_stamps", plan.retry_stamps)
     yield from _stamps(f"{path}.park_stamps", plan.park_stamps)
 

@@ -212,6 +212,11 @@ def test_plan_with_undeclared_objects_is_invalid() -> None:
             'count_header: expected a header name of 1 to 255 bytes, got ""',
         ),
         (
+            replace(_PLAN, count_header="hopback-queue"),
+            "count_header: expected a header name that neither Hopback nor RabbitMQ uses,"
+            ' got "hopback-queue"',
+        ),
+        (
             replace(_PLAN, park_stamps=(Stamp("h" * 256, Fact.NOW),)),
             f'park_stamps[0].header: expected a header name of 1 to 255 bytes, got "{"h" * 60}…"',
         ),
