@@ -27,7 +27,7 @@ ALERTS = ApiTable()
 
 @ALERTS.answer(endpoints.ALERTS)
 async def _list_alerts(call: CallerRequest) -> AlertList:
-    """List alerts that fire, are pending, or were resolved within a week."""
+    """List firing and pending alerts, and alerts resolved within a week."""
     found = await call.services.shared.alerting.list_alerts()
     items = tuple(
         one

@@ -77,16 +77,16 @@ class DeadLetters(Protocol):
         """List the dead-letter queues by name, with their depths. No message is read."""
 
     async def queue(self, name: str, /) -> QueueDetail:
-        """Return one queue: exact depth, type, limit, cost of looking, origins, targets, active job."""
+        """Return one queue: exact depth, type, limit, browsing cost, origins, targets, active job."""
 
     async def candidates(self) -> CandidateList:
         """List queues that have messages and no consumer and may contain dead letters."""
 
     async def answer_candidate(self, answer: QueueAnswer, /) -> None:
-        """Declare that a queue contains dead letters, or that it does not. The audit records it."""
+        """Declare whether a queue contains dead letters. The audit records it."""
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
-        """Lift the delivery limit of a queue by a policy. Return the name of the policy.
+        """Lift the delivery limit of a queue by a policy and return its name.
 
         UnsafeOperation without management, or if an operator policy or an argument sets the limit.
         """
@@ -139,13 +139,13 @@ class DeadLetters(Protocol):
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
-        """List the errors of all queues, by the last survey of each.
+        """List the errors of all queues as of their last survey.
 
         `survey` surveys all queues first.
         """
 
     async def trend(self, queue: str, /) -> QueueTrend:
-        """Return the depth of a queue over the last month, as far as the store has it."""
+        """Return the stored depths of a queue over the last month."""
 
     def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         """Search whole queues. Closing the generator cancels the search.
@@ -196,13 +196,13 @@ class DeadLetters(Protocol):
         """Return when the job is neither running nor paused."""
 
     async def pause(self, job: str, /) -> Job:
-        """Pause a job after the messages in flight are confirmed, in whichever process it runs."""
+        """Pause a job of any process after the messages in flight."""
 
     async def resume(self, job: str, /) -> Job:
         """Resume a job that is paused, interrupted, stopped or failed."""
 
     async def cancel(self, job: str, /) -> Job:
-        """Cancel a job after the messages in flight are confirmed. The others are requeued."""
+        """Cancel a job after the messages in flight. Requeue the others."""
 
     async def interrupt(self, job: str, /) -> Job:
         """Stop a job of this process after the messages in flight are confirmed. It can be resumed.
@@ -214,7 +214,7 @@ class DeadLetters(Protocol):
         """Change the rate of a job, in messages per second. No rate means no limit."""
 
     async def retry_failures(self, job: str, /, *, reason: str = "") -> Job:
-        """Start a new job for exactly the messages that a job could not move."""
+        """Start a job for the messages that another job could not move."""
 
     async def edit_and_redrive(self, session: str, message: str, /, request: EditRequest) -> str:
         """Send a changed copy of a message back and return its id. The original stays in the queue."""
@@ -242,7 +242,7 @@ class DeadLetters(Protocol):
         """Notes on groups, saved filters and the history of groups."""
 
     async def alerts(self) -> AlertList:
-        """List alerts that fire, are pending, or were resolved within a week."""
+        """List firing and pending alerts, and alerts resolved within a week."""
 
     async def test_alert(self, target: str, /) -> AlertTestResult:
         """Send a test message to an alert target and report whether it was accepted."""

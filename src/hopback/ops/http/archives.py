@@ -56,7 +56,7 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
 
 @ARCHIVES.answer(endpoints.EXPORT)
 async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
-    """Export messages of a queue as lines of JSON, with exact bytes and types. No message is removed."""
+    """Export messages of a queue as lines of JSON, without removing them."""
     request, queue = call.body, call.path["queue"]
     lines = call.operations.export(queue, request.selection, forced=request.forced)
     return await _download(lines, queue)

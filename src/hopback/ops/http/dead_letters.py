@@ -53,7 +53,7 @@ _MOST_GROUPS = 1000  # an answer of a few megabytes at most
 
 @DEADLETTERS.answer(endpoints.OVERVIEW)
 async def _show_overview(call: Call[Empty, None]) -> Overview:
-    """List the dead-letter queues with their depths, from one sweep a second."""
+    """List the dead-letter queues with their depths."""
     swept, now = await call.services.recent.sweep.get(), call.services.clock.now()
     seen = [one for one in swept.queues if call.principal.allows(Role.VIEWER, one.queue)]
     items = tuple(structs.replace(one, depth=one.depth.shown_at(now)) for one in seen)
@@ -77,7 +77,7 @@ async def _survey_queues(call: Call[Empty, None]) -> ErrorOverview:
 
 @DEADLETTERS.answer(endpoints.SEARCH)
 async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
-    """Search whole queues. Server-sent events of type `search` report the hits. Disconnecting cancels it."""
+    """Search whole queues. Server-sent events of type `search` contain the hits. Disconnecting cancels."""
     asked = structs.replace(call.body, queues=await queues_of_search(call))
     if not asked.queues:
         known = await call.operations.queues()
@@ -184,7 +184,7 @@ async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
 
 @DEADLETTERS.answer(endpoints.START_JOB)
 async def _create_job(call: Call[Empty, JobRequest]) -> Job | ApiAnswer:
-    """Start a re-drive or a discard. With `dryRun`, answer 200 with the plan instead."""
+    """Start a re-drive or a discard. With `dryRun`, only return the plan."""
     request = call.body
     if isinstance(request, RedriveRequest) and request.change:
         call.need(Role.ADMIN, request.queue)
@@ -212,7 +212,7 @@ async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
 
 @DEADLETTERS.answer(endpoints.FOLLOW_JOB)
 async def _follow_job(call: Call[Empty, None]) -> Response:
-    """Follow a job: server-sent events of type `job`, now and after every change."""
+    """Stream a job now and after every change, as server-sent events of type `job`."""
     job = await call.job()
     events = job_events(call.operations.events(job.id), call.services.add_prefix)
     return call.services.shared.streams.open(events, call.principal)

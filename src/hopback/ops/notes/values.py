@@ -90,10 +90,10 @@ class GroupNotes(Protocol):
     """The operations on notes, saved filters and the history of groups."""
 
     async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
-        """List the notes on a group, or on every group of a queue, the newest first."""
+        """List the notes on one or all groups of a queue, the newest first."""
 
     async def add(self, queue: str, note: NewNote) -> GroupNote:
-        """Add a note to a group, for example "known, fixed in 2.3"."""
+        """Add a note to a group."""
 
     async def remove(self, queue: str, note: str) -> None:
         """Remove a note."""
@@ -105,7 +105,7 @@ class GroupNotes(Protocol):
         """List the saved filters of a queue, by name."""
 
     async def save_filter(self, queue: str, new: NewFilter) -> SavedFilter:
-        """Save a filter under a name. It replaces a filter of the same name."""
+        """Save a filter. It replaces one with the same name."""
 
     async def remove_filter(self, queue: str, name: str) -> None:
         """Remove a saved filter."""
