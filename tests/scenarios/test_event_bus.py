@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hopback.broker.embedded import Fault
+from hopback.broker.embedded import EventKind, Fault
 from hopback.clock import SystemClock
-from hopback.designs import event_bus
+from hopback.designs import DESIGNS, event_bus
 from hopback.headers import broker_failures, deaths
 from hopback.observe.logs import JsonLog
 from tests.scenarios.consumers import Status
@@ -46,6 +46,11 @@ def _early(scenario: Scenario, run: Run) -> Status:
     """What a service answers that honours `processAfterDelayMs`, counted from the publish."""
     due_in = json.loads(run.body).get("processAfterDelayMs", 0) / 1000 - scenario.elapsed()
     return Status(_TOO_EARLY, due_in) if due_in > 1e-6 else _OK
+
+
+def _count(scenario: Scenario, kind: EventKind) -> int:
+    """Events of this kind in the queue of the first service."""
+    return sum(event.kind is kind and event.queue == _QUEUE for event in scenario.journal)
 
 
 def _delayed(milliseconds: int) -> bytes:
@@ -127,6 +132,7 @@ async def test_retry_path_the_event_comes_back_to_the_failed_service_alone(
     exchange = "wms.retry-exchange.wms-cincout"
     assert scenario.arrivals(_WAITING) == [(0.0, exchange, "retry"), (5.0, exchange, "retry")]
     assert scenario.arrivals(_ORDERS) == [(0.0, *_MAIN)]
+    assert _count(scenario, EventKind.DIED) == (0 if scenario.hardened else 2)
 
 
 _DROPPED: list[Reaction] = [
@@ -141,12 +147,13 @@ _DROPPED: list[Reaction] = [
 async def test_every_other_answer_is_dropped_into_the_retry_queue(
     scenario: Scenario, reaction: Reaction
 ) -> None:
-    """429, 409, 5xx, other 4xx and an exception: dead-letter retry, and counted."""
+    """429, 409, 5xx, other 4xx and an exception: rejected (hardened: published) and counted."""
     cincout = _services(scenario, reaction)
     await scenario.publish(*_MAIN)
     await scenario.drain()
     assert (cincout.times, cincout.attempts) == ([0.0, 5.0], [1, 2])
     assert len(scenario.arrivals(_WAITING)) == 1
+    assert _count(scenario, EventKind.DIED) == (0 if scenario.hardened else 1)
 
 
 @pytest.mark.parametrize("code", [200, 201, 202, 204, 299])
@@ -199,6 +206,8 @@ async def test_delayed_path_waits_locally_and_requeues_to_the_same_queue(
     await scenario.drain()
     assert cincout.times == [0.0, *(1.25 + 2.5 * n for n in range(5)), 12.0]
     assert set(cincout.attempts) == {1}
+    assert _count(scenario, EventKind.REQUEUED) == len(cincout.runs) - 1
+    assert scenario.arrivals(_QUEUE) == [(0.0, *_MAIN)]
     assert scenario.arrivals(_WAITING) == []
     assert scenario.others(cincout) == {_ORDERS: 1}
 
@@ -297,7 +306,7 @@ async def test_moving_to_the_dlq_is_logged_by_its_documented_name(scenario: Scen
     await scenario.publish(*_MAIN)
     await scenario.drain()
     stream, name = io.StringIO(), "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"
-    log = JsonLog(SystemClock(), stream=stream, codes={"delivery.parked.exhausted": name})
+    log = JsonLog(SystemClock(), stream=stream, codes=DESIGNS["event-bus"].codes)
     for event in ("delivery.retried", "delivery.parked"):
         for fields in scenario.events(event):
             log(event, fields)

@@ -34,9 +34,19 @@ def test_definitions_file_equals_the_design() -> None:
 
 
 def test_the_definitions_are_the_documents_topology() -> None:
-    """Read back they hold exactly the exchanges, queues and bindings of the design."""
+    """They contain exactly the names of the document and the arguments and bindings of the design."""
     read = read_definitions(DEFINITIONS.read_text(encoding="utf-8"))
     design = file_pipeline()
+    parts = "upload.commands validator thumbnail extractor projection notification audit".split()
+    main = [f"q.{part}" for part in parts]
+    assert {queue.name for queue in read.queues} == {
+        f"{queue}{ending}" for queue in main for ending in ("", ".retry", ".dlq")
+    }
+    assert {exchange.name: str(exchange.type) for exchange in read.exchanges} == {
+        "domain.events": "topic",
+        "domain.commands": "topic",
+        **{f"{use}.{queue}": "direct" for queue in main for use in ("retry", "dlq")},
+    }
     assert read.exchanges == design.exchanges
     assert read.queues == design.queues
     assert sorted(map(str, read.bindings)) == sorted(map(str, design.bindings))

@@ -174,6 +174,8 @@ async def test_a_non_recoverable_event_goes_to_the_dlq_at_once(
         await system.publish(routing_key, **data)
         tally = await system.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 0, 1)
+        (dead,) = system.test.broker.snapshot().queue("freeflow.events.dlq").messages
+        assert dead.properties.headers["x-first-death-reason"] == "rejected"
         assert await system.arrivals() == {}
 
 

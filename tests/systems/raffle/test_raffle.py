@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.errors import TopologyConflict
-from hopback.systems.raffle.consumer import create_consumer
+from hopback.runtime.handler import BatchHandler
+from hopback.systems.raffle.consumer import create_consumer, create_dead_letter_consumer
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.settings import SettingsError
 from hopback.testing import AppTest, in_virtual_time
@@ -167,6 +168,21 @@ def test_every_documented_variable_is_read() -> None:
         Batching(10, 20, 3, 4),
         Batching(5, 6, 7, 8),
     )
+
+
+def test_batch_sizes_and_concurrency_of_consumers_are_those_of_the_settings() -> None:
+    settings = RaffleSettings(users=Batching(10, 20, 3, 4), dlq=Batching(5, 6, 7, 8))
+    users = create_consumer(settings).handlers["raffle_queue"]
+    dead_letters = create_dead_letter_consumer(settings).handlers["raffle_dlq"]
+    for handler, wanted in ((users, settings.users), (dead_letters, settings.dlq)):
+        assert isinstance(handler, BatchHandler)
+        assert handler.prepare is not None
+        assert (handler.options.size, handler.options.wait) == (
+            wanted.size,
+            wanted.timeout_ms / 1000,
+        )
+        assert handler.options.batchers == wanted.batchers
+        assert handler.prepare.options.concurrency == wanted.processors
 
 
 def test_all_wrong_variables_are_named_in_one_error() -> None:
