@@ -250,7 +250,7 @@ def _redrive(site: _Site) -> _Section:
             if job.counts.done >= site.count:
                 break
         if job.state not in (JobState.RUNNING, JobState.COMPLETED):
-            raise RuntimeError(f"the job is {job.state}: {job.reason}")
+            raise RuntimeError(f"the job is {job.state}: {job.state_reason}")
         return job.counts.done
 
     program = build_c_client()

@@ -46,7 +46,7 @@ async def _run(options: argparse.Namespace) -> None:
             request = _request(queue, discard=options.discard)
             job = await operations.start(request, Submission(export_to=str(export)))
             ended = await operations.wait(job.id)
-            sys.stdout.write(f"{queue}: {ended.state} {ended.counts} {ended.reason}\n")
+            sys.stdout.write(f"{queue}: {ended.state} {ended.counts} {ended.state_reason}\n")
             if options.discard:
                 _book(folder, queue, pen)
 

@@ -170,7 +170,7 @@ async def _as_operator(url: str, amqp_url: str) -> None:
         request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="t", forced=True)
         job = await operations.wait((await operations.start(request)).id)
     if job.counts.done != 3:
-        raise BrokerError(job.reason)
+        raise BrokerError(job.state_reason)
 
 
 ACTS: dict[str, Callable[[str, str], Awaitable[None]]] = {

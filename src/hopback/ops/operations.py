@@ -480,7 +480,9 @@ class Operations:
         """
         taken = []
         async for job, again in self._runner.take_over(await self._records()):
-            await self._audit_job("job.take-over", again, job.reason, by=Who("hopback", "hopback"))
+            await self._audit_job(
+                "job.take-over", again, job.state_reason, by=Who("hopback", "hopback")
+            )
             taken.append(again.view)
         return tuple(taken)
 

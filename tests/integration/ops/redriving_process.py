@@ -61,7 +61,7 @@ async def main(
             sys.stdout.write("going\n")
             sys.stdout.flush()
             done = await operations.wait(job.id)
-            sys.stdout.write(f"{done.state} {done.counts} {done.reason}\n")
+            sys.stdout.write(f"{done.state} {done.counts} {done.state_reason}\n")
 
 
 if __name__ == "__main__":

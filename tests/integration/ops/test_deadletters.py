@@ -205,7 +205,7 @@ async def test_target_deleted_during_redrive_stops_job(
         await channel.delete_queue("spare")
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
-        assert "NO_ROUTE" in done.reason
+        assert "NO_ROUTE" in done.state_reason
         assert done.counts.done < 200
         assert {*await shop.drained(DLQ)} | moved >= {*range(done.counts.done, 200)}
 
@@ -233,7 +233,7 @@ async def test_full_target_stops_job_without_loss(
         )
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
-        assert "given up after 2 tries" in done.reason
+        assert "given up after 2 tries" in done.state_reason
         arrived, left = await shop.drained("full"), await shop.drained(DLQ)
         assert done.counts.done == len(arrived)
         assert sorted(arrived + left) == [*range(100)]
@@ -271,7 +271,7 @@ async def test_missing_write_permission_fails_job_with_reason(
         job = await operations.start(_redrive(pace=Pace(tries=2, pause_s=0.01)))
         done = await operations.wait(job.id)
         assert done.state is JobState.FAILED
-        assert "403" in done.reason
+        assert "403" in done.state_reason
         assert await shop.drained(DLQ) == [*range(5)]
     await connection.close()
 

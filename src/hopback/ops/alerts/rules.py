@@ -279,7 +279,7 @@ def _look(
             if rule.kind is AlertKind.JOB_STOPPED:
                 for job in broker.jobs:
                     if job.state in _STOPPED and rule.covers(broker.broker, job.queue):
-                        why = f": {_short(job.reason)}" if job.reason else ""
+                        why = f": {_short(job.state_reason)}" if job.state_reason else ""
                         text = f"the {job.kind} {_STOPPED[job.state]}{why}"
                         held[rule.name, broker.broker, job.queue, job.id] = _Sighting(text)
                 continue

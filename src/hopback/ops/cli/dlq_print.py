@@ -555,7 +555,7 @@ def print_job(job: Job) -> None:
     lines = [
         ("job", job.id),
         ("action", f"{job.kind} from {job.queue}{aim}"),
-        ("state", job.state + (f": {clock_text(job.reason)}" if job.reason else "")),
+        ("state", job.state + (f": {clock_text(job.state_reason)}" if job.state_reason else "")),
         (
             "messages",
             ", ".join([first, *(f"{n:,} {words}" for n, words in further if n)]) + returned,
@@ -570,7 +570,7 @@ def print_job(job: Job) -> None:
     if job.export_to:
         lines.append(("export", job.export_to))
     lines.append(("by", job.by or "unknown"))
-    if job.why:
-        lines.append(("why", job.why))
+    if job.reason:
+        lines.append(("why", job.reason))
     moments = (("started", job.created), ("changed", job.updated))
     details([*lines, *((name, clock_text(timestamp(at))) for name, at in moments)])

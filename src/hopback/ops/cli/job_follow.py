@@ -68,7 +68,7 @@ def time_left(job: Job, rate: float | None) -> float | None:
 
 def _waits_for(job: Job) -> str:
     """Return the reason why a running job waits, empty while it sends."""
-    return job.reason if job.state is JobState.RUNNING else ""
+    return job.state_reason if job.state is JobState.RUNNING else ""
 
 
 def _count_finished(job: Job) -> int:
@@ -150,7 +150,7 @@ class Lines:
         """Write a line if it is due."""
         now, known = self._now(), self._reason
         self._meter.add(now, _count_finished(job))
-        self._reason = job.reason
+        self._reason = job.state_reason
         if now >= self._next or self._reason != known:
             self._next = now + _BETWEEN_RECORDS_S
             click.echo(self._line_of(job, self._meter.rate), err=True)
@@ -169,7 +169,7 @@ def record_line(job: Job, rate: float | None) -> str:
             "event": "progress",
             "job": job.id,
             "state": job.state,
-            "reason": job.reason,
+            "reason": job.state_reason,
             "counts": to_json(job.counts),
             "rate": None if rate is None or _waits_for(job) else round(rate, 1),
             "secondsLeft": None if left is None else round(left, 1),
@@ -316,8 +316,8 @@ def _print_end(job: Job, *, noted: bool) -> None:
     ]
     more += [f"{came_back_text(counts)} returned"] if counts.came_back else []
     click.echo(safe(", ".join([first, *more]) + "."))
-    if job.reason and job.state in (JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED):
-        click.echo(safe(f"Reason: {job.reason}"))
+    if job.state_reason and job.state in (JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED):
+        click.echo(safe(f"Reason: {job.state_reason}"))
     if job.state is JobState.STOPPED:
         click.echo(f"`hopback jobs came-back {job.id}` shows the returned messages.")
     if job.duplicates:

@@ -466,7 +466,7 @@ class Counts(_AnswerStruct, frozen=True):
 
 
 class Job(_AnswerStruct, frozen=True, kw_only=True):
-    """A re-drive or a discard. `reason` explains its state, `why` is the reason of its author.
+    """A re-drive or a discard. `state_reason` explains its state, `reason` is that of its author.
 
     `selection` is the selection at the start. `rate` is the present limit in messages per second, None
     without a limit. `target` is the target in words, `target_choice` as it was chosen. `run` counts starts
@@ -479,8 +479,8 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
     kind: JobKind
     queue: str
     state: JobState
-    reason: str = field(default="", name="stateReason")
-    why: str = field(default="", name="reason")
+    state_reason: str = ""
+    reason: str = ""
     by: str = ""
     by_id: str = ""
     target: str = ""

@@ -109,7 +109,7 @@ class Engine:
             return away
         except LeaseLost as lost:
             self._leased.show(
-                replace(self._leased.job, state=JobState.INTERRUPTED, reason=str(lost))
+                replace(self._leased.job, state=JobState.INTERRUPTED, state_reason=str(lost))
             )
             return None
         except asyncio.CancelledError:

@@ -33,7 +33,7 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
 class JobRecord:
     """A job in the journal. `view` is the form for operators.
 
-    `reason` is the reason of the state. Times are in seconds. `rate` is the present rate in messages per
+    `state_reason` explains the state. Times are in seconds. `rate` is the present rate in messages per
     second, None for no limit. `run` is the number of starts and resumptions. `changes` grows with every
     change that is saved. `watch_s` and `watch_text` are the watch time of a re-drive and its reason.
     `counts` never decrease before the job is completed, although a resumed job takes some messages again.
@@ -43,7 +43,7 @@ class JobRecord:
     spec: JobSpec
     state: JobState = JobState.RUNNING
     counts: Counts = field(default_factory=Counts)
-    reason: str = ""
+    state_reason: str = ""
     rate: float | None = None
     run: int = 1
     created: float = 0.0
@@ -71,8 +71,8 @@ class JobRecord:
             kind=spec.kind,
             queue=spec.queue,
             state=self.state,
-            reason=self.reason,
-            why=request.reason,
+            state_reason=self.state_reason,
+            reason=request.reason,
             by=spec.by.name,
             by_id=spec.by.id,
             target=spec.target_text or str(target),
@@ -111,7 +111,10 @@ class JobRecord:
     @property
     def is_orphaned(self) -> bool:
         """Whether the job was interrupted because its process ended."""
-        return self.state is JobState.INTERRUPTED and self.reason in (PROCESS_ENDED, PROCESS_LOST)
+        return self.state is JobState.INTERRUPTED and self.state_reason in (
+            PROCESS_ENDED,
+            PROCESS_LOST,
+        )
 
     @property
     def is_over(self) -> bool:
@@ -125,7 +128,9 @@ class JobRecord:
             raise JobConflict(
                 f"job {self.id} is {self.state}: expected {allowed} next, got {state}", self
             )
-        return replace(self, state=state, reason=reason, updated=now, changes=self.changes + 1)
+        return replace(
+            self, state=state, state_reason=reason, updated=now, changes=self.changes + 1
+        )
 
     def counted(self, counts: Counts, checkpoint: Checkpoint, now: float) -> JobRecord:
         return replace(

@@ -194,7 +194,7 @@ class Journal:
         for document, state, leased_until in rows:
             job = _JOB.decode(document)
             if job.is_active and (state == JobState.INTERRUPTED or leased_until < now):
-                job = replace(job, state=JobState.INTERRUPTED, reason=PROCESS_LOST)
+                job = replace(job, state=JobState.INTERRUPTED, state_reason=PROCESS_LOST)
             found.append(job)
         return tuple(found)
 

@@ -94,7 +94,7 @@ class Recovery:
                     f"{holder} may hold messages of {leased.job.queue!r}, which the job would count as done:"
                     " end it, then resume the job"
                 )
-            if leased.job.reason != reason:
+            if leased.job.state_reason != reason:
                 await self._write_reason(leased, reason)
             await leased.control.sleep(_ASK_HOLDERS_S)
             if leased.control.is_cancelled:
@@ -125,4 +125,4 @@ class Recovery:
         """Record why an active job waits. Empty when it continues."""
         now = self._broker.clock.now()
         job = leased.job if state is None else leased.job.to(state, now)
-        await leased.write(replace(job, reason=reason, updated=now, changes=job.changes + 1))
+        await leased.write(replace(job, state_reason=reason, updated=now, changes=job.changes + 1))

@@ -182,14 +182,14 @@ class ReturnWatch:
         while not is_over:
             due = min(loop.time() + every, until)
             while (wait := due - loop.time()) > 0:
-                if self._leased.job.reason != waits:  # at first, and again after a pause
-                    self._leased.show(replace(self._leased.job, reason=waits))
+                if self._leased.job.state_reason != waits:  # at first, and again after a pause
+                    self._leased.show(replace(self._leased.job, state_reason=waits))
                     await self._progress.save()
                 await self._leased.control.sleep(min(wait, SAVE_EVERY_S))
                 await self._progress.obey()
             is_over = due >= until
             yield
-        self._leased.show(replace(self._leased.job, reason=""))
+        self._leased.show(replace(self._leased.job, state_reason=""))
 
     async def look(self, *, counts: bool) -> Arrivals:
         """Count the arrived messages, and how many of them had been sent by this job.

@@ -204,7 +204,7 @@ class JobRunner:
                 action="job.end",
                 queue=job.queue,
                 job=job.id,
-                reason=job.reason,
+                reason=job.state_reason,
                 result="ok" if good else "failed",
                 details={
                     "kind": job.kind,

@@ -177,7 +177,7 @@ class _AdminEndpoints:
         # The messages that are still in the queue, in its order.
         reasons = [one.reason for one in await self.operations.failures(job.id)]
         if job.state in _UNFINISHED:
-            reasons += [job.reason] * (job.counts.selected - job.counts.done - len(reasons))
+            reasons += [job.state_reason] * (job.counts.selected - job.counts.done - len(reasons))
         result = {
             "operationCorrelationId": operation,
             **_names(queue),

@@ -130,7 +130,7 @@ def test_failed_job_alert_fires_until_job_resumes() -> None:
         kind=JobKind.REDRIVE,
         queue="q",
         state=JobState.FAILED,
-        reason="the target is full",
+        state_reason="the target is full",
         created=Moment(0),
         updated=Moment(0),
     )

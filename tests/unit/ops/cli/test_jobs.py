@@ -31,7 +31,7 @@ def _job(
         kind=JobKind.REDRIVE,
         queue=queue,
         state=state,
-        reason=reason,
+        state_reason=reason,
         counts=Counts(selected=100, done=done, failed=failed, came_back=came_back),
         created=Moment(0),
         updated=Moment(0),

@@ -168,7 +168,7 @@ async def _life(chance: random.Random, kind: str, longest: int) -> JobState:
         job = await shop.operations.start(redrive(selection=selection, pace=pace))
         for kill in range(_MOST_KILLS):
             job = await shop.operations.wait(job.id)
-            if job.state is not JobState.INTERRUPTED or "other consumer" in job.reason:
+            if job.state is not JobState.INTERRUPTED or "other consumer" in job.state_reason:
                 break
             await other.begin_again()
             late = chance.choice([0, 0, 1, 3, 10, 40])
@@ -207,7 +207,7 @@ def _check(shop: Shop, there: _Messages, other: _Other, job: Job, told: Sequence
     else:
         assert job.state in (JobState.FAILED, JobState.INTERRUPTED)
         reasons = ("where the selection ends", "other consumer", "may be left")
-        assert any(reason in job.reason for reason in reasons), job.reason
+        assert any(reason in job.state_reason for reason in reasons), job.state_reason
     assert other.task or shop.held() == 0
 
 

@@ -64,7 +64,7 @@ async def _discarded_and_imported(file: Path) -> None:
         await shop.park(700)
         job = await shop.operations.start(discard(export=True), Submission(export_to=str(file)))
         done = await shop.operations.wait(job.id)
-        assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 701, "")
+        assert (done.state, done.counts.done, done.state_reason) == (JobState.COMPLETED, 701, "")
         assert shop.queue(DLQ).messages == ()
         imported = await shop.operations.on_behalf_of(ANN).import_lines(
             read_lines(file), reason="a mistake"
@@ -90,7 +90,7 @@ async def test_discard_with_existing_file_fails_and_removes_no_message() -> None
         job = await shop.operations.start(discard(export=True), Submission(export_to=__file__))
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
-        assert "not discarded, because" in done.reason
+        assert "not discarded, because" in done.state_reason
         assert len(shop.bodies(DLQ)) == 5
 
 

@@ -232,7 +232,7 @@ async def test_redrive_completes_after_broker_loses_more_acks_than_marks(
         assert set(moved) == {message.body for message in selected}
         assert moved.total() - len(selected) <= forgotten + _WINDOW
         assert (job.state, job.counts.done) == (JobState.COMPLETED, len(selected))
-        assert "lost their acks" in job.reason or forgotten <= _WINDOW
+        assert "lost their acks" in job.state_reason or forgotten <= _WINDOW
         assert job.counts.arrived_meanwhile == late
         assert life.shop.held() == 0
 
@@ -399,7 +399,7 @@ async def test_job_fails_if_equal_new_messages_hide_end_of_selection(
         assert not others - left
         if forgotten or late:
             assert job.state is JobState.FAILED
-            assert "unknown where the selection ends" in job.reason
+            assert "unknown where the selection ends" in job.state_reason
         else:
             assert (job.state, job.counts.done) == (JobState.COMPLETED, _LIMIT)
             assert left == others
@@ -419,7 +419,7 @@ async def test_job_fails_if_queue_type_is_unknown(forgotten: int) -> None:
         assert left | moved == {message.body for message in parked}
         if forgotten:
             assert job.state is JobState.FAILED
-            assert "Without the management API" in job.reason
+            assert "Without the management API" in job.state_reason
         else:
             assert (job.state, job.counts.done, left) == (JobState.COMPLETED, _COUNT, set())
 
@@ -476,7 +476,7 @@ async def test_duplicate_batch_and_killed_service_move_only_selection(
         if job.state is JobState.COMPLETED:
             assert (left, job.counts.done) == (others, len(parked[:limit]))
         else:
-            assert "unknown where the selection ends" in job.reason
+            assert "unknown where the selection ends" in job.state_reason
 
 
 @in_virtual_time
@@ -534,7 +534,7 @@ async def test_job_with_failures_completes_after_broker_loses_acks(
         reasons = ""
         while (await life.shop.operations.resume(life.ident)).is_active:
             job = await life.end()
-            reasons += job.reason
+            reasons += job.state_reason
             moved.update(life.shop.bodies(MAIN))
             await life.empty(MAIN)
             if job.state is JobState.COMPLETED:
@@ -600,6 +600,6 @@ async def test_stopped_job_with_failures_after_broker_loses_acks_retries_or_fail
             assert job.counts.failed == len(parked[:limit]) - len(selected)
         elif job.state is JobState.FAILED:
             assert forgotten
-            assert "unknown where the selection ends" in job.reason
+            assert "unknown where the selection ends" in job.state_reason
         else:  # messages sent twice were redelivered twice
             assert (job.state, bool(forgotten)) == (JobState.STOPPED, True)

@@ -63,7 +63,7 @@ async def test_redrive_moves_all_messages_in_order() -> None:
         job = await shop.operations.start(redrive())
         assert job.state is JobState.RUNNING
         done = await shop.operations.wait(job.id)
-        assert (done.state, done.reason) == (JobState.COMPLETED, "")
+        assert (done.state, done.state_reason) == (JobState.COMPLETED, "")
         assert (done.counts.selected, done.counts.done, done.counts.remaining) == (1200, 1200, 0)
         assert shop.bodies(MAIN) == [b"%d" % number for number in range(1200)]
         assert shop.queue(DLQ).messages == ()
@@ -281,7 +281,7 @@ async def test_job_is_interrupted_if_its_end_cannot_be_stored() -> None:
         journal.is_away = True
         ended = await shop.operations.wait(job.id)
         assert ended.state is JobState.INTERRUPTED
-        assert "the database does not answer" in ended.reason
+        assert "the database does not answer" in ended.state_reason
         journal.is_away = False
         assert sorted(shop.bodies(MAIN) + shop.bodies(DLQ)) == sorted(b"%d" % n for n in range(20))
 
@@ -338,7 +338,7 @@ async def test_full_target_stops_job_without_loss() -> None:
         job = await shop.operations.start(redrive(pace=Pace(in_flight=1)))
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
-        assert "given up after 5 tries" in done.reason
+        assert "given up after 5 tries" in done.state_reason
         moved = len(shop.bodies(MAIN))
         assert (moved, len(shop.bodies(DLQ))) == (done.counts.done, 50 - moved)
         assert shop.held() == 0
@@ -363,14 +363,14 @@ async def test_job_waits_for_unreachable_broker_and_continues() -> None:
         await _pass(600)
         waiting = await shop.operations.job(job.id)
         assert waiting.state is JobState.RUNNING
-        assert waiting.reason.startswith("waiting for the broker, up to 30m: ")
+        assert waiting.state_reason.startswith("waiting for the broker, up to 30m: ")
         assert 0 < waiting.counts.done < 300
         shop.broker.faults.clear()
         await shop.publish(Message("", DLQ, b"late") for _ in range(50))
         with pytest.raises(JobConflict):
             await shop.operations.start(redrive())
         done = await shop.operations.wait(job.id)
-        assert (done.state, done.counts.done, done.reason) == (JobState.COMPLETED, 300, "")
+        assert (done.state, done.counts.done, done.state_reason) == (JobState.COMPLETED, 300, "")
         assert shop.bodies(DLQ) == [b"late"] * 50
         assert set(shop.bodies(MAIN)) == {b"%d" % n for n in range(300)}
 
@@ -386,7 +386,7 @@ async def test_job_is_interrupted_if_broker_stays_away_and_resumes_exactly() -> 
         began = asyncio.get_running_loop().time()
         stopped = await shop.operations.wait(job.id)
         assert stopped.state is JobState.INTERRUPTED
-        assert "refused the connection" in stopped.reason
+        assert "refused the connection" in stopped.state_reason
         assert 300 <= asyncio.get_running_loop().time() - began < 330
         shop.broker.faults.clear()
         await shop.publish(Message("", DLQ, b"late") for _ in range(50))
@@ -417,7 +417,10 @@ async def test_waiting_job_can_be_cancelled_or_interrupted() -> None:
         await shop.operations.pause(left.id)
         await _pass(1)
         paused = await shop.operations.job(left.id)
-        assert (paused.state, paused.reason[:22]) == (JobState.PAUSED, "waiting for the broker")
+        assert (paused.state, paused.state_reason[:22]) == (
+            JobState.PAUSED,
+            "waiting for the broker",
+        )
         await shop.operations.close()
         ended = await shop.operations.job(left.id)
         assert (ended.state, ended.can_resume) == (JobState.INTERRUPTED, True)
@@ -516,7 +519,7 @@ async def test_ramped_redrive_stops_when_messages_return_to_dlq() -> None:
         job = await shop.operations.start(redrive(pace=Pace(ramp=RAMP, watch_s=5)))
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.STOPPED
-        assert "not repaired" in done.reason
+        assert "not repaired" in done.state_reason
         assert done.counts.done == 1
         assert len(shop.bodies(DLQ)) == 100
         assert await count_returned(shop.operations, job.id) == 1

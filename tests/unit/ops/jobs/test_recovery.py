@@ -103,7 +103,7 @@ async def _redriven(
             assert not left - others
             assert done.counts.done == selected.total()
         else:
-            assert "unknown where the selection ends" in done.reason
+            assert "unknown where the selection ends" in done.state_reason
         assert shop.held() == 0
 
 
@@ -144,7 +144,7 @@ async def _twins_redriven(
             assert not left - others
             assert done.counts.done == selected.total()
         else:
-            assert "unknown where the selection ends" in done.reason
+            assert "unknown where the selection ends" in done.state_reason
         assert shop.held() == 0
 
 
@@ -191,7 +191,7 @@ async def test_job_stops_if_its_held_messages_were_republished(limit: int | None
         done = await shop.operations.wait((await shop.operations.resume(job.id)).id)
         moved, rest = set(shop.bodies(MAIN)), set(shop.bodies(DLQ))
         assert (done.state, done.counts.done) == (JobState.FAILED, job.counts.done)
-        assert "unknown where the selection ends" in done.reason
+        assert "unknown where the selection ends" in done.state_reason
         assert moved | rest == {message.body for message in parked}
         assert moved <= {message.body for message in parked[:limit]}
         assert len(rest & {message.body for message in parked[:limit]}) <= len(left)

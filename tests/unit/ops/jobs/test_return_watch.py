@@ -155,7 +155,7 @@ async def test_unrepaired_cause_stops_redrive_after_first_message(
         assert plan.target == "to queue work"
         job = await operations.wait((await operations.start(_careful())).id)
         assert (job.state, job.counts.done) == (JobState.STOPPED, 1)
-        assert "not repaired" in job.reason
+        assert "not repaired" in job.state_reason
         assert job.watch_s == pytest.approx(plan.watch_s, abs=3)
         assert (await operations.queue("work.dlq")).messages == _COUNT
 
@@ -184,7 +184,7 @@ async def test_messages_requeued_by_consumer_timeout_do_not_count_as_returned(
         request = structs.replace(_careful(watch_s=2700.0), forced=True)
         begun = await operations.start(request)
         job = await operations.wait(begun.id)
-        assert (job.state, job.reason) == (JobState.COMPLETED, "")
+        assert (job.state, job.state_reason) == (JobState.COMPLETED, "")
         assert (job.counts.done, job.counts.arrived_meanwhile, job.counts.came_back) == (
             _COUNT,
             0,
@@ -204,7 +204,7 @@ async def test_message_returned_after_consumer_timeout_stops_job(
     async with _plant({"work.retry": 2400}, ["work.retry"], kind) as (_, operations):
         job = await operations.wait((await operations.start(_careful(watch_s=2700.0))).id)
         assert (job.state, job.counts.done) == (JobState.STOPPED, 1)
-        assert "not repaired" in job.reason
+        assert "not repaired" in job.state_reason
         assert (await operations.queue("work.dlq")).messages == _COUNT
 
 
@@ -238,7 +238,7 @@ async def test_redrive_stops_when_40_percent_of_messages_return(
         request = _careful(in_flight=in_flight)
         job = await operations.wait((await operations.start(request)).id)
         assert job.state is JobState.STOPPED, job
-        assert "not repaired" in job.reason
+        assert "not repaired" in job.state_reason
         assert plant.handled == job.counts.done <= 6
         arrived = 2  # messages 1 and 4 of the first six
         assert job.counts.arrived_meanwhile == arrived
@@ -253,10 +253,10 @@ async def test_completed_redrive_has_one_count_of_returned_messages() -> None:
     async with _plant({}, [], count=100) as (plant, operations):
         plant.fails = _is_among_40_percent
         job = await operations.wait((await operations.start(_careful(max_returned=100))).id)
-        assert (job.state, job.counts.done, job.reason) == (JobState.COMPLETED, 100, "")
+        assert (job.state, job.counts.done, job.state_reason) == (JobState.COMPLETED, 100, "")
         assert await count_returned(operations, job.id) == 40
         counted = await operations.job(job.id)
-        assert (counted.counts.came_back, counted.reason) == (40, "")
+        assert (counted.counts.came_back, counted.state_reason) == (40, "")
 
 
 @pytest.mark.parametrize("drops_headers", [False, True])
@@ -318,23 +318,23 @@ async def test_watching_job_reports_deadline() -> None:
         assert counting.counts.done == 0
         assert re.fullmatch(
             r"counting arrivals until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ, before the first message is sent",
-            counting.reason,
+            counting.state_reason,
         )
         await _pass(10)
         watching = await operations.job(job.id)
         assert (watching.counts.done, watching.state) == (1, JobState.RUNNING)
         assert re.fullmatch(
             r"watching until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ for returned messages",
-            watching.reason,
+            watching.state_reason,
         )
         await operations.pause(job.id)
         await _pass(2)
-        assert (await operations.job(job.id)).reason == "paused"
+        assert (await operations.job(job.id)).state_reason == "paused"
         await operations.resume(job.id)
         await _pass(2)
-        assert (await operations.job(job.id)).reason == watching.reason
+        assert (await operations.job(job.id)).state_reason == watching.state_reason
         ended = await operations.wait(job.id)
-        assert (ended.state, ended.reason) == (JobState.COMPLETED, "")
+        assert (ended.state, ended.state_reason) == (JobState.COMPLETED, "")
 
 
 @in_virtual_time

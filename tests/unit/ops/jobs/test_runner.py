@@ -126,7 +126,7 @@ async def test_job_waits_for_stale_connection_that_holds_its_messages(
         dead = await _holding(shop, job)
         await shop.operations.resume(job.id)
         async for seen in shop.operations.events(job.id):
-            if "it may hold messages of this job" in seen.reason:
+            if "it may hold messages of this job" in seen.state_reason:
                 break
         assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
         await dead.close()
@@ -136,7 +136,7 @@ async def test_job_waits_for_stale_connection_that_holds_its_messages(
             assert set(shop.bodies(MAIN)) == {b"%d" % number for number in range(_LIMIT)}
         else:  # the dead host has requeued its messages behind the others
             assert (done.state, done.counts.remaining > 0) == (JobState.FAILED, True)
-            assert "unknown where the selection ends" in done.reason
+            assert "unknown where the selection ends" in done.state_reason
             assert shop.bodies(MAIN) == moved
             return
         assert set(shop.bodies(DLQ)) == {b"%d" % number for number in range(_LIMIT, _COUNT)}
@@ -153,7 +153,7 @@ async def test_stale_connection_that_never_ends_interrupts_job() -> None:
         await shop.operations.resume(job.id)
         ended = await shop.operations.wait(job.id)
         assert ended.state is JobState.INTERRUPTED
-        assert f"'hopback job {job.id} {job.queue}' may hold messages" in ended.reason
+        assert f"'hopback job {job.id} {job.queue}' may hold messages" in ended.state_reason
         assert (ended.counts.done, shop.bodies(MAIN)) == (job.counts.done, moved)
         await shop.operations.resume(job.id)
         await shop.operations.cancel(job.id)
@@ -172,7 +172,7 @@ async def test_resumed_job_waits_for_session_that_holds_its_messages() -> None:
         )
         await shop.operations.resume(job.id)
         async for seen in shop.operations.events(job.id):
-            if f"'hopback browse {DLQ}'" in seen.reason:
+            if f"'hopback browse {DLQ}'" in seen.state_reason:
                 break
         await shop.operations.release(session.id)
         done = await shop.operations.wait(job.id)
@@ -196,7 +196,7 @@ async def test_resumed_job_waits_for_dry_run_of_its_process() -> None:
             await anext(look)
             await shop.operations.resume(job.id)
             async for seen in shop.operations.events(job.id):
-                if f"'hopback look {DLQ}'" in seen.reason:
+                if f"'hopback look {DLQ}'" in seen.state_reason:
                     break
             await look.aclose()
         done = await shop.operations.wait(job.id)
@@ -225,7 +225,7 @@ async def test_resumed_job_waits_for_dry_run_of_another_process(
                 await anext(look)
             await shop.operations.resume(job.id)
             async for seen in shop.operations.events(job.id):
-                if "waiting until" in seen.reason or seen.state is not JobState.RUNNING:
+                if "waiting until" in seen.state_reason or seen.state is not JobState.RUNNING:
                     break
             assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
             await look.aclose()

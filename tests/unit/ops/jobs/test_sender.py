@@ -34,7 +34,7 @@ async def _until_done(shop: Shop, ident: str) -> bool:
         job = await shop.operations.wait(ident)
         if job.state is JobState.COMPLETED:
             return True
-        if "unknown where the selection ends" in job.reason:
+        if "unknown where the selection ends" in job.state_reason:
             return False
         shop.broker.faults.clear()
         if run < 60:
