@@ -1,4 +1,4 @@
-"""Strategies for deliveries: headers of any shape, under the names that matter to us and others."""
+"""Strategies for deliveries with arbitrary values under known and unknown header names."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = [
     "VERSIONS",
     "deliveries",
     "hostile_headers",
-    "matters",
-    "moderately",
+    "many_examples",
+    "no_deadline",
     "outcomes",
     "plans",
     "user_headers",
 ]
 
-moderately = settings(deadline=None)
-"""As many examples as the profile says, and no limit of time: the machine may be busy."""
+no_deadline = settings(deadline=None)
+"""The number of examples of the profile, without a time limit for a busy machine."""
 
-matters = settings(deadline=None, max_examples=max(50, settings().max_examples))
-"""For what travels with a message: `make test-fast`, too, tries it with no fewer examples."""
+many_examples = settings(deadline=None, max_examples=max(50, settings().max_examples))
+"""At least 50 examples in every profile, for code that rewrites messages."""
 
 TOPOLOGIES: dict[tuple[str, bool], Topology] = {
     (design.name, hardened): design.build(hardened=hardened)
@@ -56,7 +56,7 @@ _DESIGNS = ("x-retry-count", "x-retries", "x-retry-reason", "x-original-routing-
 _QUEUES = (*dict.fromkeys(plan.queue for plan in PLANS), "q.audit.retry", "elsewhere", "")
 _REASONS = ("rejected", "expired", "maxlen", "delivery_limit", "", "no such reason")
 
-# Every type of a field table with its awkward values; drawn whole, because that is fast.
+# Every type of a field table with edge cases. Sampling complete values is fast.
 _ODD: tuple[FieldValue, ...] = (
     None, True, False, 0, 1, 3, 11, -1, 2**31, 2**63 - 1, -(2**63),
     Int8(-128), UInt8(255), Int32(2), UInt64(2**64 - 1), Timestamp(0), Timestamp(2**64 - 1),
@@ -101,7 +101,7 @@ _jsons = st.one_of(
 
 
 def _value_of(name: str) -> st.SearchStrategy[FieldValue]:
-    """What is likely to hurt under this name."""
+    """Values that are likely to cause errors under this name."""
     if name == "x-death":
         return st.one_of(st.lists(_entries, max_size=4), _values)
     if name == "hopback-deaths":
@@ -114,12 +114,12 @@ def _value_of(name: str) -> st.SearchStrategy[FieldValue]:
 user_headers: st.SearchStrategy[dict[str, FieldValue]] = st.dictionaries(
     st.text(min_size=1, max_size=4).map(lambda name: f"u-{name}"), _values, max_size=3
 )
-"""What only a producer would write."""
+"""Headers of a producer."""
 
 
 @st.composite
 def hostile_headers(draw: st.DrawFn) -> Headers:
-    """A producer's headers before and after anything at all under names that mean something."""
+    """Producer headers before and after arbitrary values under known names."""
     known = st.sampled_from((*_BROKERS, *_DESIGNS, *sorted(OURS)))
     names = draw(st.lists(known, unique=True, max_size=7))
     first = draw(user_headers)
@@ -128,7 +128,7 @@ def hostile_headers(draw: st.DrawFn) -> Headers:
 
 @st.composite
 def deliveries(draw: st.DrawFn, plan: Plan) -> Received:
-    """A delivery from the plan's queue, as hostile as it can come."""
+    """A delivery from the plan's queue with hostile properties."""
     short = st.sampled_from((None, "", "text", "ü"))
     properties = Properties(
         headers=draw(hostile_headers()),

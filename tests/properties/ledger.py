@@ -1,4 +1,4 @@
-"""A ledger kept from the embedded broker's journal: no copy may appear or vanish unrecorded."""
+"""A ledger of message copies from the journal of the embedded broker."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Ledger"]
 
 
 class Ledger:
-    """Books every event; whatever does not fit is an AssertionError."""
+    """Records every event. An unexpected event is an AssertionError."""
 
     def __init__(self) -> None:
         self.living: dict[int, str] = {}
-        """Each copy that should be in the broker, with its queue."""
+        """Each copy that the broker should contain, with its queue."""
         self.done: list[int] = []
         self.losses: list[Loss] = []
         self._dying: set[int] = set()
@@ -25,7 +25,6 @@ class Ledger:
         self._unsettled_publishes: set[int] = set()
 
     def book(self, event: Event) -> None:
-        """One event."""
         match event.kind:
             case EventKind.PUBLISHED:
                 self._unsettled_publishes.add(event.origin)
@@ -57,14 +56,14 @@ class Ledger:
     def _drop(self, event: Event) -> None:
         self.losses.append(Loss(event.reason))
         if event.copy:
-            # A dead letter with several targets may be lost for each of them.
+            # A dead letter with several targets may be dropped for each of them.
             known = event.copy in self._dying or event.reason in (Loss.CYCLE, Loss.FULL)
             assert self.living.pop(event.copy, None) is not None or known
             self._dying.discard(event.copy)
         self._unsettled_publishes.discard(event.origin)
 
     def balance(self, found: NodeSnapshot) -> None:
-        """Compare the books with what is there."""
+        """Compare the ledger with the queues of the node."""
         assert self._unsettled_publishes == set()
         assert self._dying == set()
         there = {message.copy: queue.name for queue in found.queues for message in queue.messages}

@@ -1,4 +1,4 @@
-"""The canonical form of header values, by which dead letters are told apart."""
+"""The canonical form of header values, which identifies dead letters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from tests.properties.field_values import field_values
 
 
 @given(field_values)
-def test_the_text_is_that_of_the_form(value: object) -> None:
-    """Jobs that an earlier version began find their messages by the text it wrote: it never changes."""
+def test_canonical_text_is_the_repr_of_the_form(value: object) -> None:
+    """Stored jobs find their messages by this text, so it never changes."""
     assert canonical_text(value) == repr(canonical(value))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Checking is total and deterministic, whatever the topology."""
+"""Checking is total and deterministic for every topology."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @settings(max_examples=40, deadline=None)
 @given(topologies, versions)
-def test_check_never_raises_and_says_the_same_twice(
+def test_check_never_raises_and_is_deterministic(
     topology: Topology, version: BrokerVersion | None
 ) -> None:
-    """Any topology gives findings in order, each with every part of it said in plain text."""
+    """Findings are sorted, and their texts are printable sentences."""
     found = check(topology, version)
     assert found == check(topology, version)
     assert [each.severity.rank for each in found] == sorted(each.severity.rank for each in found)
@@ -35,26 +35,25 @@ def test_check_never_raises_and_says_the_same_twice(
 
 @settings(max_examples=40, deadline=None)
 @given(topologies, versions)
-def test_the_order_of_declaration_does_not_matter(
+def test_order_of_declaration_does_not_change_findings(
     topology: Topology, version: BrokerVersion | None
 ) -> None:
-    """Turned around, exchanges and bindings give the same findings."""
-    turned = replace(
+    """Of bindings and of exchanges."""
+    changed = replace(
         topology,
         bindings=topology.bindings[::-1],
         exchanges=tuple({each.name: each for each in topology.exchanges}.values())[::-1],
     )
-    straight = replace(turned, bindings=topology.bindings, exchanges=turned.exchanges[::-1])
-    assert check(straight, version) == check(turned, version)
+    other = replace(changed, bindings=topology.bindings, exchanges=changed.exchanges[::-1])
+    assert check(other, version) == check(changed, version)
 
 
 @settings(max_examples=40, deadline=None)
 @given(topologies, versions)
-def test_without_a_version_nothing_is_left_out(
+def test_findings_of_each_version_are_reported_without_a_version(
     topology: Topology, version: BrokerVersion | None
 ) -> None:
-    """What any version reports of the declarations is reported for all versions too."""
     for_all = {each.rule for each in check(topology)}
-    # One rule is a notice about a broker, and needs one.
+    # This rule is a notice about a broker of one version.
     one = {each.rule for each in check(topology, version)} - {"sound-loop-dropped"}
     assert one <= for_all

@@ -1,4 +1,4 @@
-"""Whatever breaks: of messages that are equal in every byte as many end as were sent."""
+"""Under faults, identical messages end at least as often as they were sent."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ _STEPS = st.lists(
 )
 
 
-async def _play(steps: list[tuple[str, float]], failures: int, takes: float) -> tuple[int, int]:
-    """How many equal messages were sent, and how many ends (done or parked) there were."""
+async def _run_steps(
+    steps: list[tuple[str, float]], failures: int, takes: float
+) -> tuple[int, int]:
+    """Return the numbers of sent and of ended (done or parked) messages."""
     done: list[int] = []
     app = App("shop")
 
@@ -45,7 +47,7 @@ async def _play(steps: list[tuple[str, float]], failures: int, takes: float) -> 
     async def handle(context: Context) -> Outcome | None:
         await asyncio.sleep(takes)
         if context.attempt <= failures:
-            return Retry("as told") if failures < 9 else Park("hopeless")
+            return Retry("planned failure") if failures < 9 else Park("hopeless")
         done.append(1)
         return None
 
@@ -54,18 +56,18 @@ async def _play(steps: list[tuple[str, float]], failures: int, takes: float) -> 
     while left or not sent:
         async with AppTest(app, broker=broker) as test:
             while True:
-                what, seconds = left.pop(0) if left else ("end", 0.0)
-                if what == "send" or (what == "end" and not sent):
+                step, seconds = left.pop(0) if left else ("end", 0.0)
+                if step == "send" or (step == "end" and not sent):
                     await test.publish("orders", 1, message_id="same")
                     sent += 1
-                elif what == "cut":
+                elif step == "cut":
                     broker.cut()
-                elif what in _FAULTS:
-                    broker.faults.inject(Fault(what))
+                elif step in _FAULTS:
+                    broker.faults.inject(Fault(step))
                 await test.advance(seconds)
-                if what in ("die", "end"):
+                if step in ("die", "end"):
                     break
-            if what == "die":  # nothing it does from now on reaches the broker
+            if step == "die":  # a dead process reaches the broker no more
                 broker.faults.inject(Fault.REFUSE_CONNECTION, 10_000)
                 broker.cut()
         broker.faults.clear()
@@ -74,8 +76,8 @@ async def _play(steps: list[tuple[str, float]], failures: int, takes: float) -> 
     return sent, len(done) + len(broker.snapshot().queue("orders.dlq").messages)
 
 
-def _holds(steps: list[tuple[str, float]], failures: int, takes: float) -> None:
-    sent, ended = run_virtual(_play(steps, failures, takes))
+def _check_every_message_ends(steps: list[tuple[str, float]], failures: int, takes: float) -> None:
+    sent, ended = run_virtual(_run_steps(steps, failures, takes))
     assert ended >= sent
 
 
@@ -87,28 +89,28 @@ _SETTINGS = settings(
     derandomize=True,
     database=None,
 )
-_LIVES = given(steps=_STEPS, failures=st.sampled_from([1, 2, 3]), takes=st.sampled_from([0.0, 3.0]))
+_CASES = given(steps=_STEPS, failures=st.sampled_from([1, 2, 3]), takes=st.sampled_from([0.0, 3.0]))
 
 
 @pytest.mark.slow
 @_SETTINGS
-@_LIVES
-def test_as_many_messages_end_as_were_sent(
+@_CASES
+def test_at_least_as_many_messages_end_as_were_sent(
     steps: list[tuple[str, float]], failures: int, takes: float
 ) -> None:
-    """Cuts, lost confirms, lost acks and dead processes make copies; no last copy is ever dropped."""
-    _holds(steps, failures, takes)
+    """Cuts, lost confirms, lost acks and killed processes create copies. The last copy is never dropped."""
+    _check_every_message_ends(steps, failures, takes)
 
 
-def _by_content(reading: Reading) -> bytes | None:
-    """What does not look at the lineage: id, attempt and body."""
+def _token_by_content(reading: Reading) -> bytes | None:
+    """Return a digest of message ID, attempt and body instead of the lineage."""
     text = f"{reading.delivery.properties.message_id} {reading.attempt} ".encode()
     body = reading.delivery.body
     return hashlib.sha256(text + body).digest() if reading.attempt > 1 else None
 
 
-class _Seen(copies.EndedRuns):
-    """Takes a run for ended as soon as it was seen."""
+class _EndedWhenSeen(copies.EndedRuns):
+    """Marks a run as ended at its first lookup."""
 
     def __contains__(self, token: bytes) -> bool:
         found = super().__contains__(token)
@@ -121,13 +123,13 @@ class _Seen(copies.EndedRuns):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["by content", "when seen"])
-def test_dropping_by_content_or_too_early_is_found_out(
+def test_loss_is_found_if_copies_are_dropped_by_content_or_too_early(
     wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both mistakes lose messages, and this very property says so."""
+    """The property detects both mistakes."""
     if wrong == "by content":
-        monkeypatch.setattr(settling, "token_of", _by_content)
+        monkeypatch.setattr(settling, "token_of", _token_by_content)
     else:
-        monkeypatch.setattr(settling, "EndedRuns", _Seen)
+        monkeypatch.setattr(settling, "EndedRuns", _EndedWhenSeen)
     with pytest.raises(AssertionError):
-        _SETTINGS(_LIVES(_holds))()
+        _SETTINGS(_CASES(_check_every_message_ends))()

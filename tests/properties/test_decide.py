@@ -24,15 +24,15 @@ from hopback.policy import (
 )
 from hopback.policy import decision as decided
 from hopback.topology.plan import Leave, Plan
-from tests.properties.hostile import TOPOLOGIES, VERSIONS, deliveries, moderately, outcomes, plans
-from tests.properties.lives import Life, plain_message
+from tests.properties.hostile import TOPOLOGIES, VERSIONS, deliveries, no_deadline, outcomes, plans
+from tests.properties.message_runs import MessageRuns, plain_message
 
 if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.version import BrokerVersion
 
 _versions = st.sampled_from(VERSIONS)
-# One queue of each kind: the other queues of a design have plans that differ in names only.
+# One queue of each kind. The plans of the other queues differ only in names.
 _KINDS = (
     "q.upload.commands",
     "wms.queue.wms-cincout",
@@ -42,7 +42,7 @@ _KINDS = (
     "my-service.events",
     "orders",
 )
-_LIVES = [
+_CASES = [
     pytest.param(topology, plan, version, id=f"{name}-{form}-{plan.queue}-{version}")
     for (name, hardened), topology in TOPOLOGIES.items()
     for form in ("hardened" if hardened else "faithful",)
@@ -50,15 +50,15 @@ _LIVES = [
     if plan.queue in _KINDS
     for version in VERSIONS
 ]
-every_life = pytest.mark.parametrize(("topology", "plan", "version"), _LIVES)
+every_plan = pytest.mark.parametrize(("topology", "plan", "version"), _CASES)
 
 
-def _failing(run: int) -> Outcome:
+def _fail(run: int) -> Outcome:
     return Retry(f"run {run} failed")
 
 
 def _entry(topology: Topology, plan: Plan) -> tuple[str, str]:
-    """An exchange and key by which a producer reaches the queue, if a binding says so."""
+    """Return an exchange and key that route to the queue."""
     for binding in topology.bindings:
         if binding.destination == plan.queue:
             key = binding.routing_key.replace("*", "made").replace("#", "user.made")
@@ -67,7 +67,7 @@ def _entry(topology: Topology, plan: Plan) -> tuple[str, str]:
 
 
 @given(st.data(), plans, outcomes, _versions, st.floats(), st.booleans())
-@moderately
+@no_deadline
 def test_decide_is_total_and_deterministic(
     data: st.DataObject,
     plan: Plan,
@@ -76,7 +76,7 @@ def test_decide_is_total_and_deterministic(
     chance: float,
     parks: bool,
 ) -> None:
-    """Whatever the headers hold and the handler said, there is a decision, always the same one."""
+    """For all headers and outcomes."""
     delivery = data.draw(deliveries(plan))
     first, again = (
         decide(delivery, outcome, plan, version=version, chance=chance, dead_letters_park=parks)
@@ -91,13 +91,13 @@ def test_decide_is_total_and_deterministic(
 
 
 @given(st.data(), plans, _versions)
-@moderately
-def test_a_retry_is_decided_exactly_while_attempts_are_left(
+@no_deadline
+def test_failure_is_retried_exactly_while_attempts_are_left(
     data: st.DataObject, plan: Plan, version: BrokerVersion
 ) -> None:
-    """Below the plan's attempts a failure is retried, at the last it parks, whatever headers claim.
+    """Regardless of the headers. At the last attempt the message is parked.
 
-    What has headers that nobody can read is parked at once: its count may be among them.
+    A message with unreadable headers is parked at once because they may contain its attempts.
     """
     delivery = data.draw(deliveries(plan))
     attempt = attempt_of(delivery, plan)
@@ -108,11 +108,13 @@ def test_a_retry_is_decided_exactly_while_attempts_are_left(
 
 
 @given(st.data(), plans, outcomes)
-@moderately
-def test_an_old_broker_never_dead_letters_an_x_death_that_hurts_it(
+@no_deadline
+def test_harmful_x_death_is_never_dead_lettered_on_old_brokers(
     data: st.DataObject, plan: Plan, outcome: Outcome
 ) -> None:
-    """Where nack is decided on 3.10, `x-death` is as a broker writes it and tells of rejections."""
+    """A nack is decided on 3.10 only if `x-death` is well-formed and its entries of the queue are
+    rejections.
+    """
     delivery = data.draw(deliveries(plan))
     decision = decide(delivery, outcome, plan, version=VERSIONS[0], dead_letters_park=True)
     if isinstance(decision, decided.Retry | decided.Park) and decision.by is Leave.REJECT:
@@ -125,9 +127,9 @@ def test_an_old_broker_never_dead_letters_an_x_death_that_hurts_it(
 
 
 @given(plans, st.one_of(st.floats(), st.integers(0, 10**400)))
-@moderately
-def test_a_wait_asked_for_is_the_shortest_that_is_long_enough(plan: Plan, after: float) -> None:
-    """`Retry(after)` takes no shorter tier than asked for, unless none is that long."""
+@no_deadline
+def test_retry_uses_the_shortest_tier_that_is_long_enough(plan: Plan, after: float) -> None:
+    """The longest tier if none is long enough."""
     delivery = Received(plan.queue, "", plan.queue)
     decision = decide(delivery, Retry("no", after), plan, version=VERSIONS[2])
     assert isinstance(decision, decided.Retry)
@@ -136,103 +138,104 @@ def test_a_wait_asked_for_is_the_shortest_that_is_long_enough(plan: Plan, after:
     assert decision.tier == expected
 
 
-@every_life
-def test_a_hopeless_message_is_handled_exactly_as_often_as_planned(
+@every_plan
+def test_message_that_always_fails_is_handled_as_often_as_planned(
     topology: Topology, plan: Plan, version: BrokerVersion
 ) -> None:
-    """It fails always: the handler sees it `attempts` times, counted from 1, then it is parked."""
-    life = Life(topology, plan, version)
-    dead = life.play(plain_message(*_entry(topology, plan)), _failing)
+    """The handler sees attempts from 1 to `attempts`, then the message is parked."""
+    runs = MessageRuns(topology, plan, version)
+    dead = runs.run_message(plain_message(*_entry(topology, plan)), _fail)
     assert dead is not None
     assert dead.queue == plan.parking.queue
-    assert [attempt_of(run, plan) for run in life.runs] == list(range(1, plan.attempts + 1))
+    assert [attempt_of(run, plan) for run in runs.runs] == list(range(1, plan.attempts + 1))
 
 
-@every_life
-def test_the_handler_sees_the_original_routing_key_in_every_run(
+@every_plan
+def test_handler_and_dead_letter_have_the_original_routing_key(
     topology: Topology, plan: Plan, version: BrokerVersion
 ) -> None:
-    """Whatever keys the way back uses, each run and the dead letter know the first one."""
     exchange, key = _entry(topology, plan)
-    life = Life(topology, plan, version)
-    dead = life.play(plain_message(exchange, key), _failing)
+    runs = MessageRuns(topology, plan, version)
+    dead = runs.run_message(plain_message(exchange, key), _fail)
     assert dead is not None
-    assert {original_routing_key(run, plan) for run in (*life.runs, dead)} == {key}
+    assert {original_routing_key(run, plan) for run in (*runs.runs, dead)} == {key}
 
 
-@every_life
-def test_a_redriven_message_has_the_attempts_its_design_gives_it(
+@every_plan
+def test_redriven_message_has_the_attempts_of_its_design(
     topology: Topology, plan: Plan, version: BrokerVersion
 ) -> None:
-    """On the event bus the count continues, so one more run; everywhere else it begins anew.
+    """On the event bus the count continues, which leaves one run. Other designs reset it.
 
-    Twice, because what the first re-drive leaves behind must not change the second.
+    Twice, because the headers of the first re-drive must not change the second.
     """
-    dead = Life(topology, plan, version).play(plain_message(*_entry(topology, plan)), _failing)
+    dead = MessageRuns(topology, plan, version).run_message(
+        plain_message(*_entry(topology, plan)), _fail
+    )
     for job in ("first", "second"):
         assert dead is not None
-        again = Life(topology, plan, version)
+        again = MessageRuns(topology, plan, version)
         message = redrive_message(dead, plan, RedriveOccasion(1_700_000_100.0, job))
         reached = {stored.delivery.queue for stored in again.broker.publish(message)}
         waits = {route.queue for tier in plan.tiers for route in tier.routes}
         assert len(reached) == 1
         assert reached <= {plan.queue, *waits}
-        dead = again.play(message, _failing)
+        dead = again.run_message(message, _fail)
         assert len(again.runs) == (plan.attempts if plan.redrive.reset else 1)
 
 
-@every_life
-def test_a_snooze_counts_no_attempt(topology: Topology, plan: Plan, version: BrokerVersion) -> None:
-    """However often it is snoozed between two failures, it still fails as often as planned."""
-    life = Life(topology, plan, version)
+@every_plan
+def test_snooze_counts_no_attempt(topology: Topology, plan: Plan, version: BrokerVersion) -> None:
+    """A message fails as often as planned, with any number of snoozes between the failures."""
+    runs = MessageRuns(topology, plan, version)
 
     def outcome(run: int) -> Outcome:
         return Retry("no") if run % 3 == 0 else Snooze(1.0)
 
-    assert life.play(plain_message(*_entry(topology, plan)), outcome) is not None
-    failures = len(life.runs) // 3
+    assert runs.run_message(plain_message(*_entry(topology, plan)), outcome) is not None
+    failures = len(runs.runs) // 3
     if plan.snooze_exhausts:
-        # The run after the last retry was a snooze, and that parks here.
-        assert len(life.runs) == 3 * (plan.attempts - 1) + 1
+        # The run after the last retry is a snooze, which parks in this design.
+        assert len(runs.runs) == 3 * (plan.attempts - 1) + 1
     else:
-        assert (failures, len(life.runs) % 3) == (plan.attempts, 0)
+        assert (failures, len(runs.runs) % 3) == (plan.attempts, 0)
 
 
-@every_life
+@every_plan
 @given(pattern=st.lists(st.booleans(), min_size=12, max_size=12))
 @settings(max_examples=5, deadline=None)
-def test_a_message_that_recovers_is_done_and_not_parked(
+def test_message_is_parked_exactly_if_all_planned_runs_fail(
     topology: Topology, plan: Plan, version: BrokerVersion, pattern: list[bool]
 ) -> None:
-    """It parks exactly if every one of its planned runs fails."""
-    life = Life(topology, plan, version)
-    dead = life.play(
+    runs = MessageRuns(topology, plan, version)
+    dead = runs.run_message(
         plain_message(*_entry(topology, plan)),
         lambda run: Done() if pattern[run - 1] else Retry("no"),
     )
     assert (dead is None) == any(pattern[: plan.attempts])
 
 
-@every_life
-def test_a_retry_reaches_only_the_queue_that_failed(
+@every_plan
+def test_retry_reaches_only_the_queue_that_failed(
     topology: Topology, plan: Plan, version: BrokerVersion
 ) -> None:
-    """No other queue sees a retry: every design brings it back to its queue alone."""
-    life = Life(topology, plan, version)
-    life.play(plain_message(*_entry(topology, plan)), _failing)
-    assert life.copies == []
+    runs = MessageRuns(topology, plan, version)
+    runs.run_message(plain_message(*_entry(topology, plan)), _fail)
+    assert runs.copies == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_audit_of_everything_takes_a_copy_of_a_retry_for_a_new_message(
+def test_audit_queue_for_all_keys_takes_retry_copies_as_new_messages(
     version: BrokerVersion,
 ) -> None:
-    """Faithful FreeFlow returns through its shared exchange: the audit bound to `#` gets a copy."""
+    """The faithful FreeFlow design returns retries through its shared exchange, so an audit bound
+    to `#` gets copies.
+    """
     topology = freeflow(audit_keys=("#",))
     plan, audit = topology.plan("freeflow.users.queue"), topology.plan("freeflow.audit.queue")
     assert plan is not None
     assert audit is not None
-    life = Life(topology, plan, version)
-    life.play(plain_message(*_entry(topology, plan)), _failing)
-    assert {copy.queue for copy in life.copies} == {"freeflow.audit.queue"}
-    assert {attempt_of(copy, audit) for copy in life.copies} == {1}
+    runs = MessageRuns(topology, plan, version)
+    runs.run_message(plain_message(*_entry(topology, plan)), _fail)
+    assert {copy.queue for copy in runs.copies} == {"freeflow.audit.queue"}
+    assert {attempt_of(copy, audit) for copy in runs.copies} == {1}

@@ -1,4 +1,4 @@
-"""Effects settle at most once and last, and never before the message has its next home."""
+"""Effects settle exactly once and last, after a publish is confirmed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopback.policy import Occasion, Outcome, decide, effects
 from hopback.policy import decision as decided
 from hopback.policy.decision import Hold, Publish, Settle, Settlement
 from hopback.topology.plan import Leave, Plan
-from tests.properties.hostile import VERSIONS, deliveries, matters, outcomes, plans
+from tests.properties.hostile import VERSIONS, deliveries, many_examples, outcomes, plans
 
 if TYPE_CHECKING:
     from hopback.version import BrokerVersion
@@ -27,22 +27,21 @@ _occasions = st.builds(
 
 
 @given(st.data(), plans, outcomes, st.sampled_from(VERSIONS), _occasions)
-@matters
-def test_settlement_is_the_last_effect_and_there_is_one(
+@many_examples
+def test_settlement_is_the_last_effect_and_the_only_one(
     data: st.DataObject, plan: Plan, outcome: Outcome, version: BrokerVersion, occasion: Occasion
 ) -> None:
-    """Every decision about a message that fits a frame ends in exactly one settlement."""
     delivery = data.draw(deliveries(plan))
     steps = effects(decide(delivery, outcome, plan, version=version), delivery, plan, occasion)
     assert [isinstance(step, Settle) for step in steps] == [False] * (len(steps) - 1) + [True]
 
 
 @given(st.data(), plans, outcomes, st.sampled_from(VERSIONS), _occasions)
-@matters
-def test_a_message_leaves_only_for_a_confirmed_home(
+@many_examples
+def test_publish_precedes_ack_unless_the_work_is_done(
     data: st.DataObject, plan: Plan, outcome: Outcome, version: BrokerVersion, occasion: Occasion
 ) -> None:
-    """An ack is preceded by a publish unless the work is done; a publish is followed by an ack."""
+    """A publish is followed by an ack."""
     delivery = data.draw(deliveries(plan))
     decision = decide(delivery, outcome, plan, version=version)
     steps = effects(decision, delivery, plan, occasion)
@@ -61,11 +60,11 @@ def test_a_message_leaves_only_for_a_confirmed_home(
 
 
 @given(st.data(), plans, outcomes, st.sampled_from(VERSIONS), _occasions)
-@matters
-def test_nothing_that_returns_to_a_main_queue_can_be_harmed_by_its_headers(
+@many_examples
+def test_published_retry_has_no_harmful_headers_or_properties(
     data: st.DataObject, plan: Plan, outcome: Outcome, version: BrokerVersion, occasion: Occasion
 ) -> None:
-    """A published retry replays no deaths, no expiration, no further routes and no login."""
+    """No deaths, expiration, additional routes or user ID."""
     delivery = data.draw(deliveries(plan))
     decision = decide(delivery, outcome, plan, version=version)
     for step in effects(decision, delivery, plan, occasion):

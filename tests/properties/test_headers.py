@@ -1,4 +1,4 @@
-"""Headers: read from any shape, written within bounds, and others' never touched."""
+"""Headers of any type can be read, written headers are bounded, and foreign headers stay unchanged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.properties.hostile import (
     VERSIONS,
     deliveries,
     hostile_headers,
-    matters,
+    many_examples,
     plans,
     user_headers,
 )
@@ -88,19 +88,19 @@ _WRITERS: tuple[Callable[[Properties, Mark], Properties | None], ...] = (
 _writers = st.sampled_from(_WRITERS)
 
 
-def _typed(value: FieldValue) -> object:
-    """A value as text that tells apart types, also inside, and treats NaN as equal to itself."""
+def _with_types(value: FieldValue) -> object:
+    """Return a value with its types at all levels. NaN equals itself."""
     if isinstance(value, dict):
-        return {key: _typed(inner) for key, inner in value.items()}
+        return {key: _with_types(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_typed(inner) for inner in value]
+        return [_with_types(inner) for inner in value]
     return type(value), repr(value)
 
 
 def _assert_same(one: Properties, other: Properties) -> None:
-    """Compare values and types by name. Only the order of headers that are not ours is promised."""
-    assert {name: _typed(value) for name, value in one.headers.items()} == {
-        name: _typed(value) for name, value in other.headers.items()
+    """Compare values and types by name. The order of Hopback's headers is undefined."""
+    assert {name: _with_types(value) for name, value in one.headers.items()} == {
+        name: _with_types(value) for name, value in other.headers.items()
     }
     assert [name for name in one.headers if name not in OURS] == [
         name for name in other.headers if name not in OURS
@@ -108,9 +108,9 @@ def _assert_same(one: Properties, other: Properties) -> None:
 
 
 @given(hostile_headers())
-@matters
-def test_reading_never_raises(headers: Headers) -> None:
-    """Whatever is in the headers, there is an answer, and its counts are sensible."""
+@many_examples
+def test_reading_headers_never_raises(headers: Headers) -> None:
+    """The counts are never negative."""
     found = deaths(headers)
     assert all(death.count >= 1 for death in found)
     assert len(read_deaths(headers)) <= 10
@@ -125,27 +125,31 @@ def test_reading_never_raises(headers: Headers) -> None:
 
 
 @given(hostile_headers(), _marks, _writers)
-@matters
-def test_what_the_producer_wrote_survives_in_value_type_and_order(
+@many_examples
+def test_producer_headers_survive_in_value_type_and_order(
     headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
 ) -> None:
-    """Headers that are neither ours nor the broker's are the same after any hop, in their order."""
+    """After every kind of hop."""
     written = write(Properties(headers=headers, opaque_headers=b"\x01"), mark)
     assert written is not None
-    before = [(name, _typed(value)) for name, value in headers.items() if name.startswith("u-")]
+    before = [
+        (name, _with_types(value)) for name, value in headers.items() if name.startswith("u-")
+    ]
     after = [
-        (name, _typed(value)) for name, value in written.headers.items() if name.startswith("u-")
+        (name, _with_types(value))
+        for name, value in written.headers.items()
+        if name.startswith("u-")
     ]
     assert after == before
     assert written.headers["hopback-unread-headers"] == b"\x01"
 
 
 @given(hostile_headers(), _marks, _writers)
-@matters
-def test_what_has_room_anyway_is_as_if_it_had_been_weighed(
+@many_examples
+def test_quick_and_weighed_writing_of_headers_agree(
     headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
 ) -> None:
-    """The short way for messages with few headers writes the same."""
+    """The quick path for messages with few headers writes the same headers."""
     quick = write(Properties(headers=headers), mark)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(rewrite, "_ROOMY", -1)
@@ -156,11 +160,10 @@ def test_what_has_room_anyway_is_as_if_it_had_been_weighed(
 
 
 @given(hostile_headers(), _marks, _writers)
-@matters
-def test_rewriting_is_idempotent(
+@many_examples
+def test_rewriting_headers_is_idempotent(
     headers: Headers, mark: Mark, write: Callable[[Properties, Mark], Properties | None]
 ) -> None:
-    """Writing the same again changes nothing."""
     once = write(Properties(headers=headers), mark)
     assert once is not None
     twice = write(once, mark)
@@ -175,24 +178,23 @@ def test_rewriting_is_idempotent(
     _marks,
     st.sampled_from((retry_properties, park_properties, redrive_properties)),
 )
-@matters
-def test_what_we_add_is_bounded_and_the_frame_always_holds(
+@many_examples
+def test_added_headers_are_bounded_and_the_message_fits_a_frame(
     users: dict[str, FieldValue],
     ballast: int,
     hostile: Headers,
     mark: Mark,
     write: Callable[[Properties, Mark], Properties | None],
 ) -> None:
-    """However full the message is, nothing is written that does not fit; our part stays small."""
     headers = {**hostile, **users, "u-ballast": "b" * ballast}
     written = write(Properties(headers=headers), mark)
     if written is not None:
         assert frame_size(written) <= FRAME_BYTES
-        ours = {k: v for k, v in written.headers.items() if k not in headers}
+        added = {k: v for k, v in written.headers.items() if k not in headers}
         rewritten = {
             k: v for k, v in written.headers.items() if k in headers and v is not headers[k]
         }
-        assert table_size(ours) + table_size(rewritten) - 8 <= ADDED_BYTES
+        assert table_size(added) + table_size(rewritten) - 8 <= ADDED_BYTES
         if "u-ballast" not in written.headers:  # the producer's headers alone fill the frame
             assert "hopback-unread-bytes" in written.headers
             assert write is park_properties
@@ -205,11 +207,10 @@ def test_what_we_add_is_bounded_and_the_frame_always_holds(
 
 
 @given(hostile_headers(), _marks, st.integers(130_000, 131_400), st.none() | st.just("alice"))
-@matters
-def test_whether_there_is_room_is_known_before_anything_is_written(
+@many_examples
+def test_can_retry_and_can_park_predict_whether_producer_headers_fit(
     headers: Headers, mark: Mark, ballast: int, user: str | None
 ) -> None:
-    """`can_retry` and `can_park` say exactly whether all headers of the producer travel on."""
     whole = {**headers, "ballast": "b" * max(0, ballast - table_size(headers))}
     properties = Properties(headers=whole, user_id=user)
     assert can_retry(properties, mark) is (retry_properties(properties, mark) is not None)
@@ -219,9 +220,9 @@ def test_whether_there_is_room_is_known_before_anything_is_written(
 
 
 @given(_failures, st.integers(0, 9000))
-@matters
-def test_a_failure_record_shrinks_to_the_room_there_is(failure: Failure, room: int) -> None:
-    """The record never exceeds its room; its type and fingerprint outlive stack and message."""
+@many_examples
+def test_failure_record_shrinks_to_the_available_room(failure: Failure, room: int) -> None:
+    """Type and fingerprint are kept longest."""
     text = failure_json(failure, room)
     if text is None:
         assert room < 1500
@@ -234,19 +235,18 @@ def test_a_failure_record_shrinks_to_the_room_there_is(failure: Failure, room: i
 
 
 @given(st.text())
-@matters
-def test_a_reason_with_other_numbers_is_the_same_failure(reason: str) -> None:
-    """Ids and counts inside a reason do not tell failures apart."""
+@many_examples
+def test_reasons_that_differ_in_numbers_have_the_same_fingerprint(reason: str) -> None:
     one, other = (failure_from_reason(f"order {n} of {reason}") for n in (17, 99881))
     assert one.fingerprint == other.fingerprint
 
 
 @given(st.data(), plans, st.sampled_from(VERSIONS))
-@matters
-def test_identity_outlives_every_hop(
+@many_examples
+def test_identity_of_a_message_survives_every_hop(
     data: st.DataObject, plan: Plan, version: BrokerVersion
 ) -> None:
-    """A message without id is recognised after it was published for retry or parked."""
+    """A message without ID is recognised after it was published for retry or parked."""
     delivery = data.draw(deliveries(plan))
     bare = Received(
         plan.queue, delivery.exchange, delivery.routing_key, delivery.body,
@@ -260,8 +260,8 @@ def test_identity_outlives_every_hop(
 
 
 @given(st.floats() | st.integers(-(10**12), 10**12) | st.floats(0, 4e9))
-def test_a_moment_is_written_as_datetime_writes_it(seconds: float) -> None:
-    """Rounded and cut alike, whatever the second is; an impossible one is the beginning of time."""
+def test_timestamp_formats_like_datetime(seconds: float) -> None:
+    """With the same rounding. An impossible time is 1970-01-01."""
     try:
         moment = datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Any bytes in properties, routing key and headers: a message runs as planned and stays as it was."""
+"""Messages with arbitrary bytes in properties, routing key and headers follow their plan unchanged."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 _MESSAGES = 40
 
 
-def _story(run: int) -> Outcome:
-    """Snoozed, retried, put off for longer than any retry queue waits, and parked at the last attempt."""
+def _outcome_of(run: int) -> Outcome:
+    """Snooze, retry, delay beyond all retry queues, and park at the last attempt."""
     return (Snooze("1s"), Retry("no"), Snooze("2h"), Retry("later", after="3h"), Retry("no"))[run]
 
 
 @pytest.mark.parametrize("version", ["3.10", "4.3"])
-def test_a_message_of_any_bytes_is_retried_snoozed_delayed_and_parked_unchanged(
+def test_message_of_any_bytes_is_retried_snoozed_delayed_and_parked_unchanged(
     version: str,
 ) -> None:
-    _played(random.Random(version), version)
+    _run_messages(random.Random(version), version)
 
 
 @in_virtual_time
-async def _played(chance: random.Random, version: str) -> None:
+async def _run_messages(chance: random.Random, version: str) -> None:
     app = App("shop")
     app.delays("1d")
     app.queue("orders", bind={"events": ["#"]}, retry=["1s", "5s"], attempts=3)
@@ -44,7 +44,7 @@ async def _played(chance: random.Random, version: str) -> None:
     async def handle(context: Context) -> Any:
         seen = runs.setdefault(context.delivery.body, [])
         seen.append((context.routing_key, context.delivery.properties))
-        return _story(len(seen) - 1)
+        return _outcome_of(len(seen) - 1)
 
     broker = EmbeddedBroker(version=BrokerVersion.parse(version))
     async with AppTest(app, broker=broker) as test:

@@ -1,4 +1,6 @@
-"""Header tables of any bytes: nothing protected is published, nothing ordinary is lost, counts grow."""
+"""Header tables of arbitrary bytes: protected headers are never published, other headers survive,
+attempts increase.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from hopback.policy.decision import Publish
 from hopback.wire.properties import decode_properties, encode_properties
 from hopback.wire.tables import encode_entries
 from tests.properties.field_values import field_values
-from tests.properties.hostile import PLANS, VERSIONS, matters
+from tests.properties.hostile import PLANS, VERSIONS, many_examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,26 +56,26 @@ _WRITERS: tuple[Callable[[Properties], Properties | None], ...] = (
 )
 
 
-def _sized(octet: bytes, raw: bytes) -> bytes:
+def _with_length(octet: bytes, raw: bytes) -> bytes:
     return octet + len(raw).to_bytes(4, "big") + raw
 
 
-def _deep(levels: int) -> bytes:
+def _nested_table(levels: int) -> bytes:
     raw = b"V"
     for _ in range(levels):
-        raw = _sized(b"F", b"\x01k" + raw)
+        raw = _with_length(b"F", b"\x01k" + raw)
     return raw
 
 
-_sound = st.one_of(
+_valid = st.one_of(
     field_values.map(lambda value: encode_entries({"": value})[1:]),
-    st.integers(33, 60).map(_deep),
-    st.just(_sized(b"F", b"\x01aV\x01aV")),
-    st.just(_sized(b"F", b"\x01\xffV")),
-    st.just(_sized(b"A", _sized(b"S", b"vault") + _deep(40))),
+    st.integers(33, 60).map(_nested_table),
+    st.just(_with_length(b"F", b"\x01aV\x01aV")),
+    st.just(_with_length(b"F", b"\x01\xffV")),
+    st.just(_with_length(b"A", _with_length(b"S", b"vault") + _nested_table(40))),
 )
-_UNSOUND = (_sized(b"F", b"\x01kz"), _sized(b"A", b"z"), _sized(b"F", b"\x09k"))
-_unsound = st.sampled_from(_UNSOUND)
+_INVALID = (_with_length(b"F", b"\x01kz"), _with_length(b"A", b"z"), _with_length(b"F", b"\x09k"))
+_invalid = st.sampled_from(_INVALID)
 _meaningful = st.sampled_from(
     (
         *sorted(_PROTECTED),
@@ -84,7 +86,7 @@ _meaningful = st.sampled_from(
         *sorted(name.encode() for name in OURS),
     )
 )
-_ordinary = st.sampled_from((b"u-a", b"u-b", b"", b"cc", b"\xff", b"\xffCC", b"aaa", b"zzz"))
+_other = st.sampled_from((b"u-a", b"u-b", b"", b"cc", b"\xff", b"\xffCC", b"aaa", b"zzz"))
 
 
 def _entry(name: bytes, value: bytes) -> bytes:
@@ -93,9 +95,9 @@ def _entry(name: bytes, value: bytes) -> bytes:
 
 @st.composite
 def _lists_of_entries(draw: st.DrawFn) -> list[bytes]:
-    """Entries under few names, so that the same name comes again."""
-    names = st.sampled_from(draw(st.lists(_ordinary | _meaningful, min_size=1, max_size=3)))
-    sound, unsound = st.builds(_entry, names, _sound), st.builds(_entry, names, _unsound)
+    """Draw entries from a few names, so that names repeat."""
+    names = st.sampled_from(draw(st.lists(_other | _meaningful, min_size=1, max_size=3)))
+    sound, unsound = st.builds(_entry, names, _valid), st.builds(_entry, names, _invalid)
     return draw(st.lists(st.one_of(sound, sound, sound, unsound), max_size=9))
 
 
@@ -106,20 +108,20 @@ _tables = st.one_of(
 )
 
 
-def _read(entries: bytes) -> Properties:
+def _read_properties(entries: bytes) -> Properties:
     return decode_properties(b"\x20\x00" + len(entries).to_bytes(4, "big") + entries)
 
 
-def _published(properties: Properties) -> bytes:
-    """The header table as it is on the wire."""
+def _encode_headers(properties: Properties) -> bytes:
+    """Return the header table in wire format."""
     raw = encode_properties(
         Properties(headers=properties.headers, further_headers=properties.further_headers)
     )
     return raw[6:]
 
 
-def _walked(entries: bytes) -> list[tuple[bytes, bytes]]:
-    """Name and value of each entry, by lengths alone, as a broker walks through them."""
+def _split_entries(entries: bytes) -> list[tuple[bytes, bytes]]:
+    """Split a table into names and values by the lengths alone, as a broker does."""
     found = []
     position = 0
     while position < len(entries):
@@ -148,17 +150,17 @@ def _walked(entries: bytes) -> list[tuple[bytes, bytes]]:
 
 @given(_tables, st.sampled_from(_WRITERS))
 @example(3 * _entry(b"x-retries", b"t\x00"), _WRITERS[0])
-@matters
-def test_no_protected_header_is_published_wherever_it_stood(
+@many_examples
+def test_protected_headers_are_never_published(
     table: bytes, write: Callable[[Properties], Properties | None]
 ) -> None:
-    """Behind depth, twice, or in what nobody can read: after any hop the broker finds none of them."""
-    written = write(_read(table))
+    """Also if they occur behind deep nesting, twice or in unreadable bytes."""
+    written = write(_read_properties(table))
     assert written is not None
     assert written.opaque_headers == b""
-    names = Counter(name for name, _ in _walked(_published(written)))
+    names = Counter(name for name, _ in _split_entries(_encode_headers(written)))
     assert not names.keys() & _PROTECTED
-    # What only moves keeps the design's counters as they are; elsewhere the count is written anew.
+    # A move keeps the design's counters. All other writers set them.
     once = (
         (b"hopback-", b"x-death")
         if write is properties_for_move
@@ -168,31 +170,33 @@ def test_no_protected_header_is_published_wherever_it_stood(
 
 
 @given(_entries, st.sampled_from(_WRITERS))
-@matters
+@many_examples
 def test_ordinary_headers_survive_byte_for_byte(
     entries: list[bytes], write: Callable[[Properties], Properties | None]
 ) -> None:
-    """At any depth, of any name, also twice: what reads is what stood there; the rest is kept aside."""
+    """At any depth, with any name, also repeated. Unreadable entries are kept in a separate header."""
     table = b"".join(entries)
-    before = _read(table)
+    before = _read_properties(table)
     written = write(before)
     assert written is not None
     ordinary = (b"u-", b"cc", b"\xff", b"aaa", b"zzz")
-    sent = Counter(each for each in _walked(table) if each[0].startswith(ordinary))
-    got = Counter(each for each in _walked(_published(written)) if each[0].startswith(ordinary))
+    sent = Counter(each for each in _split_entries(table) if each[0].startswith(ordinary))
+    got = Counter(
+        each for each in _split_entries(_encode_headers(written)) if each[0].startswith(ordinary)
+    )
     missing = sent - got
     assert not got - sent
-    assert all(value in _UNSOUND for _, value in missing)
+    assert all(value in _INVALID for _, value in missing)
     assert all(_entry(*each) in before.opaque_headers for each in missing)
     if before.opaque_headers:
         assert written.headers[UNREAD] == before.opaque_headers
 
 
 @given(_tables, st.sampled_from(_PLANS), st.sampled_from(VERSIONS))
-@matters
+@many_examples
 def test_attempts_never_go_down(table: bytes, plan: Plan, version: BrokerVersion) -> None:
-    """Each hop counts one more, though the broker sorts headers, until the message is parked."""
-    found = _read(table)
+    """Each hop increments the attempts until the message is parked, though the broker sorts headers."""
+    found = _read_properties(table)
     before = 0
     while True:
         delivery = Received(plan.queue, "", plan.queue, b"body", found)
@@ -207,53 +211,55 @@ def test_attempts_never_go_down(table: bytes, plan: Plan, version: BrokerVersion
             for step in effects(decision, delivery, plan, Occasion(1.0))
             if isinstance(step, Publish)
         )
-        walked = sorted(_walked(_published(moved)), key=lambda each: each[0])
-        found = _read(b"".join(_entry(*each) for each in walked))
+        walked = sorted(_split_entries(_encode_headers(moved)), key=lambda each: each[0])
+        found = _read_properties(b"".join(_entry(*each) for each in walked))
 
 
 @pytest.mark.parametrize("outcome", [Retry("no"), Snooze(1.0)], ids=str)
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.queue)
-def test_what_cannot_be_read_is_parked_at_once(plan: Plan, outcome: Outcome) -> None:
-    """By a failure or a snooze, in every design: it never comes back to be counted from nothing."""
-    found = _read(b"\x01kz\x02CCA\x00\x00\x00\x0aS\x00\x00\x00\x05vault")
+def test_message_with_unreadable_headers_is_parked_at_first_failure(
+    plan: Plan, outcome: Outcome
+) -> None:
+    """In every design, after a failure or a snooze, because its attempts cannot be counted."""
+    found = _read_properties(b"\x01kz\x02CCA\x00\x00\x00\x0aS\x00\x00\x00\x05vault")
     delivery = Received(plan.queue, "", plan.queue, b"body", found)
     decision = decide(delivery, outcome, plan, version=VERSIONS[-1])
     assert isinstance(decision, decided.Park)
     for step in effects(decision, delivery, plan, Occasion(1.0)):
         if isinstance(step, Publish):
             assert step.message.properties.headers[UNREAD] == found.opaque_headers
-            assert b"CC" not in dict(_walked(_published(step.message.properties)))
+            assert b"CC" not in dict(_split_entries(_encode_headers(step.message.properties)))
 
 
 @given(_tables)
-@matters
-def test_an_archive_keeps_all_of_it(table: bytes) -> None:
-    """What is exported reads back equal, and is imported without a protected header."""
-    found = _read(table)
+@many_examples
+def test_archive_preserves_unreadable_headers_and_import_drops_protected_ones(table: bytes) -> None:
+    found = _read_properties(table)
     archived = read_line(write_line(Received("dlq", "", "dlq", b"body", found))).properties
     assert (archived.further_headers, archived.opaque_headers) == (
         found.further_headers,
         found.opaque_headers,
     )
     assert encode_entries(archived.headers) == encode_entries(found.headers)
-    names = {name for name, _ in _walked(_published(properties_for_move(archived)))}
+    names = {name for name, _ in _split_entries(_encode_headers(properties_for_move(archived)))}
     assert not names & _PROTECTED
 
 
 @given(st.integers(125_000, 131_060), st.integers(1, 6000), st.sampled_from(_WRITERS))
 @example(131_019, 1, _WRITERS[0])
 @example(131_019, 1, _WRITERS[-1])
-@matters
-def test_what_nobody_read_is_cut_last_and_that_is_said(
+@many_examples
+def test_unread_bytes_are_cut_last_and_their_length_is_recorded(
     ballast: int, unread: int, write: Callable[[Properties], Properties | None]
 ) -> None:
-    """The frame always holds; where room is short the bytes are cut, and their length is told."""
+    """The message always fits a frame."""
     found = Properties(headers={"b": b"b" * (ballast - unread)}, opaque_headers=b"z" * unread)
     written = write(found)
     if written is None or frame_size(written) > FRAME_BYTES:
         assert frame_size(found) > FRAME_BYTES - 400
         return
-    if "b" not in written.headers:  # no room beside our own headers: parked without its largest one
+    # No room besides Hopback's headers: parked without its largest header.
+    if "b" not in written.headers:
         dropped = written.headers["hopback-unread-bytes"]
         assert frame_size(found) > FRAME_BYTES - 400
         assert isinstance(dropped, int)

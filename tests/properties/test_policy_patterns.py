@@ -1,4 +1,4 @@
-"""Patterns of policies against Python's `re`, where both mean the same."""
+"""Patterns of policies match like Python's `re` if both have the same meaning."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _FLAT = st.builds(
 
 
 @given(_FLAT, st.text("ab.1", max_size=8))
-def test_flat_patterns_find_what_re_finds(pattern: str, name: str) -> None:
+def test_flat_patterns_match_like_re(pattern: str, name: str) -> None:
     """Repetition, alternatives and anchors without nesting are always evaluated."""
     assert pattern_flaw(pattern) is None
     assert pattern_matches(pattern, name) is (re.search(pattern, name) is not None)
 
 
 @given(_PATTERNS, st.text("ab.1", max_size=8))
-def test_nested_patterns_find_what_re_finds_or_have_no_answer(pattern: str, name: str) -> None:
+def test_nested_patterns_match_like_re_or_have_no_answer(pattern: str, name: str) -> None:
     flaw, answer = pattern_flaw(pattern), pattern_matches(pattern, name)
     assert answer in (None, re.search(pattern, name) is not None)
     assert answer is None or flaw is None
@@ -58,6 +58,6 @@ def test_any_text_is_a_pattern_or_has_a_flaw(pattern: str, name: str) -> None:
 
 
 @given(st.text("()[]{}^$.*+?|\\\\,-:=!<>aAbdQEwx01i", max_size=30), st.text("ab.1", max_size=8))
-def test_hostile_punctuation_does_no_harm(pattern: str, name: str) -> None:
+def test_punctuation_of_patterns_never_raises(pattern: str, name: str) -> None:
     answer = pattern_matches(pattern, name)
     assert answer is None or pattern_flaw(pattern) is None

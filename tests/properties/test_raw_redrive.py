@@ -1,4 +1,4 @@
-"""A re-driven message made of bytes says the same as one made of values, or is not made at all."""
+"""A re-driven message made from bytes equals one made from values, or is not made."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _deaths(queue: str) -> list[dict[str, Any]]:
     return [_DEATH | {"queue": queue}, _DEATH | {"reason": "expired"}]
 
 
-def _telling(queue: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Headers that mean something to us or to the broker, sound ones and odd ones."""
-    sound: dict[str, Any] = {
+def _known_headers(queue: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Valid and arbitrary values of headers that Hopback or the broker reads."""
+    valid: dict[str, Any] = {
         "x-death": _deaths(queue),
         "x-first-death-queue": queue,
         "hopback-queue": queue,
@@ -68,11 +68,11 @@ def _telling(queue: str) -> st.SearchStrategy[dict[str, Any]]:
         "hopback-delay": "later",
         "x-tenant": "acme",
     }
-    some = st.sets(st.sampled_from(sorted(sound))).map(
-        lambda names: {name: sound[name] for name in names}
+    some = st.sets(st.sampled_from(sorted(valid))).map(
+        lambda names: {name: valid[name] for name in names}
     )
     odd = st.dictionaries(
-        st.sampled_from(sorted({*sound, *OURS, "CC", "BCC", "x-delivery-count"})),
+        st.sampled_from(sorted({*valid, *OURS, "CC", "BCC", "x-delivery-count"})),
         field_values,
         max_size=2,
     )
@@ -87,12 +87,14 @@ def _delivery(plan: Plan, raw: bytes) -> Delivered:
 
 
 def _kept_names(properties: Properties) -> list[str]:
-    """Return the names of the message's own headers in their order. That of ours is not promised."""
+    """Return the names of the message's own headers in their order. The order of Hopback's headers
+    is undefined.
+    """
     return [name for name in properties.headers if name not in OURS]
 
 
 def _agree(plan: Plan, raw: bytes, quick: Redriver | None = None) -> RawMessage | None:
-    """Compare both ways; the message made of bytes, if there was one."""
+    """Compare both paths. Return the message made from bytes, or None."""
     made = (quick or Redriver(plan, plan.redrive, _OCCASION)).raw_message(_delivery(plan, raw))
     if made is None:
         return None
@@ -102,12 +104,12 @@ def _agree(plan: Plan, raw: bytes, quick: Redriver | None = None) -> RawMessage 
         careful.routing_key,
         careful.body,
     )
-    said = decode_properties(made.raw_properties)
-    # What was written and read again, since that is what the next consumer gets.
+    found = decode_properties(made.raw_properties)
+    # Encoded and decoded, as the next consumer reads it.
     expected = decode_properties(encode_properties(careful.properties))
-    assert said == expected
-    assert _kept_names(said) == _kept_names(expected)
-    assert {name: type(value) for name, value in said.headers.items()} == {
+    assert found == expected
+    assert _kept_names(found) == _kept_names(expected)
+    assert {name: type(value) for name, value in found.headers.items()} == {
         name: type(value) for name, value in expected.headers.items()
     }
     return made
@@ -115,20 +117,22 @@ def _agree(plan: Plan, raw: bytes, quick: Redriver | None = None) -> RawMessage 
 
 @given(st.sampled_from(_PLANS), properties, st.data())
 def test_bytes_and_values_agree(plan: Plan, made: Properties, data: st.DataObject) -> None:
-    """For every plan, every property and every header that means something to anyone."""
-    more = data.draw(_telling(plan.queue))
+    """For every plan, all properties and all headers with a meaning."""
+    more = data.draw(_known_headers(plan.queue))
     raw = encode_properties(replace(made, headers={**made.headers, **more}))
     quick = Redriver(plan, plan.redrive, _OCCASION)
-    for _ in range(2):  # the second time its deaths are known
+    for _ in range(2):  # the second message uses the cache of deaths
         _agree(plan, raw, quick)
 
 
-_REMEMBERED = '[{"queue":"old","reason":"expired","count":2}]'
+_EARLIER_DEATHS = '[{"queue":"old","reason":"expired","count":2}]'
 
 
-@pytest.mark.parametrize("remembered", [_REMEMBERED, [_REMEMBERED[:20], _REMEMBERED[20:]]])
-def test_deaths_that_are_remembered_go_on_as_bytes(remembered: FieldValue) -> None:
-    """In pieces, and as the one text of 0.1.0; they stand behind what the broker records."""
+@pytest.mark.parametrize(
+    "remembered", [_EARLIER_DEATHS, [_EARLIER_DEATHS[:20], _EARLIER_DEATHS[20:]]]
+)
+def test_earlier_deaths_are_kept_as_bytes(remembered: FieldValue) -> None:
+    """In pieces and as the single text of 0.1.0. They follow the deaths of the broker."""
     headers = {"x-death": _deaths(_PLAN.queue), "hopback-deaths": remembered}
     made = _agree(_PLAN, encode_properties(Properties(headers=headers)))
     assert made is not None
@@ -138,11 +142,10 @@ def test_deaths_that_are_remembered_go_on_as_bytes(remembered: FieldValue) -> No
 
 
 @given(st.sampled_from(_PLANS), properties, st.data())
-def test_broken_bytes_are_left_to_the_careful_way(
+def test_changed_bytes_give_the_same_message_or_none(
     plan: Plan, made: Properties, data: st.DataObject
 ) -> None:
-    """Bytes that were cut or changed anywhere give the same message, or none."""
-    more = data.draw(_telling(plan.queue))
+    more = data.draw(_known_headers(plan.queue))
     raw = bytearray(encode_properties(replace(made, headers={**made.headers, **more})))
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(raw) - 1))
@@ -156,17 +159,15 @@ def test_broken_bytes_are_left_to_the_careful_way(
     for _ in range(2):
         try:
             _agree(plan, broken, quick)
-        except UnsafeOperation as refused:
-            pytest.fail(f"the careful way refuses what was made of bytes: {refused}")
+        except UnsafeOperation as error:
+            pytest.fail(f"made from bytes, but refused by the careful path: {error}")
 
 
 @given(st.sampled_from(_PLANS), properties, st.data())
-def test_what_was_seen_before_changes_nothing(
-    plan: Plan, made: Properties, data: st.DataObject
-) -> None:
-    """Messages that are alike, whole and broken: each is made as if it were the first one."""
+def test_cache_does_not_change_messages(plan: Plan, made: Properties, data: st.DataObject) -> None:
+    """Similar messages, valid and changed, are made as if each were the first."""
     quick = Redriver(plan, plan.redrive, _OCCASION)
-    headers = {**made.headers, **data.draw(_telling(plan.queue))}
+    headers = {**made.headers, **data.draw(_known_headers(plan.queue))}
     for _ in range(data.draw(st.integers(2, 5))):
         names = st.sampled_from([*headers, "another"])
         change = st.dictionaries(names, st.text(max_size=5) | field_values, max_size=2)
@@ -174,13 +175,13 @@ def test_what_was_seen_before_changes_nothing(
         raw = bytearray(encode_properties(replace(made, headers=headers)))
         _agree(plan, bytes(raw), quick)
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-        alone = Redriver(plan, plan.redrive, _OCCASION).raw_message(_delivery(plan, bytes(raw)))
-        assert quick.raw_message(_delivery(plan, bytes(raw))) == alone
+        uncached = Redriver(plan, plan.redrive, _OCCASION).raw_message(_delivery(plan, bytes(raw)))
+        assert quick.raw_message(_delivery(plan, bytes(raw))) == uncached
 
 
 @given(properties, st.binary(max_size=40))
-def test_cut_and_joined(made: Properties, entries: bytes) -> None:
-    """The pieces of properties are what reading them finds; other bytes have none, or the same."""
+def test_joined_pieces_of_properties_equal_the_properties(made: Properties, entries: bytes) -> None:
+    """Other bytes have no pieces or the same ones."""
     raw = encode_properties(made)
     cut = cut_properties(raw)
     assert cut is not None
@@ -192,8 +193,10 @@ def test_cut_and_joined(made: Properties, entries: bytes) -> None:
 
 
 @given(properties, st.data())
-def test_one_header_is_found_without_the_others(made: Properties, data: st.DataObject) -> None:
-    """A text is what reading all headers finds; whole or broken bytes never give another one."""
+def test_single_header_is_found_without_decoding_the_others(
+    made: Properties, data: st.DataObject
+) -> None:
+    """The text equals the decoded header. Changed bytes never give another text."""
     headers = {**made.headers, "hopback-failure": data.draw(st.text() | field_values)}
     raw = bytearray(encode_properties(replace(made, headers=headers)))
     name = data.draw(st.sampled_from([*headers, "absent"]))
@@ -207,7 +210,7 @@ def test_one_header_is_found_without_the_others(made: Properties, data: st.DataO
 _PLAN = next(
     plan for plan in _PLANS if plan.redrive.reset and not (plan.retry_stamps or plan.park_stamps)
 )
-_SOUND: dict[str, Any] = {
+_HEADERS: dict[str, Any] = {
     "tenant": "acme",
     "x-death": _deaths(_PLAN.queue),
     "hopback-queue": _PLAN.queue,
@@ -222,23 +225,25 @@ _SOUND: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("headers", "is_quick"),
     [
-        (_SOUND, True),
+        (_HEADERS, True),
         ({}, True),
-        ({"n": 1, "x-death": _SOUND["x-death"]}, True),
-        (_SOUND | {"hopback-queue": "another"}, True),
-        (_SOUND | {"hopback-redrives": 1}, False),
-        (_SOUND | {"hopback-unread-headers": b"x"}, False),
-        (_SOUND | {"nested": {"a": 1}}, False),
-        (_SOUND | {"CC": ["vault"]}, False),
-        (_SOUND | {"hopback-failure": "no record"}, False),
-        (_SOUND | {"hopback-failure": 1}, False),
-        (_SOUND | {"hopback-origin-exchange": "ü"}, False),
-        (_SOUND | {"hopback-origin-routing-key": 1}, False),
-        (_SOUND | {"big": "x" * 70_000}, False),
+        ({"n": 1, "x-death": _HEADERS["x-death"]}, True),
+        (_HEADERS | {"hopback-queue": "another"}, True),
+        (_HEADERS | {"hopback-redrives": 1}, False),
+        (_HEADERS | {"hopback-unread-headers": b"x"}, False),
+        (_HEADERS | {"nested": {"a": 1}}, False),
+        (_HEADERS | {"CC": ["vault"]}, False),
+        (_HEADERS | {"hopback-failure": "no record"}, False),
+        (_HEADERS | {"hopback-failure": 1}, False),
+        (_HEADERS | {"hopback-origin-exchange": "ü"}, False),
+        (_HEADERS | {"hopback-origin-routing-key": 1}, False),
+        (_HEADERS | {"big": "x" * 70_000}, False),
     ],
 )
-def test_what_is_made_of_bytes(headers: dict[str, Any], is_quick: bool) -> None:
-    """The usual dead letter is; each reason for care is left to the careful way."""
+def test_usual_dead_letter_is_made_from_bytes_and_others_are_not(
+    headers: dict[str, Any], is_quick: bool
+) -> None:
+    """Each condition for the careful path."""
     made = _agree(_PLAN, encode_properties(Properties(message_id="m", headers=headers)))
     assert (made is not None) == is_quick
 
@@ -251,26 +256,24 @@ def test_what_is_made_of_bytes(headers: dict[str, Any], is_quick: bool) -> None:
         b"\x00\x01",
         b"\x80\x00\x05ab",
         b"\x20\x00\x00\x00\x00\x09\x01aV",
-        # A header twice, one whose name is no UTF-8, an unknown type, and a text beyond the end.
+        # A repeated header, a name that is not UTF-8, an unknown type, and a text beyond the end.
         b"\x20\x00\x00\x00\x00\x06\x01aV\x01aV",
         b"\x20\x00\x00\x00\x00\x03\x01\xffV",
         b"\x20\x00\x00\x00\x00\x03\x01aZ",
         b"\x20\x00\x00\x00\x00\x08\x01aS\x00\x00\x00\x09b",
         b"\x20\x00\x00\x00\x00\x02\x01a",
-        # A record of deaths that is broken inside.
+        # An invalid record of deaths.
         b"\x20\x00\x00\x00\x00\x0e\x07x-deathA\x00\x00\x00\x01Z",
         b"\x20\x00\x00\x00\x00\x15\x0ehopback-deathsA\x00\x00\x00\x01Z",
     ],
 )
-def test_bytes_that_are_no_properties(raw: bytes) -> None:
-    """Whatever a broker passes on, nothing is made of it by halves."""
+def test_invalid_properties_are_not_made_from_bytes(raw: bytes) -> None:
     quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
     assert quick.raw_message(_delivery(_PLAN, raw)) is None
 
 
-def test_a_failure_that_is_no_text() -> None:
-    """A record that is not UTF-8 is left to the careful way."""
-    raw = encode_properties(Properties(headers=_SOUND))
+def test_failure_record_that_is_not_utf8_is_not_made_from_bytes() -> None:
+    raw = encode_properties(Properties(headers=_HEADERS))
     broken = raw.replace(b"no article 4711", b"no article \xff\xff\xff\xff")
     assert broken != raw
     assert Redriver(_PLAN, _PLAN.redrive, _OCCASION).raw_message(_delivery(_PLAN, broken)) is None
@@ -290,17 +293,17 @@ def test_a_failure_that_is_no_text() -> None:
         (['{"a":"ü","n":true}', '{"a":"ü","n":true}'], [True, True]),
     ],
 )
-def test_records_that_differ_in_digits(records: list[str], are_quick: list[bool]) -> None:
-    """One is taken for sound by another only where its digits cannot matter."""
+def test_cached_failure_records_match_only_if_their_digits_are_irrelevant(
+    records: list[str], are_quick: list[bool]
+) -> None:
     quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
     for _ in range(2):
         for record, is_quick in zip(records, are_quick, strict=True):
-            raw = encode_properties(Properties(headers=_SOUND | {"hopback-failure": record}))
+            raw = encode_properties(Properties(headers=_HEADERS | {"hopback-failure": record}))
             assert (_agree(_PLAN, raw, quick) is not None) == is_quick
 
 
-def test_names_and_deaths_beyond_what_is_remembered() -> None:
-    """Endless names and deaths are judged anew, with the same outcome."""
+def test_names_and_deaths_beyond_the_cache_give_the_same_messages() -> None:
     quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
     for number in range(1100):
         headers: dict[str, Any] = {
@@ -310,8 +313,7 @@ def test_names_and_deaths_beyond_what_is_remembered() -> None:
         assert _agree(_PLAN, encode_properties(Properties(headers=headers)), quick) is not None
 
 
-def test_shapes_and_ways_in_beyond_what_is_remembered() -> None:
-    """Endless orders of headers and endless routes are met anew, with the same outcome."""
+def test_header_orders_and_routes_beyond_the_cache_give_the_same_messages() -> None:
     quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
     for number in range(600):
         headers = dict.fromkeys(
@@ -321,11 +323,11 @@ def test_shapes_and_ways_in_beyond_what_is_remembered() -> None:
         assert _agree(_PLAN, encode_properties(Properties(headers=headers)), quick) is not None
 
 
-def test_messages_of_one_shape_are_made_as_if_each_were_the_first() -> None:
-    """Values that go on, are read or are left out differ from message to message, and shapes take turns."""
+def test_messages_of_one_shape_are_made_independently() -> None:
+    """Kept, read and dropped values differ between messages, and shapes alternate."""
     quick = Redriver(_PLAN, _PLAN.redrive, _OCCASION)
     for number in range(12):
-        headers = _SOUND | {
+        headers = _HEADERS | {
             "tenant": "x" * (number % 4),
             "n": number,
             "hopback-attempts": number % 3,
@@ -337,17 +339,16 @@ def test_messages_of_one_shape_are_made_as_if_each_were_the_first() -> None:
         assert _agree(_PLAN, other, quick) is not None
 
 
-def test_a_way_that_keeps_counts_or_deaths_needs_care() -> None:
-    """Only where attempts begin anew, deaths go and nothing is stamped are all messages alike."""
-    raw = encode_properties(Properties(headers=_SOUND))
+def test_kept_deaths_and_stamps_require_the_careful_path() -> None:
+    raw = encode_properties(Properties(headers=_HEADERS))
     kept = replace(_PLAN.redrive, keep_deaths=True)
     stamped = _OCCASION._replace(stamped=True)
     for redrive, occasion in ((kept, _OCCASION), (_PLAN.redrive, stamped)):
         assert Redriver(_PLAN, redrive, occasion).raw_message(_delivery(_PLAN, raw)) is None
 
 
-def test_a_way_in_that_is_not_ascii_needs_care() -> None:
-    """Where the origin is only known by the delivery, its names decide."""
+def test_origin_that_is_not_ascii_requires_the_careful_path() -> None:
+    """If only the delivery contains the origin."""
     made = Delivered(
         1, 7, False, b"c", b"\x02ex\x02\xc3\xbc", encode_properties(Properties()), b"body"
     )
@@ -355,8 +356,8 @@ def test_a_way_in_that_is_not_ascii_needs_care() -> None:
     assert Redriver(_PLAN, _PLAN.redrive, _OCCASION).raw_message(made) is None
 
 
-def test_a_design_that_names_the_origin_is_asked() -> None:
-    """Where the design's own headers may name the origin, only reading them tells."""
+def test_stamps_of_the_origin_require_the_careful_path() -> None:
+    """The design's headers may contain the origin."""
     plan = next(
         plan
         for plan in _PLANS

@@ -1,4 +1,4 @@
-"""The quick way to make a re-driven message gives what the careful way gives."""
+"""The quick path of a re-drive creates the same messages as the careful path."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _NAMES = st.sampled_from(
 
 def _both(delivery: Received, plan: Plan, occasion: RedriveOccasion) -> tuple[Any, Any]:
     quick = Redriver(plan, plan.redrive, occasion)
-    return _made(lambda: quick.message(delivery)), _made(
+    return _result_of(lambda: quick.message(delivery)), _result_of(
         lambda: redrive_message(delivery, plan, occasion)
     )
 
 
-def _made(make: Any) -> Message | str:
+def _result_of(make: Any) -> Message | str:
     try:
-        made: Message = make()
+        message: Message = make()
     except UnsafeOperation as refused:
         return str(refused)
-    return made
+    return message
 
 
 @given(
@@ -56,10 +56,10 @@ def _made(make: Any) -> Message | str:
     st.dictionaries(_NAMES, st.one_of(st.integers(0, 9), st.text(max_size=5), tables), max_size=3),
     st.booleans(),
 )
-def test_quick_and_careful_agree(
+def test_quick_and_careful_path_agree(
     plan: Plan, made: Properties, more: dict[str, Any], stamped: bool
 ) -> None:
-    """For every plan, every property and every header that means something to anyone."""
+    """For every plan, all properties and all headers with a meaning."""
 
     both = replace(made, headers={**made.headers, **more})
     delivery = Received(plan.parking.queue, "ex", "key", b"body", both)
@@ -83,16 +83,16 @@ def test_quick_and_careful_agree(
         Properties(headers={"big": "x" * 131_000}),
     ],
 )
-def test_what_needs_care_gets_it(odd: Properties) -> None:
-    """Each reason to take the long way, and none."""
+def test_quick_and_careful_path_agree_on_special_properties(odd: Properties) -> None:
+    """Each condition for the careful path, and none of them."""
     plan = next(plan for plan in _PLANS if plan.redrive.reset)
     delivery = Received(plan.parking.queue, "ex", "key", b"body", odd)
     quick, careful = _both(delivery, plan, RedriveOccasion(1.0, "j-1"))
     assert quick == careful
 
 
-def test_every_route_has_its_own_origin_and_the_same_bytes() -> None:
-    """More routes than are remembered, each twice; what is shared is encoded as if it was not."""
+def test_every_route_has_its_own_origin_and_identical_bytes() -> None:
+    """More routes than the cache holds, each twice."""
     plan = next(plan for plan in _PLANS if plan.redrive.reset)
     occasion = RedriveOccasion(1.0, "j-1")
     quick = Redriver(plan, plan.redrive, occasion)

@@ -1,8 +1,8 @@
-"""Both engines of a rehearsal agree on random scenarios, within bounds that are stated here.
+"""Both engines of a rehearsal agree on random scenarios, within the bounds defined here.
 
-The fluid model knows means only, the exact engine draws single messages. What both count may differ by
-the noise of independent draws (`_NOISE` standard deviations), by what is in hand at a moment, and by
-`_SHARE` for the step length of the model. The same bounds stand in `docs/explanation/fluid-model.md`.
+The fluid model computes means, the exact engine draws single messages. Their counts may differ by
+the noise of independent draws (`_NOISE` standard deviations), by the messages in progress, and by
+`_SHARE` for the step length of the model. `docs/explanation/fluid-model.md` has the same bounds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _scenarios(draw: st.DrawFn) -> tuple[tuple[int, ...], int, Scenario]:
     busy = draw(st.floats(0.2, 0.8))
     fail = draw(st.sampled_from([0.0, 0.0, 0.05, 0.3]))
     poison = draw(st.sampled_from([0.0, 0.0, 0.1]))
-    # A breaker is closed by a single probe: where each run may fail by chance, one unlucky probe doubles
-    # the pause, and what one seed gives is far from the mean that the fluid model knows.
+    # A single probe closes a breaker. If runs fail at random, one failed probe doubles the pause,
+    # and a single seed is far from the mean of the fluid model.
     probed = [None] if fail or poison else [None, BreakerPolicy(failures=10, cool_down=5.0)]
     load = Load(
         "orders",
@@ -58,8 +58,8 @@ def _bound(count: float, slack: float) -> float:
 @pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(_scenarios())
-def test_fluid_and_exact_agree(case: tuple[tuple[int, ...], int, Scenario]) -> None:
-    """Runs, dead letters, what is left, and the depth of every queue at every sample."""
+def test_fluid_and_exact_engine_agree(case: tuple[tuple[int, ...], int, Scenario]) -> None:
+    """Compares runs, dead letters, messages left, and the depth of every queue at every sample."""
     tiers, attempts, scenario = case
     topology = recommended(
         "orders", tiers_ms=[seconds * 1000 for seconds in tiers], attempts=attempts
@@ -68,14 +68,16 @@ def test_fluid_and_exact_agree(case: tuple[tuple[int, ...], int, Scenario]) -> N
     fluid = rehearse(topology, scenario)
     exact = rehearse(topology, scenario, EngineKind.EXACT)
     one, other = fluid.stations[0], exact.stations[0]
-    # What is in hand counts at the start of a run here and at its end there; a breaker's probes, too.
+    # The engines count a run at its start and at its end. The same applies to the probes of a
+    # breaker.
     slack = 3.0 + 2 * load.slots + (0 if load.breaker is None else 2 * load.breaker.failures)
     assert abs(one.published - other.published) <= 2
     assert abs(one.run_count - other.run_count) <= _bound(one.run_count, slack)
     assert abs(one.dead_letters - other.dead_letters) <= _bound(one.dead_letters, slack)
-    # Waits make a difference in time one in depth: so much comes in while one run or sample passes.
-    moving = slack + 3 * load.top_rate * load.handler_s
+    # A difference in time is a difference in depth: the messages published during one run or
+    # sample.
+    depth_slack = slack + 3 * load.top_rate * load.handler_s
     for queue in fluid.queues:
-        twin = exact.queue(queue.queue)
-        gap = max(abs(a - b) for a, b in zip(queue.depth, twin.depth, strict=True))
-        assert gap <= _bound(queue.peak, moving), queue.queue
+        exact_queue = exact.queue(queue.queue)
+        gap = max(abs(a - b) for a, b in zip(queue.depth, exact_queue.depth, strict=True))
+        assert gap <= _bound(queue.peak, depth_slack), queue.queue

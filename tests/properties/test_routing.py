@@ -1,4 +1,4 @@
-"""Routing against definitions short enough to be seen right."""
+"""Routing matches short reference definitions."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ WORDS = ("a", "b", "")
 PATTERN_WORDS = ("a", "", "*", "#")
 
 
-def defined(pattern: list[str], key: list[str]) -> bool:
-    """The rule as one would say it: `#` zero or more words, `*` exactly one."""
+def is_match(pattern: list[str], key: list[str]) -> bool:
+    """The definition: `#` matches zero or more words, `*` exactly one."""
     if not pattern:
         return not key
     first, rest = pattern[0], pattern[1:]
     if first == "#":
-        return any(defined(rest, key[taken:]) for taken in range(len(key) + 1))
-    return bool(key) and first in ("*", key[0]) and defined(rest, key[1:])
+        return any(is_match(rest, key[taken:]) for taken in range(len(key) + 1))
+    return bool(key) and first in ("*", key[0]) and is_match(rest, key[1:])
 
 
 def words(text: str) -> list[str]:
-    """An empty routing key has no words."""
+    """Split a routing key. An empty key has no words."""
     return text.split(".") if text else []
 
 
-def texts(alphabet: tuple[str, ...], longest: int) -> list[str]:
-    """Every key of up to `longest` words."""
+def keys_up_to(alphabet: tuple[str, ...], longest: int) -> list[str]:
+    """Return every key of up to `longest` words."""
     return [".".join(key) for size in range(longest + 1) for key in product(alphabet, repeat=size)]
 
 
-def test_topic_matching_is_the_definition_for_every_short_key_and_pattern() -> None:
-    """Exhaustively: every pattern of up to four words against every key of up to four words."""
-    keys = texts(WORDS, 4)
-    for pattern in texts(PATTERN_WORDS, 4):
+def test_topic_matching_follows_definition_for_every_short_key_and_pattern() -> None:
+    """All patterns of up to four words with all keys of up to four words."""
+    keys = keys_up_to(WORDS, 4)
+    for pattern in keys_up_to(PATTERN_WORDS, 4):
         parts = words(pattern)
         assert [topic_matches(pattern, key) for key in keys] == [
-            defined(parts, words(key)) for key in keys
+            is_match(parts, words(key)) for key in keys
         ], pattern
 
 
@@ -49,11 +49,10 @@ def test_topic_matching_is_the_definition_for_every_short_key_and_pattern() -> N
     st.lists(st.sampled_from(["a", "bb", "#", "*", "ü"]), max_size=8).map(".".join),
     st.lists(st.sampled_from(["a", "bb", "ü", "#", "*", "c"]), max_size=10).map(".".join),
 )
-def test_topic_matching_is_the_definition_for_longer_ones(pattern: str, key: str) -> None:
-    """Longer patterns, and keys whose words read like wildcards, follow the definition too."""
+def test_topic_matching_follows_definition_for_long_patterns(pattern: str, key: str) -> None:
+    """Also for keys with wildcard characters as words."""
     parts = words(pattern)
-    # In a key `*` and `#` are words; the definition compares them as such.
-    assert topic_matches(pattern, key) == defined(parts, words(key))
+    assert topic_matches(pattern, key) == is_match(parts, words(key))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +67,8 @@ def test_topic_matching_is_the_definition_for_longer_ones(pattern: str, key: str
         ("a.*", "a.", True),
     ],
 )
-def test_topic_matching_of_cases_that_others_got_wrong(
-    pattern: str, key: str, expected: bool
-) -> None:
-    """The cases in which well-known fakes differ from the broker."""
+def test_topic_matching_of_known_edge_cases(pattern: str, key: str, expected: bool) -> None:
+    """Other broker substitutes differ from RabbitMQ in these cases."""
     assert topic_matches(pattern, key) is expected
 
 
@@ -80,10 +77,10 @@ topics = st.tuples(st.sampled_from("XYZ"), st.sampled_from(["p", "q", "X", "Y", 
 
 
 @given(st.lists(topics, max_size=8), st.sampled_from("XYZ"), patterns)
-def test_a_topic_table_reaches_what_repeated_matching_reaches(
+def test_topic_table_routes_through_any_graph_of_exchanges(
     bound: list[tuple[str, str, str]], start: str, key: str
 ) -> None:
-    """Through any web of exchanges, cycles too: exactly the queues on a matching path, sorted."""
+    """Including cycles. The result is sorted."""
     table = RoutingTable(
         [Exchange(name, ExchangeType.TOPIC) for name in "XYZ"],
         ["p", "q"],
@@ -94,9 +91,9 @@ def test_a_topic_table_reaches_what_repeated_matching_reaches(
         reached |= {
             to
             for source, to, pattern in bound
-            if source in reached and defined(words(pattern), words(key))
+            if source in reached and is_match(words(pattern), words(key))
         }
     expected = tuple(sorted(name for name in reached if name.islower()))
     assert table.route(start, key) == expected
-    assert table.route(start, key) == expected, "and the same from memory"
+    assert table.route(start, key) == expected, "cached routes differ"
     assert table.route_keys(start, [key]) == expected

@@ -1,4 +1,4 @@
-"""Whatever clients and operators do, every message is somewhere, done, or lost as RabbitMQ loses."""
+"""The ledger of the embedded broker balances after every action of clients and operators."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ _quorum = st.fixed_dictionaries(
         "x-delayed-retry-min": st.just(100),
     },
 )
-_Drawn: TypeAlias = "tuple[QueueType, dict[str, FieldValue], dict[str, FieldValue], str]"
+_QueueChoice: TypeAlias = "tuple[QueueType, dict[str, FieldValue], dict[str, FieldValue], str]"
 
 
 class _Sink:
-    """Forgets what it is told: tags are read from the channel."""
+    """Discards deliveries. The rules read tags from the channel."""
 
     def deliver(self, taken: UnackedDelivery) -> None:
-        """A delivery."""
+        pass
 
     def on_cancel(self, tag: str) -> None:
-        """A consumer ended by the broker."""
+        pass
 
     def on_close(self, refusal: Refusal) -> None:
-        """The channel ended by the broker."""
+        pass
 
 
 class Conservation(RuleBasedStateMachine):
-    """Clients, an operator and time act on one node; the ledger is balanced after every step."""
+    """Clients, an operator and time act on one node. The ledger balances after every step."""
 
     @initialize(
         version=st.sampled_from(["3.10.8", "3.13.3", "4.0.5", "4.3.6"]),
         kinds=st.lists(st.tuples(st.sampled_from(_BOTH), _arguments, _quorum, _names), min_size=3),
     )
-    def begin(self, version: str, kinds: list[_Drawn]) -> None:
-        """A node of some version, two connections, a queue of each name."""
+    def begin(self, version: str, kinds: list[_QueueChoice]) -> None:
+        """Start a node with a random version, two channels and a queue of each name."""
         self.clock = ManualClock()
         self.node = Node(BrokerVersion.parse(version), self.clock, consumer_timeout=120)
         self.ledger = Ledger()
@@ -88,7 +88,6 @@ class Conservation(RuleBasedStateMachine):
         more: dict[str, FieldValue],
         key: str,
     ) -> None:
-        """A queue with some ways to lose messages."""
         if "x-dead-letter-exchange" in arguments:
             arguments = {**arguments, "x-dead-letter-routing-key": key}
         extra = more if kind is QueueType.QUORUM else {}
@@ -125,7 +124,7 @@ class Conservation(RuleBasedStateMachine):
         mode: int,
         mandatory: bool,
     ) -> None:
-        """A message, to one queue or to all."""
+        """Publish a message to one queue or to all."""
         properties = Properties(
             headers=headers, expiration=expiration, delivery_mode=mode, priority=mode * 3
         )
@@ -134,7 +133,6 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(name=_names, index=st.integers(0, 1), prefetch=st.integers(0, 2), no_ack=st.booleans())
     def consume(self, name: str, index: int, prefetch: int, no_ack: bool) -> None:
-        """A consumer."""
         channel = self.channels[index]
         channel.qos(prefetch)
         try:
@@ -144,7 +142,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(name=_names, index=st.integers(0, 1))
     def get(self, name: str, index: int) -> None:
-        """One message by hand."""
+        """Get one message."""
         try:
             self.channels[index].get(name)
         except Refusal:
@@ -158,7 +156,7 @@ class Conservation(RuleBasedStateMachine):
         multiple=st.booleans(),
     )
     def settle(self, data: st.DataObject, how: str, requeue: bool, multiple: bool) -> None:
-        """Something that is held."""
+        """Settle a random unacked message."""
         channel = data.draw(st.sampled_from([each for each in self.channels if each.unacked]))
         tag = data.draw(st.sampled_from(sorted(channel.unacked)))
         if how == "ack":
@@ -170,7 +168,7 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(name=_names, how=st.sampled_from(["ack", "nack", "reject"]), requeue=st.booleans())
     def handle(self, name: str, how: str, requeue: bool) -> None:
-        """One message by hand, settled at once."""
+        """Get one message and settle it."""
         self.get(name, 1)
         channel = self.channels[1]
         held = max(channel.unacked, default=None)
@@ -179,26 +177,25 @@ class Conservation(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 1))
     def recover(self, index: int) -> None:
-        """Everything held goes back."""
         self.channels[index].recover()
 
     @rule(index=st.integers(0, 1), whole=st.booleans())
     def close(self, index: int, whole: bool) -> None:
-        """A channel, or a connection, ends."""
+        """Close a channel or its connection."""
         channel = self.channels[index]
         (channel.session if whole else channel).close()
         self._reopen(index)
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 10.0, 200.0]))
     def wait(self, seconds: float) -> None:
-        """Time passes: messages expire, letters are tried again, consumers time out."""
+        """Advance time: messages expire, delayed retries become ready, consumers time out."""
         advance(self.node, self.clock, self.clock.now() + seconds)
         for index in range(2):
             self._reopen(index)
 
     @rule(name=_names, delete=st.booleans())
     def remove(self, name: str, delete: bool) -> None:
-        """A queue is purged or deleted."""
+        """Purge or delete a queue."""
         channel = self.channels[0]
         try:
             (channel.delete_queue if delete else channel.purge_queue)(name)
@@ -211,24 +208,20 @@ class Conservation(RuleBasedStateMachine):
         )
     )
     def set_policy(self, definition: dict[str, FieldValue]) -> None:
-        """The operator changes his mind."""
         self.node.policies.put(Policy("p", "[ab]", definition))
 
     @rule()
     def clear_policy(self) -> None:
-        """And again."""
         self.node.policies.remove("p")
 
     @rule()
     def restart(self) -> None:
-        """The node stops and starts."""
         self.node.restart()
         for index in range(2):
             self._reopen(index)
 
     @invariant()
-    def nothing_is_unaccounted_for(self) -> None:
-        """The ledger balances, and the queues' own counts are right."""
+    def ledger_balances_and_counts_match(self) -> None:
         if not hasattr(self, "node"):
             return
         self.ledger.balance(snapshot(self.node))

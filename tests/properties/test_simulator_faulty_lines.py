@@ -1,4 +1,4 @@
-"""With every fault by chance, a careful program still loses nothing: duplicates at most."""
+"""A program with confirms and late acks loses no message under random faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COUNT = 30
 
 
 class _Program:
-    """Publishes until confirmed, consumes and acks, connects again after each break."""
+    """Publishes until confirmed, consumes, acks and reconnects after each fault."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
         self.broker = broker
@@ -37,7 +37,7 @@ class _Program:
                 continue
 
     async def publish(self) -> None:
-        """Each message as often as it takes."""
+        """Publish each message until it is confirmed."""
         channel = await self._channel()
         for number in range(_COUNT):
             message = Message("", "q", b"", Properties(message_id=str(number)))
@@ -49,7 +49,7 @@ class _Program:
                     channel = await self._channel()
 
     async def consume(self) -> None:
-        """Forever, on one connection after the other."""
+        """Consume on one connection after the other."""
         while True:
             channel = await self._channel()
             try:
@@ -78,17 +78,17 @@ class _Handler:
             self._program.all_handled.set()
 
 
-async def _play(broker: EmbeddedBroker, chances: dict[Fault, float]) -> set[str]:
+async def _run_program(broker: EmbeddedBroker, chances: dict[Fault, float]) -> set[str]:
     setup = await (await broker.connect()).open_channel()
     await setup.declare_queue(Queue("q", QueueType.QUORUM, arguments={"x-delivery-limit": 1000}))
     for fault, chance in chances.items():
         broker.faults.chance(fault, chance)
     program = _Program(broker)
-    consuming = asyncio.ensure_future(program.consume())
+    consumer = asyncio.ensure_future(program.consume())
     await program.publish()
     broker.faults.clear()
     await program.all_handled.wait()
-    consuming.cancel()
+    consumer.cancel()
     return program.handled
 
 
@@ -99,14 +99,14 @@ async def _play(broker: EmbeddedBroker, chances: dict[Fault, float]) -> set[str]
     latency=st.sampled_from([0.0, 0.05]),
     version=st.sampled_from(["3.10.8", "4.0.5", "4.3.6"]),
 )
-def test_confirmed_and_acked_after_handling_is_never_lost(
+def test_no_message_is_lost_with_confirms_and_acks_after_handling(
     seed: int, chances: dict[Fault, float], latency: float, version: str
 ) -> None:
-    """Every message is handled at least once, and the broker's books balance."""
+    """Every message is handled at least once, and the ledger of the broker balances."""
     broker = EmbeddedBroker(version=BrokerVersion.parse(version), seed=seed)
     broker.faults.latency = latency
     ledger = Ledger()
     broker.node.listen(ledger.book)
-    assert run_virtual(_play(broker, chances)) == {str(number) for number in range(_COUNT)}
+    assert run_virtual(_run_program(broker, chances)) == {str(number) for number in range(_COUNT)}
     ledger.balance(broker.snapshot())
     assert ledger.losses == []

@@ -1,4 +1,4 @@
-"""definitions.json in → model → the same out; and whatever comes in, nothing odd is raised."""
+"""Definitions are preserved through reading and writing, and invalid input gives InvalidTopology."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hopback.topology.model import Topology
 from hopback.topology.validate import problems
 from hopback.version import BrokerVersion
 from tests.properties.topology_values import (
-    attempt,
-    few,
+    few_examples,
     json_topologies,
     json_values,
+    no_time_limits,
+    read_or_error,
     toml_values,
     topologies,
-    unhurried,
 )
 
 _VERSIONS = st.sampled_from(["3.7", "3.8", "3.9", "3.10.8", "3.12", "4.0", "4.2", "4.3", "4.3.1"])
 
 
-def _unordered(document: object) -> object:
-    """A definitions document in which the order of objects does not count, but types do."""
+def _normalize(document: object) -> object:
+    """Return a document whose objects compare without order but with types."""
     assert isinstance(document, dict)
     return {
         key: sorted(json.dumps(entry, sort_keys=True) for entry in value)
@@ -37,10 +37,12 @@ def _unordered(document: object) -> object:
     }
 
 
-@few
+@few_examples
 @given(json_topologies, st.none() | st.sampled_from(["/", "shop"]))
-def test_what_we_write_comes_back_the_same(topology: Topology, vhost: str | None) -> None:
-    """A document that we wrote is written the same again after reading, in order and in bytes."""
+def test_written_definitions_are_identical_after_reading_and_writing(
+    topology: Topology, vhost: str | None
+) -> None:
+    """In order and in bytes."""
     document, notes = write_definitions(topology, vhost=vhost)
     assert notes == ()
     text = json.dumps(document)
@@ -57,8 +59,9 @@ _extra = st.dictionaries(st.sampled_from(["type2", "properties_key", "node"]), j
 
 @st.composite
 def _foreign_files(draw: st.DrawFn) -> dict[str, object]:
-    """Files as brokers of several versions and people write them: several virtual hosts, more or
-    fewer keys than ours, the queue type said in other ways."""
+    """Return files as brokers of several versions and users write them: several virtual hosts,
+    additional and missing keys, other notations of the queue type.
+    """
     document: dict[str, object] = {}
     topology = draw(json_topologies)
     written, _ = write_definitions(topology)
@@ -82,27 +85,28 @@ def _foreign_files(draw: st.DrawFn) -> dict[str, object]:
     return document
 
 
-@few
+@few_examples
 @given(_foreign_files())
-def test_a_file_comes_out_as_it_went_in(document: dict[str, object]) -> None:
-    """Read and written, a file has the same keys and objects, with the same fields and types."""
+def test_read_and_written_file_has_the_same_keys_objects_and_types(
+    document: dict[str, object],
+) -> None:
     vhosts = {entry.get("vhost") for key in ("queues", "exchanges", "bindings", "policies")
               for entry in document.get(key, []) if isinstance(entry, dict)}  # type: ignore[attr-defined]  # fmt: skip
     vhost = "shop" if len(vhosts - {None}) > 1 else None
     topology = read_definitions(document, vhost=vhost)
     again, notes = write_definitions(topology)
     assert notes == ()
-    assert _unordered(again) == _unordered(document)
+    assert _normalize(again) == _normalize(document)
     assert list(again) == list(document)
 
 
-@few
+@few_examples
 @given(_foreign_files())
-def test_what_was_read_from_a_broker_survives_toml_if_it_is_valid(
+def test_valid_topology_from_a_broker_survives_toml(
     document: dict[str, object],
 ) -> None:
-    """The model of a file, with all that is foreign in it, goes through TOML unchanged."""
-    topology = attempt(lambda: read_definitions(document))
+    """Including foreign keys."""
+    topology = read_or_error(lambda: read_definitions(document))
     if not isinstance(topology, Topology) or problems(topology):
         return
     again = read_toml(write_toml(topology))
@@ -110,28 +114,28 @@ def test_what_was_read_from_a_broker_survives_toml_if_it_is_valid(
     assert write_definitions(again)[0] == write_definitions(topology)[0]
 
 
-@few
+@few_examples
 @given(topologies, _VERSIONS, st.none() | st.just("/"))
 def test_every_topology_can_be_written_for_every_version(
     topology: Topology, version: str, vhost: str | None
 ) -> None:
-    """Writing is total; the result is JSON, says what it left out, and needs no second pass."""
-    chosen = BrokerVersion.parse(version)
-    document, notes = write_definitions(topology, version=chosen, vhost=vhost)
+    """The result is JSON with notes on omitted objects. Writing it again omits no more."""
+    target = BrokerVersion.parse(version)
+    document, notes = write_definitions(topology, version=target, vhost=vhost)
     again = read_definitions(json.dumps(document, allow_nan=True))
-    assert write_definitions(again, version=chosen)[1] == ()
+    assert write_definitions(again, version=target)[1] == ()
     assert bool(notes) or diff(topology, again).is_up_to_date
 
 
-@unhurried
+@no_time_limits
 @given(st.text() | st.binary())
 @example("[" * 100_000)
 @example('{"a": NaN}')
 @example('{"a": ' + "9" * 5000 + "}")
 @example(b"\xff")
 def test_any_text_is_definitions_or_invalid(text: str | bytes) -> None:
-    """Reading any text or bytes gives a topology or InvalidTopology, never another error."""
-    found = attempt(lambda: read_definitions(text))
+    """No other error is raised."""
+    found = read_or_error(lambda: read_definitions(text))
     assert isinstance(found, Topology) or found.problems
 
 
@@ -156,13 +160,13 @@ _shaped = st.fixed_dictionaries(
 )
 
 
-@few
+@few_examples
 @given(_shaped | toml_values)
 @example({"queues": [{"name": "a", "vhost": []}], "exchanges": [{"vhost": {}}]})
 @example({"queues": [{"name": "a", "arguments": {"x-queue-type": 5}}]})
 def test_any_data_is_definitions_or_invalid(data: object) -> None:
-    """Reading any data gives a topology or InvalidTopology, and the topology can be written."""
-    found = attempt(lambda: read_definitions(data))  # type: ignore[arg-type]
+    """A topology that was read can be written."""
+    found = read_or_error(lambda: read_definitions(data))  # type: ignore[arg-type]
     if isinstance(found, Topology):
         write_definitions(found, version=BrokerVersion(3, 10))
     else:

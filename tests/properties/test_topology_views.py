@@ -1,4 +1,4 @@
-"""Diagrams, tables and diffs of any topology."""
+"""Diagrams, tables and diffs of every topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hopback.topology.diagram import draw_flow, draw_sequence, draw_states
 from hopback.topology.diff import Kind, diff
 from hopback.topology.table import write_table
-from tests.properties.topology_values import few, topologies
+from tests.properties.topology_values import few_examples, topologies
 
 if TYPE_CHECKING:
     from hopback.topology.model import Topology
@@ -20,10 +20,10 @@ _EDGE = re.compile(r"^    (\w+) (?:-->|-\.->|==>)(?:\|\"[^\"|]*\"\|)? (\w+)$")
 _TEXT = re.compile(r"[^\"]*")
 
 
-@few
+@few_examples
 @given(topologies)
-def test_a_flow_chart_names_every_end_of_every_line_once(topology: Topology) -> None:
-    """Whatever names there are: each line is a node, an edge or a class, and edges end in nodes."""
+def test_flow_chart_defines_every_node_once(topology: Topology) -> None:
+    """Each line is a node, an edge or a class, and edges connect defined nodes."""
     lines = draw_flow(topology).splitlines()
     assert lines[0] == "flowchart LR"
     nodes = [found[1] for line in lines if (found := _NODE.match(line))]
@@ -35,10 +35,10 @@ def test_a_flow_chart_names_every_end_of_every_line_once(topology: Topology) -> 
     assert len(nodes) >= len(topology.queues) + len(topology.exchanges) + len(topology.plans)
 
 
-@few
+@few_examples
 @given(topologies)
-def test_diagrams_quote_nothing_that_could_end_a_label(topology: Topology) -> None:
-    """Between its quotes a label holds no quote, bracket, backtick, semicolon or line break."""
+def test_labels_of_diagrams_contain_no_special_characters(topology: Topology) -> None:
+    """No quotes, brackets, backticks or line breaks."""
     drawn = [draw_flow(topology)]
     for plan in topology.plans:
         drawn += [draw_sequence(topology, plan.queue), draw_states(topology, plan.queue)]
@@ -50,17 +50,15 @@ def test_diagrams_quote_nothing_that_could_end_a_label(topology: Topology) -> No
         assert all(line.isprintable() for line in text.split("\n"))
 
 
-@few
+@few_examples
 @given(topologies)
-def test_a_table_lets_no_control_character_through(topology: Topology) -> None:
-    """Every line of a table can be printed on a terminal."""
+def test_table_contains_no_control_characters(topology: Topology) -> None:
     assert all(line.isprintable() for line in write_table(topology).split("\n"))
 
 
-@few
+@few_examples
 @given(topologies)
-def test_nothing_differs_from_itself(topology: Topology) -> None:
-    """Compared with itself, everything is the same."""
+def test_topology_does_not_differ_from_itself(topology: Topology) -> None:
     found = diff(topology, topology)
     assert found.is_up_to_date
     assert (found.create, found.conflict, found.extra) == ((), (), ())
@@ -68,10 +66,10 @@ def test_nothing_differs_from_itself(topology: Topology) -> None:
     assert len(found.same) >= sum(map(len, parts))
 
 
-@few
+@few_examples
 @given(topologies, topologies)
-def test_everything_desired_is_somewhere_in_the_diff(desired: Topology, actual: Topology) -> None:
-    """Each desired object is to be created, is the same or conflicts; what it lacks is extra."""
+def test_diff_contains_every_desired_object(desired: Topology, actual: Topology) -> None:
+    """As created, equal or conflicting. The reverse diff has the additional ones."""
     there = diff(desired, actual)
     back = diff(actual, desired)
     assert {str(entry) for entry in there.create} == {str(entry) for entry in back.extra}

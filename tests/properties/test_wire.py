@@ -1,4 +1,4 @@
-"""The wire holds its promises for any input."""
+"""Encoding, decoding, settlements and confirms are correct for all inputs."""
 
 from __future__ import annotations
 
@@ -26,28 +26,26 @@ from tests.properties.field_values import properties, tables
 from tests.properties.wire_capture import CAPTURE, listening_client
 
 
-def _typed(value: Any) -> Any:
-    """The value with its types spelled out, so that 1, True and 1.0 differ."""
+def _with_types(value: Any) -> Any:
+    """Return the value with its types, so that 1, True and 1.0 differ."""
     if isinstance(value, dict):
-        return {key: _typed(inner) for key, inner in value.items()}
+        return {key: _with_types(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_typed(inner) for inner in value]
+        return [_with_types(inner) for inner in value]
     return type(value), repr(value)
 
 
 @given(tables)
-def test_a_table_comes_back_equal_in_value_and_type(table: dict[str, FieldValue]) -> None:
-    """Any table of any nesting survives, and has the size we say it has."""
+def test_decoded_table_has_equal_values_types_and_size(table: dict[str, FieldValue]) -> None:
     raw = encode_table(table)
     found, end = decode_table(raw)
-    assert _typed(found) == _typed(table)
+    assert _with_types(found) == _with_types(table)
     assert list(found) == list(table)
     assert end == len(raw) == table_size(table)
 
 
 @given(properties)
-def test_properties_come_back_equal(given_properties: Properties) -> None:
-    """Any combination of properties survives."""
+def test_decoded_properties_are_equal(given_properties: Properties) -> None:
     raw = encode_properties(given_properties)
     found = decode_properties(raw)
     assert found == given_properties
@@ -55,8 +53,10 @@ def test_properties_come_back_equal(given_properties: Properties) -> None:
 
 
 @given(tables, st.binary(max_size=60))
-def test_nothing_of_an_unreadable_table_is_lost(table: dict[str, FieldValue], rest: bytes) -> None:
-    """What can be read is read, what cannot stays bytes, and a second hop sees the same."""
+def test_unreadable_table_is_preserved_completely(
+    table: dict[str, FieldValue], rest: bytes
+) -> None:
+    """The unreadable rest stays bytes. A second hop decodes the same."""
     headers, further, opaque = decode_entries(encode_entries(table) + rest)
     again = decode_entries(encode_entries(headers) + encode_further(further) + opaque)
     assert encode_entries(again.headers) == encode_entries(headers)
@@ -65,14 +65,14 @@ def test_nothing_of_an_unreadable_table_is_lost(table: dict[str, FieldValue], re
 
 
 @given(st.lists(st.integers(1, len(CAPTURE) - 1), max_size=12))
-def test_how_bytes_are_cut_changes_nothing(cuts: list[int]) -> None:
-    """The same events from a real session, whatever pieces it comes in."""
-    whole = _told(listening_client(), [0, len(CAPTURE)])
-    assert _told(listening_client(), sorted({0, *cuts, len(CAPTURE)})) == whole
+def test_read_boundaries_do_not_change_events(cuts: list[int]) -> None:
+    """For a recorded session."""
+    whole = _event_texts(listening_client(), [0, len(CAPTURE)])
+    assert _event_texts(listening_client(), sorted({0, *cuts, len(CAPTURE)})) == whole
     assert len(whole) == 44
 
 
-def _told(client: WireConnection, edges: list[int]) -> list[str]:
+def _event_texts(client: WireConnection, edges: list[int]) -> list[str]:
     pieces = [CAPTURE[low:high] for low, high in itertools.pairwise(edges)]
     events = [event for piece in pieces for event in client.receive(piece)]
     assert not any(isinstance(event, Violation) for event in events)
@@ -84,8 +84,8 @@ def _told(client: WireConnection, edges: list[int]) -> list[str]:
     ]
 
 
-def test_the_capture_shows_all_kinds_of_messages() -> None:
-    """The recorded session is worth its name: retried deliveries with x-death, gets, a return."""
+def test_capture_contains_all_kinds_of_messages() -> None:
+    """It contains retried deliveries with x-death, gets and a returned message."""
     events = listening_client().receive(CAPTURE)
     kinds = {type(event) for event in events}
     assert {Delivered, Got, ReturnedMessage, MethodReceived} <= kinds
@@ -108,8 +108,8 @@ _calls = st.lists(
 
 
 @given(_calls)
-def test_coalesced_acks_settle_exactly_what_was_asked(calls: list[_Call]) -> None:
-    """After any calls in any order, the broker has settled each delivery as its caller said."""
+def test_coalesced_acks_settle_exactly_the_requested_deliveries(calls: list[_Call]) -> None:
+    """Each delivery is settled with the method that its caller used."""
     settlements, wanted, held, tag = Settlements(7), {}, [], 0
     broker: dict[int, str] = {}
     settled: dict[int, str] = {}
@@ -124,8 +124,8 @@ def test_coalesced_acks_settle_exactly_what_was_asked(calls: list[_Call]) -> Non
         elif name == "hold" and held:
             settlements.hold(held[pick % len(held)])
         elif held:
-            chosen = held[pick % len(held)]
-            wanted.update(_settle(settlements, name, chosen, held))
+            selected = held[pick % len(held)]
+            wanted.update(_settle(settlements, name, selected, held))
     _flush(settlements, broker, settled)
     assert settled == wanted
     kept = [tag for several in settlements.held for tag in several]
@@ -134,7 +134,7 @@ def test_coalesced_acks_settle_exactly_what_was_asked(calls: list[_Call]) -> Non
 
 
 def _settle(settlements: Settlements, name: str, tag: int, held: list[int]) -> dict[int, str]:
-    """Call the method and tell what it must come to."""
+    """Call the method and return the expected settlements."""
     if name == "through":
         settlements.ack_through(tag)
         tags = [known for known in held if known <= tag]
@@ -151,7 +151,7 @@ def _settle(settlements: Settlements, name: str, tag: int, held: list[int]) -> d
 
 
 def _flush(settlements: Settlements, broker: dict[int, str], settled: dict[int, str]) -> None:
-    """A broker that takes every frame at its word and refuses unknown tags."""
+    """Apply every frame like a broker that refuses unknown tags."""
     out: list[bytes] = []
     settlements.flush(out)
     for raw in out:
@@ -174,10 +174,10 @@ _sends = st.lists(
 
 
 @given(_sends, st.randoms(use_true_random=False), st.booleans())
-def test_every_publish_gets_its_own_fate(
+def test_confirms_and_returns_resolve_their_own_publish(
     sends: list[tuple[str, str, str]], chance: Any, sorts_headers: bool
 ) -> None:
-    """Equal ids, equal bodies, any grouping and order of confirms: no fate is swapped."""
+    """With equal IDs and bodies and any grouping and order of confirms."""
     confirms: Confirms[int] = Confirms()
     returns, tags = [], []
     for number, (key, body, header) in enumerate(sends):

@@ -1,4 +1,4 @@
-"""A stream of valid frames gives the same events and the same answer, wherever it is cut."""
+"""Valid frames give the same events and answers regardless of the read boundaries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hopback.wire.frames import (
     frame,
 )
 from hopback.wire.methods import METHODS, encode_arguments
-from tests.properties.hostile import moderately
+from tests.properties.hostile import no_deadline
 
 _CHANNELS = (1, 2, 7)
 
@@ -34,14 +34,14 @@ _bodies = st.lists(st.binary(min_size=1, max_size=12), max_size=3)
 
 
 def _content(method: bytes, channel: int, pieces: list[bytes]) -> list[bytes]:
-    """The frames of one message, its body in these pieces."""
+    """Return the frames of one message with these body frames."""
     size = len(b"".join(pieces)).to_bytes(8, "big")
     header = frame(HEADER, channel, b"\0\x3c\0\0" + size + b"\x20\x00\x00\x00\x00\x03\x01kV")
     return [method, header, *(frame(BODY, channel, piece) for piece in pieces)]
 
 
-def _client_says(channel: int) -> st.SearchStrategy[list[bytes]]:
-    """One exchange of a client on an open channel."""
+def _client_frames(channel: int) -> st.SearchStrategy[list[bytes]]:
+    """Frames that a client sends on an open channel."""
     alone = (
         _method(channel, "basic.qos", prefetch_count=3),
         _method(channel, "queue.declare", queue="q", arguments={"x-max-length": 1}),
@@ -60,8 +60,8 @@ def _client_says(channel: int) -> st.SearchStrategy[list[bytes]]:
     )
 
 
-def _server_says(channel: int) -> st.SearchStrategy[list[bytes]]:
-    """One exchange of a server on a channel where the client has asked for each of these answers."""
+def _server_frames(channel: int) -> st.SearchStrategy[list[bytes]]:
+    """Frames that a server sends on a channel with pending requests for each of them."""
     alone = (
         _method(channel, "queue.declare-ok", queue="q", message_count=1),
         _method(channel, "basic.ack", delivery_tag=1, multiple=True),
@@ -81,12 +81,12 @@ def _server_says(channel: int) -> st.SearchStrategy[list[bytes]]:
 
 
 @st.composite
-def _mixed(draw: st.DrawFn, side: Side) -> list[bytes]:
-    """Frames of several channels and heartbeats in any order that keeps the order of each channel."""
+def _interleave(draw: st.DrawFn, side: Side) -> list[bytes]:
+    """Interleave several channels and heartbeats. The order within each channel is kept."""
     lanes = []
     for channel in draw(st.lists(st.sampled_from(_CHANNELS), unique=True, max_size=3)):
-        says = _client_says(channel) if side is Side.CLIENT else _server_says(channel)
-        lane = [part for parts in draw(st.lists(says, max_size=4)) for part in parts]
+        frames = _client_frames(channel) if side is Side.CLIENT else _server_frames(channel)
+        lane = [part for parts in draw(st.lists(frames, max_size=4)) for part in parts]
         if side is Side.CLIENT:
             lane.insert(0, _method(channel, "channel.open"))
         if draw(st.booleans()):
@@ -94,8 +94,8 @@ def _mixed(draw: st.DrawFn, side: Side) -> list[bytes]:
         lanes.append(lane)
     lanes.append([HEARTBEAT_FRAME] * draw(st.integers(0, 4)))
     order = draw(st.permutations([n for n, lane in enumerate(lanes) for _ in lane]))
-    rests = [iter(lane) for lane in lanes]
-    mixed = [next(rests[lane]) for lane in order]
+    iterators = [iter(lane) for lane in lanes]
+    mixed = [next(iterators[lane]) for lane in order]
     if draw(st.booleans()):
         mixed.append(_method(0, "connection.close", reply_code=200))
     return mixed
@@ -108,7 +108,7 @@ def _server() -> WireConnection:
 
 
 def _client() -> WireConnection:
-    """A client whose channels await more answers than a test sends."""
+    """Return a client whose channels wait for more answers than a test sends."""
     client = WireConnection(Side.CLIENT)
     client.take()
     client.state = ConnectionState.OPEN
@@ -120,7 +120,7 @@ def _client() -> WireConnection:
 
 
 def _result(core: WireConnection, pieces: list[bytes]) -> tuple[list[str], bytes]:
-    """Every event, and every byte that was answered; the events of a read are dealt with after it."""
+    """Return every event and every byte of the answers. Events are handled after each read."""
     events: list[Event] = []
     answers = b""
     for piece in pieces:
@@ -135,18 +135,18 @@ def _result(core: WireConnection, pieces: list[bytes]) -> tuple[list[str], bytes
             found = core.receive(b"")
     assert not [event for event in events if isinstance(event, Violation)]
     assert core.unfinished_bytes == 0
-    return [_shown(event) for event in events], answers
+    return [_describe(event) for event in events], answers
 
 
 def _answer(core: WireConnection, event: Event) -> None:
-    """As a server does that grants every request."""
+    """Grant every request, as a server does."""
     if core.role is Side.SERVER and isinstance(event, MethodReceived):
         method = METHODS[event.name]
         if method.awaits_reply(event.arguments) and not event.name.endswith(".close"):
             core.send(event.channel, method.replies[-1])
 
 
-def _shown(event: Event) -> str:
+def _describe(event: Event) -> str:
     if isinstance(event, Content):
         return f"{event!r} {event.raw_properties!r} {event.body!r}"
     return repr(event)
@@ -162,10 +162,10 @@ _cuts = st.lists(st.floats(0, 1), max_size=12)
 _open, _close = _method(1, "channel.open"), _method(1, "channel.close")
 
 
-@given(_mixed(Side.CLIENT), _cuts)
+@given(_interleave(Side.CLIENT), _cuts)
 @example([_open, _method(1, "tx.select"), HEARTBEAT_FRAME], [])
 @example([_open, _close, HEARTBEAT_FRAME], [])
-@moderately
+@no_deadline
 def test_cut_frames_give_a_server_the_same_events_and_answers(
     frames: list[bytes], cuts: list[float]
 ) -> None:
@@ -175,8 +175,8 @@ def test_cut_frames_give_a_server_the_same_events_and_answers(
     assert _result(_server(), [stream[at : at + 1] for at in range(len(stream))]) == expected
 
 
-@given(_mixed(Side.SERVER), _cuts)
-@moderately
+@given(_interleave(Side.SERVER), _cuts)
+@no_deadline
 def test_cut_frames_give_a_client_the_same_events_and_answers(
     frames: list[bytes], cuts: list[float]
 ) -> None:

@@ -1,6 +1,6 @@
-"""Hostile bytes: never an exception but ours, never a hang, never unbounded memory.
+"""Invalid bytes raise only protocol errors, never hang and use bounded memory.
 
-A few thousand inputs by default; HOPBACK_LONG=1 asks for a million each.
+Each test uses 3,000 inputs. HOPBACK_LONG=1 sets one million.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SEED = int(os.environ.get("HOPBACK_SEED", "20240229"))
 _INTERESTING = b"\x00\x01\x02\x03\x08\x7f\x80\xce\xfe\xffSFAx"
 
 
-def _mutated(raw: bytes, chance: random.Random) -> bytes:
-    """A few changes of the kinds that break parsers."""
+def _mutate(raw: bytes, chance: random.Random) -> bytes:
+    """Make a few changes that often break parsers."""
     data = bytearray(raw)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(data) + 1)
@@ -72,8 +72,8 @@ def _pieces(raw: bytes, chance: random.Random) -> Iterator[bytes]:
         at += step
 
 
-def _look_at(event: Event) -> None:
-    """Everything lazy must hold when it is asked for."""
+def _read_lazy_parts(event: Event) -> None:
+    """Read every lazily decoded part of an event."""
     repr(event)
     if not isinstance(event, MethodReceived | SettlementReceived | Violation) and event.channel:
         assert isinstance(event.exchange + event.routing_key, str)  # type: ignore[union-attr]
@@ -81,11 +81,11 @@ def _look_at(event: Event) -> None:
 
 
 def _feed(connection: WireConnection, raw: bytes, chance: random.Random) -> bool:
-    """Whether the bytes passed without a violation; after one, nothing more is told."""
+    """Return whether the bytes passed without a violation. After a violation no more events follow."""
     for piece in _pieces(raw, chance):
         events = connection.receive(piece)
         for event in events:
-            _look_at(event)
+            _read_lazy_parts(event)
         if any(isinstance(event, Violation) for event in events):
             assert isinstance(events[-1], Violation)
             assert connection.state is ConnectionState.CLOSED
@@ -95,32 +95,32 @@ def _feed(connection: WireConnection, raw: bytes, chance: random.Random) -> bool
     return True
 
 
-def test_a_client_survives_mutated_captures() -> None:
-    """A real session, changed in a few places and cut anywhere: events or one violation."""
+def test_client_survives_mutated_captures() -> None:
+    """A recorded session with random changes and read boundaries gives events or one violation."""
     chance = random.Random(_SEED)
     survived = 0
     for _ in range(_INPUTS):
         start = chance.randrange(len(_FRAMES))
         raw = b"".join(_FRAMES[start : start + chance.randint(1, 12)])
-        survived += _feed(listening_client(), _mutated(raw, chance), chance)
-    assert 0 < survived < _INPUTS, "expected some inputs to pass and some to be refused"
+        survived += _feed(listening_client(), _mutate(raw, chance), chance)
+    assert 0 < survived < _INPUTS, "expected some inputs to pass and some to fail"
 
 
-def test_a_server_survives_mutated_clients() -> None:
-    """The same code in the server's role, from the protocol header on."""
+def test_server_survives_mutated_clients() -> None:
+    """From the protocol header on."""
     chance = random.Random(_SEED + 1)
-    opening = _opening()
+    opening = _client_opening()
     for _ in range(_INPUTS):
         server = WireConnection(Side.SERVER, Limits(receive_max=131_072))
         handshake = ServerHandshake(server, lambda mechanism, response: "guest")
-        for piece in _pieces(_mutated(opening, chance), chance):
-            received = piece
-            while received or server.unread:
-                for event in server.receive(received):
-                    _look_at(event)
+        for piece in _pieces(_mutate(opening, chance), chance):
+            rest_of_piece = piece
+            while rest_of_piece or server.unread:
+                for event in server.receive(rest_of_piece):
+                    _read_lazy_parts(event)
                     if server.state is not ConnectionState.CLOSED:
                         _serve(server, handshake, event)
-                received = b""
+                rest_of_piece = b""
             assert len(server._buffer) <= 131_072 + 8
             if server.state is ConnectionState.CLOSED:
                 break
@@ -128,7 +128,7 @@ def test_a_server_survives_mutated_clients() -> None:
 
 
 def _serve(server: WireConnection, handshake: ServerHandshake, event: Event) -> None:
-    """The least that a server does; it may be asked what it must refuse."""
+    """Answer as a minimal server. Events may be invalid for it."""
     try:
         handshake.on_event(event)
         if isinstance(event, MethodReceived) and event.name == "channel.open":
@@ -139,12 +139,12 @@ def _serve(server: WireConnection, handshake: ServerHandshake, event: Event) -> 
         pass
 
 
-def _opening() -> bytes:
-    """What a client says from its header to its first publish."""
+def _client_opening() -> bytes:
+    """Return the bytes of a client from its header to its first publish."""
     client = WireConnection(Side.CLIENT)
     client.state = ConnectionState.AWAIT_START_OK
-    said = client.take()
-    assert said == PROTOCOL_HEADER
+    sent = client.take()
+    assert sent == PROTOCOL_HEADER
     client.send(0, "connection.start-ok", client_properties={"a": {"b": True}}, mechanism="PLAIN")
     client.state = ConnectionState.AWAIT_TUNE_OK
     client.send(0, "connection.tune-ok", channel_max=10, frame_max=8192, heartbeat=60)
@@ -158,11 +158,11 @@ def _opening() -> bytes:
         b"\x03\x00\x01\x00\x00\x00\x03abc\xce",
         b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50\x00\x00\x00\x00\x00\x00\x00\x01\x00\xce",
     ]
-    return said + client.take() + b"".join(rest)
+    return sent + client.take() + b"".join(rest)
 
 
-def _all_types() -> bytes:
-    """The header table of a message in the capture: every type, and x-death."""
+def _table_of_all_types() -> bytes:
+    """Return the capture's header table with every type and x-death."""
     client = listening_client()
     events = client.receive(CAPTURE)
     tables = [
@@ -171,33 +171,32 @@ def _all_types() -> bytes:
     return max(tables, key=len)
 
 
-def test_the_table_decoder_survives_mutations() -> None:
-    """Never an exception from headers; what was read and what was not make the whole again."""
+def test_table_decoder_survives_mutations() -> None:
+    """Headers never raise. The read and unread parts together are the complete table."""
     chance = random.Random(_SEED + 2)
-    sound = _all_types()
+    sound = _table_of_all_types()
     opaque = 0
     for _ in range(_INPUTS):
-        raw = _mutated(sound, chance)
+        raw = _mutate(sound, chance)
         headers, further, rest = decode_entries(raw)
         again = decode_entries(encode_entries(headers) + encode_further(further) + rest)
         assert again.opaque == rest
         assert encode_further(again.further) == encode_further(further)
         assert encode_entries(again.headers) == encode_entries(headers)
         opaque += bool(rest)
-    assert 0 < opaque < _INPUTS, "expected some tables to be read whole and some not"
+    assert 0 < opaque < _INPUTS, "expected some tables to be read completely and some not"
 
 
 def test_strict_decoders_raise_only_protocol_errors() -> None:
-    """Method tables and properties are refused with our error, or read."""
     chance = random.Random(_SEED + 3)
-    sound = _all_types()
-    refused = 0
+    sound = _table_of_all_types()
+    failures = 0
     for _ in range(_INPUTS):
-        raw = _mutated(sound, chance)
+        raw = _mutate(sound, chance)
         try:
             found: dict[str, FieldValue] = decode_table(len(raw).to_bytes(4, "big") + raw)[0]
             assert encode_entries(found)
             decode_properties(b"\x20\x00" + raw)
         except ProtocolError:
-            refused += 1
-    assert refused > 0
+            failures += 1
+    assert failures > 0

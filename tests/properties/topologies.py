@@ -1,4 +1,6 @@
-"""Strategies for topologies: small pools of names, so that things meet, and hostile ones too."""
+"""Strategies for topologies, including invalid ones. Names come from small pools so that objects
+refer to each other.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ exchanges = st.builds(
         hostile,
     ),
 )
-"""An exchange, often one that others here name."""
+"""An exchange, often with a name that other objects use."""
 
 queues = st.builds(
     Queue,
@@ -124,7 +126,7 @@ bindings = st.builds(
     st.booleans(),
     st.sampled_from([{}, {}, {"x-match": "any", "a": 1}, {"a": None}, {"x-match": 5, "b": [1]}]),
 )
-"""A binding, perhaps of things that are not there."""
+"""A binding whose ends may not exist."""
 
 routes = st.builds(Route, exchange_names, keys, queue_names, keys)
 tiers = st.builds(
@@ -145,7 +147,7 @@ plans = st.builds(
     redrive=st.builds(Redrive, exchange_names, keys),
     snooze=st.one_of(st.none(), st.just(LocalWait())),
 )
-"""A failure plan, perhaps of queues that are not there."""
+"""A failure plan whose queues may not exist."""
 
 policies = st.builds(
     Policy,
@@ -155,7 +157,7 @@ policies = st.builds(
     st.integers(-1, 2),
     st.sampled_from(["all", "queues", "exchanges", "quorum_queues", "classic_queues", "odd"]),
 )
-"""A policy, perhaps one that a broker refuses."""
+"""A policy that a broker may refuse."""
 
 versions = st.one_of(
     st.none(),
@@ -163,7 +165,7 @@ versions = st.one_of(
         BrokerVersion.parse
     ),
 )
-"""A broker version, or none in particular."""
+"""A broker version or None."""
 
 
 def _few(strategy: st.SearchStrategy[object], most: int) -> st.SearchStrategy[tuple[object, ...]]:
@@ -180,4 +182,4 @@ topologies: st.SearchStrategy[Topology] = st.builds(
     policies=_few(policies, 2),
     foreign=st.just({}),
 )
-"""Any topology, sound or not: nothing that reads one may raise on it."""
+"""Any topology, valid or not. Functions that read a topology must not raise on it."""

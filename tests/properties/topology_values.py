@@ -1,4 +1,4 @@
-"""Strategies: valid topologies of every kind, and what anybody may write instead of one."""
+"""Strategies for valid topologies of every kind and for arbitrary data instead of one."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 __all__ = [
-    "attempt",
-    "few",
+    "few_examples",
     "field_values",
     "json_topologies",
     "json_values",
     "names",
+    "no_time_limits",
+    "read_or_error",
     "toml_values",
     "topologies",
-    "unhurried",
 ]
 
 
-def attempt(read: Callable[[], Topology]) -> Topology | InvalidTopology:
-    """What reading gives: the topology, or the error that lists what is wrong."""
+def read_or_error(read: Callable[[], Topology]) -> Topology | InvalidTopology:
+    """Return the topology, or the error with its problems."""
     try:
         return read()
     except InvalidTopology as error:
         return error
 
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""No example is judged by its time: the machine may be busy."""
+no_time_limits = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No time limit for an example, because the machine may be busy."""
 
-few = settings(unhurried, max_examples=min(40, settings().max_examples))
-"""For properties of whole topologies, which take their time to draw."""
+few_examples = settings(no_time_limits, max_examples=min(40, settings().max_examples))
+"""For properties of complete topologies, which are slow to draw."""
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 names = st.one_of(

@@ -1,6 +1,6 @@
-"""A real session with RabbitMQ 3.10.8: what it said after the channels were open.
+"""A recorded session with RabbitMQ 3.10.8: the server's bytes after the channels were open.
 
-Declarations, publishes with every header type, confirms, a return, deliveries that went round a
+It contains declarations, publishes with every header type, confirms, a return, deliveries through a
 retry queue, gets, a recover, a cancel by the server and a channel closed with 404.
 """
 
@@ -16,7 +16,7 @@ from hopback.wire.methods import METHODS
 __all__ = ["CAPTURE", "listening_client"]
 
 CAPTURE = (Path(__file__).parent / "wire_capture.bin").read_bytes()
-_ASKED = {
+_REQUESTS = {
     1: [
         "confirm.select",
         *["queue.delete"] * 2,
@@ -35,15 +35,17 @@ _ASKED = {
     ],
     2: ["confirm.select", *["queue.delete"] * 2, "queue.declare"],
 }
-_OWED = {number: [METHODS[name].replies for name in names] for number, names in _ASKED.items()}
+_REPLIES = {
+    number: [METHODS[name].replies for name in names] for number, names in _REQUESTS.items()
+}
 
 
 def listening_client() -> WireConnection:
-    """A client that has asked all that the capture answers; made without a handshake, for speed."""
+    """Return a client that has sent all requests of the capture. Without a handshake, for speed."""
     client = WireConnection(Side.CLIENT)
     client.take()
     client.state = ConnectionState.OPEN
-    for number, replies in _OWED.items():
+    for number, replies in _REPLIES.items():
         channel = client.channels[number] = ChannelCore(number)
         channel.enter(ChannelState.OPEN)
         channel.owed[Side.SERVER].extend(replies)

@@ -1,7 +1,7 @@
-"""The life of a message, played purely: a tiny model of what brokers do between two deliveries.
+"""A model of a broker and of one message in it, without I/O.
 
-It knows just enough: dead-lettering writes `x-death`, a retry queue lets the message go back, and
-a broker from 4.0 on replaces an `x-death` that a client published, which older ones continue.
+It covers dead-lettering with `x-death`, retry queues that return messages, and `x-death` headers
+published by a client: RabbitMQ 4.0 replaces them, older versions continue them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
 
-__all__ = ["Life", "TinyBroker", "plain_message"]
+__all__ = ["MessageRuns", "TinyBroker", "plain_message"]
 
 _V4_0 = BrokerVersion(4, 0)
 _ENTERED = 1_700_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
-    """A message in a queue; `published` is set while its `x-death` is a client's."""
+class _StoredMessage:
+    """A message in a queue. `published` is true if its `x-death` comes from a client."""
 
     delivery: Received
     published: bool
 
 
 class TinyBroker:
-    """Routes, and dead-letters as the queue's arguments say. No time, no loss."""
+    """Routes and dead-letters messages by the queue arguments, without time or loss."""
 
     def __init__(self, topology: Topology, version: BrokerVersion) -> None:
         self._topology = topology
@@ -48,17 +48,17 @@ class TinyBroker:
             topology.exchanges, (queue.name for queue in topology.queues), topology.bindings
         )
 
-    def publish(self, message: Message) -> tuple[_Stored, ...]:
-        """The copies that a publish leaves in queues."""
+    def publish(self, message: Message) -> tuple[_StoredMessage, ...]:
+        """Return the copies in queues after a publish."""
         return tuple(
-            _Stored(_received(queue, message), published=True)
+            _StoredMessage(_received(queue, message), published=True)
             for queue in self._table.route(
                 message.exchange, message.routing_key, message.properties.headers
             )
         )
 
-    def dead_letter(self, stored: _Stored, reason: str) -> tuple[_Stored, ...]:
-        """Where the message goes when its queue gives it up."""
+    def dead_letter(self, stored: _StoredMessage, reason: str) -> tuple[_StoredMessage, ...]:
+        """Return the copies in queues after the queue dead-letters the message."""
         was = stored.delivery
         queue = self._topology.queue(was.queue)
         assert queue is not None
@@ -72,13 +72,13 @@ class TinyBroker:
         return tuple(replace(copy, published=False) for copy in copies)
 
     def is_retry_queue(self, name: str) -> bool:
-        """Whether messages leave this queue by themselves."""
+        """Return whether messages leave this queue by TTL."""
         queue = self._topology.queue(name)
         return queue is not None and "x-message-ttl" in queue.arguments
 
 
-class Life:
-    """Plays one message in one queue until it rests in the dead-letter queue or is done."""
+class MessageRuns:
+    """Runs one message through a queue until it is done or in the dead-letter queue."""
 
     def __init__(self, topology: Topology, plan: Plan, version: BrokerVersion) -> None:
         self.plan = plan
@@ -86,12 +86,12 @@ class Life:
         self.broker = TinyBroker(topology, version)
         self.runs: list[Received] = []
         self.copies: list[Received] = []
-        """Deliveries to other queues than the one that failed."""
+        """Deliveries to queues outside the plan."""
 
-    def play(
+    def run_message(
         self, message: Message, outcome: Callable[[int], Outcome], *, at_most: int = 200
     ) -> Received | None:
-        """Handle it run by run, `outcome` by run number; the dead letter, or None if it was done."""
+        """Run the message with `outcome` by run number. Return the dead letter, or None if it was done."""
         waiting = [
             stored
             for stored in self.broker.publish(message)
@@ -105,15 +105,15 @@ class Life:
             if queue == self.plan.parking.queue:
                 return stored.delivery
             if self.broker.is_retry_queue(queue):
-                waiting.extend(self._own(self.broker.dead_letter(stored, "expired")))
+                waiting.extend(self._keep_planned(self.broker.dead_letter(stored, "expired")))
                 continue
             run += 1
-            assert run <= at_most, "it never rests"
+            assert run <= at_most, "the message never reaches its end"
             self.runs.append(stored.delivery)
-            waiting.extend(self._own(self._handled(stored, outcome(run))))
+            waiting.extend(self._keep_planned(self._handle(stored, outcome(run))))
         return None
 
-    def _handled(self, stored: _Stored, outcome: Outcome) -> Iterator[_Stored]:
+    def _handle(self, stored: _StoredMessage, outcome: Outcome) -> Iterator[_StoredMessage]:
         decision = decide(stored.delivery, outcome, self.plan, version=self.version)
         for effect in effects(decision, stored.delivery, self.plan, Occasion(now=1_700_000_000.0)):
             match effect:
@@ -124,7 +124,9 @@ class Life:
                 case Settle(how=Settlement.RELEASE):
                     yield stored
 
-    def _own(self, copies: Iterator[_Stored] | tuple[_Stored, ...]) -> Iterator[_Stored]:
+    def _keep_planned(
+        self, copies: Iterator[_StoredMessage] | tuple[_StoredMessage, ...]
+    ) -> Iterator[_StoredMessage]:
         retry = {route.queue for tier in self.plan.tiers for route in tier.routes}
         for copy in copies:
             if copy.delivery.queue in {self.plan.queue, self.plan.parking.queue, *retry}:
@@ -138,7 +140,7 @@ def _received(queue: str, message: Message) -> Received:
 
 
 def _with_death(was: Received, reason: str, *, continued: bool) -> Headers:
-    """The headers with this death in front, counted up if the queue and reason were known."""
+    """Return the headers with this death first. The count continues for a known queue and reason."""
     headers: dict[str, FieldValue] = dict(was.properties.headers)
     found = headers.pop("x-death", ())
     old = found if continued and isinstance(found, list) else []
@@ -162,6 +164,6 @@ def _with_death(was: Received, reason: str, *, continued: bool) -> Headers:
 
 
 def plain_message(exchange: str, routing_key: str) -> Message:
-    """A persistent message with a header of its producer's."""
+    """Return a persistent message with one producer header."""
     properties = Properties(delivery_mode=2, message_id="m-1", headers={"tenant": "acme"})
     return Message(exchange, routing_key, b"{}", properties)
