@@ -1,1 +1,1 @@
-"""The five documents, sentence by sentence: what each says of messages, run as tests."""
+"""The statements of the five design documents about messages, as tests."""

@@ -1,4 +1,4 @@
-"""A queue's consumer in a scenario: what it does run by run, and what it saw."""
+"""A queue's consumer in a scenario: its reaction to each run, and the recorded runs."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ __all__ = ["Reaction", "Run", "ScriptedConsumer", "Status"]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The answer of an HTTP service; `due_in` are the seconds until an early event is due."""
+    """The answer of an HTTP service. `due_in` is the number of seconds until an early event is due."""
 
     code: int
     due_in: float = 0.0
 
 
 Reaction: TypeAlias = Exception | Outcome | Status
-"""What one run does: raise, return an outcome, or answer with a status."""
+"""The reaction to one run: an exception, an outcome or a status."""
 
 _OK = Done()
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a handler as the handler sees it; `at` is in seconds since the first publish."""
+    """One run of a handler from the handler's view. `at` is in seconds since the first publish."""
 
     at: float
     attempt: int
     routing_key: str
     body: bytes
     headers: Headers = field(default_factory=dict)
-    came_by: tuple[str, str] = ("", "")
-    """Exchange and routing key of this very delivery; the original key is `routing_key`."""
+    delivered_from: tuple[str, str] = ("", "")
+    """Exchange and routing key of this delivery. `routing_key` is the original key."""
     redelivered: bool = False
 
 
 @dataclass(slots=True)
 class ScriptedConsumer:
-    """The consumer of one queue. Its reactions are taken in order, then `rest` each time.
+    """The consumer of one queue. It returns its reactions in order, then `rest` for every further
+    run.
 
-    `script` decides by what it sees instead. `reads_json` makes it a handler that asks for a JSON
-    payload, `pushes` one that is a service behind HTTP.
+    `script` computes the reaction from the run instead. With `reads_json` the handler has a JSON
+    payload, with `pushes` the consumer is a service behind HTTP.
     """
 
     queue: str
@@ -62,7 +63,7 @@ class ScriptedConsumer:
     runs: list[Run] = field(default_factory=list)
 
     def react(self, run: Run) -> Reaction:
-        """Note the run and say what it does."""
+        """Record the run and return the reaction."""
         self.runs.append(run)
         if self.script is not None:
             return self.script(run)
@@ -71,10 +72,10 @@ class ScriptedConsumer:
 
     @property
     def times(self) -> list[float]:
-        """When it ran, in seconds."""
+        """The times of the runs in seconds."""
         return [round(run.at, 3) for run in self.runs]
 
     @property
     def attempts(self) -> list[int]:
-        """The number that each run was told."""
+        """The attempt numbers of the runs."""
         return [run.attempt for run in self.runs]

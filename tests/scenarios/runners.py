@@ -1,6 +1,6 @@
-"""Two ways to consume: a minimal loop around `decide` and `effects`, and the real runtime.
+"""Two ways to consume: a minimal loop around `decide` and `effects`, and the runtime.
 
-Both take the same consumers on the same broker, so one scenario shows that they do the same.
+Both run the same consumers on the same broker, so a scenario verifies that they behave the same.
 """
 
 from __future__ import annotations
@@ -50,24 +50,24 @@ __all__ = ["PolicyRunner", "Runner", "RuntimeRunner", "ScenarioView"]
 CHANCE = 0.5
 HOST = "scenario"
 _KNOWN_HAZARDS = frozenset({"delivery-limit-feeds-retry", "looking-deletes"})
-"""What ratatoskr's document accepts on 4.x; without these names the runtime refuses to start."""
+"""Findings that ratatoskr's document accepts on 4.x. Without them the runtime refuses to start."""
 
 
 class ScenarioView(Protocol):
-    """What a runner needs to know of its scenario."""
+    """The part of a scenario that runners use."""
 
     broker: Broker
     topology: Topology
     consumers: dict[str, ScriptedConsumer]
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the time in seconds since 1970."""
 
     def elapsed(self) -> float:
-        """Seconds since the first publish."""
+        """Return the seconds since the first publish."""
 
     def plan(self, queue: str) -> Plan:
-        """The failure plan of a queue."""
+        """Return the failure plan of a queue."""
 
 
 class Runner(Protocol):
@@ -76,51 +76,50 @@ class Runner(Protocol):
     events: list[tuple[str, Mapping[str, Any]]]
 
     async def start(self) -> None:
-        """Return when the topology is declared and every queue is consumed."""
+        """Declare the topology, consume every queue, then return."""
 
     async def stop(self) -> None:
-        """Return when nothing is consumed any more."""
+        """Stop all consumers, then return."""
 
     @property
     def busy(self) -> bool:
-        """Whether a delivery is in hand."""
+        """Whether a delivery is unacked."""
 
 
 class PolicyRunner:
-    """Consume, decide, carry out: the least that a consumer has to do, and nothing else."""
+    """Consumes, decides and applies the effects: the minimum of a consumer."""
 
     def __init__(self, scenario: ScenarioView) -> None:
         self._scenario = scenario
         self._ready = asyncio.Event()
         self._in_hand: set[asyncio.Task[None]] = set()
-        self._living: asyncio.Task[None] | None = None
-        self._mistakes: list[BaseException] = []
+        self._session_task: asyncio.Task[None] | None = None
+        self._errors: list[BaseException] = []
         self.events: list[tuple[str, Mapping[str, Any]]] = []
 
     @property
     def busy(self) -> bool:
-        """Whether a delivery is in hand."""
+        """Whether a delivery is unacked."""
         return bool(self._in_hand)
 
     async def start(self) -> None:
-        """Declare and consume."""
-        self._living = asyncio.create_task(self._live())
+        self._session_task = asyncio.create_task(self._run_sessions())
         ready = asyncio.ensure_future(self._ready.wait())
-        await asyncio.wait({self._living, ready}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._session_task, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
-        if self._living.done():
-            await self._living
+        if self._session_task.done():
+            await self._session_task
 
     async def stop(self) -> None:
-        """Stop consuming; a mistake of the runner itself is a failure of the test."""
-        if self._living is not None:
-            self._living.cancel()
-            await asyncio.gather(self._living, return_exceptions=True)
-        for mistake in self._mistakes:
+        """Stop consuming and raise errors of the runner itself."""
+        if self._session_task is not None:
+            self._session_task.cancel()
+            await asyncio.gather(self._session_task, return_exceptions=True)
+        for mistake in self._errors:
             raise mistake
 
-    async def _live(self) -> None:
-        """Session after session: a process that lost its connection, or died, comes back."""
+    async def _run_sessions(self) -> None:
+        """Reconnect after each lost connection."""
         while True:
             connection = await self._scenario.broker.connect("policy runner")
             try:
@@ -137,11 +136,11 @@ class PolicyRunner:
         channel = await connection.open_channel()
         await channel.qos(20)
         for consumer in self._scenario.consumers.values():
-            await channel.consume(consumer.queue, self._taker(consumer, channel, connection))
+            await channel.consume(consumer.queue, self._on_delivery(consumer, channel, connection))
         self._ready.set()
         await channel.wait_closed()
 
-    def _taker(
+    def _on_delivery(
         self, consumer: ScriptedConsumer, channel: Channel, connection: Connection
     ) -> Callable[[Delivery], object]:
         def take(delivery: Delivery) -> None:
@@ -155,7 +154,7 @@ class PolicyRunner:
         self._in_hand.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._mistakes.append(error)
+            self._errors.append(error)
 
     async def _handle(
         self,
@@ -176,15 +175,15 @@ class PolicyRunner:
         )
         try:
             for effect in effects(decision, delivery, plan, occasion):
-                await _carry_out(effect, delivery, channel)
+                await _apply(effect, delivery, channel)
         except BrokerError:
-            # Nothing was settled: let go of everything, and the broker delivers it again.
+            # No message is settled yet: close the connection, and the broker redelivers.
             await connection.close()
 
     def _outcome(
         self, consumer: ScriptedConsumer, delivery: Delivery, plan: Plan
     ) -> tuple[Outcome, Occasion]:
-        """What the consumer's reaction means, and what the world adds to it."""
+        """Return the outcome of the consumer's reaction, and its occasion."""
         bare = Occasion(self._scenario.now(), HOST)
         try:
             _ = json.loads(delivery.body) if consumer.reads_json else None
@@ -213,7 +212,7 @@ def _run(delivery: Delivery, plan: Plan, at: float) -> Run:
     )
 
 
-async def _carry_out(effect: Effect, delivery: Delivery, channel: Channel) -> None:
+async def _apply(effect: Effect, delivery: Delivery, channel: Channel) -> None:
     match effect:
         case Publish(message=message):
             await channel.publish(message)
@@ -228,19 +227,19 @@ async def _carry_out(effect: Effect, delivery: Delivery, channel: Channel) -> No
 
 
 class RuntimeRunner:
-    """The runtime itself: handlers of an application, and services behind HTTP."""
+    """The runtime with handlers of an application and services behind HTTP."""
 
     def __init__(self, scenario: ScenarioView) -> None:
         self._scenario = scenario
         self.events: list[tuple[str, Mapping[str, Any]]] = []
         self._app = App(scenario.topology.name, topology=scenario.topology)
         self._service: Service | None = None
-        self._running: asyncio.Task[Any] | None = None
+        self._service_task: asyncio.Task[Any] | None = None
         self._patch = pytest.MonkeyPatch()
 
     @property
     def busy(self) -> bool:
-        """Whether a delivery is in hand."""
+        """Whether a delivery is unacked."""
         assert self._service is not None
         return any(consumer.in_flight for consumer in self._service.consumers)
 
@@ -248,7 +247,7 @@ class RuntimeRunner:
         """Start the service with a handler for every consumer."""
         for consumer in self._scenario.consumers.values():
             self._register(consumer)
-        # The network between push and the services is not ours: it is a function call here.
+        # The services are function calls instead of HTTP connections.
         services = httpx.MockTransport(self._answer)
         self._patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: services)
         environment = Environment(
@@ -261,25 +260,25 @@ class RuntimeRunner:
         self._service = Service(
             self._app, self._scenario.broker, options=options, environment=environment
         )
-        self._running = asyncio.create_task(self._service.run())
+        self._service_task = asyncio.create_task(self._service.run())
         ready = asyncio.ensure_future(self._service.ready.wait())
-        await asyncio.wait({self._running, ready}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._service_task, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
-        if self._running.done():
-            await self._running
+        if self._service_task.done():
+            await self._service_task
 
     async def stop(self) -> None:
-        """Stop as a process does that is told to."""
+        """Stop the service as on SIGTERM."""
         self._patch.undo()
-        if self._service is not None and self._running is not None:
+        if self._service is not None and self._service_task is not None:
             self._service.stop()
-            await self._running
+            await self._service_task
 
     def _register(self, consumer: ScriptedConsumer) -> None:
         if consumer.pushes:
             self._app.push(consumer.queue, f"http://services.test/{consumer.queue}")
             return
-        listening = self._app.handler(consumer.queue, rules=consumer.rules)
+        register = self._app.handler(consumer.queue, rules=consumer.rules)
 
         async def handle(context: Context) -> Any:
             reaction = consumer.react(
@@ -292,7 +291,7 @@ class RuntimeRunner:
         async def handle_json(payload: Any, context: Context) -> Any:
             return await handle(context)
 
-        listening(handle_json if consumer.reads_json else handle)
+        register(handle_json if consumer.reads_json else handle)
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
         consumer = self._scenario.consumers[request.url.path.removeprefix("/")]
@@ -310,15 +309,13 @@ class RuntimeRunner:
 
 
 class _NoBody(httpx.AsyncByteStream):
-    """The body of an answer that has not been read yet, as from a network, and is empty."""
+    """An empty response body that is not read yet, as from a network."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield b""
 
 
 class _ScenarioClock(SystemClock):
-    """The time of the scenario."""
-
     def __init__(self, scenario: ScenarioView) -> None:
         self._scenario = scenario
 

@@ -1,7 +1,7 @@
-"""A scenario: a design on a broker, its consumers, and what there is to see.
+"""A scenario: a design on a broker with its consumers and their recorded runs.
 
-A test of one takes a `scenario`. It is run by the minimal consuming loop and by the runtime, on the
-faithful and the hardened form, in virtual time on the embedded broker; and where it says so on a real
+A test takes a `scenario`. It runs with the minimal consuming loop and with the runtime, on the
+faithful and the hardened form, in virtual time on the embedded broker. Some tests also run on
 RabbitMQ, with short waits.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
     "HARDENED",
     "POLICY",
     "RUNTIME",
-    "Resting",
+    "QueuedMessage",
     "Scenario",
     "for_design",
 ]
@@ -66,7 +66,7 @@ _RUNNERS: dict[str, type[PolicyRunner | RuntimeRunner]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a scenario is run; without `version` on the real RabbitMQ of the run."""
+    """The variant of a scenario. `version` is None for RabbitMQ."""
 
     runner: str
     form: str
@@ -77,8 +77,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
-    """A message that lies in a queue."""
+class QueuedMessage:
+    """A message in a queue."""
 
     body: bytes
     properties: Properties
@@ -87,12 +87,11 @@ class Resting:
 
     @property
     def headers(self) -> Headers:
-        """Its headers."""
         return self.properties.headers
 
 
 class Scenario:
-    """A design at work. A consumer that is not told otherwise always succeeds."""
+    """A design with consumers. A consumer without reactions always succeeds."""
 
     def __init__(self, setting: Setting, topology: Topology, broker: Broker) -> None:
         self.setting = setting
@@ -104,61 +103,57 @@ class Scenario:
         self.journal: list[Event] = []
         self._clock = LoopClock(time.time)
         self._began = self._clock.now()
-        self._stirred = asyncio.Event()
+        self._has_new_event = asyncio.Event()
         self._runner: Runner | None = None
 
-    # --- how it is set up --------------------------------------------------------------------------
+    # --- setup -------------------------------------------------------------------------------------
 
     @property
-    def hardened(self) -> bool:
-        """Whether this is the hardened form."""
+    def is_hardened(self) -> bool:
         return self.setting.form == HARDENED
 
     @property
-    def virtual(self) -> bool:
-        """Whether time is virtual: then times are exact."""
+    def is_virtual(self) -> bool:
+        """Whether time is virtual. Then times are exact."""
         return self.setting.version is not None
 
     @property
     def version(self) -> BrokerVersion:
-        """Whose behaviour the embedded broker shows."""
+        """The version of the embedded broker."""
         assert self.setting.version is not None
         return self.setting.version
 
     @property
     def embedded(self) -> EmbeddedBroker:
-        """The embedded broker, for scenarios that need its faults or its journal."""
+        """The embedded broker with its faults and its journal."""
         assert isinstance(self.broker, EmbeddedBroker)
         return self.broker
 
     @property
     def faults(self) -> Faults:
-        """What can be made to go wrong."""
         return self.embedded.faults
 
     def plan(self, queue: str) -> Plan:
-        """The failure plan of a queue."""
         plan = self.topology.plan(queue)
         assert plan is not None, queue
         return plan
 
     def consumer(self, queue: str, *reactions: Reaction, **how: Any) -> ScriptedConsumer:
-        """Say what the consumer of a queue does, run by run; see `ScriptedConsumer`."""
+        """Set the reactions of a queue's consumer. See `ScriptedConsumer`."""
         self.plan(queue)
         self.consumers[queue] = ScriptedConsumer(queue, reactions, **how)
         return self.consumers[queue]
 
     def script(self, queue: str, script: Callable[[Run], Reaction], **how: Any) -> ScriptedConsumer:
-        """Let the consumer of a queue decide by what it sees."""
+        """Set a function that computes the reactions of a queue's consumer."""
         return self.consumer(queue, script=script, **how)
 
-    def absent(self, *queues: str) -> None:
-        """Nobody consumes these queues."""
+    def remove_consumers(self, *queues: str) -> None:
         for queue in queues:
             del self.consumers[queue]
 
-    def others(self, consumer: ScriptedConsumer) -> dict[str, int]:
-        """How often everyone else ran, by queue; who never ran is not in it."""
+    def other_runs(self, consumer: ScriptedConsumer) -> dict[str, int]:
+        """Return the number of runs of the other consumers by queue, without those that never ran."""
         return {
             other.queue: len(other.runs)
             for other in self.consumers.values()
@@ -168,15 +163,15 @@ class Scenario:
     # --- time --------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Seconds since 1970."""
+        """Return the time in seconds since 1970."""
         return self._clock.now()
 
     def elapsed(self) -> float:
-        """Seconds since the first publish."""
+        """Return the seconds since the first publish."""
         return self._clock.now() - self._began
 
     async def open(self) -> None:
-        """Declare and start consuming; publishing does it, too."""
+        """Declare the topology and start the consumers. A publish does it as well."""
         if self._runner is not None:
             return
         if isinstance(self.broker, EmbeddedBroker):
@@ -186,43 +181,43 @@ class Scenario:
         self._began = self._clock.now()
 
     async def close(self) -> None:
-        """The end of the scenario."""
+        """Stop the consumers."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.stop()
 
     def _note(self, event: Event) -> None:
         self.journal.append(event)
-        self._stirred.set()
+        self._has_new_event.set()
 
     async def wait(self, seconds: float) -> None:
-        """Let time pass, and everything happen that is due by then."""
+        """Wait and let all due events happen."""
         await asyncio.sleep(seconds + _INSTANT)
 
     async def drain(self, *, runs: int = 0) -> None:
-        """Let everything happen, retries and all, and at least so many runs."""
-        async with asyncio.timeout(_DAY if self.virtual else 60):
-            await (self._drained() if self.virtual else self._quiet(runs))
+        """Wait until all consumed queues are empty and at least `runs` runs have happened."""
+        async with asyncio.timeout(_DAY if self.is_virtual else 60):
+            await (self._wait_until_empty() if self.is_virtual else self._wait_until_quiet(runs))
 
-    async def _drained(self) -> None:
+    async def _wait_until_empty(self) -> None:
         while True:
-            self._stirred.clear()
+            self._has_new_event.clear()
             await asyncio.sleep(_INSTANT)
-            if not any(map(self._count, self._consumed())):
+            if not any(map(self._count, self._queues_to_drain())):
                 return
-            await self._stirred.wait()
+            await self._has_new_event.wait()
 
-    async def _quiet(self, runs: int) -> None:
-        """A real broker moves messages unseen: look several times before believing it."""
+    async def _wait_until_quiet(self, runs: int) -> None:
+        """Check several times, because messages that move inside a real broker are invisible."""
         looks = 0
         while looks < _QUIET_LOOKS or sum(len(one.runs) for one in self.consumers.values()) < runs:
             await asyncio.sleep(0.05)
-            waiting = [await self._ready(queue) for queue in self._consumed()]
+            waiting = [await self._ready(queue) for queue in self._queues_to_drain()]
             assert self._runner is not None
             looks = 0 if any(waiting) or self._runner.busy else looks + 1
 
-    def _consumed(self) -> list[str]:
-        """The queues that are to become empty: those consumed, and their retry queues."""
+    def _queues_to_drain(self) -> list[str]:
+        """Return the consumed queues and their retry queues."""
         waiting = [name for one in self.consumers for name, _ in retry_queues(self.plan(one))]
         return [*self.consumers, *waiting]
 
@@ -237,7 +232,7 @@ class Scenario:
         await channel.close()
         return state.messages
 
-    # --- what a producer and an operator do ----------------------------------------------------------
+    # --- producer and operator -----------------------------------------------------------------------
 
     async def _channel(self) -> Channel:
         if not hasattr(self, "_operator"):
@@ -247,7 +242,7 @@ class Scenario:
     async def publish(
         self, exchange: str, key: str, body: bytes = b"{}", *, headers: Headers | None = None
     ) -> None:
-        """Publish as a producer does: mandatory, persistent, confirmed."""
+        """Publish a mandatory, persistent message and wait for the confirm."""
         await self.open()
         properties = Properties(
             headers=headers or {}, delivery_mode=2, timestamp=int(self.now()), message_id="m-1"
@@ -255,39 +250,42 @@ class Scenario:
         await self.send(Message(exchange, key, body, properties))
 
     async def send(self, message: Message) -> None:
-        """Publish any message."""
         channel = await self._channel()
         await channel.publish(message)
         await channel.close()
 
     async def redrive(self, queue: str, **occasion: Any) -> Message:
-        """Take the oldest dead letter of a queue by hand, send it back, then ack it."""
+        """Get the oldest dead letter of a queue, publish it for re-drive, then ack it."""
         plan, channel = self.plan(queue), await self._channel()
         delivery = await channel.get(plan.parking.queue)
-        assert delivery is not None, f"nothing in {plan.parking.queue}"
+        assert delivery is not None, f"{plan.parking.queue} is empty"
         message = redrive_message(delivery, plan, RedriveOccasion(self.now(), "job-1", **occasion))
         await channel.publish(message)
         channel.ack(delivery.tag)
         await channel.close()
         return message
 
-    # --- what there is to see ------------------------------------------------------------------------
+    # --- inspection ----------------------------------------------------------------------------------
 
     def events(self, name: str) -> list[Mapping[str, Any]]:
-        """What the runtime said of itself; the minimal loop says nothing."""
+        """Return the fields of the runtime's events of that name. The minimal loop has no events."""
         assert self._runner is not None
         return [fields for found, fields in self._runner.events if found == name]
 
-    async def contents(self, queue: str, expected: int | None = None) -> list[Resting]:
-        """What lies in a queue, oldest first; on a real broker, when there are so many."""
-        if self.virtual:
+    async def contents(self, queue: str, expected: int | None = None) -> list[QueuedMessage]:
+        """Return the messages of a queue, oldest first. On RabbitMQ wait until it has `expected`
+        messages.
+        """
+        if self.is_virtual:
             stored = self.embedded.snapshot().queue(queue).messages
-            return [Resting(m.body, m.properties, m.routing_key, m.redelivered) for m in stored]
-        found = await self._taken(queue, expected or 0)
-        return [Resting(d.body, d.properties, d.routing_key, d.redelivered) for d in found]
+            return [
+                QueuedMessage(m.body, m.properties, m.routing_key, m.redelivered) for m in stored
+            ]
+        found = await self._get_all(queue, expected or 0)
+        return [QueuedMessage(d.body, d.properties, d.routing_key, d.redelivered) for d in found]
 
-    async def _taken(self, queue: str, expected: int) -> list[Any]:
-        """Everything in a queue, taken and put back with the channel."""
+    async def _get_all(self, queue: str, expected: int) -> list[Any]:
+        """Get all messages of a queue and requeue them by closing the channel."""
         async with asyncio.timeout(20):
             while await self._ready(queue) < expected:  # noqa: ASYNC110  another process
                 await asyncio.sleep(0.05)
@@ -298,36 +296,38 @@ class Scenario:
         await channel.close()
         return found
 
-    async def only(self, queue: str) -> Resting:
-        """The one message that lies in a queue."""
+    async def only(self, queue: str) -> QueuedMessage:
+        """Return the only message of a queue."""
         found = await self.contents(queue, 1)
         assert len(found) == 1, f"expected one message in {queue}, found {len(found)}"
         return found[0]
 
     async def sizes(self, *queues: str) -> list[int]:
-        """How many messages each queue has, in hand or not."""
+        """Return the number of messages of each queue, including unacked ones."""
         return [len(await self.contents(queue)) for queue in queues]
 
     def arrivals(self, queue: str) -> list[tuple[float, str, str]]:
-        """When, through which exchange and by which key each message came to a queue."""
+        """Return time, exchange and routing key of each message that entered a queue."""
         return [
             (round(event.at - self._began, 3), event.exchange, event.routing_key)
             for event in self.journal
             if event.kind is EventKind.ENQUEUED and event.queue == queue
         ]
 
-    def lost(self) -> list[tuple[str, str]]:
-        """What the broker dropped: queue and reason."""
+    def drops(self) -> list[tuple[str, str]]:
+        """Return queue and reason of each message that the broker dropped."""
         return [(e.queue, e.reason) for e in self.journal if e.kind is EventKind.DROPPED]
 
-    def keeps_time(self, consumer: ScriptedConsumer, expected: list[float]) -> bool:
-        """Whether it ran at exactly these times; in real time, only whether it ran as often."""
-        if self.virtual:
+    def ran_at(self, consumer: ScriptedConsumer, expected: list[float]) -> bool:
+        """Return whether the consumer ran at exactly these times. In real time only the number is
+        compared.
+        """
+        if self.is_virtual:
             return consumer.times == expected
         return len(consumer.times) == len(expected)
 
-    async def leave(self) -> None:
-        """Close what the operator opened."""
+    async def close_operator(self) -> None:
+        """Close the operator's connection."""
         if hasattr(self, "_operator"):
             await self._operator.close()
 
@@ -335,10 +335,10 @@ class Scenario:
 def _settings(
     runners: Iterable[str], forms: Iterable[str], versions: Iterable[BrokerVersion], *, real: bool
 ) -> list[Any]:
-    """Every combination that tells something new.
+    """Return the combinations of runner, form and version.
 
-    What differs between versions is the broker and the decisions: beyond the main flows the
-    runtime runs on the newest alone. On the real broker the minimal loop runs the faithful form.
+    Versions differ in the broker and the decisions, so outside the main flows the runtime runs on
+    the newest one only. On RabbitMQ the minimal loop runs the faithful form.
     """
     forms, runners, every = tuple(forms), tuple(runners), tuple(versions)
     found = [
@@ -363,10 +363,10 @@ def for_design(
     versions: Iterable[BrokerVersion] = (_V4_0,),
     quick: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[Concatenate[Scenario, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Make a test of a scenario: by both runners on both forms of a design.
+    """Make a test from a scenario, with both runners on both forms of a design.
 
-    `quick` gives the design's parameters for short waits: with it, the scenario also runs on
-    a real RabbitMQ.
+    `quick` contains the design's parameters for short waits. With it the scenario also runs on
+    RabbitMQ.
     """
 
     def decorate(
@@ -377,13 +377,13 @@ def for_design(
             if setting.version is None:
                 broker = RabbitMQ(request.getfixturevalue("amqp_url"))
                 topology = design(hardened=setting.form == HARDENED, **(quick or {}))
-                asyncio.run(_perform(test_body, setting, topology, broker, given))
+                asyncio.run(_run_test_body(test_body, setting, topology, broker, given))
             else:
                 broker = EmbeddedBroker(version=setting.version)
                 topology = design(hardened=setting.form == HARDENED)
-                run_virtual(_perform(test_body, setting, topology, broker, given))
+                run_virtual(_run_test_body(test_body, setting, topology, broker, given))
 
-        _disguise(test, test_body)
+        _copy_signature(test, test_body)
         settings = _settings(runners, forms, versions, real=quick is not None)
         shown: Callable[..., None] = pytest.mark.parametrize("setting", settings)(test)
         return shown
@@ -391,7 +391,7 @@ def for_design(
     return decorate
 
 
-async def _perform(
+async def _run_test_body(
     test_body: Callable[..., Coroutine[Any, Any, None]],
     setting: Setting,
     topology: Topology,
@@ -403,11 +403,11 @@ async def _perform(
         await test_body(scenario, **given)
     finally:
         await scenario.close()
-        await scenario.leave()
+        await scenario.close_operator()
 
 
-def _disguise(test: Callable[..., None], test_body: Callable[..., object]) -> None:
-    """For pytest the test is the scenario, with a setting instead of the scenario."""
+def _copy_signature(test: Callable[..., None], test_body: Callable[..., object]) -> None:
+    """Present the test to pytest with the fixtures of the scenario and a setting instead of the scenario."""
     kind = inspect.Parameter.KEYWORD_ONLY
     _, *given = inspect.signature(test_body).parameters.values()
     names = ["setting", "request", *(parameter.name for parameter in given)]

@@ -1,4 +1,4 @@
-"""The event bus's document, "RabbitMQ Architecture", shown sentence by sentence."""
+"""Statements of the event bus's document, "RabbitMQ Architecture"."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _TOO_EARLY = 425
 
 
 def _services(scenario: Scenario, *reactions: Reaction, rest: Reaction = _OK) -> ScriptedConsumer:
-    """Two services behind HTTP; the first does as it is told, the other is well."""
+    """Set up two services behind HTTP. The first has the given reactions, the second succeeds."""
     scenario.consumer(_ORDERS, rest=_OK, pushes=True)
     return scenario.consumer(_QUEUE, *reactions, rest=rest, pushes=True)
 
 
 def _early(scenario: Scenario, run: Run) -> Status:
-    """What a service answers that honours `processAfterDelayMs`, counted from the publish."""
+    """Return the answer of a service that respects `processAfterDelayMs`, counted from the publish."""
     due_in = json.loads(run.body).get("processAfterDelayMs", 0) / 1000 - scenario.elapsed()
     return Status(_TOO_EARLY, due_in) if due_in > 1e-6 else _OK
 
 
 def _count(scenario: Scenario, kind: EventKind) -> int:
-    """Events of this kind in the queue of the first service."""
+    """Return the number of events of this kind in the queue of the first service."""
     return sum(event.kind is kind and event.queue == _QUEUE for event in scenario.journal)
 
 
-def _delayed(milliseconds: int) -> bytes:
+def _delayed_event(milliseconds: int) -> bytes:
     return json.dumps({"processAfterDelayMs": milliseconds}).encode()
 
 
@@ -69,10 +69,10 @@ _MANY = partial(event_bus, ("wms-cincout", "wms-orders", "xyz-service", "noprefi
     ],
 )
 @for_design(_MANY, runners=[POLICY])
-async def test_the_prefix_is_the_part_before_the_first_hyphen(
+async def test_prefix_is_the_part_before_the_first_hyphen(
     scenario: Scenario, prefix: str, services: list[str]
 ) -> None:
-    """An event of a prefix reaches the services of that prefix and no others."""
+    """An event of a prefix reaches only services with that prefix."""
     await scenario.publish(f"{prefix}.main-exchange", "")
     await scenario.drain()
     ran = {
@@ -82,32 +82,32 @@ async def test_the_prefix_is_the_part_before_the_first_hyphen(
 
 
 @for_design(event_bus)
-async def test_happy_path_the_exchange_fans_out_and_each_service_acknowledges(
+async def test_main_exchange_fans_out_and_each_service_acks(
     scenario: Scenario,
 ) -> None:
-    """Published once, delivered to every bound service once, acknowledged, and gone."""
+    """Each bound service receives the event once, and all queues are empty afterwards."""
     cincout = _services(scenario)
     await scenario.publish(*_MAIN, b'{"event": 1}')
     await scenario.drain()
     assert cincout.times == [0.0]
-    assert scenario.others(cincout) == {_ORDERS: 1}
+    assert scenario.other_runs(cincout) == {_ORDERS: 1}
     assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
-    assert scenario.lost() == []
+    assert scenario.drops() == []
 
 
 @for_design(event_bus, versions=EVERY_VERSION, quick=_QUICK)
-async def test_after_ten_retries_of_5_s_the_event_is_moved_to_the_dlq(scenario: Scenario) -> None:
-    """A hopeless event runs eleven times, once and ten retries, then lies in its service's DLQ.
+async def test_event_is_moved_to_the_dlq_after_ten_retries_of_5_s(scenario: Scenario) -> None:
+    """A poison event runs eleven times, then it is in the DLQ of its service.
 
-    Its headers say from which queue, with which status and after how many retries; `x-death` is
-    there; the other service has had it once.
+    Its headers contain queue, status, number of retries and `x-death`. The other service receives
+    it once.
     """
     cincout = _services(scenario, rest=_DOWN)
     await scenario.publish(*_MAIN, b'{"event": 1}')
     await scenario.drain(runs=12)
-    assert scenario.keeps_time(cincout, [5.0 * n for n in range(11)])
+    assert scenario.ran_at(cincout, [5.0 * n for n in range(11)])
     assert cincout.attempts == list(range(1, 12))
-    assert scenario.others(cincout) == {_ORDERS: 1}
+    assert scenario.other_runs(cincout) == {_ORDERS: 1}
     parked = await scenario.only(_DLQ)
     assert parked.body == b'{"event": 1}'
     assert parked.headers["x-original-queue"] == _QUEUE
@@ -115,12 +115,12 @@ async def test_after_ten_retries_of_5_s_the_event_is_moved_to_the_dlq(scenario: 
     assert parked.headers["x-final-retry-count"] == 10
     assert "x-final-error" not in parked.headers
     assert deaths(parked.headers)
-    assert broker_failures(parked.headers, _QUEUE) == (0 if scenario.hardened else 10)
+    assert broker_failures(parked.headers, _QUEUE) == (0 if scenario.is_hardened else 10)
     assert await scenario.sizes("wms.dlq.wms-orders") == [0]
 
 
 @for_design(event_bus, versions=EVERY_VERSION)
-async def test_retry_path_the_event_comes_back_to_the_failed_service_alone(
+async def test_retried_event_returns_only_to_the_failed_service(
     scenario: Scenario,
 ) -> None:
     """Through the service's retry exchange, 5 s in its retry queue, back by the default exchange."""
@@ -132,7 +132,7 @@ async def test_retry_path_the_event_comes_back_to_the_failed_service_alone(
     exchange = "wms.retry-exchange.wms-cincout"
     assert scenario.arrivals(_WAITING) == [(0.0, exchange, "retry"), (5.0, exchange, "retry")]
     assert scenario.arrivals(_ORDERS) == [(0.0, *_MAIN)]
-    assert _count(scenario, EventKind.DIED) == (0 if scenario.hardened else 2)
+    assert _count(scenario, EventKind.DIED) == (0 if scenario.is_hardened else 2)
 
 
 _DROPPED: list[Reaction] = [
@@ -147,19 +147,18 @@ _DROPPED: list[Reaction] = [
 async def test_every_other_answer_is_dropped_into_the_retry_queue(
     scenario: Scenario, reaction: Reaction
 ) -> None:
-    """429, 409, 5xx, other 4xx and an exception: rejected (hardened: published) and counted."""
+    """429, 409, 5xx, other 4xx and exceptions are rejected (hardened: published) and counted."""
     cincout = _services(scenario, reaction)
     await scenario.publish(*_MAIN)
     await scenario.drain()
     assert (cincout.times, cincout.attempts) == ([0.0, 5.0], [1, 2])
     assert len(scenario.arrivals(_WAITING)) == 1
-    assert _count(scenario, EventKind.DIED) == (0 if scenario.hardened else 1)
+    assert _count(scenario, EventKind.DIED) == (0 if scenario.is_hardened else 1)
 
 
 @pytest.mark.parametrize("code", [200, 201, 202, 204, 299])
 @for_design(event_bus, runners=[RUNTIME], forms=[FAITHFUL])
 async def test_2xx_is_success_and_removes_the_message(scenario: Scenario, code: int) -> None:
-    """Any 2xx acknowledges."""
     cincout = _services(scenario, Status(code))
     await scenario.publish(*_MAIN)
     await scenario.drain()
@@ -168,10 +167,10 @@ async def test_2xx_is_success_and_removes_the_message(scenario: Scenario, code: 
 
 
 @for_design(event_bus)
-async def test_an_exception_leaves_its_message_and_no_status_on_the_dead_letter(
+async def test_exception_sets_final_error_and_no_status_on_the_dead_letter(
     scenario: Scenario,
 ) -> None:
-    """`x-final-error` if it was an exception, `x-final-status-code` only if there was a status."""
+    """`x-final-error` is set after an exception, `x-final-status-code` only after a status."""
     _services(scenario, *[_DOWN] * 10, ConnectionError("service is away"))
     await scenario.publish(*_MAIN)
     await scenario.drain()
@@ -182,8 +181,8 @@ async def test_an_exception_leaves_its_message_and_no_status_on_the_dead_letter(
 
 
 @for_design(event_bus)
-async def test_a_service_that_recovers_at_the_tenth_retry_is_served(scenario: Scenario) -> None:
-    """Ten failures are not too many: the eleventh run decides."""
+async def test_service_that_recovers_at_the_tenth_retry_succeeds(scenario: Scenario) -> None:
+    """The eleventh run decides."""
     cincout = _services(scenario, *[_DOWN] * 10)
     await scenario.publish(*_MAIN)
     await scenario.drain()
@@ -195,31 +194,31 @@ async def test_a_service_that_recovers_at_the_tenth_retry_is_served(scenario: Sc
 async def test_delayed_path_waits_locally_and_requeues_to_the_same_queue(
     scenario: Scenario,
 ) -> None:
-    """425: a local sleep, then back to its queue; a delay over 5 s makes no dead-letter cycles.
+    """On 425 the consumer waits and requeues. Delays over 5 s cause no dead-letter cycles.
 
-    The first wait is 0.5 to 2 s (here 1.25 s), every further one 2.5 s, but never longer than the
-    time still due, and it counts no attempt.
+    The first wait is 0.5 to 2 s (here 1.25 s), every further one 2.5 s, at most until the event is
+    due. Waits count no attempts.
     """
     _services(scenario)
     cincout = scenario.script(_QUEUE, lambda run: _early(scenario, run), pushes=True)
-    await scenario.publish(*_MAIN, _delayed(12_000))
+    await scenario.publish(*_MAIN, _delayed_event(12_000))
     await scenario.drain()
     assert cincout.times == [0.0, *(1.25 + 2.5 * n for n in range(5)), 12.0]
     assert set(cincout.attempts) == {1}
     assert _count(scenario, EventKind.REQUEUED) == len(cincout.runs) - 1
     assert scenario.arrivals(_QUEUE) == [(0.0, *_MAIN)]
     assert scenario.arrivals(_WAITING) == []
-    assert scenario.others(cincout) == {_ORDERS: 1}
+    assert scenario.other_runs(cincout) == {_ORDERS: 1}
 
 
 @for_design(event_bus, forms=[HARDENED], versions=EVERY_VERSION)
-async def test_hardened_a_delayed_event_waits_in_the_retry_queue_uncounted(
+async def test_hardened_form_delays_in_the_retry_queue_without_counting(
     scenario: Scenario,
 ) -> None:
-    """A quorum queue counts requeues, so there 425 waits 5 s at a time where nobody counts."""
+    """Quorum queues count requeues, so an early event waits 5 s at a time in the retry queue."""
     _services(scenario)
     cincout = scenario.script(_QUEUE, lambda run: _early(scenario, run), pushes=True)
-    await scenario.publish(*_MAIN, _delayed(12_000))
+    await scenario.publish(*_MAIN, _delayed_event(12_000))
     await scenario.drain()
     assert cincout.times == [0.0, 5.0, 10.0, 15.0]
     assert set(cincout.attempts) == {1}
@@ -227,17 +226,17 @@ async def test_hardened_a_delayed_event_waits_in_the_retry_queue_uncounted(
 
 
 @for_design(event_bus, versions=EVERY_VERSION)
-async def test_an_early_answer_between_failures_costs_no_attempt(scenario: Scenario) -> None:
-    """Failures before and after a 425 add up as if it had not been there."""
+async def test_early_answer_between_failures_counts_no_attempt(scenario: Scenario) -> None:
+    """The attempts before and after a 425 add up."""
     cincout = _services(scenario, _DOWN, Status(_TOO_EARLY, 1.0), Status(_TOO_EARLY, 1.0), _DOWN)
-    await scenario.publish(*_MAIN, _delayed(6_000))
+    await scenario.publish(*_MAIN, _delayed_event(6_000))
     await scenario.drain()
     assert cincout.attempts == [1, 2, 2, 2, 3]
 
 
 @for_design(event_bus, versions=EVERY_VERSION)
-async def test_any_status_with_ten_retries_behind_it_goes_to_the_dlq(scenario: Scenario) -> None:
-    """425, too: the eleventh run may not even be too early."""
+async def test_any_status_after_ten_retries_goes_to_the_dlq(scenario: Scenario) -> None:
+    """Also 425 in the eleventh run."""
     cincout = _services(scenario, *[_DOWN] * 10, rest=Status(_TOO_EARLY, 60.0))
     await scenario.publish(*_MAIN)
     await scenario.drain()
@@ -248,12 +247,12 @@ async def test_any_status_with_ten_retries_behind_it_goes_to_the_dlq(scenario: S
 
 
 @for_design(event_bus, runners=[RUNTIME])
-async def test_delayed_events_never_stop_a_service(scenario: Scenario) -> None:
-    """At most half of the consumer waits in its hands: an event that is due is served at once."""
+async def test_delayed_events_do_not_block_due_events(scenario: Scenario) -> None:
+    """Delayed events use at most half of the prefetch window, so a due event runs at once."""
     scenario.consumer(_ORDERS, rest=_OK, pushes=True)
     cincout = scenario.script(_QUEUE, lambda run: _early(scenario, run), pushes=True)
     for _ in range(45):
-        await scenario.publish(*_MAIN, _delayed(8_000))
+        await scenario.publish(*_MAIN, _delayed_event(8_000))
     await scenario.publish(*_MAIN, b'{"due": "now"}')
     await scenario.drain()
     due = [run for run in cincout.runs if run.body == b'{"due": "now"}']
@@ -264,11 +263,11 @@ async def test_delayed_events_never_stop_a_service(scenario: Scenario) -> None:
 
 
 @for_design(event_bus, versions=EVERY_VERSION, quick=_QUICK)
-async def test_manual_retry_continues_the_count_from_where_it_left_off(scenario: Scenario) -> None:
-    """Moved back to its queue it is handled once; failing once more, it is parked at once.
+async def test_manual_retry_continues_the_count(scenario: Scenario) -> None:
+    """A message moved back to its queue runs once. If it fails, it is parked at once.
 
-    On every version: 4.x forgets a republished `x-death`, our own header does not. The `x-death`
-    that was in the DLQ is preserved on the way back.
+    On every version: 4.x drops a republished `x-death`, but Hopback's header remains. The `x-death`
+    of the dead letter is kept in the re-driven message.
     """
     cincout = _services(scenario, rest=_DOWN)
     await scenario.publish(*_MAIN, b'{"event": 1}')
@@ -278,17 +277,17 @@ async def test_manual_retry_continues_the_count_from_where_it_left_off(scenario:
     assert (sent.exchange, sent.routing_key) == ("", _QUEUE)
     assert deaths(sent.properties.headers) == deaths(parked.headers)
     await scenario.drain(runs=13)
-    assert scenario.keeps_time(cincout, [*(5.0 * n for n in range(11)), 50.0])
+    assert scenario.ran_at(cincout, [*(5.0 * n for n in range(11)), 50.0])
     again = await scenario.only(_DLQ)
     assert again.body == b'{"event": 1}'
     assert again.headers["x-original-queue"] == _QUEUE
     assert int(str(again.headers["x-final-retry-count"])) >= 10
-    assert scenario.others(cincout) == {_ORDERS: 1}
+    assert scenario.other_runs(cincout) == {_ORDERS: 1}
 
 
 @for_design(event_bus)
-async def test_manual_retry_after_the_fix_is_reprocessed(scenario: Scenario) -> None:
-    """Once the underlying issue is fixed, the moved message is handled and gone."""
+async def test_manual_retry_after_the_fix_succeeds(scenario: Scenario) -> None:
+    """All queues are empty afterwards."""
     cincout = _services(scenario, *[_DOWN] * 11)
     await scenario.publish(*_MAIN)
     await scenario.drain()
@@ -296,12 +295,12 @@ async def test_manual_retry_after_the_fix_is_reprocessed(scenario: Scenario) -> 
     await scenario.drain()
     assert len(cincout.runs) == 12
     assert await scenario.sizes(_QUEUE, _WAITING, _DLQ) == [0, 0, 0]
-    assert scenario.lost() == []
+    assert scenario.drops() == []
 
 
 @for_design(event_bus, runners=[RUNTIME])
-async def test_moving_to_the_dlq_is_logged_by_its_documented_name(scenario: Scenario) -> None:
-    """Exhaustion, and nothing else, is logged as `RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED`."""
+async def test_move_to_the_dlq_is_logged_with_its_documented_code(scenario: Scenario) -> None:
+    """Only exhausted retries are logged as `RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED`."""
     _services(scenario, rest=_DOWN)
     await scenario.publish(*_MAIN)
     await scenario.drain()
@@ -317,10 +316,10 @@ async def test_moving_to_the_dlq_is_logged_by_its_documented_name(scenario: Scen
 
 
 @for_design(event_bus)
-async def test_two_services_fail_the_same_event_and_count_for_themselves(
+async def test_two_services_count_failures_of_the_same_event_separately(
     scenario: Scenario,
 ) -> None:
-    """Retries are per service: one gives up after eleven runs, the other recovers after three."""
+    """One is parked after eleven runs, the other succeeds in its third."""
     cincout = _services(scenario, rest=_DOWN)
     orders = scenario.consumer(_ORDERS, _DOWN, _DOWN, rest=_OK, pushes=True)
     await scenario.publish(*_MAIN)
@@ -331,11 +330,11 @@ async def test_two_services_fail_the_same_event_and_count_for_themselves(
 
 
 @for_design(event_bus)
-async def test_a_crash_before_the_ack_delivers_the_event_again(scenario: Scenario) -> None:
-    """Nothing is lost with a connection that breaks: the event comes again, with the same count."""
+async def test_crash_before_the_ack_redelivers_the_event(scenario: Scenario) -> None:
+    """With the same attempt number."""
     scenario.faults.inject(Fault.CUT_BEFORE_SETTLE)
     cincout = _services(scenario)
-    scenario.absent(_ORDERS)
+    scenario.remove_consumers(_ORDERS)
     await scenario.publish(*_MAIN)
     await scenario.drain()
     assert cincout.attempts == [1, 1]

@@ -1,4 +1,4 @@
-"""The file pipeline's document, "RabbitMQ Topologia, Retry e DLQ", shown sentence by sentence."""
+"""Statements of the file pipeline's document, "RabbitMQ Topologia, Retry e DLQ"."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ _READERS = [
 
 @pytest.mark.parametrize(("exchange", "key", "readers"), _READERS)
 @for_design(file_pipeline, runners=[POLICY])
-async def test_each_queue_receives_what_it_is_bound_to(
+async def test_each_queue_receives_the_keys_of_its_bindings(
     scenario: Scenario, exchange: str, key: str, readers: list[str]
 ) -> None:
-    """Commands and events go to the queues of the document's table, to each of them once."""
+    """Commands and events reach the queues of the document's table, each once."""
     await scenario.publish(exchange, key)
     await scenario.drain()
     assert {
@@ -68,19 +68,20 @@ async def test_each_queue_receives_what_it_is_bound_to(
 
 
 @for_design(file_pipeline, versions=EVERY_VERSION, quick=_QUICK)
-async def test_a_retryable_error_waits_15_s_and_the_third_failure_parks(scenario: Scenario) -> None:
-    """Nack without requeue, 15 s in the retry queue, and after three attempts into the DLQ.
+async def test_retryable_error_waits_15_s_and_the_third_failure_parks(scenario: Scenario) -> None:
+    """The message is nacked without requeue, waits 15 s in the retry queue, and is parked after
+    three attempts.
 
-    The dead letter carries where it was parked from, when, at which attempt and why; everyone
-    else has seen the event exactly once.
+    The dead letter has queue, time, attempt and reason of the failure. All other consumers run
+    once.
     """
     validator = scenario.consumer("q.validator", rest=_FAILURE)
     await scenario.publish(*_UPLOADED, b'{"fileId": 7}', headers={"tenant": "blue"})
     await scenario.drain(runs=5)
-    assert scenario.keeps_time(validator, [0.0, 15.0, 30.0])
+    assert scenario.ran_at(validator, [0.0, 15.0, 30.0])
     assert validator.attempts == [1, 2, 3]
     assert {run.routing_key for run in validator.runs} == {"files.uploaded.v1"}
-    assert scenario.others(validator) == {"q.projection": 1, "q.audit": 1}
+    assert scenario.other_runs(validator) == {"q.projection": 1, "q.audit": 1}
     parked = await scenario.only("q.validator.dlq")
     assert parked.body == b'{"fileId": 7}'
     assert parked.headers["tenant"] == "blue"
@@ -89,15 +90,15 @@ async def test_a_retryable_error_waits_15_s_and_the_third_failure_parks(scenario
     assert parked.headers["x-parked-reason"] == "RuntimeError: storage is away"
     assert re.fullmatch(r"20\d\d-.*Z", str(parked.headers["x-parked-at"]))
     assert parked.properties.delivery_mode == 2
-    if scenario.virtual:
+    if scenario.is_virtual:
         assert parked.headers["x-parked-at"] == "2023-11-14T22:13:50.000Z"
 
 
 @for_design(file_pipeline, versions=EVERY_VERSION)
-async def test_the_way_is_main_queue_retry_exchange_retry_queue_default_exchange(
+async def test_retry_path_is_retry_exchange_retry_queue_default_exchange(
     scenario: Scenario,
 ) -> None:
-    """The fixed key `retry` in, the queue's own name as key back, `parking` into the DLQ."""
+    """With the key `retry`, back with the queue name as key, and with `parking` to the DLQ."""
     scenario.consumer("q.validator", rest=_FAILURE)
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
@@ -111,14 +112,14 @@ async def test_the_way_is_main_queue_retry_exchange_retry_queue_default_exchange
         (15.0, "retry.q.validator", "retry"),
     ]
     assert scenario.arrivals("q.validator.dlq") == [(30.0, "dlq.q.validator", "parking")]
-    assert scenario.lost() == []
+    assert scenario.drops() == []
 
 
 @for_design(file_pipeline)
-async def test_the_consumer_leaves_retrying_to_the_broker_or_publishes_it(
+async def test_broker_moves_retries_unless_the_hardened_form_publishes_them(
     scenario: Scenario,
 ) -> None:
-    """As documented the message leaves by nack; hardened it is published, and only then acked."""
+    """The faithful form nacks. The hardened form publishes, then acks."""
     scenario.consumer("q.validator", rest=_FAILURE)
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
@@ -127,24 +128,24 @@ async def test_the_consumer_leaves_retrying_to_the_broker_or_publishes_it(
     published = [
         event.exchange for event in scenario.journal if event.kind is EventKind.PUBLISHED
     ].count("retry.q.validator")
-    assert (rejected, published) == ((0, 2) if scenario.hardened else (2, 0))
+    assert (rejected, published) == ((0, 2) if scenario.is_hardened else (2, 0))
 
 
 @for_design(file_pipeline)
-async def test_the_message_comes_back_to_its_own_queue_only(scenario: Scenario) -> None:
-    """A retry is not published to `domain.events` again, so no other consumer gets it twice."""
+async def test_retry_returns_only_to_its_own_queue(scenario: Scenario) -> None:
+    """A retry is not published to `domain.events` again, so other consumers do not receive it twice."""
     thumbnail = scenario.consumer("q.thumbnail", _FAILURE, _FAILURE)
     await scenario.publish("domain.events", "files.validated.v1")
     await scenario.drain()
     assert thumbnail.times == [0.0, 15.0, 30.0]
-    assert scenario.others(thumbnail) == {"q.extractor": 1, "q.projection": 1, "q.audit": 1}
+    assert scenario.other_runs(thumbnail) == {"q.extractor": 1, "q.projection": 1, "q.audit": 1}
     assert scenario.arrivals("q.extractor") == [(0.0, "domain.events", "files.validated.v1")]
     assert await scenario.sizes("q.thumbnail.dlq") == [0]
 
 
 @for_design(file_pipeline)
-async def test_two_consumers_of_one_event_fail_and_count_for_themselves(scenario: Scenario) -> None:
-    """Parking keeps consumers apart: one parks its copy, the other recovers with its own count."""
+async def test_two_consumers_of_one_event_fail_and_count_separately(scenario: Scenario) -> None:
+    """One parks its copy, the other succeeds with its own count."""
     thumbnail = scenario.consumer("q.thumbnail", rest=_FAILURE)
     extractor = scenario.consumer("q.extractor", _FAILURE)
     await scenario.publish("domain.events", "files.validated.v1")
@@ -154,10 +155,10 @@ async def test_two_consumers_of_one_event_fail_and_count_for_themselves(scenario
 
 
 @for_design(file_pipeline, forms=[FAITHFUL], versions=EVERY_VERSION)
-async def test_the_count_can_be_derived_from_x_death_of_the_original_queue(
+async def test_attempts_equal_x_death_of_the_original_queue(
     scenario: Scenario,
 ) -> None:
-    """Each pass through the retry queue counts one in the entry of `q.X`, which the DLQ shows."""
+    """Each pass through the retry queue increments the entry of `q.X`, also in the dead letter."""
     validator = scenario.consumer("q.validator", rest=_FAILURE)
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
@@ -169,8 +170,8 @@ async def test_the_count_can_be_derived_from_x_death_of_the_original_queue(
 
 
 @for_design(file_pipeline, forms=[HARDENED])
-async def test_hardened_the_count_stands_in_our_own_header(scenario: Scenario) -> None:
-    """Where we publish the retry, the same number travels in `hopback-attempts`."""
+async def test_hardened_form_counts_attempts_in_its_own_header(scenario: Scenario) -> None:
+    """The published retry has the same number in `hopback-attempts`."""
     validator = scenario.consumer("q.validator", rest=_FAILURE)
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
@@ -182,10 +183,10 @@ async def test_hardened_the_count_stands_in_our_own_header(scenario: Scenario) -
 
 @pytest.mark.parametrize("queue", _QUEUES)
 @for_design(file_pipeline, runners=[RUNTIME])
-async def test_every_queue_has_a_retry_queue_and_a_dead_letter_queue_of_its_own(
+async def test_every_queue_has_its_own_retry_and_dead_letter_queue(
     scenario: Scenario, queue: str
 ) -> None:
-    """Whichever `q.X` fails: `retry.q.X`, `q.X.retry`, `dlq.q.X`, `q.X.dlq`, and no other's."""
+    """A failure in `q.X` uses `retry.q.X`, `q.X.retry`, `dlq.q.X` and `q.X.dlq` only."""
     scenario.consumer(queue, rest=_FAILURE)
     await scenario.publish("", queue)
     await scenario.drain()
@@ -196,8 +197,10 @@ async def test_every_queue_has_a_retry_queue_and_a_dead_letter_queue_of_its_own(
 
 @pytest.mark.parametrize("failures", [0, 1, 2])
 @for_design(file_pipeline)
-async def test_a_message_that_recovers_in_time_is_done(scenario: Scenario, failures: int) -> None:
-    """Up to two failures leave no trace: nothing is parked, nothing waits."""
+async def test_message_that_recovers_before_the_last_attempt_is_done(
+    scenario: Scenario, failures: int
+) -> None:
+    """After up to two failures all queues are empty."""
     validator = scenario.consumer("q.validator", *[_FAILURE] * failures)
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
@@ -206,8 +209,8 @@ async def test_a_message_that_recovers_in_time_is_done(scenario: Scenario, failu
 
 
 @for_design(file_pipeline)
-async def test_an_error_that_is_not_retryable_parks_at_once(scenario: Scenario) -> None:
-    """Only retryable errors go round; a hopeless file is parked at its first attempt."""
+async def test_non_retryable_error_parks_at_once(scenario: Scenario) -> None:
+    """At the first attempt."""
     validator = scenario.consumer("q.validator", Park("not an image at all"))
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
@@ -218,8 +221,8 @@ async def test_an_error_that_is_not_retryable_parks_at_once(scenario: Scenario) 
 
 
 @for_design(file_pipeline)
-async def test_a_failing_message_does_not_hold_up_the_next(scenario: Scenario) -> None:
-    """While one file waits for its retry, the files after it are handled."""
+async def test_failing_message_does_not_delay_the_next(scenario: Scenario) -> None:
+    """Other files are handled while one waits for its retry."""
 
     def script(run: Run) -> Reaction:
         return Retry("locked") if run.body == b"1" and run.attempt < 3 else Park("seen")
@@ -238,12 +241,12 @@ async def test_a_failing_message_does_not_hold_up_the_next(scenario: Scenario) -
 
 
 @for_design(file_pipeline, versions=EVERY_VERSION, quick=_QUICK)
-async def test_a_re_drive_goes_through_the_retry_exchange_with_audit_headers(
+async def test_redrive_uses_the_retry_exchange_with_audit_headers(
     scenario: Scenario,
 ) -> None:
-    """Re-driven to `retry.q.X` with key `retry` and `x-redriven-…` headers, it begins anew.
+    """It is published to `retry.q.X` with key `retry` and `x-redriven-…` headers, as first attempt.
 
-    After its fix it is done at the first run, 15 s later, and the dead-letter queue is empty.
+    It succeeds in the first run, 15 s later, and the dead-letter queue is empty.
     """
     validator = scenario.consumer("q.validator", _FAILURE, _FAILURE, _FAILURE)
     await scenario.publish(*_UPLOADED)
@@ -254,7 +257,7 @@ async def test_a_re_drive_goes_through_the_retry_exchange_with_audit_headers(
     )
     assert (sent.exchange, sent.routing_key) == ("retry.q.validator", "retry")
     await scenario.drain(runs=6)
-    assert scenario.keeps_time(validator, [0.0, 15.0, 30.0, 45.0])
+    assert scenario.ran_at(validator, [0.0, 15.0, 30.0, 45.0])
     again = validator.runs[-1]
     assert (again.attempt, again.routing_key) == (1, "files.uploaded.v1")
     assert again.headers["x-redriven-from-dlq"] == "q.validator.dlq"
@@ -263,13 +266,13 @@ async def test_a_re_drive_goes_through_the_retry_exchange_with_audit_headers(
     assert again.headers["x-redrive-operation-correlation-id"] == "op-9"
     assert again.headers["x-original-routing-key"] == "files.uploaded.v1"
     assert "x-redriven-at" in again.headers
-    assert scenario.others(validator) == {"q.projection": 1, "q.audit": 1}
+    assert scenario.other_runs(validator) == {"q.projection": 1, "q.audit": 1}
     assert await scenario.contents("q.validator.dlq") == []
 
 
 @for_design(file_pipeline)
-async def test_a_re_driven_message_has_three_attempts_again(scenario: Scenario) -> None:
-    """A re-drive that was too early parks once more, after three further attempts."""
+async def test_redriven_message_has_three_attempts_again(scenario: Scenario) -> None:
+    """If it fails again, it is parked after three attempts."""
     validator = scenario.consumer("q.validator", rest=_FAILURE)
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
@@ -282,23 +285,23 @@ async def test_a_re_driven_message_has_three_attempts_again(scenario: Scenario) 
 
 
 @for_design(file_pipeline)
-async def test_a_re_drive_whose_publish_fails_loses_nothing(scenario: Scenario) -> None:
-    """The document's caveat is repaired: the dead letter is acked only after the confirm."""
+async def test_redrive_keeps_the_dead_letter_if_the_publish_fails(scenario: Scenario) -> None:
+    """The dead letter is acked only after the confirm, unlike in the document."""
     scenario.consumer("q.validator", Park("hopeless"))
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
     scenario.faults.inject(Fault.NACK)
     with pytest.raises(Nacked):
         await scenario.redrive("q.validator")
-    await scenario.leave()
+    await scenario.close_operator()
     assert await scenario.sizes("q.validator.dlq", "q.validator.retry") == [1, 0]
 
 
 @for_design(file_pipeline, versions=EVERY_VERSION)
-async def test_a_process_that_dies_before_parking_is_acked_leaves_both_copies(
+async def test_crash_between_parking_and_ack_leaves_both_copies(
     scenario: Scenario,
 ) -> None:
-    """Publish first, ack second: dying in between duplicates the message and never loses it."""
+    """The publish precedes the ack, so the message is duplicated and not lost."""
     both: list[list[int]] = []
 
     def script(run: Run) -> Reaction:
@@ -311,7 +314,7 @@ async def test_a_process_that_dies_before_parking_is_acked_leaves_both_copies(
         return Park("hopeless")
 
     scenario.script("q.validator", script)
-    scenario.absent("q.audit", "q.projection")
+    scenario.remove_consumers("q.audit", "q.projection")
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
     assert both == [[1, 1]]
@@ -320,14 +323,14 @@ async def test_a_process_that_dies_before_parking_is_acked_leaves_both_copies(
 
 @for_design(file_pipeline, runners=[RUNTIME])
 async def test_failures_retries_and_parking_are_logged(scenario: Scenario) -> None:
-    """Each says queue, routing key, message type, correlation id, attempt and maximum."""
+    """With queue, routing key, message type, correlation ID, attempt and maximum."""
     scenario.consumer("q.validator", rest=_FAILURE)
     await scenario.publish(*_UPLOADED)
     await scenario.drain()
-    told = [*scenario.events("delivery.retried"), *scenario.events("delivery.parked")]
-    assert [(one["attempt"], one["max_attempts"]) for one in told] == [(1, 3), (2, 3), (3, 3)]
-    assert {(one["queue"], one["routing_key"]) for one in told} == {
+    logged = [*scenario.events("delivery.retried"), *scenario.events("delivery.parked")]
+    assert [(one["attempt"], one["max_attempts"]) for one in logged] == [(1, 3), (2, 3), (3, 3)]
+    assert {(one["queue"], one["routing_key"]) for one in logged} == {
         ("q.validator", "files.uploaded.v1")
     }
-    assert all({"correlation_id", "message_type", "reason"} <= one.keys() for one in told)
-    assert told[-1]["dead_letter_queue"] == "q.validator.dlq"
+    assert all({"correlation_id", "message_type", "reason"} <= one.keys() for one in logged)
+    assert logged[-1]["dead_letter_queue"] == "q.validator.dlq"

@@ -1,4 +1,4 @@
-"""The raffle's document, "Processo de Enfileiramento de Usuários", shown sentence by sentence."""
+"""Statements of the raffle's document, "Processo de Enfileiramento de Usuários"."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _QUICK = {"retry_ttl_ms": 60}
 
 
 @for_design(raffle)
-async def test_a_published_user_is_consumed_inserted_and_acknowledged(scenario: Scenario) -> None:
-    """Normal processing: one run, and nothing is left anywhere."""
+async def test_published_user_is_consumed_inserted_and_acked(scenario: Scenario) -> None:
+    """Normal processing: one run, and all queues are empty afterwards."""
     consumer = scenario.consumer(_QUEUE, reads_json=True)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.drain()
@@ -37,17 +37,18 @@ async def test_a_published_user_is_consumed_inserted_and_acknowledged(scenario: 
 
 
 @for_design(raffle, versions=EVERY_VERSION, quick=_QUICK)
-async def test_a_persistent_failure_is_retried_three_times_after_10_s_then_goes_to_the_dlq(
+async def test_persistent_failure_is_retried_three_times_after_10_s_then_goes_to_the_dlq(
     scenario: Scenario,
 ) -> None:
-    """`x-retries` is compared before it is raised: with three allowed, the fourth failure parks.
+    """`x-retries` is compared before it is incremented: with three retries, the fourth failure
+    parks.
 
-    Each retry carries its number and reason; the body is what the API published.
+    Each retry has its number and reason. The body is unchanged.
     """
     consumer = scenario.consumer(_QUEUE, rest=_DB_ERROR, reads_json=True)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.drain(runs=4)
-    assert scenario.keeps_time(consumer, [0.0, 10.0, 20.0, 30.0])
+    assert scenario.ran_at(consumer, [0.0, 10.0, 20.0, 30.0])
     assert consumer.attempts == [1, 2, 3, 4]
     assert [run.headers.get("x-retries") for run in consumer.runs] == [None, 1, 2, 3]
     assert [run.headers.get("x-retry-reason") for run in consumer.runs] == [
@@ -62,14 +63,14 @@ async def test_a_persistent_failure_is_retried_three_times_after_10_s_then_goes_
 
 
 @for_design(raffle)
-async def test_the_retry_goes_through_the_retry_exchange_and_back_through_the_main_one(
+async def test_retry_uses_the_retry_exchange_and_returns_through_the_main_exchange(
     scenario: Scenario,
 ) -> None:
-    """Published and acked, 10 s in `raffle_retry_10s`, back by `raffle_exchange` (or directly)."""
+    """It waits 10 s in `raffle_retry_10s`. In the hardened form it returns directly to the queue."""
     scenario.consumer(_QUEUE, rest=_DB_ERROR)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.drain()
-    back = ("", _QUEUE) if scenario.hardened else _NEW_USER
+    back = ("", _QUEUE) if scenario.is_hardened else _NEW_USER
     assert scenario.arrivals(_QUEUE) == [
         (0.0, *_NEW_USER),
         *((at, *back) for at in (10.0, 20.0, 30.0)),
@@ -78,14 +79,14 @@ async def test_the_retry_goes_through_the_retry_exchange_and_back_through_the_ma
         (at, "raffle_retry_exchange", _WAITING) for at in (0.0, 10.0, 20.0)
     ]
     assert scenario.arrivals(_DLQ) == [(30.0, "raffle_dlx", _DLQ)]
-    assert scenario.lost() == []
+    assert scenario.drops() == []
 
 
 @for_design(raffle)
-async def test_the_original_is_acknowledged_only_after_the_retry_was_published(
+async def test_original_is_acked_only_after_the_retry_is_published(
     scenario: Scenario,
 ) -> None:
-    """The order of the sequence diagram: raise the count, publish the retry, ack the original."""
+    """As in the sequence diagram: increment the count, publish the retry, ack the original."""
     scenario.consumer(_QUEUE, _DB_ERROR)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.drain()
@@ -99,21 +100,22 @@ async def test_the_original_is_acknowledged_only_after_the_retry_was_published(
 
 
 @for_design(raffle)
-async def test_exhausted_it_is_rejected_and_the_broker_moves_it(scenario: Scenario) -> None:
-    """REJECT, and the dead-letter exchange moves it to the DLQ; hardened it is published there."""
+async def test_exhausted_message_is_rejected_to_the_dlq(scenario: Scenario) -> None:
+    """The dead-letter exchange moves it to the DLQ. In the hardened form it is published there."""
     scenario.consumer(_QUEUE, rest=_DB_ERROR)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.drain()
     parked = await scenario.only(_DLQ)
-    assert broker_failures(parked.headers, _QUEUE) == (0 if scenario.hardened else 1)
+    assert broker_failures(parked.headers, _QUEUE) == (0 if scenario.is_hardened else 1)
     assert (
-        parked.headers["x-last-death-queue" if not scenario.hardened else "hopback-queue"] == _QUEUE
+        parked.headers["x-last-death-queue" if not scenario.is_hardened else "hopback-queue"]
+        == _QUEUE
     )
 
 
 @for_design(raffle)
-async def test_a_temporary_database_failure_recovers_by_itself(scenario: Scenario) -> None:
-    """The database is away for 15 s: the run at 20 s succeeds, nobody had to do anything."""
+async def test_temporary_database_failure_recovers_without_intervention(scenario: Scenario) -> None:
+    """The database fails for 15 s, so the run at 20 s succeeds."""
 
     def script(run: Run) -> Reaction:
         return _DB_ERROR if run.at < 15 else _DONE
@@ -126,8 +128,8 @@ async def test_a_temporary_database_failure_recovers_by_itself(scenario: Scenari
 
 
 @for_design(raffle, versions=EVERY_VERSION)
-async def test_malformed_json_goes_to_the_dlq_directly(scenario: Scenario) -> None:
-    """No handler runs, no retry is spent; the users around it are not held up."""
+async def test_malformed_json_goes_to_the_dlq_without_retry(scenario: Scenario) -> None:
+    """No handler runs, and other users are not delayed."""
     consumer = scenario.consumer(_QUEUE, reads_json=True)
     await scenario.publish(*_NEW_USER, b'{"id": ')
     await scenario.publish(*_NEW_USER, _USER)
@@ -137,12 +139,12 @@ async def test_malformed_json_goes_to_the_dlq_directly(scenario: Scenario) -> No
     parked = await scenario.only(_DLQ)
     assert parked.body == b'{"id": '
     assert "x-retries" not in parked.headers
-    if scenario.hardened:
+    if scenario.is_hardened:
         assert "Expecting value" in str(parked.headers["hopback-failure"])
 
 
 @for_design(partial(raffle, retry_ttl_ms=2_000, max_retries=1), runners=[RUNTIME])
-async def test_wait_and_limit_are_set_by_the_environment(scenario: Scenario) -> None:
+async def test_environment_sets_wait_and_limit(scenario: Scenario) -> None:
     """`RETRY_TTL_MS` 2000 and `MAX_RETRIES` 1: two runs, two seconds apart."""
     consumer = scenario.consumer(_QUEUE, rest=_DB_ERROR)
     await scenario.publish(*_NEW_USER, _USER)
@@ -152,8 +154,8 @@ async def test_wait_and_limit_are_set_by_the_environment(scenario: Scenario) -> 
 
 
 @for_design(raffle, versions=EVERY_VERSION, quick=_QUICK)
-async def test_manual_recovery_from_the_dlq_begins_anew(scenario: Scenario) -> None:
-    """Sent back by hand, the user has all attempts again: `x-retries` is gone."""
+async def test_manual_recovery_from_the_dlq_resets_the_attempts(scenario: Scenario) -> None:
+    """The re-driven user has all attempts again, without `x-retries`."""
     consumer = scenario.consumer(_QUEUE, *[_DB_ERROR] * 4)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.drain(runs=4)
@@ -166,8 +168,8 @@ async def test_manual_recovery_from_the_dlq_begins_anew(scenario: Scenario) -> N
 
 
 @for_design(raffle, runners=[POLICY], versions=EVERY_VERSION)
-async def test_the_dlq_consumer_rejects_and_requeues_on_failure(scenario: Scenario) -> None:
-    """A failed manual run leaves the message in the DLQ, however often: nothing deletes it."""
+async def test_dlq_consumer_rejects_and_requeues_on_failure(scenario: Scenario) -> None:
+    """Failed manual runs leave the message in the DLQ, in any number."""
     scenario.consumer(_QUEUE, rest=_DB_ERROR)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.drain()
@@ -186,10 +188,12 @@ async def test_the_dlq_consumer_rejects_and_requeues_on_failure(scenario: Scenar
 
 
 @for_design(raffle, runners=[POLICY], forms=[FAITHFUL])
-async def test_the_publisher_hears_of_a_failure_and_the_client_may_try_again(
+async def test_publisher_receives_an_error_and_may_publish_again(
     scenario: Scenario,
 ) -> None:
-    """RabbitMQ away, or refusing: an error and no half-stored user; the second try succeeds."""
+    """If RabbitMQ is unreachable or nacks, the publish raises and no user is stored. The second
+    publish succeeds.
+    """
     await scenario.open()
     scenario.faults.inject(Fault.REFUSE_CONNECTION)
     with pytest.raises(ConnectionFailed):
@@ -204,8 +208,8 @@ async def test_the_publisher_hears_of_a_failure_and_the_client_may_try_again(
 
 
 @for_design(raffle, versions=EVERY_VERSION)
-async def test_messages_survive_restarts_also_while_they_wait(scenario: Scenario) -> None:
-    """Durable queues, persistent messages: the broker restarts during the wait, the retry comes."""
+async def test_messages_survive_a_restart_during_the_wait(scenario: Scenario) -> None:
+    """Queues are durable and messages are persistent, so the retry arrives after a restart."""
     consumer = scenario.consumer(_QUEUE, _DB_ERROR)
     await scenario.publish(*_NEW_USER, _USER)
     await scenario.wait(5)
@@ -217,8 +221,8 @@ async def test_messages_survive_restarts_also_while_they_wait(scenario: Scenario
 
 
 @for_design(raffle)
-async def test_a_crash_before_the_ack_inserts_no_user_twice(scenario: Scenario) -> None:
-    """The message comes again and the insert by id changes nothing."""
+async def test_crash_before_the_ack_inserts_no_user_twice(scenario: Scenario) -> None:
+    """The message is redelivered, and the insert by ID has no effect."""
     users: set[str] = set()
 
     def insert(run: Run) -> Reaction:

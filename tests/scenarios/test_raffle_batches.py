@@ -1,4 +1,4 @@
-"""The raffle's document on batches: users are inserted together, and fail or succeed alone."""
+"""Statements of the raffle's document about batches: users are inserted together and fail separately."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "ha
 
 @dataclass
 class _Database:
-    """A table of users that can be away; one statement inserts all of its rows or none."""
+    """A table of users that may be unreachable. A statement inserts all of its rows or none."""
 
     users: dict[str, str] = field(default_factory=dict)
     statements: list[list[str]] = field(default_factory=list)
-    away: int = 0
-    """How many statements find no connection."""
-    after: list[Callable[[], object]] = field(default_factory=list)
-    """What happens just after the next statements, before anyone hears of them."""
+    failures_left: int = 0
+    """The number of statements that fail to connect."""
+    callbacks: list[Callable[[], object]] = field(default_factory=list)
+    """Functions that run after the next inserts, before the caller continues."""
 
     async def insert(self, rows: list[dict[str, Any]]) -> None:
-        """Insert, idempotent by id; an e-mail without @ is a data error."""
+        """Insert rows, idempotent by ID. An e-mail address without @ is a data error."""
         self.statements.append([row["id"] for row in rows])
-        if self.away:
-            self.away -= 1
+        if self.failures_left:
+            self.failures_left -= 1
             raise ConnectionError("connection timeout")
         if any("@" not in row["email"] for row in rows):
             raise ValueError("invalid e-mail")
         self.users |= {row["id"]: row["email"] for row in rows if row["id"] not in self.users}
-        if self.after:
-            self.after.pop()()
+        if self.callbacks:
+            self.callbacks.pop()()
 
 
 def _app(database: _Database, *, hardened: bool, size: int = 1000) -> App:
@@ -62,8 +62,8 @@ async def _enqueue(test: AppTest, *ids: str, email: str = "{}@example.org") -> N
 
 @_FORMS
 @in_virtual_time
-async def test_users_are_inserted_by_size_or_every_1000_ms(hardened: bool) -> None:
-    """Full batches go at once, the rest when its second is over; every message is acked."""
+async def test_users_are_inserted_when_the_batch_is_full_or_after_1000_ms(hardened: bool) -> None:
+    """Every message is acked."""
     database = _Database()
     async with AppTest(_app(database, hardened=hardened, size=3)) as test:
         await _enqueue(test, *"abcdefg")
@@ -77,9 +77,9 @@ async def test_users_are_inserted_by_size_or_every_1000_ms(hardened: bool) -> No
 
 @_FORMS
 @in_virtual_time
-async def test_a_lost_connection_retries_every_message_of_the_batch(hardened: bool) -> None:
-    """A database error is nobody's fault: all are retried with `x-retries` 1, and come together."""
-    database = _Database(away=1)
+async def test_lost_connection_retries_every_message_of_the_batch(hardened: bool) -> None:
+    """All of them have `x-retries` 1 and form a batch again."""
+    database = _Database(failures_left=1)
     async with AppTest(_app(database, hardened=hardened)) as test:
         await _enqueue(test, *"abcde")
         await test.advance(5)
@@ -96,9 +96,9 @@ async def test_a_lost_connection_retries_every_message_of_the_batch(hardened: bo
 
 @_FORMS
 @in_virtual_time
-async def test_a_database_away_for_long_sends_every_user_to_the_dlq(hardened: bool) -> None:
-    """Four statements of the whole batch, then all of them lie in the DLQ and none is lost."""
-    database = _Database(away=4)
+async def test_long_database_outage_moves_every_user_to_the_dlq(hardened: bool) -> None:
+    """The complete batch is tried four times."""
+    database = _Database(failures_left=4)
     async with AppTest(_app(database, hardened=hardened)) as test:
         await _enqueue(test, *"abc")
         tally = await test.drain()
@@ -111,8 +111,8 @@ async def test_a_database_away_for_long_sends_every_user_to_the_dlq(hardened: bo
 
 @_FORMS
 @in_virtual_time
-async def test_a_data_error_retries_the_bad_row_alone(hardened: bool) -> None:
-    """The bad row is found by bisection; its neighbours are inserted in the same second."""
+async def test_data_error_retries_only_the_bad_row(hardened: bool) -> None:
+    """The bad row is found by bisection. The other rows are inserted within the same second."""
     database = _Database()
     async with AppTest(_app(database, hardened=hardened)) as test:
         await _enqueue(test, *"abc")
@@ -129,8 +129,8 @@ async def test_a_data_error_retries_the_bad_row_alone(hardened: bool) -> None:
 
 @_FORMS
 @in_virtual_time
-async def test_malformed_json_leaves_the_batch_alone(hardened: bool) -> None:
-    """It goes to the DLQ at once, and the batch around it is inserted."""
+async def test_malformed_json_is_parked_without_the_batch(hardened: bool) -> None:
+    """It goes to the DLQ at once, and the other messages are inserted."""
     database = _Database()
     async with AppTest(_app(database, hardened=hardened)) as test:
         await _enqueue(test, "a")
@@ -144,12 +144,12 @@ async def test_malformed_json_leaves_the_batch_alone(hardened: bool) -> None:
 
 @_FORMS
 @in_virtual_time
-async def test_a_batch_whose_acks_are_lost_is_inserted_again_without_effect(
+async def test_batch_with_lost_acks_is_inserted_again_without_effect(
     hardened: bool,
 ) -> None:
-    """The connection breaks after the insert: everything is delivered again and each user is there once."""
+    """The connection breaks after the insert. All messages are redelivered, and each user exists once."""
     database, broker = _Database(), EmbeddedBroker()
-    database.after = [broker.cut]
+    database.callbacks = [broker.cut]
     async with AppTest(_app(database, hardened=hardened), broker=broker) as test:
         await _enqueue(test, *"abc")
         tally = await test.drain()

@@ -1,4 +1,4 @@
-"""Ratatoskr's document, "RabbitMQ Topology & Message Flow", shown sentence by sentence."""
+"""Statements of Ratatoskr's document, "RabbitMQ Topology & Message Flow"."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _QUICK = {"retry_delay_ms": 60}
 
 
 @for_design(ratatoskr)
-async def test_messages_arrive_are_processed_and_removed(scenario: Scenario) -> None:
-    """Normal processing: consumed, acked, gone; and all three queues are quorum queues."""
+async def test_messages_are_consumed_and_acked(scenario: Scenario) -> None:
+    """Normal processing. All three queues are quorum queues."""
     await scenario.publish(*_EVENT, b'{"order": 1}')
     await scenario.drain()
     assert scenario.consumers[_QUEUE].times == [0.0]
@@ -57,14 +57,15 @@ async def test_messages_arrive_are_processed_and_removed(scenario: Scenario) -> 
 async def test_transient_failures_wait_in_the_retry_queue_until_max_retries(
     scenario: Scenario,
 ) -> None:
-    """Nacked without requeue, back after the retry delay; after three retries it is parked.
+    """They are nacked without requeue, return after the retry delay, and are parked after three
+    retries.
 
-    `x-retry-count` tracks the attempts: the dead letter says 3.
+    `x-retry-count` contains the retries: 3 in the dead letter.
     """
     consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT, rules=_RULES)
     await scenario.publish(*_EVENT, b'{"order": 1}', headers={"tenant": "blue"})
     await scenario.drain(runs=4)
-    assert scenario.keeps_time(consumer, [0.0, 5.0, 10.0, 15.0])
+    assert scenario.ran_at(consumer, [0.0, 5.0, 10.0, 15.0])
     assert consumer.attempts == [1, 2, 3, 4]
     assert {run.routing_key for run in consumer.runs} == {"order.created"}
     parked = await scenario.only(_DLQ)
@@ -74,8 +75,8 @@ async def test_transient_failures_wait_in_the_retry_queue_until_max_retries(
 
 
 @for_design(ratatoskr, versions=EVERY_VERSION)
-async def test_the_retry_loop_uses_the_default_exchange_both_ways(scenario: Scenario) -> None:
-    """Main queue, retry queue and back by queue names alone; the topic exchange is not involved."""
+async def test_retry_loop_uses_the_default_exchange_both_ways(scenario: Scenario) -> None:
+    """Main queue, retry queue and back by queue name. The topic exchange is not involved."""
     scenario.consumer(_QUEUE, rest=_TRANSIENT)
     await scenario.publish(*_EVENT)
     await scenario.drain()
@@ -85,12 +86,12 @@ async def test_the_retry_loop_uses_the_default_exchange_both_ways(scenario: Scen
     ]
     assert scenario.arrivals(_WAITING) == [(at, "", _WAITING) for at in (0.0, 5.0, 10.0)]
     assert [(at, exchange) for at, exchange, _ in scenario.arrivals(_DLQ)] == [(15.0, _DLQ)]
-    assert scenario.lost() == []
+    assert scenario.drops() == []
 
 
 @for_design(ratatoskr, forms=[FAITHFUL], versions=EVERY_VERSION)
-async def test_the_broker_counts_the_loop_in_x_death(scenario: Scenario) -> None:
-    """While only the broker moves the message, `x-death` of the main queue is the retry count."""
+async def test_broker_counts_retries_in_x_death(scenario: Scenario) -> None:
+    """If only the broker moves the message, `x-death` of the main queue is the retry count."""
     consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT)
     await scenario.publish(*_EVENT)
     await scenario.drain()
@@ -100,8 +101,8 @@ async def test_the_broker_counts_the_loop_in_x_death(scenario: Scenario) -> None
 
 
 @for_design(ratatoskr, forms=[HARDENED])
-async def test_hardened_the_count_travels_in_x_retry_count(scenario: Scenario) -> None:
-    """Where the retry is published, the documented header itself carries 1, 2, 3."""
+async def test_hardened_form_counts_retries_in_x_retry_count(scenario: Scenario) -> None:
+    """The published retry has the documented header with 1, 2, 3."""
     consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT)
     await scenario.publish(*_EVENT)
     await scenario.drain()
@@ -111,10 +112,10 @@ async def test_hardened_the_count_travels_in_x_retry_count(scenario: Scenario) -
 
 
 @for_design(ratatoskr, versions=EVERY_VERSION)
-async def test_a_permanent_error_is_published_to_the_dlq_exchange_then_acked(
+async def test_permanent_error_is_published_to_the_dlq_exchange_then_acked(
     scenario: Scenario,
 ) -> None:
-    """A validation failure is not retried: first the DLQ has it, then the main queue lets it go."""
+    """A failed validation is not retried. The DLQ receives the message before the main queue's ack."""
     consumer = scenario.consumer(_QUEUE, _INVALID, rules=_RULES)
     await scenario.publish(*_EVENT)
     await scenario.drain()
@@ -128,8 +129,8 @@ async def test_a_permanent_error_is_published_to_the_dlq_exchange_then_acked(
 
 
 @for_design(ratatoskr)
-async def test_a_permanent_error_after_retries_ends_the_loop(scenario: Scenario) -> None:
-    """Transient first, permanent then: parked at the second run, with one retry behind it."""
+async def test_permanent_error_after_a_retry_is_parked_at_once(scenario: Scenario) -> None:
+    """A transient error, then a permanent one: parked at the second run, after one retry."""
     consumer = scenario.consumer(_QUEUE, _TRANSIENT, _INVALID, rules=_RULES)
     await scenario.publish(*_EVENT)
     await scenario.drain()
@@ -138,8 +139,8 @@ async def test_a_permanent_error_after_retries_ends_the_loop(scenario: Scenario)
 
 
 @for_design(ratatoskr)
-async def test_the_dlq_exchange_fans_out(scenario: Scenario) -> None:
-    """Every queue bound to the dead-letter exchange gets each dead letter, whatever its key."""
+async def test_dlq_exchange_is_a_fanout(scenario: Scenario) -> None:
+    """Every queue bound to the dead-letter exchange receives each dead letter with any key."""
     scenario.consumer(_QUEUE, Park("hopeless"))
     await scenario.open()
     connection = await scenario.broker.connect("watcher")
@@ -155,8 +156,8 @@ async def test_the_dlq_exchange_fans_out(scenario: Scenario) -> None:
 
 
 @for_design(ratatoskr)
-async def test_waiting_blocks_nobody(scenario: Scenario) -> None:
-    """While one message waits in the retry queue, others are processed."""
+async def test_waiting_message_does_not_block_others(scenario: Scenario) -> None:
+    """Other messages are processed while one is in the retry queue."""
     consumer = scenario.script(_QUEUE, lambda run: Retry("slow") if run.body == b"1" else _DONE)
     await scenario.publish(*_EVENT, b"1")
     await scenario.wait(2)
@@ -174,7 +175,7 @@ async def test_waiting_blocks_nobody(scenario: Scenario) -> None:
 @pytest.mark.parametrize("max_retries", [0, 1, 5])
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
 def test_retry_delay_and_max_retries_are_parameters(max_retries: int, hardened: bool) -> None:
-    """One second and N retries: the handler runs N + 1 times, a second apart."""
+    """With a delay of 1 s and N retries, the handler runs N + 1 times, 1 s apart."""
     design = partial(ratatoskr, "orders", retry_delay_ms=1_000, max_retries=max_retries)
     app = App("orders", topology=design(hardened=hardened))
     runs: list[int] = []
@@ -196,8 +197,8 @@ def test_retry_delay_and_max_retries_are_parameters(max_retries: int, hardened: 
 
 
 @for_design(partial(ratatoskr, routing_keys=("order.*", "refund.#")), runners=[POLICY])
-async def test_the_topic_exchange_feeds_the_queue_by_its_routing_keys(scenario: Scenario) -> None:
-    """What no key wants is returned to its publisher, never dropped in silence."""
+async def test_topic_exchange_routes_by_the_configured_keys(scenario: Scenario) -> None:
+    """An unroutable message is returned to its publisher."""
     await scenario.publish("ratatoskr.events", "order.created")
     await scenario.publish("ratatoskr.events", "refund.a.b")
     with pytest.raises(Returned):
@@ -208,10 +209,10 @@ async def test_the_topic_exchange_feeds_the_queue_by_its_routing_keys(scenario: 
 
 
 @for_design(ratatoskr, versions=EVERY_VERSION)
-async def test_a_crash_after_processing_before_the_ack_redelivers(scenario: Scenario) -> None:
-    """At least once: processed twice, the second time marked as redelivered, and counted as one.
+async def test_crash_between_processing_and_ack_redelivers(scenario: Scenario) -> None:
+    """The message is processed twice, as redelivered the second time, with the same attempt number.
 
-    An idempotent consumer changes nothing the second time.
+    An idempotent consumer has no effect the second time.
     """
     orders: set[int] = set()
 
@@ -229,13 +230,15 @@ async def test_a_crash_after_processing_before_the_ack_redelivers(scenario: Scen
 
 
 @for_design(ratatoskr, versions=EVERY_VERSION)
-async def test_dlq_edge_case_a_crash_leaves_the_message_in_both_queues(scenario: Scenario) -> None:
-    """Published to the DLQ, not yet acked, and the process dies: it is in the DLQ and redelivered.
+async def test_crash_between_dlq_publish_and_ack_leaves_the_message_in_both_queues(
+    scenario: Scenario,
+) -> None:
+    """The message is in the DLQ and is redelivered.
 
-    Safety at the cost of duplication: parked again, there are two dead letters; none is lost. In the
-    hardened form the runtime, which lives on here, has seen it parked and knows the copy for one.
+    It is parked again, so there are two dead letters. In the hardened form the runtime continues to
+    run, has recorded the parked message and recognises the copy.
     """
-    known = scenario.hardened and scenario.setting.runner == RUNTIME
+    is_recognised = scenario.is_hardened and scenario.setting.runner == RUNTIME
     both: list[list[int]] = []
 
     def script(run: Run) -> Reaction:
@@ -251,17 +254,19 @@ async def test_dlq_edge_case_a_crash_leaves_the_message_in_both_queues(scenario:
     consumer = scenario.script(_QUEUE, script)
     await scenario.publish(*_EVENT, b'{"order": 1}')
     await scenario.drain()
-    assert both == ([] if known else [[1, 1]])
-    assert consumer.attempts == ([1, 2, 3, 4] if known else [1, 2, 3, 4, 4])
+    assert both == ([] if is_recognised else [[1, 1]])
+    assert consumer.attempts == ([1, 2, 3, 4] if is_recognised else [1, 2, 3, 4, 4])
     parked = await scenario.contents(_DLQ)
-    assert [one.body for one in parked] == [b'{"order": 1}'] * (1 if known else 2)
+    assert [one.body for one in parked] == [b'{"order": 1}'] * (1 if is_recognised else 2)
     assert {one.headers["x-retry-count"] for one in parked} == {3}
     assert await scenario.sizes(_QUEUE, _WAITING) == [0, 0]
 
 
 @for_design(ratatoskr)
-async def test_a_message_is_sent_only_when_the_broker_confirms(scenario: Scenario) -> None:
-    """The DLQ refuses once: the original is not acked until a second publish was confirmed."""
+async def test_original_is_acked_only_after_the_dlq_publish_is_confirmed(
+    scenario: Scenario,
+) -> None:
+    """The DLQ nacks once. The original is acked after the second publish is confirmed."""
 
     def script(_run: Run) -> Reaction:
         if len(scenario.consumers[_QUEUE].runs) == 1:
@@ -275,8 +280,8 @@ async def test_a_message_is_sent_only_when_the_broker_confirms(scenario: Scenari
 
 
 @for_design(ratatoskr, versions=EVERY_VERSION)
-async def test_a_confirm_that_is_lost_duplicates_and_never_loses(scenario: Scenario) -> None:
-    """Stored, but nobody heard of it: the message is published again, so the DLQ has it twice."""
+async def test_lost_confirm_duplicates_the_dead_letter(scenario: Scenario) -> None:
+    """The message was stored without a confirm, so it is published again and the DLQ contains it twice."""
 
     def script(_run: Run) -> Reaction:
         if len(scenario.consumers[_QUEUE].runs) == 1:
@@ -290,8 +295,8 @@ async def test_a_confirm_that_is_lost_duplicates_and_never_loses(scenario: Scena
 
 
 @for_design(ratatoskr, versions=EVERY_VERSION, quick=_QUICK)
-async def test_a_re_driven_message_returns_to_its_queue_and_begins_anew(scenario: Scenario) -> None:
-    """By hand, straight to the main queue: first attempt, no count left standing."""
+async def test_redriven_message_returns_to_its_queue_as_first_attempt(scenario: Scenario) -> None:
+    """Directly to the main queue, without the retry count."""
     consumer = scenario.consumer(_QUEUE, *[_TRANSIENT] * 4)
     await scenario.publish(*_EVENT)
     await scenario.drain(runs=4)
@@ -307,8 +312,8 @@ async def test_a_re_driven_message_returns_to_its_queue_and_begins_anew(scenario
 
 
 @for_design(ratatoskr, versions=EVERY_VERSION)
-async def test_a_re_driven_message_that_fails_has_all_its_retries_again(scenario: Scenario) -> None:
-    """Twelve runs for a message that was re-driven twice in vain; never more than one dead letter."""
+async def test_redriven_message_that_fails_has_all_its_retries_again(scenario: Scenario) -> None:
+    """Two re-drives in vain give twelve runs and still one dead letter."""
     consumer = scenario.consumer(_QUEUE, rest=_TRANSIENT)
     await scenario.publish(*_EVENT)
     await scenario.drain()
@@ -320,50 +325,54 @@ async def test_a_re_driven_message_that_fails_has_all_its_retries_again(scenario
     assert (parked.headers["x-retry-count"], parked.headers["hopback-redrives"]) == (3, 2)
 
 
-async def _look(scenario: Scenario, queue: str, times: int) -> None:
-    """Take a message and die, so many times."""
+async def _get_and_disconnect(scenario: Scenario, queue: str, times: int) -> None:
+    """Get a message and close the connection, repeatedly."""
     for _ in range(times):
-        connection = await scenario.broker.connect("onlooker")
+        connection = await scenario.broker.connect("reader")
         channel = await connection.open_channel()
         await channel.get(queue)
         await connection.close()
 
 
 @for_design(ratatoskr, runners=[POLICY], versions=EVERY_VERSION)
-async def test_looking_at_the_dlq_deletes_only_where_check_says_so(scenario: Scenario) -> None:
-    """From 4.0 on the default limit of a quorum queue counts looks; hardened lifts it."""
+async def test_reading_the_dlq_deletes_only_in_the_form_with_that_finding(
+    scenario: Scenario,
+) -> None:
+    """From 4.0 on the default delivery limit of quorum queues counts gets. The hardened form disables it."""
     scenario.consumer(_QUEUE, Park("hopeless"))
     await scenario.publish(*_EVENT)
     await scenario.drain()
-    await _look(scenario, _DLQ, 30)
-    deleted = not scenario.hardened and scenario.version >= BrokerVersion(4, 0)
+    await _get_and_disconnect(scenario, _DLQ, 30)
+    deleted = not scenario.is_hardened and scenario.version >= BrokerVersion(4, 0)
     assert await scenario.sizes(_DLQ) == [0 if deleted else 1]
 
 
 @for_design(ratatoskr, runners=[POLICY], versions=EVERY_VERSION)
-async def test_a_consumer_that_keeps_crashing_loses_only_where_check_says_so(
+async def test_crashing_consumer_loses_messages_only_in_the_form_with_that_finding(
     scenario: Scenario,
 ) -> None:
-    """From 4.0 on the limit feeds the retry loop, and what comes back is dropped as a cycle."""
+    """From 4.0 on messages beyond the limit enter the retry loop, and their return is dropped as a cycle."""
     await scenario.open()
     await scenario.close()
     scenario.consumers.clear()
     await scenario.send(Message(*_EVENT, b"1", Properties(delivery_mode=2)))
-    await _look(scenario, _QUEUE, 30)
+    await _get_and_disconnect(scenario, _QUEUE, 30)
     await scenario.wait(6)
-    dropped = not scenario.hardened and scenario.version >= BrokerVersion(4, 0)
+    dropped = not scenario.is_hardened and scenario.version >= BrokerVersion(4, 0)
     assert await scenario.sizes(_QUEUE, _WAITING) == [0 if dropped else 1, 0]
-    assert [reason for _, reason in scenario.lost()] == (["dead-letter cycle"] if dropped else [])
+    assert [reason for _, reason in scenario.drops()] == (["dead-letter cycle"] if dropped else [])
 
 
 @pytest.mark.parametrize("version", EVERY_VERSION, ids=str)
-def test_the_runtime_refuses_the_documented_form_where_it_can_lose(version: BrokerVersion) -> None:
-    """Errors of `check` for the connected version refuse the start, unless accepted by name."""
+def test_runtime_refuses_the_documented_form_on_versions_with_errors(
+    version: BrokerVersion,
+) -> None:
+    """Errors of `check` for the connected version prevent the start unless they are accepted by name."""
     app = App("orders", topology=ratatoskr())
 
     @app.handler(_QUEUE)
     async def handle() -> None:
-        """Never called."""
+        pass
 
     async def scenario() -> None:
         async with AppTest(app, broker=EmbeddedBroker(version=version)):
