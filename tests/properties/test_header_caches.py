@@ -32,7 +32,7 @@ from hopback.wire import tables
 from hopback.wire.properties import decode_properties, encode_properties
 from hopback.wire.tables import encode_entries
 from tests.properties.field_values import field_values, properties
-from tests.properties.hostile import moderately
+from tests.properties.hostile import no_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ def _written(one: tuple[Properties, Mark, Callable[..., Properties | None]]) -> 
 
 
 @given(st.lists(_messages, min_size=2, max_size=8))
-@moderately
+@no_deadline
 def test_message_written_after_others_is_the_same_as_written_alone(
     messages: list[tuple[Properties, Mark, Callable[..., Properties | None]]],
 ) -> None:
@@ -110,7 +110,7 @@ def test_message_written_after_others_is_the_same_as_written_alone(
 
 
 @given(_messages)
-@moderately
+@no_deadline
 def test_layered_headers_are_encoded_like_a_plain_table(
     one: tuple[Properties, Mark, Callable[..., Properties | None]],
 ) -> None:
@@ -124,7 +124,7 @@ def test_layered_headers_are_encoded_like_a_plain_table(
 
 
 @given(properties, st.randoms(use_true_random=False), st.booleans(), st.sampled_from((None, 2)))
-@moderately
+@no_deadline
 def test_properties_are_encoded_the_same_in_any_order_of_creation(
     given_properties: Properties, chance: Any, has_none: bool, mode: int | None
 ) -> None:
@@ -186,7 +186,7 @@ def test_copy_of_layered_headers_is_a_plain_dict(copied: Callable[[Any], Any]) -
 
 
 @given(st.lists(st.tuples(st.sampled_from((ValueError, KeyError)), st.integers(0, 3)), max_size=8))
-@moderately
+@no_deadline
 def test_failure_record_is_that_of_its_own_exception(raised: list[tuple[Any, int]]) -> None:
     """Whatever failed before in the same place, with the same text or in the same process."""
     _forget()
