@@ -37,7 +37,15 @@ def test_the_definitions_are_the_documents_topology() -> None:
     """They contain exactly the names of the document and the arguments and bindings of the design."""
     read = read_definitions(DEFINITIONS.read_text(encoding="utf-8"))
     design = file_pipeline()
-    parts = "upload.commands validator thumbnail extractor projection notification audit".split()
+    parts = [
+        "upload.commands",
+        "validator",
+        "thumbnail",
+        "extractor",
+        "projection",
+        "notification",
+        "audit",
+    ]
     main = [f"q.{part}" for part in parts]
     assert {queue.name for queue in read.queues} == {
         f"{queue}{ending}" for queue in main for ending in ("", ".retry", ".dlq")
