@@ -1,4 +1,4 @@
-"""Commands as processes, in a folder of their own; all are gone afterwards."""
+"""Commands as processes in separate folders."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["Process", "get", "started"]
+__all__ = ["Process", "get", "start_process"]
 
 T = TypeVar("T")
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class Process:
-    """A process that was started, and what it has written so far."""
+    """A process and its output."""
 
     def __init__(self, running: subprocess.Popen[bytes], output: Path) -> None:
-        self._running = running
+        self._process = running
         self._output = output
 
     @property
     def text(self) -> str:
-        """What it wrote."""
+        """The output so far."""
         return self._output.read_text()
 
-    def said(self, pattern: str) -> str:
-        """The first group of a pattern in what it writes, as soon as it is there."""
-        return self.until(lambda: re.search(pattern, self.text)).group(1)
+    def wait_for_output(self, pattern: str) -> str:
+        """Wait until the output matches the pattern and return its first group."""
+        return self.wait_until(lambda: re.search(pattern, self.text)).group(1)
 
-    def until(self, condition: Callable[[], T | None]) -> T:
-        """What the condition says when it says something; fails with what was written."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def wait_until(self, condition: Callable[[], T | None]) -> T:
+        """Wait until the condition returns a true value and return it. The error contains the output."""
+        deadline = time.monotonic() + _TIMEOUT_S
         while not (found := condition()):
-            if time.monotonic() > deadline or self._running.poll() is not None:
+            if time.monotonic() > deadline or self._process.poll() is not None:
                 raise AssertionError(self.text)
             time.sleep(0.05)
         return found
 
     def end(self, how: signal.Signals = signal.SIGINT) -> int:
-        """Send a signal and wait for the exit code."""
-        self._running.send_signal(how)
-        return self._running.wait(_PATIENCE_S)
+        """Send a signal and return the exit status."""
+        self._process.send_signal(how)
+        return self._process.wait(_TIMEOUT_S)
 
 
 @contextmanager
-def started(folder: Path, *module: str, **environment: str) -> Iterator[Process]:
-    """Run `python -m …` in the folder; its temporary files are made there, too."""
+def start_process(folder: Path, *module: str, **environment: str) -> Iterator[Process]:
+    """Run `python -m …` with the folder as working and temporary directory. Kill it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "output"
     settings = {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder), **environment}
     with output.open("wb") as written:
-        running = subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", *module],
             cwd=folder,
             env={**os.environ, **settings},
@@ -70,15 +70,15 @@ def started(folder: Path, *module: str, **environment: str) -> Iterator[Process]
             stderr=subprocess.STDOUT,
         )
     try:
-        yield Process(running, output)
+        yield Process(process, output)
     finally:
-        if running.poll() is None:
-            running.kill()
-        running.wait()
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 def get(url: str) -> httpx.Response | None:
-    """What is answered at an address; None if nobody listens."""
+    """Return the response, or None if there is no connection."""
     try:
         return httpx.get(url, trust_env=False, timeout=10)
     except httpx.TransportError:

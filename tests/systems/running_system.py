@@ -1,4 +1,4 @@
-"""A system on a real RabbitMQ and a real database, its web application on a real socket."""
+"""A system on RabbitMQ and a real database, with its web application on a socket."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
     from hopback import Message
 
-__all__ = ["RunningSystem", "running_system"]
+__all__ = ["RunningSystem", "run_system"]
 
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunningSystem:
-    """A system at work: a client of its web application, and a look at its queues."""
+    """A client of the system's web application, and its broker."""
 
     client: httpx.AsyncClient
     broker: RabbitMQ
 
     async def publish(self, message: Message) -> None:
-        """Publish as another program might."""
+        """Publish as another program does."""
         async with Publisher(self.broker) as publisher:
             await publisher.send(message)
 
     async def depth(self, queue: str) -> int:
-        """How many messages a queue has ready."""
+        """Return the number of ready messages."""
         connection = await self.broker.connect("test")
         try:
             channel = await connection.open_channel()
@@ -49,20 +49,20 @@ class RunningSystem:
             await connection.close()
 
     async def json(self, path: str) -> Any:
-        """What is found at a path; None if nothing is."""
+        """Return the JSON of a path, or None if the status is not 200."""
         answer = await self.client.get(path)
         return answer.json() if answer.status_code == 200 else None
 
-    async def until(self, condition: Callable[[], Awaitable[object]]) -> Any:
-        """What the condition says when it holds at last."""
-        async with asyncio.timeout(_PATIENCE_S):
+    async def wait_until(self, condition: Callable[[], Awaitable[object]]) -> Any:
+        """Wait until the condition returns a true value and return it."""
+        async with asyncio.timeout(_TIMEOUT_S):
             while not (found := await condition()):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
         return found
 
 
 @asynccontextmanager
-async def running_system(
+async def run_system(
     name: str, amqp_url: str, database: str, folder: Path, **environment: str
 ) -> AsyncIterator[RunningSystem]:
     """Start the system and its web server."""

@@ -1,4 +1,4 @@
-"""`hopback demo` as a process: it starts, shows its systems at work, and leaves nothing behind."""
+"""`hopback demo` as a process: start, traffic, page and shutdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from hopback import RabbitMQ
 from hopback.systems import HOMES
-from tests.systems.processes import get, started
+from tests.systems.processes import get, start_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,30 +24,34 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("systems")
 
 
-def _parked(demo: Process, url: str) -> dict[str, str]:
-    """Queues with parked messages, as soon as there are any."""
+def _parked_counts(demo: Process, url: str) -> dict[str, str]:
+    """Wait for parked messages and return their number by queue."""
 
     def look() -> dict[str, str]:
         answer = get(f"{url}/metrics")
         text = "" if answer is None else answer.text
         return dict(re.findall(r'hopback_parked_total\{.*?queue="(.+?)"\} ([1-9].*)', text))
 
-    return demo.until(look)
+    return demo.wait_until(look)
 
 
 def _counters(url: str) -> dict[str, dict[str, int]] | None:
-    """What the front page counts, as soon as every system has done something and one has dead letters."""
+    """Return the counters of the page, or None until every system has done messages and one has
+    dead letters.
+    """
     answer = get(f"{url}/demo/counters")
     found: dict[str, dict[str, int]] = {} if answer is None else answer.json()
     busy = set(found) == set(HOMES) and all(one["done"] for one in found.values())
     return found if busy and any(one["dead"] for one in found.values()) else None
 
 
-async def test_all_five_run_on_a_broker_of_their_own_and_end_cleanly(tmp_path: Path) -> None:
-    """Ready, with traffic and dead letters, reachable by AMQP; Ctrl-C leaves nothing behind."""
-    with started(tmp_path, "hopback", "demo", "--http", "0") as demo:
-        demo.said("(Ctrl-C) ends it")
-        url = demo.said(r"(http://[^/\s]+)/demo")
+async def test_demo_runs_five_systems_on_its_own_broker_and_removes_its_files(
+    tmp_path: Path,
+) -> None:
+    """The systems have traffic and dead letters, and AMQP clients can connect. Ctrl-C removes all files."""
+    with start_process(tmp_path, "hopback", "demo", "--http", "0") as demo:
+        demo.wait_for_output("(Ctrl-C) ends it")
+        url = demo.wait_for_output(r"(http://[^/\s]+)/demo")
         ready = get(f"{url}/readyz")
         assert ready is not None
         assert ready.status_code == 200, ready.text
@@ -58,10 +62,10 @@ async def test_all_five_run_on_a_broker_of_their_own_and_end_cleanly(tmp_path: P
         user = get(f"{url}/raffle/api/v1/users/none")
         assert user is not None
         assert user.status_code == 404
-        connection = await RabbitMQ(demo.said(r"HOPBACK_BROKER=(\S+)")).connect("test")
+        connection = await RabbitMQ(demo.wait_for_output(r"HOPBACK_BROKER=(\S+)")).connect("test")
         await connection.close()
-        assert "my-service.events" in _parked(demo, url)
-        counters = demo.until(lambda: _counters(url))
+        assert "my-service.events" in _parked_counts(demo, url)
+        counters = demo.wait_until(lambda: _counters(url))
         front = get(f"{url}/demo")
         assert front is not None
         assert all(f"<h2>{name}</h2>" in front.text for name in HOMES)
@@ -80,12 +84,12 @@ async def test_all_five_run_on_a_broker_of_their_own_and_end_cleanly(tmp_path: P
     assert get(f"{url}/readyz") is None
 
 
-def test_one_system_runs_hardened_and_keeps_its_files(tmp_path: Path) -> None:
-    """Only what was asked for is there, and without hazards; a second signal is not needed."""
+def test_demo_of_one_hardened_system_keeps_its_files(tmp_path: Path) -> None:
+    """Only that system runs, without hazards. It ends after one SIGTERM."""
     options = ("--hardened", "--no-traffic", "--folder", "kept", "--http", "0")
-    with started(tmp_path, "hopback", "demo", "raffle", *options) as demo:
-        demo.said("(Ctrl-C) ends it")
-        url = demo.said(r"(http://[^/\s]+)/demo")
+    with start_process(tmp_path, "hopback", "demo", "raffle", *options) as demo:
+        demo.wait_for_output("(Ctrl-C) ends it")
+        url = demo.wait_for_output(r"(http://[^/\s]+)/demo")
         assert "known hazards" not in demo.text
         ready = get(f"{url}/readyz")
         assert ready is not None
@@ -95,26 +99,26 @@ def test_one_system_runs_hardened_and_keeps_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.broker
-def test_all_five_run_on_rabbitmq(amqp_url: str, tmp_path: Path) -> None:
-    """The same on a real broker, named by the environment."""
+def test_demo_runs_five_systems_on_rabbitmq(amqp_url: str, tmp_path: Path) -> None:
+    """With the broker from the environment."""
     options = ("demo", "--http", "0")
-    with started(tmp_path, "hopback", *options, HOPBACK_BROKER=amqp_url) as demo:
-        url = demo.said(r"(http://[^/\s]+)/demo")
-        assert "my-service.events" in _parked(demo, url)
+    with start_process(tmp_path, "hopback", *options, HOPBACK_BROKER=amqp_url) as demo:
+        url = demo.wait_for_output(r"(http://[^/\s]+)/demo")
+        assert "my-service.events" in _parked_counts(demo, url)
         ready = get(f"{url}/readyz")
         assert ready is not None
         assert ready.status_code == 200
         assert demo.end() == 0
 
 
-def test_the_incident_is_over_after_five_clicks(tmp_path: Path) -> None:
-    """Broken, watched, looked at, repaired, re-driven: the five orders are placed after all."""
+def test_incident_of_the_demo_is_repaired_in_five_steps(tmp_path: Path) -> None:
+    """Break, watch, inspect, repair, re-drive: the five orders are placed."""
     command = ("hopback", "demo", "ratatoskr", "--no-traffic", "--http", "0")
     with (
-        started(tmp_path, *command, RATATOSKR_RETRY_DELAY_MS="200") as demo,
+        start_process(tmp_path, *command, RATATOSKR_RETRY_DELAY_MS="200") as demo,
         sync_playwright() as playwright,
     ):
-        url = demo.said(r"(http://[^/\s]+)/demo")
+        url = demo.wait_for_output(r"(http://[^/\s]+)/demo")
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox"]
         )
@@ -132,7 +136,7 @@ def test_the_incident_is_over_after_five_clicks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "expected"),
     [
         (("rafle",), 5, "Did you mean raffle?"),
         (("--broker", "http://localhost"), 2, "expected amqp://"),
@@ -142,11 +146,11 @@ def test_the_incident_is_over_after_five_clicks(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_demo_options_are_refused_with_the_reason(
-    arguments: tuple[str, ...], code: int, says: str
+    arguments: tuple[str, ...], code: int, expected: str
 ) -> None:
-    """In words, with the exit code of its kind, and without a traceback."""
+    """With the exit status of the error, without a traceback."""
     command = [sys.executable, "-m", "hopback", "demo", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ran.returncode == code
-    assert says in ran.stderr
+    assert expected in ran.stderr
     assert "Traceback" not in ran.stderr

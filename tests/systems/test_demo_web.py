@@ -1,4 +1,4 @@
-"""The web server of the demo: its page, and the requests that it refuses."""
+"""The web server of the demo: its page and refused requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _ok(_request: object) -> Response:
 async def test_requests_of_other_sites_are_refused(
     method: str, headers: dict[str, str], status: int
 ) -> None:
-    """A name that is bent to point here is 421, a changing request of another site 403."""
+    """A foreign host name returns 421, a changing request of another site 403."""
     web = DemoWeb(Metrics())
     web.add("raffle", Starlette(routes=[Route("/users", _ok, methods=["GET", "POST"])]))
     transport = httpx.ASGITransport(web)

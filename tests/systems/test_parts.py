@@ -1,4 +1,4 @@
-"""The parts of the systems as processes of their own, on RabbitMQ and PostgreSQL."""
+"""The parts of the systems as separate processes, on RabbitMQ and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hopback import App
 from hopback.systems import HOMES, load_system
 from tests.integration.database import database_url
-from tests.systems.processes import get, started
+from tests.systems.processes import get, start_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +20,8 @@ __all__ = ["database_url"]
 
 
 @pytest.mark.parametrize("name", HOMES)
-def test_every_part_is_what_its_command_runs(name: str) -> None:
-    """`hopback run` finds an application, a web server something that it can call."""
+def test_every_part_is_the_target_of_its_command(name: str) -> None:
+    """`hopback run` finds an application, a web server a callable."""
     system = load_system(name)
     assert system.name == name
     for part in system.parts:
@@ -37,7 +37,7 @@ def test_every_part_is_what_its_command_runs(name: str) -> None:
 def test_raffle_parts_run_as_separate_processes(
     amqp_url: str, database_url: str, tmp_path: Path
 ) -> None:
-    """The API in one process, the consumer in another: a user goes from one to the other."""
+    """The API and the consumer are separate processes. A user passes from one to the other."""
     settings = {
         "HOPBACK_BROKER": amqp_url,
         "DATABASE_URL": database_url,
@@ -47,20 +47,22 @@ def test_raffle_parts_run_as_separate_processes(
     consumer = ("hopback", "run", "hopback.systems.raffle.parts:consumer", "--http", "0")
     web = ("uvicorn", "--factory", "hopback.systems.raffle.parts:create_web", "--port", "0")
     with (
-        started(tmp_path / "consumer", *consumer, **settings) as consuming,
-        started(tmp_path / "web", *web, **settings) as serving,
+        start_process(tmp_path / "consumer", *consumer, **settings) as consumer_process,
+        start_process(tmp_path / "web", *web, **settings) as web_process,
     ):
-        probe = consuming.said(r"listening on (http://[^\s\"]+)")
-        consuming.said('"(consumer.started)"')
-        url = serving.said(r"running on (http://\S+)")
+        probe = consumer_process.wait_for_output(r"listening on (http://[^\s\"]+)")
+        consumer_process.wait_for_output('"(consumer.started)"')
+        url = web_process.wait_for_output(r"running on (http://\S+)")
         body = {"name": "Ana", "email": "ana@email.com"}
         answer = httpx.post(f"{url}/api/v1/users", json=body, trust_env=False)
         assert answer.status_code == 200, answer.text
         user = f"{url}/api/v1/users/{answer.json()['id']}"
-        serving.until(lambda: (found := get(user)) is not None and found.status_code == 200)
+        web_process.wait_until(
+            lambda: (found := get(user)) is not None and found.status_code == 200
+        )
         metrics = get(f"{probe}/metrics")
         assert metrics is not None
         done = 'hopback_deliveries_total{outcome="done",queue="raffle_queue"} 1.0'
         assert done in metrics.text
-        assert consuming.end() == 0
-        assert serving.end() in (0, -2)
+        assert consumer_process.end() == 0
+        assert web_process.end() in (0, -2)

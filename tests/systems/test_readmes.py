@@ -1,4 +1,4 @@
-"""The READMEs of the systems: their commands work, their tables and diagrams are those of the code."""
+"""The READMEs of the systems: their commands work, and their tables and diagrams match the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _NAMES = ("event-bus", "file-pipeline", "freeflow", "raffle", "ratatoskr")
 _CURL = 'curl() { command curl -sS --max-time 10 %s"$@"; }\n'
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _DRAWN = re.compile(r"\(`(hopback topology diagram [^`]+)`\):\n\n```mermaid\n(.*?)```", re.DOTALL)
 _MERMAID = ROOT / "tools" / "site" / "vendor" / "mermaid.tiny.js"
 _DRAW = {"flow": draw_flow, "sequence": draw_sequence, "states": draw_states}
@@ -41,13 +41,13 @@ def _home(name: str) -> Path:
 
 
 def readme(name: str) -> str:
-    """The page of a system."""
+    """Return the page of a system."""
     return (_home(name) / "README.md").read_text(encoding="utf-8")
 
 
 @asynccontextmanager
-async def _running(name: str, folder: Path) -> AsyncIterator[str]:
-    """The system as the demo runs it, with its traffic; the address of its web application."""
+async def _run_system(name: str, folder: Path) -> AsyncIterator[str]:
+    """Run the system with its traffic, as the demo does, and yield the URL of its web application."""
     web, listening, system = DemoWeb(Metrics()), open_socket("127.0.0.1", 0), load_system(name)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{name}"
     host = Host(EmbeddedBroker(), f"sqlite:///{folder}/{name}.db", folder, url)
@@ -58,7 +58,7 @@ async def _running(name: str, folder: Path) -> AsyncIterator[str]:
         try:
             yield url
         finally:
-            # Again until it ends: a cancellation that meets a database call just ending is lost.
+            # Repeat the cancellation: one that coincides with the end of a database call is lost.
             while not traffic.done():
                 traffic.cancel()
                 await asyncio.wait({traffic}, timeout=1)
@@ -70,13 +70,13 @@ async def _traffic(system: System, host: Host) -> None:
 
 @pytest.mark.parametrize("name", _NAMES)
 async def test_commands_of_readme_print_the_shown_output(name: str, tmp_path: Path) -> None:
-    """Every command succeeds; where the page shows what is printed, that is printed."""
-    async with _running(name, tmp_path) as url:
-        await asyncio.to_thread(play, readme(name), url)
+    """All commands succeed."""
+    async with _run_system(name, tmp_path) as url:
+        await asyncio.to_thread(run_readme, readme(name), url)
 
 
-def play(text: str, url: str, **addresses: str) -> None:
-    """Follow a page to the letter: every command once, in one shell."""
+def run_readme(text: str, url: str, **addresses: str) -> None:
+    """Run every command of a page once, in one shell."""
     environment = {**os.environ, "URL": url, "RECEIVER": f"{url}/receiver", **addresses}
     with subprocess.Popen(
         ["sh", "-eu"],
@@ -90,16 +90,16 @@ def play(text: str, url: str, **addresses: str) -> None:
         shell.stdin.write(_CURL % "--fail-with-body ")
         for block in blocks(text):
             if block.language == "sh":
-                _succeed(shell, block)
+                _run_block(shell, block)
             elif block.language == "console":
                 for step in steps(block):
-                    _show(step.command, step.expected, environment)
+                    _check_output(step.command, step.expected, environment)
         shell.stdin.close()
         assert shell.wait(10) == 0
 
 
-def _succeed(shell: subprocess.Popen[str], block: Block) -> None:
-    """Run a block in the reader's shell; the shell ends at the first command that fails."""
+def _run_block(shell: subprocess.Popen[str], block: Block) -> None:
+    """Run a block in the shell. The shell ends at the first failed command."""
     assert shell.stdin is not None
     assert shell.stdout is not None
     shell.stdin.write(f"{block.text}\necho; echo __done__\n")
@@ -112,22 +112,21 @@ def _succeed(shell: subprocess.Popen[str], block: Block) -> None:
     raise AssertionError(block.text + "".join(printed))
 
 
-def _show(command: str, expected: str, environment: dict[str, str]) -> None:
-    """Run a command once, as a reader does: it prints what the page shows."""
+def _check_output(command: str, expected: str, environment: dict[str, str]) -> None:
+    """Run a command once and compare its output with the page."""
     ran = subprocess.run(
         ["sh", "-c", _CURL % "" + command],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
-        timeout=_PATIENCE_S,
+        timeout=_TIMEOUT_S,
     )
     assert matches(expected, ran.stdout), f"$ {command}\n{ran.stdout}{ran.stderr}"
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_the_diagrams_are_generated(name: str) -> None:
-    """What the command beside each diagram draws now stands in the page."""
+def test_diagrams_match_the_output_of_their_commands(name: str) -> None:
     text = readme(name)
     found = _DRAWN.findall(text)
     assert len(found) == text.count("```mermaid") >= 2
@@ -140,7 +139,7 @@ def test_the_diagrams_are_generated(name: str) -> None:
 
 
 def test_mermaid_draws_every_diagram_in_dark_theme() -> None:
-    """Mermaid's command, its online editor and the extensions of editors use this library."""
+    """With the library of Mermaid's command, its online editor and editor extensions."""
     with open_browser() as browser:
         page = browser.new_page()
         page.add_script_tag(path=_MERMAID)
@@ -154,39 +153,37 @@ def test_mermaid_draws_every_diagram_in_dark_theme() -> None:
                 assert "<svg" in drawn, command
 
 
-class _Asked(dict[str, str]):
-    """Variables of which none is set; it remembers which were asked for."""
+class _RequestedVariables(dict[str, str]):
+    """An empty environment that records the requested names."""
 
     def __init__(self) -> None:
         self.names = {"HOPBACK_BROKER"}
         super().__init__()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Nothing."""
+        """Record the name and return the default."""
         self.names.add(name)
         return default
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_every_variable_and_every_part_is_listed(name: str) -> None:
-    """Those that the settings read, and those that the system names."""
-    text, asked = readme(name), _Asked()
+def test_readme_lists_every_variable_and_every_part(name: str) -> None:
+    text, variables = readme(name), _RequestedVariables()
     home = import_module(f"{HOMES[name]}.settings")
     [settings] = (
         each
         for each in vars(home).values()
         if isinstance(each, type) and each.__module__ == home.__name__ and hasattr(each, "read")
     )
-    settings.read(asked)
+    settings.read(variables)
     rows = re.findall(r"^\| (`[A-Z0-9_]+`(?:, `[A-Z0-9_]+`)*) \|", text, flags=re.MULTILINE)
-    assert {name for row in rows for name in re.findall(r"[A-Z0-9_]+", row)} == asked.names
+    assert {name for row in rows for name in re.findall(r"[A-Z0-9_]+", row)} == variables.names
     for part in load_system(name).parts:
         assert f"`{part.command}" in text
 
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_links_of_readme_lead_to_files(name: str) -> None:
-    """No link leads nowhere."""
     links = re.findall(r"\]\(([\w.]+)\)", readme(name))
     assert links
     assert [link for link in links if not (_home(name) / link).exists()] == []

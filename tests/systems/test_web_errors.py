@@ -1,4 +1,4 @@
-"""What clients of the systems' web applications are told: whose fault it is, and what to do."""
+"""Error answers of the systems' web applications."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["database_url"]
 
 _ORDER = {"type": "order.placed", "order": "o1", "sku": "acorn", "quantity": 1}
 _USER = {"name": "Ana", "email": "ana@email.com"}
-_GOOD: dict[str, tuple[str, Any, str]] = {
+_VALID_REQUESTS: dict[str, tuple[str, Any, str]] = {
     "raffle": ("/api/v1/users", _USER, "raffle_queue"),
     "freeflow": ("/events/document.created", {"id": "d", "title": "t"}, "freeflow.documents.queue"),
     "event-bus": ("/buses/wms/events", {"type": "order.created"}, "wms.queue.wms-orders"),
@@ -42,7 +42,7 @@ _GOOD: dict[str, tuple[str, Any, str]] = {
 async def open_web(
     name: str, database: str, broker: EmbeddedBroker | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, EmbeddedBroker]]:
-    """The web part of a system alone, on a broker that has nothing."""
+    """Run the web part of a system alone, on an empty broker."""
     broker = broker or EmbeddedBroker()
     made = {
         "raffle": lambda: raffle_api(RaffleSettings(database), broker),
@@ -58,11 +58,11 @@ async def open_web(
         yield client, broker
 
 
-@pytest.mark.parametrize("name", _GOOD)
+@pytest.mark.parametrize("name", _VALID_REQUESTS)
 @in_virtual_time
 async def test_web_part_publishes_before_consumers_start(name: str, tmp_path: Path) -> None:
-    """It declares the topology itself: what is published before any consumer ran waits for it."""
-    path, body, queue = _GOOD[name]
+    """It declares the topology, so published messages wait for the consumers."""
+    path, body, queue = _VALID_REQUESTS[name]
     async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
         answer = await client.post(path, json=body)
         assert answer.status_code in (200, 202), answer.text
@@ -91,7 +91,7 @@ async def test_web_part_publishes_before_consumers_start(name: str, tmp_path: Pa
 async def test_text_that_cannot_be_encoded_returns_400(
     name: str, path: str, headers: dict[str, str], body: Any, tmp_path: Path
 ) -> None:
-    """400 with words, never a 503 that asks to try the same again."""
+    """Never a 503, which would ask to retry the same request."""
     async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, _):
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         raw = [(key.encode(), value.encode()) for key, value in headers.items()]
@@ -109,19 +109,19 @@ async def test_text_that_cannot_be_encoded_returns_400(
     ],
 )
 async def test_nul_in_path_returns_400(name: str, path: str, database_url: str) -> None:
-    """PostgreSQL has no room for one: 400, not "the database cannot be reached"."""
+    """PostgreSQL cannot store NUL. The answer is not "the database cannot be reached"."""
     async with open_web(name, database_url) as (client, _):
         answer = await client.get(path)
         assert (answer.status_code, "error" in answer.json()) == (400, True)
 
 
-@pytest.mark.parametrize("name", _GOOD)
+@pytest.mark.parametrize("name", _VALID_REQUESTS)
 @in_virtual_time
 async def test_503_while_broker_is_down_states_that_message_was_not_sent(
     name: str, tmp_path: Path
 ) -> None:
-    """503 within seconds; it works again by itself."""
-    path, body, _ = _GOOD[name]
+    """The answer arrives within seconds, and later requests succeed."""
+    path, body, _ = _VALID_REQUESTS[name]
     broker = EmbeddedBroker()
     broker.faults.chance(Fault.REFUSE_CONNECTION, 1.0)
     async with open_web(name, f"sqlite:///{tmp_path}/x.db", broker) as (client, _):
@@ -130,7 +130,7 @@ async def test_503_while_broker_is_down_states_that_message_was_not_sent(
         assert "nothing was sent" in away.json()["error"]
         assert away.headers["retry-after"]
         broker.faults.clear()
-        # It connects again after a pause of some chance; who waits as long as he is told to gets through.
+        # It reconnects after a random pause. A client that respects Retry-After succeeds.
         for _ in range(10):
             again = await client.post(path, json=body)
             if again.status_code != 503:
@@ -139,19 +139,19 @@ async def test_503_while_broker_is_down_states_that_message_was_not_sent(
         assert again.status_code in (200, 202)
 
 
-@pytest.mark.parametrize("name", _GOOD)
+@pytest.mark.parametrize("name", _VALID_REQUESTS)
 @in_virtual_time
 async def test_503_after_missing_confirm_has_idempotency_key(name: str, tmp_path: Path) -> None:
-    """It may have been stored, and here it was: the second message has the id of the first."""
-    path, body, queue = _GOOD[name]
+    """The message was stored. The second publish has the same message ID."""
+    path, body, queue = _VALID_REQUESTS[name]
     async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
         assert (await client.post(path, json=body)).status_code in (200, 202)
         broker.faults.inject(Fault.CUT_AFTER_PUBLISH)
         doubtful = await client.post(path, json=body)
         assert doubtful.status_code == 503
-        said = doubtful.json()["error"]
-        assert "may have been stored" in said
-        key = said.partition("Idempotency-Key: ")[2].partition("`")[0]
+        error = doubtful.json()["error"]
+        assert "may have been stored" in error
+        key = error.partition("Idempotency-Key: ")[2].partition("`")[0]
         again = await client.post(path, json=body, headers={"idempotency-key": key})
         assert again.json()["id"] == key
         ids = [one.properties.message_id for one in broker.snapshot().queue(queue).messages]
@@ -160,10 +160,10 @@ async def test_503_after_missing_confirm_has_idempotency_key(name: str, tmp_path
 
 @in_virtual_time
 async def test_503_after_deleted_exchange_names_topology_apply(tmp_path: Path) -> None:
-    """Nothing was stored, and the command that repairs it is told."""
+    """No message was stored, and the error has the command for the repair."""
     async with open_web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, broker):
         assert (await client.post("/api/v1/users", json=_USER)).status_code == 200
-        connection = await broker.connect("somebody")
+        connection = await broker.connect("operator")
         channel = await connection.open_channel()
         await channel.delete_exchange("raffle_exchange")
         await connection.close()
@@ -175,18 +175,18 @@ async def test_503_after_deleted_exchange_names_topology_apply(tmp_path: Path) -
 
 @in_virtual_time
 async def test_user_sent_twice_with_idempotency_key_has_one_id(tmp_path: Path) -> None:
-    """The same key and user give the same id; another user under that key has one of its own."""
+    """The same key and user give the same ID. Another user with the key has a different ID."""
     async with open_web("raffle", f"sqlite:///{tmp_path}/x.db") as (client, _):
 
-        async def created(key: str, **user: str) -> str:
+        async def create(key: str, **user: str) -> str:
             answer = await client.post(
                 "/api/v1/users", json={**_USER, **user}, headers={"idempotency-key": key}
             )
             found: str = answer.json()["id"]
             return found
 
-        first = await created("form-17")
-        assert await created("form-17") == first
-        assert await created("form-17", name="Bia") != first
-        assert await created("form-18") != first
-        assert await created(first) == first
+        first = await create("form-17")
+        assert await create("form-17") == first
+        assert await create("form-17", name="Bia") != first
+        assert await create("form-18") != first
+        assert await create(first) == first

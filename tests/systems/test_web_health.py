@@ -31,7 +31,7 @@ async def test_web_part_reports_health_readiness_and_metrics(name: str, tmp_path
     async with open_web(name, f"sqlite:///{tmp_path}/x.db") as (client, broker):
         assert (await client.post("/none", json={})).status_code in (404, 405)
         assert (await client.get("/healthz")).json() == {"status": "ok"}
-        await asyncio.sleep(1)  # virtual: the part connects and declares
+        await asyncio.sleep(1)  # the part connects and declares, in virtual time
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.json()) == (200, {"status": "ok", "reasons": []})
         metrics = (await client.get("/metrics")).text

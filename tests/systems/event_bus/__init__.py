@@ -1,1 +1,1 @@
-"""The event bus as an application."""
+"""Tests of the event bus as an application."""

@@ -1,4 +1,4 @@
-"""The event bus at work: publishing, pushing, every row of the status table, parking, manual retry."""
+"""The event bus: publishing, pushing, the status table, parking and manual retry."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hopback.systems.settings import SettingsError
 from hopback.systems.web import opened
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology import Queue, QueueType
-from tests.systems.processes import started
+from tests.systems.processes import start_process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,8 +41,6 @@ _QUEUE, _DLQ = "wms.queue.wms-orders", "wms.dlq.wms-orders"
 
 @dataclass(frozen=True, slots=True)
 class _RunningSystem:
-    """The bus at work, a client of its API and the sample receiver."""
-
     test: AppTest
     client: httpx.AsyncClient
     sample: httpx.AsyncClient
@@ -55,29 +53,29 @@ class _RunningSystem:
         return event_id
 
     async def behave(self, service: str, **behaviour: Any) -> None:
-        told = await self.sample.put(f"/{service}/behaviour", json=behaviour)
-        assert told.status_code == 200
+        answer = await self.sample.put(f"/{service}/behaviour", json=behaviour)
+        assert answer.status_code == 200
 
-    async def answered(self, service: str) -> list[tuple[int, int]]:
-        """Attempt and answer of each event that a service got."""
+    async def answers(self, service: str) -> list[tuple[int, int]]:
+        """Return attempt and answer of each event that a service received."""
         seen = (await self.sample.get(f"/{service}/events")).json()["events"]
         return [(one["attempt"], one["answered"]) for one in seen]
 
 
 class _LoopTime:
-    """Virtual time, for the receiver, the publisher and the operator."""
+    """Virtual time for the receiver, the publisher and the operator."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
 
 @asynccontextmanager
-async def _running(hardened: bool = False) -> AsyncIterator[_RunningSystem]:
+async def _run_system(hardened: bool = False) -> AsyncIterator[_RunningSystem]:
     settings = EventBusSettings(receiver="http://receiver.test", hardened=hardened)
     clock = _LoopTime()
     network = httpx.ASGITransport(create_receiver(clock))
     with pytest.MonkeyPatch.context() as patch:
-        # The network between push and the services is not ours: it is a function call here.
+        # The services are function calls instead of HTTP connections.
         patch.setattr("httpx._client.AsyncHTTPTransport", lambda **_: network)
         async with (
             AppTest(create_push(settings)) as test,
@@ -90,30 +88,30 @@ async def _running(hardened: bool = False) -> AsyncIterator[_RunningSystem]:
 
 @_FORMS
 @in_virtual_time
-async def test_an_event_is_published_once_and_pushed_to_every_service(hardened: bool) -> None:
-    """Over HTTP and from Python: each service gets it, answers 200, and it is gone."""
-    async with _running(hardened) as bus:
+async def test_published_event_is_pushed_to_every_service_once(hardened: bool) -> None:
+    """Published over HTTP and from Python. Both services answer 200."""
+    async with _run_system(hardened) as bus:
         await bus.publish()
         async with Publisher(bus.test.broker) as publisher:
             await publisher.send(event_message("wms", "order.paid", {"order": 1}))
         tally = await bus.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (4, 0, 0)
-        assert await bus.answered(_ORDERS) == [(1, 200)] * 2
-        assert await bus.answered(_CINCOUT) == [(1, 200)] * 2
+        assert await bus.answers(_ORDERS) == [(1, 200)] * 2
+        assert await bus.answers(_CINCOUT) == [(1, 200)] * 2
 
 
 @pytest.mark.parametrize("status", [429, 409, 500, 503, 404, 422, 302])
 @in_virtual_time
-async def test_a_failure_is_retried_after_5_s_by_the_service_that_failed_alone(status: int) -> None:
-    """Every row of the table but 2xx and 425: dead-letter retry, and nobody else sees it again."""
-    async with _running() as bus:
+async def test_failed_event_is_retried_after_5_s_only_for_its_service(status: int) -> None:
+    """For every status of the table except 2xx and 425."""
+    async with _run_system() as bus:
         await bus.behave(_ORDERS, status=status, times=2)
         began = bus.test.events[-1].at
         await bus.publish()
         tally = await bus.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (2, 2, 0)
-        assert await bus.answered(_ORDERS) == [(1, status), (2, status), (3, 200)]
-        assert await bus.answered(_CINCOUT) == [(1, 200)]
+        assert await bus.answers(_ORDERS) == [(1, status), (2, status), (3, 200)]
+        assert await bus.answers(_CINCOUT) == [(1, 200)]
         assert round(bus.test.events[-1].at - began) == 10
 
 
@@ -122,13 +120,13 @@ async def test_a_failure_is_retried_after_5_s_by_the_service_that_failed_alone(s
 async def test_failing_event_runs_eleven_times_and_is_parked_with_headers(
     hardened: bool,
 ) -> None:
-    """Once and ten retries; the dead letter says queue, status, retries; the log says the code."""
-    async with _running(hardened) as bus:
+    """One run and ten retries. The dead letter has queue, status and retries, and the log has the code."""
+    async with _run_system(hardened) as bus:
         await bus.behave(_ORDERS, status=500)
         await bus.publish()
         tally = await bus.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (1, 10, 1)
-        assert len(await bus.answered(_ORDERS)) == 11
+        assert len(await bus.answers(_ORDERS)) == 11
         (parked,) = bus.test.dead_letters(_QUEUE)
         headers = parked.properties.headers
         assert headers["x-original-queue"] == _QUEUE
@@ -144,8 +142,8 @@ async def test_failing_event_runs_eleven_times_and_is_parked_with_headers(
 
 @in_virtual_time
 async def test_timeout_of_service_is_retried_as_exception() -> None:
-    """The timeout is retried, and in the end the dead letter has the error instead of a status."""
-    async with _running() as bus:
+    """The dead letter has the error instead of a status."""
+    async with _run_system() as bus:
         await bus.behave(_ORDERS, delayMs=60_000)
         await bus.publish()
         await bus.test.drain()
@@ -156,17 +154,17 @@ async def test_timeout_of_service_is_retried_as_exception() -> None:
 
 @_FORMS
 @in_virtual_time
-async def test_an_event_that_is_not_due_waits_without_counting(hardened: bool) -> None:
-    """`processAfterDelayMs`: 425 until then, first attempt all the while, and others pass by."""
-    async with _running(hardened) as bus:
+async def test_event_that_is_not_due_waits_without_counting_attempts(hardened: bool) -> None:
+    """`processAfterDelayMs` gives 425 until then. Other events are not blocked."""
+    async with _run_system(hardened) as bus:
         await bus.publish("order.reminder", processAfterDelayMs=12_000)
         await bus.publish("order.created")
         await bus.test.drain()
-        answers = await bus.answered(_ORDERS)
+        answers = await bus.answers(_ORDERS)
         assert {attempt for attempt, _ in answers} == {1}
         assert answers[0] == (1, 425)
         assert answers[-1] == (1, 200)
-        assert 200 in [status for _, status in answers[:-1]]  # the other event passed by
+        assert 200 in [status for _, status in answers[:-1]]  # the other event
 
 
 @_FORMS
@@ -176,11 +174,11 @@ async def test_receiver_that_stays_at_425_is_called_at_most_30_times_a_minute(
     hardened: bool, delay: int | None
 ) -> None:
     fields: dict[str, Any] = {} if delay is None else {"processAfterDelayMs": delay}
-    async with _running(hardened) as bus:
+    async with _run_system(hardened) as bus:
         await bus.behave(_ORDERS, status=425)
         await bus.publish(**fields)
         await bus.test.advance(180)
-        assert {attempt for attempt, _ in await bus.answered(_ORDERS)} == {1}
+        assert {attempt for attempt, _ in await bus.answers(_ORDERS)} == {1}
         snoozed = bus.test.find_events("delivery.snoozed", queue=_QUEUE)
         calls = [one.at for one in snoozed]
         assert calls
@@ -189,13 +187,13 @@ async def test_receiver_that_stays_at_425_is_called_at_most_30_times_a_minute(
             assert len([one for one in calls if call <= one < call + 60]) <= 30
         await bus.behave(_ORDERS)
         await bus.test.drain()
-        assert (await bus.answered(_ORDERS))[-1] == (1, 200)
+        assert (await bus.answers(_ORDERS))[-1] == (1, 200)
 
 
 @in_virtual_time
-async def test_each_http_status_is_a_group_and_an_error_label_of_its_own() -> None:
+async def test_each_http_status_has_its_own_group_and_error_label() -> None:
     statuses = (302, 404, 409, 422, 429, 500, 502, 503)
-    async with _running() as bus:
+    async with _run_system() as bus:
         metrics = Metrics()
         for status in statuses:
             await bus.behave(_ORDERS, status=status)
@@ -218,24 +216,24 @@ async def test_each_http_status_is_a_group_and_an_error_label_of_its_own() -> No
 
 @in_virtual_time
 async def test_manual_retry_continues_the_count() -> None:
-    """Moved back after ten retries, one more failure parks it at once; when repaired it is done."""
-    async with _running() as bus:
+    """After ten retries, one more failure parks the event at once. After the repair it is done."""
+    async with _run_system() as bus:
         await bus.behave(_ORDERS, status=500)
         await bus.publish()
         await bus.test.drain()
-        await _retry_by_hand(bus.test)
+        await _redrive_all(bus.test)
         tally = await bus.test.drain()
         assert (tally.retried, tally.parked) == (0, 1)
         await bus.behave(_ORDERS)
-        await _retry_by_hand(bus.test)
+        await _redrive_all(bus.test)
         tally = await bus.test.drain()
         assert (tally.done, tally.parked) == (1, 0)
         assert bus.test.dead_letters(_QUEUE) == ()
 
 
 @in_virtual_time
-async def test_redrive_of_any_service_keeps_its_count_with_the_registered_services() -> None:
-    """`--topology event-bus` does not know the service, and the plan of the job warns."""
+async def test_redrive_with_registered_services_keeps_the_count() -> None:
+    """`--topology event-bus` does not contain the service, so the plan of the job warns."""
     settings = EventBusSettings(("noprefix",), "http://receiver.test")
     request = RedriveRequest(queue="default.dlq.noprefix", selection=Selection(), reason="repaired")
     registered = ServiceRegistry(settings, {}).topology()
@@ -244,9 +242,9 @@ async def test_redrive_of_any_service_keeps_its_count_with_the_registered_servic
         (DESIGNS["event-bus"].build(), 11, True),
     ):
         with pytest.MonkeyPatch.context() as patch:
-            refused = httpx.MockTransport(lambda _request: httpx.Response(500))
+            error_transport = httpx.MockTransport(lambda _request: httpx.Response(500))
             patch.setattr(
-                "httpx._client.AsyncHTTPTransport", lambda transport=refused, **_: transport
+                "httpx._client.AsyncHTTPTransport", lambda transport=error_transport, **_: transport
             )
             async with AppTest(create_push(settings)) as test:
                 await test.publish("", {"id": 1}, exchange="default.main-exchange")
@@ -261,8 +259,8 @@ async def test_redrive_of_any_service_keeps_its_count_with_the_registered_servic
                     )
                 ) as operations:
                     plan = await operations.plan(request)
-                    said = "no given topology has a failure plan for default.dlq.noprefix"
-                    assert any(said in one for one in plan.warnings) is warned
+                    warning = "no given topology has a failure plan for default.dlq.noprefix"
+                    assert any(warning in one for one in plan.warnings) is warned
                     before = len(test.find_events("delivery.retried")) + 1
                     await operations.wait((await operations.start(request)).id)
                     await test.drain()
@@ -272,8 +270,8 @@ async def test_redrive_of_any_service_keeps_its_count_with_the_registered_servic
                     assert after - before == runs
 
 
-async def _retry_by_hand(test: AppTest) -> None:
-    """What `hopback dlq redrive` does."""
+async def _redrive_all(test: AppTest) -> None:
+    """Re-drive like `hopback dlq redrive`."""
     assert isinstance(test.broker, EmbeddedBroker)
     topologies = [test.service.topology]
     async with Operations(
@@ -286,8 +284,8 @@ async def _retry_by_hand(test: AppTest) -> None:
 
 @in_virtual_time
 async def test_registered_services_are_listed_with_their_queues() -> None:
-    """With endpoint and queues, by the document's names."""
-    async with _running() as bus:
+    """With the names of the document."""
+    async with _run_system() as bus:
         (_, orders) = (await bus.client.get("/services")).json()["services"]
         assert orders == {
             "service": _ORDERS,
@@ -308,11 +306,11 @@ async def test_registered_services_are_listed_with_their_queues() -> None:
     ],
 )
 @in_virtual_time
-async def test_an_event_that_cannot_be_published_is_refused(
+async def test_event_that_cannot_be_published_is_refused(
     path: str, body: dict[str, Any], status: int
 ) -> None:
-    """4xx, and no service hears of it."""
-    async with _running() as bus:
+    """With 4xx. No service receives it."""
+    async with _run_system() as bus:
         assert (await bus.client.post(path, json=body)).status_code == status
         assert (await bus.test.drain()).done == 0
 
@@ -329,7 +327,7 @@ async def test_an_event_that_cannot_be_published_is_refused(
     ],
 )
 @in_virtual_time
-async def test_publishing_needs_one_of_the_tokens(header: str | None, status: int) -> None:
+async def test_publishing_requires_one_of_the_tokens(header: str | None, status: int) -> None:
     tokens = "first-token-of-a-client, second-token-of-a-client"
     settings = EventBusSettings.read({"PUBLISH_TOKENS": tokens})
     assert "first-token" not in repr(settings)
@@ -347,13 +345,13 @@ async def test_publishing_needs_one_of_the_tokens(header: str | None, status: in
 
 
 def test_short_token_is_refused_without_showing_it() -> None:
-    with pytest.raises(SettingsError, match="at least 16") as refused:
+    with pytest.raises(SettingsError, match="at least 16") as error:
         EventBusSettings.read({"PUBLISH_TOKENS": "secret"})
-    assert "'secret'" not in str(refused.value)
+    assert "'secret'" not in str(error.value)
 
 
-def test_services_are_registered_by_the_environment() -> None:
-    """`name=url`; a name alone is played by the sample receiver."""
+def test_services_are_read_from_the_environment() -> None:
+    """`name=url`, or a name alone for the sample receiver."""
     settings = EventBusSettings.read(
         {"SERVICES": "abc-one=https://one.test/events, plain", "RECEIVER_URL": "http://r/"}
     )
@@ -366,7 +364,7 @@ def test_services_are_registered_by_the_environment() -> None:
         EventBusSettings.read({"SERVICES": "a,a"})
 
 
-def test_the_prefix_of_a_service_names_its_bus() -> None:
+def test_prefix_of_a_service_selects_its_bus() -> None:
     """`noprefix` belongs to the bus `default`."""
     app = create_push(EventBusSettings(("wms-orders", "noprefix")))
     assert set(app.handlers) == {"wms.queue.wms-orders", "default.queue.noprefix"}
@@ -394,23 +392,23 @@ async def test_services_are_added_moved_and_removed_with_their_file(tmp_path: Pa
             system = _RunningSystem(test, client, sample)
             await system.publish()
             await test.advance(5)
-            assert await system.answered(_ORDERS) == [(1, 200)]
+            assert await system.answers(_ORDERS) == [(1, 200)]
             file.write_text(_entry(_ORDERS) + _entry("wms-stock"))
             await test.advance(5)
             await system.publish()
             await test.advance(5)
-            assert await system.answered(_ORDERS) == [(1, 200), (1, 200)]
-            assert await system.answered("wms-stock") == [(1, 200)]
-            # A new endpoint: events that are published meanwhile stay in the queue.
+            assert await system.answers(_ORDERS) == [(1, 200), (1, 200)]
+            assert await system.answers("wms-stock") == [(1, 200)]
+            # Events published while the endpoint changes stay in the queue.
             file.write_text(_entry(_ORDERS, "orders-2") + _entry("wms-stock"))
             for _ in range(10):
                 await system.publish()
                 await test.advance(0.3)
             await test.advance(5)
-            told = len(await system.answered(_ORDERS)) + len(await system.answered("orders-2"))
-            assert told == 12
-            assert await system.answered("orders-2")
-            # A removed service: its queue gets no more events and keeps those that it has.
+            pushed = len(await system.answers(_ORDERS)) + len(await system.answers("orders-2"))
+            assert pushed == 12
+            assert await system.answers("orders-2")
+            # The queue of a removed service keeps its events and receives no more.
             await system.behave("orders-2", status=503)
             await system.publish()
             await test.advance(1)
@@ -426,37 +424,37 @@ async def test_services_are_added_moved_and_removed_with_their_file(tmp_path: Pa
             await test.advance(5)
             await system.publish()
             await test.advance(5)
-            assert len(await system.answered("wms-stock")) == 14
+            assert len(await system.answers("wms-stock")) == 14
 
 
 @pytest.mark.broker
 def test_service_that_cannot_be_consumed_is_named_and_depths_are_shown(
     amqp_url: str, tmp_path: Path
 ) -> None:
-    """On RabbitMQ: `wms.queue.wms-orders` exists in another form, `wms-stock` can be consumed."""
+    """On RabbitMQ `wms.queue.wms-orders` exists with a different type. `wms-stock` can be consumed."""
     asyncio.run(_declare(amqp_url, Queue(_QUEUE, QueueType.CLASSIC)))
     file = tmp_path / "services.toml"
     file.write_text('[wms-orders]\nurl = "http://127.0.0.1:9/"\n')
     command = ("hopback", "run", "hopback.systems.event_bus.parts:push", "--broker", amqp_url)
     settings = {"SERVICES_FILE": str(file)}
-    with started(tmp_path / "push", *command, "--http", "127.0.0.1:0", **settings) as process:
-        url = process.said(r"listening on (http://[\d.:]+)")
+    with start_process(tmp_path / "push", *command, "--http", "127.0.0.1:0", **settings) as process:
+        url = process.wait_for_output(r"listening on (http://[\d.:]+)")
 
         def ready() -> Any:
             return httpx.get(f"{url}/readyz", trust_env=False).json()
 
-        def shown() -> str:
+        def metrics() -> str:
             return httpx.get(f"{url}/metrics", trust_env=False).text
 
         def is_named() -> bool:
             return f"{_QUEUE} is starting: queue" in str(ready()["reasons"])
 
-        process.until(is_named)
+        process.wait_until(is_named)
         file.write_text(file.read_text().replace("wms-orders", "wms-stock"))
-        process.until(lambda: ready()["ok"])
+        process.wait_until(lambda: ready()["ok"])
         assert ready()["consumers"] == {"wms.queue.wms-stock": "consuming"}
         depth = 'queue="wms.dlq.wms-stock",role="dead-letter"} 0.0'
-        process.until(lambda: depth in shown())
+        process.wait_until(lambda: depth in metrics())
         assert process.end() == 0
 
 
@@ -467,7 +465,7 @@ async def _declare(url: str, queue: Queue) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("[wms-orders]", "url"),
         ('[wms-orders]\nurl = "ftp://x"', "http://host/path"),
@@ -478,17 +476,17 @@ async def _declare(url: str, queue: Queue) -> None:
     ],
 )
 def test_invalid_services_file_is_refused_with_the_reason(
-    tmp_path: Path, text: str, says: str
+    tmp_path: Path, text: str, expected: str
 ) -> None:
-    """At the start, naming the service and what is expected."""
+    """At the start, with the name of the service and the expected value."""
     file = tmp_path / "services.toml"
     file.write_text(text)
-    with pytest.raises(SettingsError, match=says):
+    with pytest.raises(SettingsError, match=expected):
         create_push(EventBusSettings(services_file=file), {})
 
 
 def test_secrets_of_a_service_come_from_variables_and_are_not_shown(tmp_path: Path) -> None:
-    """Neither stands in the file, nor in what is printed of the target."""
+    """The file and the representation of the target do not contain them."""
     file = tmp_path / "services.toml"
     file.write_text('[wms-orders]\nurl = "http://x/"\nbearer_env = "T"\nsecret_env = "S"\n')
     registry = ServiceRegistry(EventBusSettings(services_file=file), {"T": "tick", "S": "hush"})

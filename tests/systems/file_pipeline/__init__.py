@@ -1,1 +1,1 @@
-"""The file pipeline as an application: its parts, its flows, its gateway."""
+"""Tests of the file pipeline as an application: its parts, its flows, its gateway."""

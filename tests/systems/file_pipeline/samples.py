@@ -1,4 +1,4 @@
-"""Files to upload: good ones, broken ones, hostile ones."""
+"""Files to upload: valid, broken and hostile ones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
 def png(width: int = 64, height: int = 48) -> bytes:
-    """A picture."""
+    """Return a picture."""
     target = io.BytesIO()
     Image.new("RGB", (width, height), (200, 30, 30)).save(target, "PNG")
     return target.getvalue()
 
 
 def gif() -> bytes:
-    """A picture with a palette and two frames."""
+    """Return a picture with a palette and two frames."""
     target = io.BytesIO()
     first, second = (Image.new("RGB", (20, 10), shade).convert("P") for shade in ("red", "blue"))
     first.save(target, "GIF", save_all=True, append_images=[second])
@@ -29,7 +29,7 @@ def gif() -> bytes:
 
 
 def jpeg_with_exif() -> bytes:
-    """A picture that knows its camera and lies on its side."""
+    """Return a picture with a camera name and a rotated orientation."""
     target = io.BytesIO()
     exif = Image.Exif()
     exif[0x010F] = "Hopback Optics"
@@ -39,12 +39,12 @@ def jpeg_with_exif() -> bytes:
 
 
 def broken_png() -> bytes:
-    """A picture whose head is well and whose pixels break Pillow."""
+    """Return a picture with a valid header and pixels that Pillow cannot decode."""
     return _png(64, 64, b"no compressed pixels at all")
 
 
 def bomb(side: int = 30_000) -> bytes:
-    """A few bytes that would become gigabytes."""
+    """Return a few bytes that decode to gigabytes."""
     return _png(side, side, zlib.compress(b"\x00" * 1000))
 
 

@@ -1,4 +1,4 @@
-"""The three documented endpoints, held to their contract: names, fields, limits, errors, roles."""
+"""The contract of the three documented endpoints: names, fields, limits, errors, roles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopback import Message
 from hopback.runtime import Properties
 from hopback.systems.file_pipeline.admin_endpoints import ACCEPTED
 from hopback.testing import Fault, in_virtual_time
-from tests.systems.file_pipeline.front_door import FrontDoor, front_door
+from tests.systems.file_pipeline.gateway_client import GatewayClient, open_gateway
 from tests.systems.file_pipeline.samples import broken_png, png
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def _token(**claims: Any) -> dict[str, str]:
-    said = {
+    payload = {
         "sub": "u-1",
         "preferred_username": "ada",
         "iss": "file-pipeline",
@@ -45,26 +45,26 @@ def _token(**claims: Any) -> dict[str, str]:
         "roles": ["admin"],
         **claims,
     }
-    return {"authorization": f"Bearer {jwt.encode(said, _SECRET, 'HS256')}"}
+    return {"authorization": f"Bearer {jwt.encode(payload, _SECRET, 'HS256')}"}
 
 
 class _Admin:
-    """An administrator at the front door."""
+    """An administrator's client of the gateway."""
 
-    def __init__(self, door: FrontDoor) -> None:
-        self.door = door
-        self.system = door.system
+    def __init__(self, web: GatewayClient) -> None:
+        self.web = web
+        self.system = web.system
 
     async def get(self, path: str, **query: Any) -> httpx.Response:
-        return await self.door.client.get(path, params=query, headers=_token())
+        return await self.web.client.get(path, params=query, headers=_token())
 
     async def redrive(self, queue: str, body: object = None) -> httpx.Response:
         content = None if body is None else json.dumps(body).encode()
         path = f"{_QUEUES}/{queue}/re-drive"
-        return await self.door.client.post(path, content=content, headers=_token())
+        return await self.web.client.post(path, content=content, headers=_token())
 
     async def park(self, *bodies: bytes) -> None:
-        """Put messages into the validator's dead-letter queue."""
+        """Publish messages to the validator's dead-letter queue."""
         for number, body in enumerate(bodies):
             properties = Properties(message_id=f"m-{number}", headers={"n": number, "raw": b"\xff"})
             await self.system.send(Message("dlq.q.validator", "parking", body, properties))
@@ -72,12 +72,12 @@ class _Admin:
 
 @asynccontextmanager
 async def _admin(folder: Path, *, hardened: bool = False) -> AsyncIterator[_Admin]:
-    async with front_door(folder, secret=_SECRET, hardened=hardened) as door:
-        yield _Admin(door)
+    async with open_gateway(folder, secret=_SECRET, hardened=hardened) as web:
+        yield _Admin(web)
 
 
 @in_virtual_time
-async def test_the_queues_are_listed_with_their_fields(tmp_path: Path) -> None:
+async def test_queues_are_listed_with_their_fields(tmp_path: Path) -> None:
     """All seven, sorted, with main queue, retry exchange, label and counts."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"{}", b"{}")
@@ -106,7 +106,7 @@ async def test_the_queues_are_listed_with_their_fields(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_peek_shows_messages_and_leaves_them_in_queue(tmp_path: Path) -> None:
-    """Payloads are parsed where they are JSON, text or base64 otherwise; everything stays."""
+    """JSON payloads are parsed, others are text or base64."""
     async with _admin(tmp_path) as admin:
         await admin.park(b'{"a": [1]}', b"plain", b"\xff\x00", b"NaN", b'"\\ud800"')
         for _ in range(3):
@@ -135,7 +135,7 @@ async def test_peek_shows_messages_and_leaves_them_in_queue(tmp_path: Path) -> N
         assert first["messageCountHint"] == 4
         assert first["properties"]["message_id"] == "m-0"
         assert first["properties"]["headers"] == {"n": 0, "raw": "/w=="}
-        assert admin.system.dead() == {"q.validator": 5}
+        assert admin.system.dead_letter_counts() == {"q.validator": 5}
 
 
 @in_virtual_time
@@ -149,7 +149,7 @@ async def test_peek_parses_at_most_one_mebibyte_of_json(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_repeated_peeks_of_quorum_queue_lose_no_message(tmp_path: Path) -> None:
-    """RabbitMQ 4.0 would delete a message at the 21st look; the hardened form has no such limit."""
+    """RabbitMQ 4.0 would delete a message at the 21st get. The hardened form has no such limit."""
     async with _admin(tmp_path, hardened=True) as admin:
         await admin.park(b"1", b"2", b"3")
         for _ in range(30):
@@ -161,7 +161,7 @@ async def test_repeated_peeks_of_quorum_queue_lose_no_message(tmp_path: Path) ->
 
 @in_virtual_time
 async def test_limit_bounds_number_of_messages(tmp_path: Path) -> None:
-    """Of three, one is asked for; without a limit it is 20 to look at and 10 to re-drive."""
+    """The default is 20 messages for a peek and 10 for a re-drive."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"1", b"2", b"3")
         one = (await admin.get(f"{_QUEUES}/q.validator.dlq/messages", limit=1)).json()
@@ -175,8 +175,8 @@ async def test_limit_bounds_number_of_messages(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "", "1e1", "٣", "true", "9" * 5000])
 @in_virtual_time
-async def test_a_limit_that_is_no_positive_integer_is_refused(tmp_path: Path, limit: str) -> None:
-    """With the document's words."""
+async def test_limit_that_is_not_a_positive_integer_is_refused(tmp_path: Path, limit: str) -> None:
+    """With the text of the document."""
     async with _admin(tmp_path) as admin:
         answer = await admin.get(f"{_QUEUES}/q.validator.dlq/messages", limit=limit)
         assert (answer.status_code, answer.json()["detail"]) == (
@@ -198,20 +198,19 @@ async def test_a_limit_that_is_no_positive_integer_is_refused(tmp_path: Path, li
     ],
 )
 @in_virtual_time
-async def test_a_re_drive_with_a_bad_limit_moves_nothing(
+async def test_redrive_with_invalid_limit_moves_no_message(
     tmp_path: Path, body: object, words: str
 ) -> None:
-    """400, and the dead letters stay."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"{}")
         answer = await admin.redrive("q.validator.dlq", body)
         assert (answer.status_code, answer.json()["detail"]) == (400, words)
-        assert admin.system.dead() == {"q.validator": 1}
+        assert admin.system.dead_letter_counts() == {"q.validator": 1}
 
 
 @in_virtual_time
 async def test_limit_above_100_returns_400(tmp_path: Path) -> None:
-    """Also to look at."""
+    """For a peek."""
     async with _admin(tmp_path) as admin:
         answer = await admin.get(f"{_QUEUES}/q.validator.dlq/messages", limit=101)
         assert answer.json()["detail"] == "limit must be <= 100."
@@ -223,7 +222,7 @@ async def test_limit_above_100_returns_400(tmp_path: Path) -> None:
 )
 @in_virtual_time
 async def test_unsupported_queue_returns_documented_400(tmp_path: Path, queue: str) -> None:
-    """400 `Unsupported DLQ queue`, also for a queue that exists."""
+    """`Unsupported DLQ queue`, also for other existing queues."""
     async with _admin(tmp_path) as admin:
         for answer in (
             await admin.get(f"{_QUEUES}/{queue}/messages"),
@@ -235,11 +234,11 @@ async def test_unsupported_queue_returns_documented_400(tmp_path: Path, queue: s
 
 @in_virtual_time
 async def test_error_is_problem_document_with_documented_fields(tmp_path: Path) -> None:
-    """A problem document that also has the fields of the document's own error body."""
+    """A problem document with the additional fields of the document's error body."""
     async with _admin(tmp_path) as admin:
         path = f"{_QUEUES}/q.validator/messages"
         headers = {**_token(), "x-correlation-id": "case-9"}
-        answer = await admin.door.client.get(path, headers=headers)
+        answer = await admin.web.client.get(path, headers=headers)
         assert answer.headers["content-type"].startswith("application/problem+json")
         assert answer.headers["x-correlation-id"] == "case-9"
         found = answer.json()
@@ -278,10 +277,10 @@ async def test_error_is_problem_document_with_documented_fields(tmp_path: Path) 
 async def test_admin_endpoints_need_role_admin(
     tmp_path: Path, headers: dict[str, str], status: int, words: str
 ) -> None:
-    """Each of the three asks first who comes; the bodies are the document's."""
+    """On each of the three endpoints, with the document's error bodies."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"{}")
-        client, path = admin.door.client, f"{_QUEUES}/q.validator.dlq"
+        client, path = admin.web.client, f"{_QUEUES}/q.validator.dlq"
         for answer in (
             await client.get(_QUEUES, headers=headers),
             await client.get(f"{path}/messages", headers=headers),
@@ -289,28 +288,28 @@ async def test_admin_endpoints_need_role_admin(
         ):
             assert answer.status_code == status
             assert words in answer.json()["error"]["message"]
-        assert admin.system.dead() == {"q.validator": 1}
+        assert admin.system.dead_letter_counts() == {"q.validator": 1}
 
 
 @in_virtual_time
 async def test_admin_endpoints_refuse_every_token_without_secret(tmp_path: Path) -> None:
-    """A token signed with nothing does not open the door."""
-    async with front_door(tmp_path) as door:
-        assert (await door.client.get(_QUEUES, headers=_token())).status_code == 401
+    """A token with any signature is refused."""
+    async with open_gateway(tmp_path) as web:
+        assert (await web.client.get(_QUEUES, headers=_token())).status_code == 401
 
 
 @in_virtual_time
 async def test_redrive_publishes_to_retry_exchange_and_is_announced(tmp_path: Path) -> None:
-    """To `retry.q.X` with the audit headers; after 15 s it reaches `q.X` alone and is completed."""
+    """To `retry.q.X` with the audit headers. After 15 s it reaches only `q.X` and is completed."""
     async with _admin(tmp_path) as admin:
-        failed = await admin.door.done(broken_png(), "a.png", "image/png")
+        failed = await admin.web.upload_and_settle(broken_png(), "a.png", "image/png")
         admin.system.folder.file(failed["fileId"]).write_bytes(png())
         seen = admin.system.runs("q.extractor")
         answer = await admin.redrive("q.thumbnail.dlq", {"limit": 10})
         assert answer.status_code == 201
-        told = answer.json()
-        operation = told.pop("operationCorrelationId")
-        assert told == {
+        result = answer.json()
+        operation = result.pop("operationCorrelationId")
+        assert result == {
             "queue": "q.thumbnail.dlq",
             "mainQueue": "q.thumbnail",
             "retryExchange": "retry.q.thumbnail",
@@ -329,9 +328,9 @@ async def test_redrive_publishes_to_retry_exchange_and_is_announced(tmp_path: Pa
         assert headers["x-redrive-operation-correlation-id"] == operation
         assert headers["x-original-routing-key"] == "files.validated.v1"
         await admin.system.settle()
-        assert admin.system.dead() == {}
+        assert admin.system.dead_letter_counts() == {}
         assert admin.system.runs("q.extractor") == seen
-        shown = await admin.door.client.get(f"/files/{failed['fileId']}")
+        shown = await admin.web.client.get(f"/files/{failed['fileId']}")
         assert shown.json()["status"] == "completed"
         (event,) = [
             json.loads(one.body)
@@ -348,7 +347,7 @@ async def test_redrive_publishes_to_retry_exchange_and_is_announced(tmp_path: Pa
 
 @in_virtual_time
 async def test_redrive_keeps_messages_in_dlq_if_publish_fails(tmp_path: Path) -> None:
-    """The document's own caveat, repaired: what was not confirmed is still in the dead-letter queue."""
+    """Unconfirmed messages stay in the dead-letter queue, unlike in the document."""
     async with _admin(tmp_path) as admin:
         await admin.park(b"1", b"2")
         channel = await (await admin.system.test.broker.connect("operator")).open_channel()
@@ -358,12 +357,12 @@ async def test_redrive_keeps_messages_in_dlq_if_publish_fails(tmp_path: Path) ->
         assert (answer.status_code, found["moved"], found["failed"]) == (201, 0, 2)
         assert [one["index"] for one in found["failures"]] == [0, 1]
         assert all(one["reason"] for one in found["failures"])
-        assert admin.system.dead() == {"q.validator": 2}
+        assert admin.system.dead_letter_counts() == {"q.validator": 2}
 
 
 @in_virtual_time
 async def test_admin_endpoints_return_503_while_broker_is_down(tmp_path: Path) -> None:
-    """In the contract's form, with a time to try again."""
+    """In the format of the contract, with Retry-After."""
     async with _admin(tmp_path) as admin:
         faults = admin.system.test.broker.faults
         faults.inject(Fault.REFUSE_CONNECTION, times=1000)

@@ -1,4 +1,4 @@
-"""What files are, told by their bytes; and names that are only names."""
+"""Content types from the first bytes, and shown names of files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _MOST = 1_000_000
     ],
 )
 def test_first_bytes_give_the_content_type(head: bytes, found: str | None) -> None:
-    """Known signatures, text as UTF-8 without control characters, and nothing else."""
+    """Known signatures and UTF-8 text without control characters."""
     assert sniff(head) == found
 
 
 def test_character_split_at_end_of_head_is_text() -> None:
-    """Only where the head ends because it is full."""
+    """Only if the head is full."""
     text = ("x" * (HEAD_BYTES - 1) + "é").encode()
     assert sniff(text[:HEAD_BYTES]) == "text/plain"
     assert sniff("é".encode()[:1]) is None
@@ -48,7 +48,7 @@ def test_character_split_at_end_of_head_is_text() -> None:
 def test_judge_returns_declared_type_or_rejection_for_any_input(
     name: str, declared: str, content: bytes
 ) -> None:
-    """Whatever comes, the answer is the declared type or a rejection with code and reason."""
+    """A rejection has a code and a reason."""
     verdict = judge(name, declared, content, _MOST)
     assert (isinstance(verdict, Rejection) and verdict.code and verdict.reason) or (
         verdict == declared
@@ -57,7 +57,7 @@ def test_judge_returns_declared_type_or_rejection_for_any_input(
 
 @given(st.text())
 def test_shown_name_is_one_line_without_folders(given_name: str) -> None:
-    """No separator, no control character, not too long; what is left of nothing is nothing."""
+    """Without separators and control characters, at most 200 characters."""
     shown = shown_name(given_name)
     assert len(shown) <= 200
     assert not set(shown) & set("/\\\x00\n\r\u202e")
@@ -68,6 +68,5 @@ def test_shown_name_is_one_line_without_folders(given_name: str) -> None:
     "text", ["", "..", "../x", "a/b", "x" * 36, "\x00", "A2F1C0DE-5B6B-4C3E-9D1A-0123456789AB"]
 )
 def test_storage_refuses_ids_that_are_not_uuids(text: str) -> None:
-    """Anything else is an error, whoever says it."""
     with pytest.raises(ValueError, match="expected the id of a file"):
         Folder(Path("anywhere")).read(text)

@@ -1,4 +1,4 @@
-"""Lines that break, processes that end, a broker that is away: everything still happens once."""
+"""After lost connections, ended processes and broker outages each change is applied once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hopback.systems.file_pipeline.gateway import gateway
 from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.web import opened
 from hopback.testing import Fault, in_virtual_time
-from tests.systems.file_pipeline.playing import pipeline
+from tests.systems.file_pipeline.running_pipeline import pipeline
 from tests.systems.file_pipeline.samples import png
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ _FILES = 8
 async def test_repeated_connection_losses_apply_each_change_once(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Cut before settlement, nacked, cut while publishing: each file is completed, told and audited once."""
+    """Cut before settlement, nacked, cut after publish: each file is completed, notified and
+    audited once.
+    """
     async with pipeline(tmp_path, hardened=hardened) as system:
         faults = system.test.broker.faults
         faults.chance(Fault.CUT_BEFORE_SETTLE, 0.05)
@@ -41,15 +43,15 @@ async def test_repeated_connection_losses_apply_each_change_once(
         await system.settle()
         statuses = [(await system.file(file_id))["status"] for file_id in uploaded]
         assert statuses == ["completed"] * _FILES
-        assert await system.told() == ["ProcessingCompleted.v1"] * _FILES
-        assert set(Counter(await system.audited()).values()) == {_FILES}
-        assert system.dead() == {}
-        assert system.runs("q.audit") > 5 * _FILES  # some came twice, or nothing was shown
+        assert await system.notification_types() == ["ProcessingCompleted.v1"] * _FILES
+        assert set(Counter(await system.audit_types()).values()) == {_FILES}
+        assert system.dead_letter_counts() == {}
+        assert system.runs("q.audit") > 5 * _FILES  # some messages were redelivered
 
 
 @in_virtual_time
 async def test_outbox_of_stopped_process_is_published_at_next_start(tmp_path: Path) -> None:
-    """A process ends with a full outbox; the next one publishes it and the file is completed."""
+    """The next process publishes the outbox, and the file is completed."""
     broker = EmbeddedBroker()
     clock = LoopClock(lambda: 0.0)
     settings = PipelineSettings(folder=tmp_path)
@@ -59,7 +61,7 @@ async def test_outbox_of_stopped_process_is_published_at_next_start(tmp_path: Pa
         opened(web),
         httpx.AsyncClient(transport=transport, base_url="http://gateway") as client,
     ):
-        # Nobody has declared the exchange yet: the broker takes no command.
+        # The exchange is not declared yet, so the broker refuses the command.
         form = {"file": ("a.png", png(), "image/png")}
         where = (await client.post("/files", files=form)).headers["location"]
         assert (await client.get(where)).json()["status"] == "accepted"
@@ -71,7 +73,7 @@ async def test_outbox_of_stopped_process_is_published_at_next_start(tmp_path: Pa
 
 @in_virtual_time
 async def test_gateway_accepts_files_while_broker_is_down(tmp_path: Path) -> None:
-    """The command waits in the outbox; when the broker is back, everything goes on."""
+    """The command waits in the outbox until the broker is reachable again."""
     async with pipeline(tmp_path) as system:
         broker = system.test.broker
         web = gateway(system.runtime.settings, broker, system.runtime.clock)

@@ -1,4 +1,4 @@
-"""What becomes of files: the document's flows with the real parts, in virtual time."""
+"""The flows of the document with the real parts, in virtual time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.exc import DatabaseError
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
 from hopback.systems.file_pipeline.tables import audit
 from hopback.testing import in_virtual_time
-from tests.systems.file_pipeline.playing import hostile, pipeline
+from tests.systems.file_pipeline.running_pipeline import hostile_message, pipeline
 from tests.systems.file_pipeline.samples import bomb, broken_png, jpeg_with_exif, png
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _BOTH = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "har
 async def test_picture_is_completed_with_thumbnail_and_metadata(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Uploaded, validated, drawn, described, completed, told and audited; each event once."""
+    """Each of the five events occurs once."""
     async with pipeline(tmp_path, hardened=hardened) as system:
         file_id = await system.upload(jpeg_with_exif(), "holiday.jpg", "image/jpeg")
         await system.settle()
@@ -35,55 +35,55 @@ async def test_picture_is_completed_with_thumbnail_and_metadata(
         assert row["thumbnail"]["height"] == 256
         assert row["metadata"]["image"]["exif"]["Make"] == "Hopback Optics"
         assert system.folder.thumbnail(file_id).read_bytes()[:4] == b"\x89PNG"
-        assert await system.told() == ["ProcessingCompleted.v1"]
-        assert await system.audited() == [
+        assert await system.notification_types() == ["ProcessingCompleted.v1"]
+        assert await system.audit_types() == [
             "FileUploaded.v1",
             "FileValidated.v1",
             "MetadataExtracted.v1",
             "ProcessingCompleted.v1",
             "ThumbnailGenerated.v1",
         ]
-        assert system.dead() == {}
+        assert system.dead_letter_counts() == {}
 
 
 @_BOTH
 @in_virtual_time
-async def test_a_picture_that_breaks_pillow_is_parked_after_three_attempts(
+async def test_picture_that_pillow_cannot_decode_is_parked_after_three_attempts(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """It ends in `q.thumbnail.dlq`; the other consumers have seen its event exactly once."""
+    """It is in `q.thumbnail.dlq`. The other consumers received its event once."""
     async with pipeline(tmp_path, hardened=hardened) as system:
         began = system.now()
         file_id = await system.upload(broken_png(), "broken.png", "image/png")
         await system.settle()
-        assert system.dead() == {"q.thumbnail": 1}
+        assert system.dead_letter_counts() == {"q.thumbnail": 1}
         (dead_letter,) = system.test.dead_letters("q.thumbnail")
         assert dead_letter.properties.type == "FileValidated.v1"
         assert dead_letter.properties.headers["x-parked-delivery-attempt"] == 3
         assert system.now() - began == pytest.approx(30, abs=1)
         assert system.runs("q.thumbnail") == 3
         assert system.runs("q.extractor") == 1
-        assert (await system.audited()).count("FileValidated.v1") == 1
+        assert (await system.audit_types()).count("FileValidated.v1") == 1
         row = await system.file(file_id)
         assert (row["status"], row["failure"]["stage"]) == ("failed", "thumbnail")
         assert row["metadata"]["image"]["width"] == 64
-        assert await system.told() == ["ProcessingFailed.v1"]
+        assert await system.notification_types() == ["ProcessingFailed.v1"]
 
 
 @in_virtual_time
 async def test_picture_with_too_many_pixels_is_parked_at_once(tmp_path: Path) -> None:
-    """Decoding is refused by the size in the head; trying again would not help."""
+    """The size in the header is too large, so a retry cannot succeed."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(bomb(), "bomb.png", "image/png")
         await system.settle()
-        assert system.dead() == {"q.thumbnail": 1, "q.extractor": 1}
+        assert system.dead_letter_counts() == {"q.thumbnail": 1, "q.extractor": 1}
         assert system.runs("q.thumbnail") == 1
         assert (await system.file(file_id))["status"] == "failed"
 
 
 @in_virtual_time
 async def test_file_of_wrong_type_is_rejected_with_code_and_reason(tmp_path: Path) -> None:
-    """Rejected is an answer, not a failure: nothing is retried, nothing parked, people are told."""
+    """A rejection is not a failure: it causes a notification, no retry and no dead letter."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(png(), "report.pdf", "application/pdf")
         await system.settle()
@@ -93,13 +93,13 @@ async def test_file_of_wrong_type_is_rejected_with_code_and_reason(tmp_path: Pat
             "code": "TYPE_MISMATCH",
             "reason": "Declared as application/pdf; its bytes are image/png.",
         }
-        assert await system.told() == ["FileRejected.v1"]
-        assert system.dead() == {}
+        assert await system.notification_types() == ["FileRejected.v1"]
+        assert system.dead_letter_counts() == {}
 
 
 @in_virtual_time
 async def test_text_file_is_completed_with_metadata_only(tmp_path: Path) -> None:
-    """Text needs no thumbnail; its statistics are counted."""
+    """Text has statistics instead of a thumbnail."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(b"one two\nthree\n", "notes.txt", "text/plain")
         await system.settle()
@@ -114,24 +114,28 @@ async def test_text_file_is_completed_with_metadata_only(tmp_path: Path) -> None
 
 
 @in_virtual_time
-async def test_an_event_that_comes_twice_changes_nothing_twice(tmp_path: Path) -> None:
-    """The inbox remembers: the same message again announces nothing and notes nothing."""
+async def test_redelivered_events_have_no_effect(tmp_path: Path) -> None:
+    """The inbox recognises them."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(png(), "a.png", "image/png")
         await system.settle()
-        before = (await system.audited(), await system.told(), await system.file(file_id))
+        before = (
+            await system.audit_types(),
+            await system.notification_types(),
+            await system.file(file_id),
+        )
         for event in system.events():
             await system.send(event)
         await system.settle()
-        assert (await system.audited(), await system.told()) == before[:2]
+        assert (await system.audit_types(), await system.notification_types()) == before[:2]
         assert await system.file(file_id) == before[2]
         assert system.runs("q.validator") == 2
-        assert system.dead() == {}
+        assert system.dead_letter_counts() == {}
 
 
 @in_virtual_time
 async def test_unfinished_file_times_out(tmp_path: Path) -> None:
-    """The timer tells what is missing; when the rest comes in after all, it is completed."""
+    """The file is completed if the missing events arrive later."""
     async with pipeline(tmp_path, timeout_s=60, sweep_s=5) as system:
         system.test.service.consumer("q.extractor").pause("maintenance")
         file_id = await system.upload(png(), "slow.png", "image/png")
@@ -139,32 +143,38 @@ async def test_unfinished_file_times_out(tmp_path: Path) -> None:
         assert (await system.file(file_id))["status"] == "processing"
         await system.test.advance(10)
         assert (await system.file(file_id))["status"] == "timed-out"
-        assert await system.told() == ["ProcessingTimedOut.v1"]
+        assert await system.notification_types() == ["ProcessingTimedOut.v1"]
         await system.test.advance(60)
-        assert await system.told() == ["ProcessingTimedOut.v1"]
+        assert await system.notification_types() == ["ProcessingTimedOut.v1"]
         system.test.service.consumer("q.extractor").resume("done")
         await system.settle()
         assert (await system.file(file_id))["status"] == "completed"
-        assert await system.told() == ["ProcessingTimedOut.v1", "ProcessingCompleted.v1"]
+        assert await system.notification_types() == [
+            "ProcessingTimedOut.v1",
+            "ProcessingCompleted.v1",
+        ]
 
 
 @in_virtual_time
-async def test_a_failed_file_is_completed_after_its_re_drive(tmp_path: Path) -> None:
-    """Repaired on disk and sent back through `retry.q.thumbnail`, it waits once more and is done."""
+async def test_failed_file_is_completed_after_repair_and_redrive(tmp_path: Path) -> None:
+    """The re-drive uses `retry.q.thumbnail`."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(broken_png(), "broken.png", "image/png")
         await system.settle()
         system.folder.file(file_id).write_bytes(png())
         await system.redrive("q.thumbnail")
         await system.settle()
-        assert system.dead() == {}
+        assert system.dead_letter_counts() == {}
         assert (await system.file(file_id))["status"] == "completed"
-        assert await system.told() == ["ProcessingFailed.v1", "ProcessingCompleted.v1"]
+        assert await system.notification_types() == [
+            "ProcessingFailed.v1",
+            "ProcessingCompleted.v1",
+        ]
 
 
 @in_virtual_time
 async def test_file_is_completed_after_storage_outage(tmp_path: Path) -> None:
-    """Two failures of the upload, then the file is there: nothing is parked, one event goes out."""
+    """The upload fails twice, then the file exists. It causes no dead letter."""
     async with pipeline(tmp_path) as system:
         file_id = await system.upload(png(), "late.png", "image/png", received=False)
         await system.test.advance(20)
@@ -172,7 +182,7 @@ async def test_file_is_completed_after_storage_outage(tmp_path: Path) -> None:
         system.folder.incoming(file_id).write_bytes(png())
         await system.settle()
         assert (await system.file(file_id))["status"] == "completed"
-        assert system.dead() == {}
+        assert system.dead_letter_counts() == {}
 
 
 @pytest.mark.parametrize(
@@ -191,50 +201,50 @@ async def test_file_is_completed_after_storage_outage(tmp_path: Path) -> None:
 async def test_invalid_message_is_parked_and_audited(
     tmp_path: Path, body: bytes | None, reason: str
 ) -> None:
-    """Hostile bodies park at once with a reason; the audit keeps them as they came."""
+    """At once, with a reason. The audit stores it unchanged."""
     async with pipeline(tmp_path) as system:
-        await system.send(hostile(body))
+        await system.send(hostile_message(body))
         await system.settle()
-        assert system.dead() == {"q.validator": 1, "q.projection": 1}
+        assert system.dead_letter_counts() == {"q.validator": 1, "q.projection": 1}
         (dead_letter,) = system.test.dead_letters("q.validator")
         assert reason in str(dead_letter.properties.headers["x-parked-reason"])
         assert dead_letter.properties.headers["x-parked-delivery-attempt"] == 1
-        assert len(await system.audited()) == 1
+        assert len(await system.audit_types()) == 1
 
 
 @in_virtual_time
 async def test_file_id_that_is_a_path_is_parked(tmp_path: Path) -> None:
-    """A message that names `../../secret` as its file is parked; nothing outside is touched."""
+    """No file outside the folder is changed."""
     secret = tmp_path.parent / f"{tmp_path.name}-secret"
     secret.write_bytes(png())
     async with pipeline(tmp_path) as system:
         command = UploadRequested(f"../../{secret.name}", 1, "a.png", "image/png")
         await system.send(message_of(command, producer="mallory", now=system.now()))
         await system.settle()
-        assert system.dead() == {"q.upload.commands": 1}
+        assert system.dead_letter_counts() == {"q.upload.commands": 1}
         assert secret.exists()
 
 
 @in_virtual_time
 async def test_failure_retry_and_parking_logs_have_all_documented_fields(tmp_path: Path) -> None:
-    """JSON lines with correlation id, queue, routing key, type, attempt and maximum."""
+    """JSON lines with correlation ID, queue, routing key, type, attempt and maximum."""
     async with pipeline(tmp_path) as system:
         await system.upload(broken_png(), "broken.png", "image/png")
         await system.settle()
         lines = system.log()
         names = ("handler.failed", "delivery.retried", "delivery.parked")
-        told = [one for one in lines if one["event"] in names]
-        attempts = [(one["attempt"], one["maxAttempts"]) for one in told]
+        failures = [one for one in lines if one["event"] in names]
+        attempts = [(one["attempt"], one["maxAttempts"]) for one in failures]
         assert attempts == [(1, 3), (1, 3), (2, 3), (3, 3)]
-        assert {one["queue"] for one in told} == {"q.thumbnail"}
-        assert {one["routingKey"] for one in told} == {"files.validated.v1"}
-        assert {one["messageType"] for one in told} == {"FileValidated.v1"}
-        assert len({one["correlationId"] for one in told}) == 1
+        assert {one["queue"] for one in failures} == {"q.thumbnail"}
+        assert {one["routingKey"] for one in failures} == {"files.validated.v1"}
+        assert {one["messageType"] for one in failures} == {"FileValidated.v1"}
+        assert len({one["correlationId"] for one in failures}) == 1
 
 
 @in_virtual_time
 async def test_every_message_has_the_envelope_of_the_document(tmp_path: Path) -> None:
-    """Nine fields; the cause of each is the message before it, the correlation is that of the upload."""
+    """Nine fields. `causationId` is the preceding message, `correlationId` the upload."""
     async with pipeline(tmp_path) as system:
         await system.upload(png(), "a.png", "image/png")
         await system.settle()
@@ -251,8 +261,8 @@ async def test_every_message_has_the_envelope_of_the_document(tmp_path: Path) ->
 
 
 @in_virtual_time
-async def test_the_audit_cannot_be_changed(tmp_path: Path) -> None:
-    """The database refuses to update or delete what was recorded."""
+async def test_audit_is_append_only(tmp_path: Path) -> None:
+    """The database refuses updates and deletes."""
     async with pipeline(tmp_path) as system:
         await system.upload(png(), "a.png", "image/png")
         await system.settle()
@@ -260,4 +270,4 @@ async def test_the_audit_cannot_be_changed(tmp_path: Path) -> None:
             with pytest.raises(DatabaseError, match="append-only"):
                 async with system.runtime.database.transaction() as tx:
                     await tx.execute(statement)
-        assert len(await system.audited()) == 5
+        assert len(await system.audit_types()) == 5

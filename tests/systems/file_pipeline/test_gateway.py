@@ -1,4 +1,4 @@
-"""The gateway: files in, answers out, and nothing that hostile uploads could leave behind."""
+"""The gateway: uploads, answers, and hostile uploads, which leave no data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.testing import in_virtual_time
-from tests.systems.file_pipeline.front_door import front_door, part
+from tests.systems.file_pipeline.gateway_client import open_gateway, part
 from tests.systems.file_pipeline.samples import bomb, broken_png, gif, png
 
 if TYPE_CHECKING:
@@ -21,43 +21,45 @@ _PNG = ("a.png", "image/png")
 
 
 @in_virtual_time
-async def test_a_file_can_be_followed_from_upload_to_completion(tmp_path: Path) -> None:
-    """Accepted at once, completed soon; with thumbnail, metadata, events and a notification."""
-    async with front_door(tmp_path) as door:
-        answer = await door.upload(gif(), "dance.gif", "image/gif")
+async def test_uploaded_file_is_completed_with_thumbnail_metadata_and_notification(
+    tmp_path: Path,
+) -> None:
+    """The upload is accepted at once. The events are listed in order."""
+    async with open_gateway(tmp_path) as web:
+        answer = await web.upload(gif(), "dance.gif", "image/gif")
         assert answer.status_code == 202
         where = answer.headers["location"]
         assert answer.json()["status"] == "accepted"
-        await door.system.settle()
-        found = (await door.client.get(where)).json()
+        await web.system.settle()
+        found = (await web.client.get(where)).json()
         assert found["status"] == "completed"
         assert found["metadata"]["image"]["frames"] == 2
         assert found["thumbnail"]["width"] == 20
-        small = await door.client.get(f"{where}/thumbnail")
+        small = await web.client.get(f"{where}/thumbnail")
         assert (small.headers["content-type"], small.content[:4]) == ("image/png", b"\x89PNG")
         assert small.headers["x-content-type-options"] == "nosniff"
-        events = (await door.client.get(f"{where}/events")).json()["items"]
+        events = (await web.client.get(f"{where}/events")).json()["items"]
         assert events[0]["type"] == "FileUploaded.v1"
         assert events[-1]["type"] == "ProcessingCompleted.v1"
-        told = (await door.client.get("/notifications")).json()
-        assert [one["text"] for one in told["items"]] == ["dance.gif is ready."]
-        later = await door.client.get("/notifications", params={"after": told["next"]})
+        notified = (await web.client.get("/notifications")).json()
+        assert [one["text"] for one in notified["items"]] == ["dance.gif is ready."]
+        later = await web.client.get("/notifications", params={"after": notified["next"]})
         assert later.json()["items"] == []
 
 
 @in_virtual_time
 async def test_reprocess_request_runs_file_again(tmp_path: Path) -> None:
-    """The second run begins anew: what was broken on disk is repaired, what was late is forgotten."""
-    async with front_door(tmp_path) as door:
-        first = await door.done(broken_png(), *_PNG)
+    """The second run has a new correlation ID and no failure of the first."""
+    async with open_gateway(tmp_path) as web:
+        first = await web.upload_and_settle(broken_png(), *_PNG)
         assert (first["status"], first["failure"]["stage"]) == ("failed", "thumbnail")
-        door.system.folder.file(first["fileId"]).write_bytes(png())
+        web.system.folder.file(first["fileId"]).write_bytes(png())
         where = f"/files/{first['fileId']}"
-        again = await door.client.post(f"{where}/reprocess")
+        again = await web.client.post(f"{where}/reprocess")
         assert (again.status_code, again.json()["run"]) == (202, 2)
-        assert "failure" not in (await door.client.get(where)).json()
-        await door.system.settle()
-        second = (await door.client.get(where)).json()
+        assert "failure" not in (await web.client.get(where)).json()
+        await web.system.settle()
+        second = (await web.client.get(where)).json()
         assert (second["status"], second["run"]) == ("completed", 2)
         assert "failure" not in second
         assert second["correlationId"] != first["correlationId"]
@@ -65,26 +67,25 @@ async def test_reprocess_request_runs_file_again(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_files_are_listed_newest_first_and_by_status(tmp_path: Path) -> None:
-    """In short; a status chooses."""
-    async with front_door(tmp_path) as door:
-        await door.done(b"text", "first.txt", "text/plain")
+    async with open_gateway(tmp_path) as web:
+        await web.upload_and_settle(b"text", "first.txt", "text/plain")
         await asyncio.sleep(1)
-        await door.done(png(), "second.pdf", "application/pdf")
-        listed = (await door.client.get("/files")).json()
+        await web.upload_and_settle(png(), "second.pdf", "application/pdf")
+        listed = (await web.client.get("/files")).json()
         assert [one["name"] for one in listed["items"]] == ["second.pdf", "first.txt"]
-        rejected = (await door.client.get("/files", params={"status": "rejected"})).json()
+        rejected = (await web.client.get("/files", params={"status": "rejected"})).json()
         assert [one["name"] for one in rejected["items"]] == ["second.pdf"]
 
 
 @in_virtual_time
 async def test_correlation_id_of_request_is_in_every_event(tmp_path: Path) -> None:
-    """What is fit to be repeated is kept; anything else is replaced."""
-    async with front_door(tmp_path) as door:
+    """An invalid ID is replaced."""
+    async with open_gateway(tmp_path) as web:
         form = {"file": ("a.txt", b"text", "text/plain")}
-        await door.client.post("/files", files=form, headers={"x-correlation-id": "shop-7"})
-        await door.client.post("/files", files=form, headers={"x-correlation-id": "a" * 200})
-        await door.system.settle()
-        found = {one.properties.correlation_id for one in door.system.events()}
+        await web.client.post("/files", files=form, headers={"x-correlation-id": "shop-7"})
+        await web.client.post("/files", files=form, headers={"x-correlation-id": "a" * 200})
+        await web.system.settle()
+        found = {one.properties.correlation_id for one in web.system.events()}
         assert "shop-7" in found
         assert "a" * 200 not in found
         assert len(found) == 2
@@ -103,38 +104,36 @@ async def test_correlation_id_of_request_is_in_every_event(tmp_path: Path) -> No
 )
 @in_virtual_time
 async def test_unknown_files_and_paths_return_404(tmp_path: Path, path: str, method: str) -> None:
-    """Whatever is asked for, an id that is none of ours leads nowhere."""
-    async with front_door(tmp_path) as door:
-        assert (await door.client.request(method, path)).status_code == 404
+    async with open_gateway(tmp_path) as web:
+        assert (await web.client.request(method, path)).status_code == 404
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "limit=-1", "limit=1e2"])
 @in_virtual_time
 async def test_wrong_limit_returns_400_with_the_range(tmp_path: Path, query: str) -> None:
-    """400, with what is expected."""
-    async with front_door(tmp_path) as door:
-        answer = await door.client.get(f"/files?{query}")
+    async with open_gateway(tmp_path) as web:
+        answer = await web.client.get(f"/files?{query}")
         assert answer.status_code == 400
         assert answer.json()["error"] == "limit: expected a whole number from 1 to 500"
 
 
 @in_virtual_time
 async def test_errors_are_in_the_language_of_the_client(tmp_path: Path) -> None:
-    async with front_door(tmp_path) as door:
+    async with open_gateway(tmp_path) as web:
         portuguese = {"Accept-Language": "pt-BR,pt;q=0.9,en;q=0.5"}
-        answer = await door.client.get("/files?limit=0", headers=portuguese)
+        answer = await web.client.get("/files?limit=0", headers=portuguese)
         assert answer.json()["error"] == "limit: esperado um número inteiro de 1 a 500"
         assert answer.headers["content-language"] == "pt"
-        missing = await door.client.post("/files", content=b"", headers=portuguese)
+        missing = await web.client.post("/files", content=b"", headers=portuguese)
         assert missing.json()["error"] == "esperado multipart/form-data com um campo `file`"
 
 
 @in_virtual_time
 async def test_gateway_has_health_and_metrics(tmp_path: Path) -> None:
-    async with front_door(tmp_path) as door:
-        assert (await door.client.get("/healthz")).status_code == 200
-        assert (await door.client.get("/readyz")).json() == {"status": "ok", "reasons": []}
-        assert 'path="/readyz"' in (await door.client.get("/metrics")).text
+    async with open_gateway(tmp_path) as web:
+        assert (await web.client.get("/healthz")).status_code == 200
+        assert (await web.client.get("/readyz")).json() == {"status": "ok", "reasons": []}
+        assert 'path="/readyz"' in (await web.client.get("/metrics")).text
 
 
 _GOOD = part("file", "a.png", "image/png", png())
@@ -145,7 +144,7 @@ _GOOD = part("file", "a.png", "image/png", png())
     [
         (b"", "multipart/form-data; boundary=b", 400),
         (b"--b--\r\n", "multipart/form-data; boundary=b", 400),
-        (b"nothing of a form", "multipart/form-data; boundary=b", 400),
+        (b"not a form", "multipart/form-data; boundary=b", 400),
         (_GOOD, "multipart/form-data; boundary=b", 400),
         (_GOOD[:-20], "multipart/form-data; boundary=b", 400),
         (_GOOD + _GOOD + _END, "multipart/form-data; boundary=b", 400),
@@ -169,16 +168,15 @@ _GOOD = part("file", "a.png", "image/png", png())
     ],
 )  # fmt: skip
 @in_virtual_time
-async def test_hostile_forms_are_refused_and_leave_nothing(
+async def test_hostile_forms_are_refused_without_files_rows_or_messages(
     tmp_path: Path, body: bytes, content_type: str, status: int
 ) -> None:
-    """Each with its status; no file, no row, no message stays behind."""
-    async with front_door(tmp_path) as door:
-        assert await door.send(body, content_type) == status
-        assert door.on_disk() == []
-        await door.system.settle()
-        assert door.system.events() == []
-        assert (await door.client.get("/files")).json()["items"] == []
+    async with open_gateway(tmp_path) as web:
+        assert await web.send(body, content_type) == status
+        assert web.files_on_disk() == []
+        await web.system.settle()
+        assert web.system.events() == []
+        assert (await web.client.get("/files")).json()["items"] == []
 
 
 @pytest.mark.parametrize(
@@ -193,24 +191,26 @@ async def test_hostile_forms_are_refused_and_leave_nothing(
     ids=["dots", "backslashes", "absolute", "reversed", "long"],
 )
 @in_virtual_time
-async def test_names_never_become_paths(tmp_path: Path, given: str, shown: str) -> None:
-    """The name is only shown, and only its last part; on disk a file has an id of ours."""
-    async with front_door(tmp_path / "inner") as door:
+async def test_name_of_upload_is_shown_and_never_used_as_path(
+    tmp_path: Path, given: str, shown: str
+) -> None:
+    """Only its last part is shown. On disk a file has a generated ID."""
+    async with open_gateway(tmp_path / "inner") as web:
         body = part("file", given, "image/png", png()) + _END
-        assert await door.send(body) == 202
-        await door.system.settle()
-        (found,) = (await door.client.get("/files")).json()["items"]
+        assert await web.send(body) == 202
+        await web.system.settle()
+        (found,) = (await web.client.get("/files")).json()["items"]
         assert found["name"] == shown
         file_id = found["fileId"]
-        assert door.on_disk() == [f"files/{file_id}", f"thumbnails/{file_id}.png"]
+        assert web.files_on_disk() == [f"files/{file_id}", f"thumbnails/{file_id}.png"]
     assert os.listdir(tmp_path) == ["inner"]
 
 
 @in_virtual_time
-async def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """By its announced length at once; without one as soon as it goes over."""
-    async with front_door(tmp_path, max_bytes=1000) as door:
-        announced = await door.upload(b"\x89PNG" + b"x" * 100_000, *_PNG)
+async def test_too_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """By its announced length, or as soon as it exceeds the limit."""
+    async with open_gateway(tmp_path, max_bytes=1000) as web:
+        announced = await web.upload(b"\x89PNG" + b"x" * 100_000, *_PNG)
         assert announced.status_code == 413
         sent = 0
 
@@ -222,16 +222,15 @@ async def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: P
                 yield b"x" * 1000
 
         headers = {"content-type": "multipart/form-data; boundary=b"}
-        answer = await door.client.post("/files", content=endless(), headers=headers)
+        answer = await web.client.post("/files", content=endless(), headers=headers)
         assert answer.status_code == 413
         assert sent <= 1000 + 64 * 1024 + 2000  # the limit of the file and of the form around it
-        assert door.on_disk() == []
+        assert web.files_on_disk() == []
 
 
 @in_virtual_time
-async def test_fields_beside_the_file_are_bounded_too(tmp_path: Path) -> None:
-    """A form cannot be made endless by what nobody asked for."""
-    async with front_door(tmp_path, max_bytes=1000) as door:
+async def test_other_fields_of_the_form_are_limited(tmp_path: Path) -> None:
+    async with open_gateway(tmp_path, max_bytes=1000) as web:
 
         async def endless() -> AsyncIterator[bytes]:
             yield b'--b\r\nContent-Disposition: form-data; name="note"\r\n\r\n'
@@ -239,14 +238,14 @@ async def test_fields_beside_the_file_are_bounded_too(tmp_path: Path) -> None:
                 yield b"x" * 10_000
 
         headers = {"content-type": "multipart/form-data; boundary=b"}
-        answer = await door.client.post("/files", content=endless(), headers=headers)
+        answer = await web.client.post("/files", content=endless(), headers=headers)
         assert answer.status_code == 413
 
 
 @in_virtual_time
-async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:
-    """408 after the time that an upload may take; what was received is removed."""
-    async with front_door(tmp_path, upload_s=30) as door:
+async def test_unfinished_upload_is_aborted_after_the_time_limit(tmp_path: Path) -> None:
+    """The answer is 408, and the received part is removed."""
+    async with open_gateway(tmp_path, upload_s=30) as web:
 
         async def drop_by_drop() -> AsyncIterator[bytes]:
             yield part("file", *_PNG, b"")[:-2]
@@ -255,19 +254,19 @@ async def test_an_upload_that_never_ends_is_given_up(tmp_path: Path) -> None:
                 yield b"x"
 
         headers = {"content-type": "multipart/form-data; boundary=b"}
-        answer = await door.client.post("/files", content=drop_by_drop(), headers=headers)
+        answer = await web.client.post("/files", content=drop_by_drop(), headers=headers)
         assert answer.status_code == 408
-        assert door.on_disk() == []
+        assert web.files_on_disk() == []
 
 
 @in_virtual_time
 async def test_picture_with_too_many_pixels_is_accepted_but_not_decoded(tmp_path: Path) -> None:
-    """A few bytes that claim to be 900 million pixels: parked at once, and people are told why."""
-    async with front_door(tmp_path) as door:
-        found = await door.done(bomb(), "bomb.png", "image/png")
+    """A small file declares 900 million pixels. It is parked at once, and the failure has the reason."""
+    async with open_gateway(tmp_path) as web:
+        found = await web.upload_and_settle(bomb(), "bomb.png", "image/png")
         assert found["status"] == "failed"
         assert "pixels" in found["failure"]["reason"]
-        assert door.system.dead() == {"q.thumbnail": 1, "q.extractor": 1}
+        assert web.system.dead_letter_counts() == {"q.thumbnail": 1, "q.extractor": 1}
 
 
 @pytest.mark.parametrize(
@@ -287,22 +286,22 @@ async def test_picture_with_too_many_pixels_is_accepted_but_not_decoded(tmp_path
 async def test_content_of_other_type_is_rejected(
     tmp_path: Path, content: bytes, name: str, kind: str, code: str
 ) -> None:
-    """With a code for programs and a sentence for people."""
-    async with front_door(tmp_path) as door:
-        found = await door.done(content, name, kind)
+    """With a code and a sentence."""
+    async with open_gateway(tmp_path) as web:
+        found = await web.upload_and_settle(content, name, kind)
         assert (found["status"], found["rejection"]["code"]) == ("rejected", code)
         assert found["rejection"]["reason"].endswith(".")
 
 
 @in_virtual_time
 async def test_answers_contain_no_paths_of_the_machine(tmp_path: Path) -> None:
-    """What failed is told without a path, also where the system's own words have one."""
-    async with front_door(tmp_path) as door:
-        magic = await door.done(png()[:8], *_PNG)
+    """Also in errors of the operating system."""
+    async with open_gateway(tmp_path) as web:
+        magic = await web.upload_and_settle(png()[:8], *_PNG)
         assert magic["failure"]["reason"] == "BrokenPicture: Pillow finds no picture in it"
-        lost = (await door.upload(png(), *_PNG)).json()["fileId"]
-        os.unlink(door.system.folder.incoming(lost))
-        await door.system.settle()
-        told = (await door.client.get("/notifications")).text
-        assert "FileNotFoundError" in told
-        assert str(tmp_path) not in told
+        lost = (await web.upload(png(), *_PNG)).json()["fileId"]
+        os.unlink(web.system.folder.incoming(lost))
+        await web.system.settle()
+        notified = (await web.client.get("/notifications")).text
+        assert "FileNotFoundError" in notified
+        assert str(tmp_path) not in notified

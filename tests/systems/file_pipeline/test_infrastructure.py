@@ -1,4 +1,4 @@
-"""The files under `infra/`: equal to the design, and importable as often as one likes."""
+"""The files under `infra/` match the design and can be imported repeatedly."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_definitions_file_equals_the_design() -> None:
     assert DEFINITIONS.read_text(encoding="utf-8") == definitions()
 
 
-def test_the_definitions_are_the_documents_topology() -> None:
-    """They contain exactly the names of the document and the arguments and bindings of the design."""
+def test_definitions_file_contains_exactly_the_topology_of_the_document() -> None:
+    """With the names of the document and the arguments and bindings of the design."""
     read = read_definitions(DEFINITIONS.read_text(encoding="utf-8"))
     design = file_pipeline()
     parts = [
@@ -60,8 +60,8 @@ def test_the_definitions_are_the_documents_topology() -> None:
     assert sorted(map(str, read.bindings)) == sorted(map(str, design.bindings))
 
 
-def test_the_compose_file_has_the_two_services() -> None:
-    """`rabbitmq`, and `rabbitmq-init` which runs the script once the broker is up."""
+def test_compose_file_has_broker_and_init_service() -> None:
+    """`rabbitmq-init` runs the import script when the broker is healthy."""
     text = _COMPOSE.read_text(encoding="utf-8")
     assert "\n  rabbitmq:\n" in text
     assert "\n  rabbitmq-init:\n" in text
@@ -85,8 +85,8 @@ def _import(node: SharedNode, vhost: str, **variables: str) -> subprocess.Comple
 
 
 @pytest.mark.broker
-def test_the_script_imports_twice_into_a_broker(rabbitmq: SharedNode, vhost: str) -> None:
-    """Both times it says so, and the broker holds what the design has."""
+def test_import_script_succeeds_twice(rabbitmq: SharedNode, vhost: str) -> None:
+    """Both runs report the import, and the queues of the broker match the design."""
     for _ in range(2):
         ran = _import(rabbitmq, vhost)
         assert (ran.returncode, ran.stderr) == (0, "")
@@ -102,7 +102,7 @@ def test_the_script_imports_twice_into_a_broker(rabbitmq: SharedNode, vhost: str
 def test_import_script_fails_with_a_hint_on_wrong_password(
     rabbitmq: SharedNode, vhost: str
 ) -> None:
-    """A wrong password: it gives up with words, and shows no password."""
+    """The output does not contain the password."""
     ran = _import(rabbitmq, vhost, RABBITMQ_PASSWORD='wrong"one\\')
     assert ran.returncode == 1
     assert "are user and password right?" in ran.stderr
@@ -110,17 +110,17 @@ def test_import_script_fails_with_a_hint_on_wrong_password(
 
 
 def _engine() -> list[str] | None:
-    """Return the compose command of a container engine that answers."""
+    """Return the compose command of an available container engine."""
     for name in ("docker", "podman"):
         if shutil.which(name):
-            asked = subprocess.run([name, "info"], capture_output=True, timeout=60, check=False)
-            if asked.returncode == 0:
+            info = subprocess.run([name, "info"], capture_output=True, timeout=60, check=False)
+            if info.returncode == 0:
                 return [name, "compose", "--project-name", "hopback-test", "--file"]
     return None
 
 
 def _queues_by_engine(compose: list[str]) -> int:
-    """Start the compose file by the engine. Return the number of imported queues."""
+    """Start the compose file with the engine. Return the number of imported queues."""
     command = [*compose, str(_COMPOSE)]
     try:
         subprocess.run([*command, "up", "--detach", "--wait", "rabbitmq"], check=True)
@@ -132,10 +132,8 @@ def _queues_by_engine(compose: list[str]) -> int:
 
 
 @pytest.mark.broker
-def test_the_init_service_imports_as_the_compose_file_has_it(
-    rabbitmq: SharedNode, vhost: str
-) -> None:
-    """By a container engine, or by the steps of the file: entrypoint, mounted folder, environment."""
+def test_init_service_imports_as_in_the_compose_file(rabbitmq: SharedNode, vhost: str) -> None:
+    """With a container engine, or with the entrypoint, volume and environment of the file."""
     if (compose := _engine()) is not None:
         assert _queues_by_engine(compose) == 21
         return
@@ -161,7 +159,7 @@ def test_the_init_service_imports_as_the_compose_file_has_it(
 async def test_hardened_form_is_refused_beside_the_imported_one(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """The refusal names the differences and changes no queue."""
+    """The error names the differences. No queue changes."""
     assert _import(rabbitmq, vhost).returncode == 0
     connection = await RabbitMQ(amqp_url).connect("test")
     try:

@@ -1,4 +1,4 @@
-"""The main flows on a real RabbitMQ and PostgreSQL: in one process, and as eight of them."""
+"""The main flows on RabbitMQ and PostgreSQL, in one process and in eight."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("systems")]
 
 _SECRET = "a secret that is long enough for HS256, for tests only"
 _SETTINGS = {"RETRY_TTL_MS": "200", "ADMIN_JWT_SECRET": _SECRET}
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 
 @pytest.fixture
 def database(postgres: SharedPostgres) -> str:
-    """The URL of an empty database on PostgreSQL."""
+    """Return the URL of an empty PostgreSQL database."""
     return postgres.create_database()
 
 
@@ -50,7 +50,7 @@ def _administrator() -> dict[str, str]:
 
 
 class _Client:
-    """Someone who uploads files and waits for what becomes of them."""
+    """Uploads files and waits for their status."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self.client = client
@@ -61,9 +61,9 @@ class _Client:
         where: str = answer.headers["location"]
         return where
 
-    async def until(self, where: str, status: str) -> dict[str, Any]:
-        """What is known of the file once it has that status."""
-        async with asyncio.timeout(_PATIENCE_S):
+    async def wait_for_status(self, where: str, status: str) -> dict[str, Any]:
+        """Wait until the file has the status and return its state."""
+        async with asyncio.timeout(_TIMEOUT_S):
             while True:
                 found: dict[str, Any] = (await self.client.get(where)).json()
                 if found["status"] == status:
@@ -79,34 +79,34 @@ class _Client:
 
 
 @pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "hardened"])
-async def test_the_whole_system_in_one_process(
+async def test_pipeline_in_one_process_completes_fails_and_redrives_files(
     amqp_url: str, database: str, tmp_path: Path, hardened: bool
 ) -> None:
-    """A picture completes; a broken one fails, is parked, is repaired, re-driven and completes."""
+    """A picture is completed. A broken one fails, is parked, repaired and re-driven, and is completed."""
     host = Host(RabbitMQ(amqp_url), database, tmp_path, "http://gateway", hardened)
     async with SYSTEM.start(replace(host, variables=_SETTINGS)) as started:
         transport = httpx.ASGITransport(app=started.web)  # type: ignore[arg-type]
         async with httpx.AsyncClient(transport=transport, base_url=host.url) as http:
             client = _Client(http)
-            await _play(client, tmp_path)
+            await _run_flow(client, tmp_path)
 
 
-async def _play(client: _Client, folder: Path) -> None:
+async def _run_flow(client: _Client, folder: Path) -> None:
     good = await client.upload(jpeg_with_exif(), "a.jpg", "image/jpeg")
     bad = await client.upload(broken_png(), "b.png", "image/png")
     lie = await client.upload(png(), "c.pdf", "application/pdf")
     many = [await client.upload(b"text %d" % n, f"{n}.txt", "text/plain") for n in range(20)]
-    assert (await client.until(good, "completed"))["metadata"]["image"]["width"] == 400
-    assert (await client.until(lie, "rejected"))["rejection"]["code"] == "TYPE_MISMATCH"
+    assert (await client.wait_for_status(good, "completed"))["metadata"]["image"]["width"] == 400
+    assert (await client.wait_for_status(lie, "rejected"))["rejection"]["code"] == "TYPE_MISMATCH"
     for where in many:
-        await client.until(where, "completed")
-    failed = await client.until(bad, "failed")
-    await _until(lambda: client.dead_letters("q.thumbnail.dlq"), 1)
+        await client.wait_for_status(where, "completed")
+    failed = await client.wait_for_status(bad, "failed")
+    await _wait_until(lambda: client.dead_letters("q.thumbnail.dlq"), 1)
     (folder / "files" / failed["fileId"]).write_bytes(png())
     path = "/admin/dlq/queues/q.thumbnail.dlq/re-drive"
     moved = await client.client.post(path, headers=_administrator())
     assert (moved.status_code, moved.json()["moved"]) == (201, 1)
-    await client.until(bad, "completed")
+    await client.wait_for_status(bad, "completed")
     assert await client.dead_letters("q.thumbnail.dlq") == 0
 
     async def notifications() -> tuple[list[str], int]:
@@ -114,13 +114,13 @@ async def _play(client: _Client, folder: Path) -> None:
         items = answer.json()["items"]
         return [one["type"] for one in items if one["fileId"] == failed["fileId"]], len(items)
 
-    # The outbox publishes the last notification after the state has changed.
-    await _until(notifications, (["ProcessingFailed.v1", "ProcessingCompleted.v1"], 24))
+    # The outbox publishes the last notification after the status change.
+    await _wait_until(notifications, (["ProcessingFailed.v1", "ProcessingCompleted.v1"], 24))
 
 
-async def _until(ask: Callable[[], Any], wanted: object) -> None:
-    async with asyncio.timeout(_PATIENCE_S):
-        while await ask() != wanted:  # noqa: ASYNC110  another process
+async def _wait_until(ask: Callable[[], Any], expected: object) -> None:
+    async with asyncio.timeout(_TIMEOUT_S):
+        while await ask() != expected:  # noqa: ASYNC110  another process
             await asyncio.sleep(0.05)
 
 
@@ -133,7 +133,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _process(part: Part, environment: dict[str, str], port: int, log: Path) -> Iterator[None]:
-    """A part as its documentation says to run it; ended in order."""
+    """Run a part with its documented command and end it with SIGTERM."""
     program, *rest = part.command.split()
     module = [sys.executable, "-m", program, *rest]
     command = [*module, "--port", str(port)] if part.is_web else [*module, "--log-format", "json"]
@@ -143,14 +143,14 @@ def _process(part: Part, environment: dict[str, str], port: int, log: Path) -> I
             yield
         finally:
             process.send_signal(signal.SIGTERM)
-            code = process.wait(_PATIENCE_S)
+            code = process.wait(_TIMEOUT_S)
     assert code in (0, -signal.SIGTERM), log.read_text()
 
 
-async def test_every_part_as_a_process_of_its_own(
+async def test_pipeline_in_eight_processes_completes_and_parks_files(
     amqp_url: str, database: str, tmp_path: Path
 ) -> None:
-    """Eight processes on one broker and one database: a picture completes, a broken one is parked."""
+    """One broker and one database. A picture is completed, a broken one is parked."""
     port, folder = _free_port(), tmp_path / "files"
     environment = os.environ | _SETTINGS
     environment |= {
@@ -165,12 +165,12 @@ async def test_every_part_as_a_process_of_its_own(
             processes.enter_context(_process(part, environment, port, log))
         async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
             client = _Client(http)
-            await _until(lambda: _answers(http), True)
+            await _wait_until(lambda: _answers(http), True)
             good = await client.upload(png(), "a.png", "image/png")
             bad = await client.upload(broken_png(), "b.png", "image/png")
-            await client.until(good, "completed")
-            await client.until(bad, "failed")
-            await _until(lambda: client.dead_letters("q.thumbnail.dlq"), 1)
+            await client.wait_for_status(good, "completed")
+            await client.wait_for_status(bad, "failed")
+            await _wait_until(lambda: client.dead_letters("q.thumbnail.dlq"), 1)
     _check_log((tmp_path / "3.log").read_text())
 
 
@@ -182,11 +182,11 @@ async def _answers(client: httpx.AsyncClient) -> bool:
 
 
 def _check_log(text: str) -> None:
-    """The thumbnail's failures as JSON lines, with everything that the document asks for."""
+    """Check the JSON log of the thumbnail's failures for all fields of the document."""
     lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    told = [one for one in lines if one["event"] in ("delivery.retried", "delivery.parked")]
-    assert [(one["attempt"], one["maxAttempts"]) for one in told] == [(1, 3), (2, 3), (3, 3)]
-    for one in told:
+    failures = [one for one in lines if one["event"] in ("delivery.retried", "delivery.parked")]
+    assert [(one["attempt"], one["maxAttempts"]) for one in failures] == [(1, 3), (2, 3), (3, 3)]
+    for one in failures:
         assert one["correlationId"]
         assert one["queue"] == "q.thumbnail"
         assert one["routingKey"] == "files.validated.v1"

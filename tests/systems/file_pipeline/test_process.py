@@ -1,4 +1,4 @@
-"""What has become of a file: the same whatever order its events come in."""
+"""The state of a file does not depend on the order of its events."""
 
 from __future__ import annotations
 
@@ -58,15 +58,14 @@ def _after(facts: Iterable[Fact], *, timed_out: bool = False) -> Process:
 def test_status_does_not_depend_on_order_of_events(
     facts: list[Fact], status: str, missing: list[str]
 ) -> None:
-    """Every order of the same events ends in the same process."""
     ends = {
         (_after(order).status, tuple(_after(order).waiting_for)) for order in permutations(facts)
     }
     assert ends == {(status, tuple(missing))}
 
 
-def test_a_late_file_has_timed_out_until_it_is_completed() -> None:
-    """Failure is worse than being late; completion repairs both."""
+def test_timed_out_file_can_fail_and_be_completed() -> None:
+    """`failed` replaces `timed-out`, `completed` replaces both."""
     late = _after([_UPLOADED, _PICTURE, _DESCRIBED], timed_out=True)
     assert late.status == "timed-out"
     assert late.after(_FAILED).status == "failed"
@@ -75,5 +74,5 @@ def test_a_late_file_has_timed_out_until_it_is_completed() -> None:
 
 @given(st.lists(st.sampled_from([_UPLOADED, _PICTURE, _DRAWN, _DESCRIBED, _FAILED, _REJECTED])))
 def test_repeated_events_do_not_change_the_status(facts: list[Fact]) -> None:
-    """Any sequence with all of it repeated gives the same process."""
+    """For any sequence of events, repeated completely."""
     assert _after([*facts, *facts]) == _after(facts)

@@ -1,6 +1,6 @@
-"""The file pipeline with real parts behind its ports: S3, SMTP and an issuer's keys.
+"""The file pipeline with S3, SMTP and an issuer's keys.
 
-The servers are other people's: moto's S3 and aiosmtpd. The issuer serves its keys by HTTP.
+S3 is moto's server, SMTP is aiosmtpd, and the issuer serves its keys over HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.file_pipeline.storage import Folder, S3Storage
 from hopback.systems.settings import SettingsError
 from hopback.testing import in_virtual_time
-from tests.systems.file_pipeline.front_door import front_door
+from tests.systems.file_pipeline.gateway_client import open_gateway
 from tests.systems.file_pipeline.samples import broken_png, png
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _QUEUES = "/admin/dlq/queues"
 
 @pytest.fixture
 def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """moto's server, with an empty bucket."""
+    """Run moto's server with an empty bucket."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -58,7 +58,7 @@ def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     client = import_module("boto3").client("s3", endpoint_url=endpoint)
     client.create_bucket(Bucket="hopback-files")
     yield endpoint
-    # Its servers share what they keep, within a process.
+    # All servers of a process share their buckets.
     for one in client.list_objects_v2(Bucket="hopback-files").get("Contents", ()):
         client.delete_object(Bucket="hopback-files", Key=one["Key"])
     server.stop()
@@ -66,7 +66,7 @@ def s3_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(params=["folder", "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> FileStorage:
-    """Each storage in turn, ready."""
+    """Return each kind of storage, prepared."""
     if request.param == "s3":
         made: FileStorage = S3Storage.at(_BUCKET, request.getfixturevalue("s3_endpoint"))
     else:
@@ -76,7 +76,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> FileStorage:
 
 
 def test_storage_receives_reads_and_forgets_files(storage: FileStorage) -> None:
-    """Received whole or not at all, taken in once, read, forgotten; a thumbnail is replaced whole."""
+    """A file is received completely or not at all, and taken in once. A thumbnail is replaced completely."""
     first, second = str(uuid.uuid4()), str(uuid.uuid4())
     with pytest.raises(FileNotFoundError):
         storage.take_in(first)
@@ -98,15 +98,15 @@ def test_storage_receives_reads_and_forgets_files(storage: FileStorage) -> None:
 
 
 @in_virtual_time
-async def test_the_pipeline_works_on_an_object_store(tmp_path: Path, s3_endpoint: str) -> None:
-    """Upload, validation, thumbnail and metadata; nothing of a file is left on the disk."""
+async def test_pipeline_stores_files_in_an_object_store(tmp_path: Path, s3_endpoint: str) -> None:
+    """No file remains on disk."""
     options = {"storage": _BUCKET, "s3_endpoint": s3_endpoint}
-    async with front_door(tmp_path, **options) as door:
-        shown = await door.done(png(), "a.png", "image/png")
+    async with open_gateway(tmp_path, **options) as web:
+        shown = await web.upload_and_settle(png(), "a.png", "image/png")
         assert shown["status"] == "completed", shown
-        picture = await door.client.get(f"/files/{shown['fileId']}/thumbnail")
+        picture = await web.client.get(f"/files/{shown['fileId']}/thumbnail")
         assert picture.content[:4] == b"\x89PNG"
-        assert [name for name in door.on_disk() if shown["fileId"] in name] == []
+        assert [name for name in web.files_on_disk() if shown["fileId"] in name] == []
     client = import_module("boto3").client("s3", endpoint_url=s3_endpoint)
     found = client.list_objects_v2(Bucket="hopback-files", Prefix="team/")["Contents"]
     keys = {one["Key"] for one in found}
@@ -115,7 +115,7 @@ async def test_the_pipeline_works_on_an_object_store(tmp_path: Path, s3_endpoint
 
 
 class _Mailbox:
-    """What aiosmtpd hands over; it refuses the first mail for now, as a busy server does."""
+    """The handler of aiosmtpd. It refuses the first mail temporarily."""
 
     def __init__(self) -> None:
         self.refusals = 1
@@ -131,7 +131,7 @@ class _Mailbox:
 
 @in_virtual_time
 async def test_notification_is_also_sent_by_mail(tmp_path: Path) -> None:
-    """One mail for each notification, to every address; a server that is busy is tried again."""
+    """One mail per notification, to every address. A temporary refusal is retried."""
     mailbox = _Mailbox()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -142,10 +142,10 @@ async def test_notification_is_also_sent_by_mail(tmp_path: Path) -> None:
             "smtp": f"smtp://127.0.0.1:{port}",
             "mail_to": ("ops@example.org", "team@example.org"),
         }
-        async with front_door(tmp_path, **options) as door:
-            await door.done(b"hello", "a.txt", "text/plain")
-            told = await door.client.get("/notifications")
-            assert [one["text"] for one in told.json()["items"]] == ["a.txt is ready."]
+        async with open_gateway(tmp_path, **options) as web:
+            await web.upload_and_settle(b"hello", "a.txt", "text/plain")
+            notified = await web.client.get("/notifications")
+            assert [one["text"] for one in notified.json()["items"]] == ["a.txt is ready."]
     finally:
         server.stop()
     ((recipients, mail),) = mailbox.mails
@@ -156,13 +156,13 @@ async def test_notification_is_also_sent_by_mail(tmp_path: Path) -> None:
 
 @contextmanager
 def _issuer() -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """An issuer's key document over HTTP: its address, the document to change, who asked."""
+    """Serve an issuer's key document. Yields its URL, the document and the requested paths."""
     document: dict[str, Any] = {"keys": []}
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
             body = json.dumps(document).encode()
             self.send_response(200)
             self.send_header("content-length", str(len(body)))
@@ -173,20 +173,20 @@ def _issuer() -> Iterator[tuple[str, dict[str, Any], list[str]]]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    serving = threading.Thread(target=server.serve_forever, daemon=True)
-    serving.start()
+    server_thread = threading.Thread(target=server.serve_forever, daemon=True)
+    server_thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/certs", document, asked
+        yield f"http://127.0.0.1:{server.server_port}/certs", document, requested
     finally:
         server.shutdown()
         server.server_close()
-        serving.join()
+        server_thread.join()
 
 
 def _key(
     kid: str, use: str = "sig", alg: str = "RS256"
 ) -> tuple[rsa.RSAPrivateKey, dict[str, Any]]:
-    """A key as Keycloak publishes it: with its certificate and the certificate's digest."""
+    """Return a key as Keycloak publishes it, with its certificate and digest."""
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(private.public_key()))
     del public["key_ops"]
@@ -195,7 +195,7 @@ def _key(
 
 
 def _token(private: rsa.RSAPrivateKey, kid: str, role: str = "admin") -> dict[str, str]:
-    """An access token with the claims that Keycloak gives a client of a realm."""
+    """Return an access token with the claims of a Keycloak realm."""
     now = int(time.time())
     claims = {
         "jti": str(uuid.uuid4()),
@@ -217,11 +217,11 @@ def _token(private: rsa.RSAPrivateKey, kid: str, role: str = "admin") -> dict[st
 
 
 @in_virtual_time
-async def test_an_issuers_keys_let_administrators_in(tmp_path: Path) -> None:
-    """As Keycloak does: RS256, realm roles, a key for encryption among them, and keys that rotate.
+async def test_tokens_signed_by_an_issuers_keys_are_accepted(tmp_path: Path) -> None:
+    """As with Keycloak: RS256, realm roles, an encryption key in the set, and key rotation.
 
-    The keys are kept and not asked for again. After a rotation the new key is found by the first token
-    that names it; the old one is believed as long as it is published.
+    The keys are cached. A token with a new key ID causes a new request. An old key is accepted as
+    long as it is published.
     """
     (old, old_public), (new, new_public) = _key("old"), _key("new")
     sealing, sealing_public = _key("sealing", "enc", "RSA-OAEP")
@@ -233,51 +233,53 @@ async def test_an_issuers_keys_let_administrators_in(tmp_path: Path) -> None:
             "audience": "files",
             "roles_claim": "realm_access.roles",
         }
-        async with front_door(tmp_path, **options) as door:
+        async with open_gateway(tmp_path, **options) as web:
             for _ in range(3):
                 assert (
-                    await door.client.get(_QUEUES, headers=_token(old, "old"))
+                    await web.client.get(_QUEUES, headers=_token(old, "old"))
                 ).status_code == 200
             assert len(asked) == 1
-            viewer = await door.client.get(_QUEUES, headers=_token(old, "old", "viewer"))
+            viewer = await web.client.get(_QUEUES, headers=_token(old, "old", "viewer"))
             assert viewer.status_code == 403
-            forged = await door.client.get(_QUEUES, headers=_token(new, "old"))
+            forged = await web.client.get(_QUEUES, headers=_token(new, "old"))
             assert forged.status_code == 401
-            by_the_wrong_key = await door.client.get(_QUEUES, headers=_token(sealing, "sealing"))
-            assert by_the_wrong_key.status_code == 401
+            with_encryption_key = await web.client.get(_QUEUES, headers=_token(sealing, "sealing"))
+            assert with_encryption_key.status_code == 401
             document["keys"] = [sealing_public, new_public, old_public]
-            await door.system.test.advance(120)
+            await web.system.test.advance(120)
             for private, kid in ((new, "new"), (old, "old")):
-                seen = await door.client.get(_QUEUES, headers=_token(private, kid))
+                seen = await web.client.get(_QUEUES, headers=_token(private, kid))
                 assert seen.status_code == 200
             assert len(asked) == 2
             document["keys"] = [sealing_public, new_public]
-            await door.system.test.advance(600)
-            assert (await door.client.get(_QUEUES, headers=_token(new, "new"))).status_code == 200
+            await web.system.test.advance(600)
+            assert (await web.client.get(_QUEUES, headers=_token(new, "new"))).status_code == 200
             assert len(asked) == 3
-            gone = await door.client.get(_QUEUES, headers=_token(old, "old"))
+            gone = await web.client.get(_QUEUES, headers=_token(old, "old"))
             assert gone.status_code == 401
 
 
 def scan(file: FileUploaded, content: bytes) -> Rejection | None:
-    """A check of one's own."""
+    """A custom inspection."""
     return Rejection("INFECTED", f"{file.name} has a virus.") if b"virus" in content else None
 
 
 @in_virtual_time
 async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) -> None:
-    """It is asked after ours, and only of what passed."""
+    """It runs after the built-in inspection, on accepted files only."""
     here = f"{__name__}:scan"
     assert __name__ in sys.modules
-    async with front_door(tmp_path, inspection=here) as door:
-        infected = await door.done(b"a virus", "a.txt", "text/plain")
+    async with open_gateway(tmp_path, inspection=here) as web:
+        infected = await web.upload_and_settle(b"a virus", "a.txt", "text/plain")
         assert infected["status"] == "rejected"
         assert infected["rejection"] == {"code": "INFECTED", "reason": "a.txt has a virus."}
-        assert (await door.done(b"harmless", "b.txt", "text/plain"))["status"] == "completed"
+        assert (await web.upload_and_settle(b"harmless", "b.txt", "text/plain"))[
+            "status"
+        ] == "completed"
 
 
 @pytest.mark.parametrize(
-    ("variables", "named"),
+    ("variables", "name"),
     [
         ({"FILES_STORAGE": "ftp://x"}, "FILES_STORAGE"),
         ({"SMTP_URL": "mail.example.org"}, "SMTP_URL"),
@@ -286,40 +288,40 @@ async def test_custom_inspection_rejects_with_code_and_reason(tmp_path: Path) ->
         ({"ADMIN_JWKS_URL": "https://k/c", "ADMIN_JWT_SECRET": "s" * 32}, "ADMIN_JWKS_URL"),
     ],
 )
-def test_conflicting_settings_are_named(variables: dict[str, str], named: str) -> None:
-    """Without the values that may be secret."""
-    with pytest.raises(SettingsError, match=named):
+def test_conflicting_settings_are_named(variables: dict[str, str], name: str) -> None:
+    """Without values, which may be secret."""
+    with pytest.raises(SettingsError, match=name):
         PipelineSettings.read(variables)
 
 
 @in_virtual_time
 async def test_file_list_filters_by_status_and_returns_total(tmp_path: Path) -> None:
-    """Also `accepted`, before anything was done; a status that no file can have is refused."""
-    async with front_door(tmp_path) as door:
+    """`accepted` is the status before the upload is handled. An unknown status is refused."""
+    async with open_gateway(tmp_path) as web:
         for name in ("a.txt", "b.txt"):
-            await door.done(b"hello", name, "text/plain")
-        page = (await door.client.get("/files?limit=1&status=completed")).json()
+            await web.upload_and_settle(b"hello", name, "text/plain")
+        page = (await web.client.get("/files?limit=1&status=completed")).json()
         assert (len(page["items"]), page["total"]) == (1, 2)
-        door.system.test.broker.cut()
-        await door.upload(b"hello", "c.txt", "text/plain")
-        accepted = (await door.client.get("/files?status=accepted")).json()
+        web.system.test.broker.cut()
+        await web.upload(b"hello", "c.txt", "text/plain")
+        accepted = (await web.client.get("/files?status=accepted")).json()
         assert [one["name"] for one in accepted["items"]] == ["c.txt"]
-        assert (await door.client.get("/files?status=bogus")).status_code == 400
+        assert (await web.client.get("/files?status=bogus")).status_code == 400
 
 
 @in_virtual_time
 async def test_files_that_share_a_correlation_id_keep_their_own_events(tmp_path: Path) -> None:
-    """The caller chooses the id, and may choose it twice."""
-    async with front_door(tmp_path) as door:
+    """Clients choose the ID, so it may occur twice."""
+    async with open_gateway(tmp_path) as web:
         shown = []
         for name in ("a.txt", "b.txt"):
             form = {"file": (name, b"hello", "text/plain")}
             same = {"X-Correlation-ID": "same"}
-            answer = await door.client.post("/files", files=form, headers=same)
-            await door.system.settle()
+            answer = await web.client.post("/files", files=form, headers=same)
+            await web.system.settle()
             shown.append(answer.headers["location"])
         for where in shown:
-            events = (await door.client.get(f"{where}/events")).json()["items"]
+            events = (await web.client.get(f"{where}/events")).json()["items"]
             assert [one["type"] for one in events] == [
                 "FileUploaded.v1",
                 "FileValidated.v1",
@@ -330,21 +332,21 @@ async def test_files_that_share_a_correlation_id_keep_their_own_events(tmp_path:
 
 @in_virtual_time
 async def test_failed_redrive_notifies_again(tmp_path: Path) -> None:
-    """A second ProcessingFailed, a second notification; repaired, nothing of the failure is left."""
-    async with front_door(tmp_path) as door:
-        failed = await door.done(broken_png(), "a.png", "image/png")
+    """A second ProcessingFailed causes a second notification. After the repair the failure is gone."""
+    async with open_gateway(tmp_path) as web:
+        failed = await web.upload_and_settle(broken_png(), "a.png", "image/png")
         assert failed["status"] == "failed"
-        before = (await door.system.told()).count("ProcessingFailed.v1")
-        await door.system.redrive("q.thumbnail")
-        await door.system.settle()
-        assert (await door.system.told()).count("ProcessingFailed.v1") == before + 1
-        assert (await door.system.audited()).count("ProcessingFailed.v1") == before + 1
-        door.system.folder.file(failed["fileId"]).write_bytes(png())
-        for queue in door.system.dead():
-            await door.system.redrive(queue)
-        await door.client.post(f"/files/{failed['fileId']}/reprocess")
-        await door.system.settle()
-        repaired = (await door.client.get(f"/files/{failed['fileId']}")).json()
+        before = (await web.system.notification_types()).count("ProcessingFailed.v1")
+        await web.system.redrive("q.thumbnail")
+        await web.system.settle()
+        assert (await web.system.notification_types()).count("ProcessingFailed.v1") == before + 1
+        assert (await web.system.audit_types()).count("ProcessingFailed.v1") == before + 1
+        web.system.folder.file(failed["fileId"]).write_bytes(png())
+        for queue in web.system.dead_letter_counts():
+            await web.system.redrive(queue)
+        await web.client.post(f"/files/{failed['fileId']}/reprocess")
+        await web.system.settle()
+        repaired = (await web.client.get(f"/files/{failed['fileId']}")).json()
         assert repaired["status"] == "completed", repaired
         assert "failure" not in repaired
         assert repaired["size"] == repaired["metadata"]["size"] == len(png())

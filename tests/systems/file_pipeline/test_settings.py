@@ -1,4 +1,4 @@
-"""The settings, from environment variables."""
+"""The settings from environment variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def test_defaults_without_variables_are_documented_values() -> None:
-    """15 s, faithful, SQLite in the folder."""
+    """15 s, the faithful form, SQLite in the folder."""
     found = PipelineSettings.read({})
     assert found == PipelineSettings()
     assert (found.retry_ttl_ms, found.hardened) == (15_000, False)
@@ -29,7 +29,6 @@ def test_defaults_without_variables_are_documented_values() -> None:
 
 
 def test_each_variable_sets_its_setting() -> None:
-    """Each of them changes what it names."""
     found = PipelineSettings.read(
         {
             "FILES_FOLDER": "there",
@@ -49,12 +48,11 @@ def test_each_variable_sets_its_setting() -> None:
     assert found.database_url == url
 
 
-def test_all_wrong_variables_are_named_without_secrets() -> None:
-    """Each variable by its name."""
-    with pytest.raises(SettingsError) as refused:
+def test_all_invalid_variables_are_named_without_secrets() -> None:
+    with pytest.raises(SettingsError) as error:
         PipelineSettings.read({"RETRY_TTL_MS": "soon", "HARDENED": "perhaps"})
-    assert "RETRY_TTL_MS" in str(refused.value)
-    assert "HARDENED" in str(refused.value)
+    assert "RETRY_TTL_MS" in str(error.value)
+    assert "HARDENED" in str(error.value)
     with pytest.raises(SettingsError) as short:
         PipelineSettings.read({"ADMIN_JWT_SECRET": "hunter2"})
     assert "ADMIN_JWT_SECRET" in str(short.value)
@@ -63,19 +61,19 @@ def test_all_wrong_variables_are_named_without_secrets() -> None:
 
 @in_virtual_time
 async def test_start_fails_after_20_s_without_database(tmp_path: Path) -> None:
-    """20 s, then an error that says what to do and shows no address."""
+    """The error has a remedy and no password."""
     url = "postgresql://files:hunter2@127.0.0.1:1/files"
     began = asyncio.get_running_loop().time()
-    with pytest.raises(NotReady, match="does not answer") as refused:
+    with pytest.raises(NotReady, match="does not answer") as error:
         async with PartRuntime(PipelineSettings(folder=tmp_path, database=url)).open(App()):
             pass
-    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in str(error.value)
     assert 20 <= asyncio.get_running_loop().time() - began < 60
 
 
 @in_virtual_time
 async def test_start_fails_if_folder_cannot_be_created(tmp_path: Path) -> None:
-    """A file in its place is no folder."""
+    """If a file exists in its place."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(NotReady, match="file cannot be used"):
         async with PartRuntime(PipelineSettings(folder=tmp_path / "file")).open(App()):
@@ -84,7 +82,7 @@ async def test_start_fails_if_folder_cannot_be_created(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_unfinished_upload_is_removed_after_a_day(tmp_path: Path) -> None:
-    """After a day; what is younger may still be coming in."""
+    """Newer ones may still be in progress."""
     (tmp_path / "incoming").mkdir()
     old, young = (tmp_path / "incoming" / f"{name}.part" for name in ("old", "young"))
     now = asyncio.get_running_loop().time()
@@ -96,5 +94,5 @@ async def test_unfinished_upload_is_removed_after_a_day(tmp_path: Path) -> None:
         assert [path.exists() for path in (old, young)] == [False, True]
 
 
-async def _nobody(message: Message) -> None:
-    raise AssertionError(f"nothing was to be published, got {message}")
+async def _refuse_publish(message: Message) -> None:
+    raise AssertionError(f"expected no publish, got {message}")

@@ -1,1 +1,1 @@
-"""FreeFlow as an application."""
+"""Tests of FreeFlow as an application."""

@@ -1,4 +1,4 @@
-"""FreeFlow at work: seven domains, three waits, the dead-letter queue and the audit of everything."""
+"""FreeFlow: seven domains, three waits, the dead-letter queue and the audit."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class _RunningSystem:
         return found
 
     async def arrivals(self) -> dict[str, int]:
-        """How often the audit got each event, by routing key."""
+        """Return the number of arrivals of each event at the audit, by routing key."""
         return {row["routing_key"]: row["arrivals"] for row in await self.view("audit")}
 
 
 @asynccontextmanager
-async def _running(
+async def _run_system(
     folder: Path, *, hardened: bool = False, audit: str = "audit.*"
 ) -> AsyncIterator[_RunningSystem]:
     settings = FreeFlowSettings(
@@ -67,8 +67,8 @@ async def _running(
 async def test_events_of_every_domain_are_handled_and_audited(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Seven domains; what they lead to is published and handled as well. The audit is bound to `#`."""
-    async with _running(tmp_path, hardened=hardened, audit="#") as system:
+    """The handlers' own events are published and handled as well. The audit is bound to `#`."""
+    async with _run_system(tmp_path, hardened=hardened, audit="#") as system:
         await system.publish("user.registered", id="u1", name="Una")
         await system.publish("document.created", id="d1", title="Minutes", text="all agreed")
         await system.publish("workflow.started", id="w1", owner="una@example.org", steps=1)
@@ -111,15 +111,14 @@ async def test_events_of_every_domain_are_handled_and_audited(
 
 @_FORMS
 @in_virtual_time
-async def test_an_event_too_early_waits_30_s_5_min_30_min_and_ends_in_the_dlq(
+async def test_early_event_waits_30_s_5_min_30_min_then_goes_to_the_dlq(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Four runs in all; the handler sees the original routing key, the DLQ says which queue failed.
+    """Four runs with the original routing key. The dead letter names the queue.
 
-    Bound to everything, the audit receives every retry again in the documented form; in the hardened
-    one it does not.
+    An audit of all keys receives every retry in the documented form and none in the hardened form.
     """
-    async with _running(tmp_path, hardened=hardened, audit="#") as system:
+    async with _run_system(tmp_path, hardened=hardened, audit="#") as system:
         await system.publish("document.archived", id="never")
         tally = await system.test.drain()
         assert (tally.retried, tally.parked) == (3, 1)
@@ -136,8 +135,8 @@ async def test_an_event_too_early_waits_30_s_5_min_30_min_and_ends_in_the_dlq(
 @_FORMS
 @in_virtual_time
 async def test_early_event_is_handled_after_its_row_exists(tmp_path: Path, hardened: bool) -> None:
-    """A login before the registration: `auth` returns to the users' queue and finds its user."""
-    async with _running(tmp_path, hardened=hardened) as system:
+    """A login precedes the registration. `auth` retries return to the users' queue."""
+    async with _run_system(tmp_path, hardened=hardened) as system:
         await system.publish("auth.succeeded", user="u1")
         await system.test.advance(1)
         await system.publish("user.registered", id="u1", name="Una")
@@ -147,9 +146,8 @@ async def test_early_event_is_handled_after_its_row_exists(tmp_path: Path, harde
 
 
 @in_virtual_time
-async def test_a_busy_mailbox_chooses_its_wait(tmp_path: Path) -> None:
-    """`after=300` takes the tier of five minutes at the first failure."""
-    async with _running(tmp_path) as system:
+async def test_retry_after_300_s_uses_the_tier_of_5_minutes(tmp_path: Path) -> None:
+    async with _run_system(tmp_path) as system:
         await system.publish("notification.requested", to="busy@example.org", text="lunch")
         await system.test.advance(10)
         assert system.test.broker.snapshot().queue("freeflow.notification.retry.5m").messages
@@ -166,11 +164,11 @@ async def test_a_busy_mailbox_chooses_its_wait(tmp_path: Path) -> None:
     ],
 )
 @in_virtual_time
-async def test_a_non_recoverable_event_goes_to_the_dlq_at_once(
+async def test_non_recoverable_event_is_parked_at_once(
     tmp_path: Path, routing_key: str, data: dict[str, Any]
 ) -> None:
-    """No tier is used, nothing is changed; by the document the audit has its own domain only."""
-    async with _running(tmp_path) as system:
+    """No tier is used, and no row changes. By default the audit only has its own domain."""
+    async with _run_system(tmp_path) as system:
         await system.publish(routing_key, **data)
         tally = await system.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 0, 1)
@@ -194,8 +192,8 @@ async def test_a_non_recoverable_event_goes_to_the_dlq_at_once(
 async def test_unknown_event_of_a_domain_is_parked(
     tmp_path: Path, routing_key: str, data: dict[str, Any]
 ) -> None:
-    """It is neither taken for another event nor acked and gone."""
-    async with _running(tmp_path) as system:
+    """It is not handled as another event and not acked."""
+    async with _run_system(tmp_path) as system:
         await system.publish("user.registered", id="u1", name="Una")
         await system.test.drain()
         for _ in range(3):
@@ -207,9 +205,9 @@ async def test_unknown_event_of_a_domain_is_parked(
 
 
 @in_virtual_time
-async def test_a_retry_without_its_original_key_is_parked_with_the_reason(tmp_path: Path) -> None:
-    """The headers are recommended only: whoever leaves them out finds the message, and why."""
-    async with _running(tmp_path) as system:
+async def test_retry_without_original_key_is_parked_with_the_reason(tmp_path: Path) -> None:
+    """The headers are only recommended, so another program may omit them."""
+    async with _run_system(tmp_path) as system:
         await system.test.publish(
             "document.30s", {"id": "f1", "title": "F"}, exchange="freeflow.events.retry"
         )
@@ -220,9 +218,9 @@ async def test_a_retry_without_its_original_key_is_parked_with_the_reason(tmp_pa
 
 
 @in_virtual_time
-async def test_an_event_sent_again_under_its_key_has_one_effect(tmp_path: Path) -> None:
-    """`Idempotency-Key` becomes the message id, which the inbox of a queue knows."""
-    async with _running(tmp_path) as system:
+async def test_event_sent_twice_with_idempotency_key_has_one_effect(tmp_path: Path) -> None:
+    """`Idempotency-Key` becomes the message ID, which the inbox of a queue recognises."""
+    async with _run_system(tmp_path) as system:
         await system.publish("user.registered", id="u1", name="Una")
         await system.test.drain()
         for _ in range(2):
@@ -236,8 +234,8 @@ async def test_an_event_sent_again_under_its_key_has_one_effect(tmp_path: Path) 
         assert (await system.view("users"))[0]["logins"] == 1
 
 
-def test_domains_tiers_and_the_audit_are_read_from_the_environment() -> None:
-    """Names as the document has them; a domain without a handler, or a wrong tier, is refused."""
+def test_domains_tiers_and_audit_are_read_from_the_environment() -> None:
+    """Domains without handlers and invalid tiers are refused."""
     assert FreeFlowSettings.read({}) == FreeFlowSettings()
     given = {
         "FREEFLOW_DOMAINS": "user,document",
@@ -267,9 +265,9 @@ def test_domains_tiers_and_the_audit_are_read_from_the_environment() -> None:
 
 
 @in_virtual_time
-async def test_an_event_delivered_again_changes_nothing_twice(tmp_path: Path) -> None:
-    """The inbox of a queue knows what it has processed."""
-    async with _running(tmp_path) as system:
+async def test_redelivered_event_has_one_effect(tmp_path: Path) -> None:
+    """The inbox of a queue recognises its message ID."""
+    async with _run_system(tmp_path) as system:
         await system.publish("user.registered", id="u1", name="Una")
         await system.test.drain()
         for _ in range(2):
@@ -282,7 +280,7 @@ async def test_an_event_delivered_again_changes_nothing_twice(tmp_path: Path) ->
 
 @in_virtual_time
 async def test_equal_events_without_message_id_are_handled_each(tmp_path: Path) -> None:
-    async with _running(tmp_path) as system:
+    async with _run_system(tmp_path) as system:
         await system.publish("user.registered", id="u1", name="Una")
         await system.test.drain()
         for key in ("auth.succeeded", "auth.succeeded", "auth.failed"):
@@ -299,8 +297,8 @@ async def test_equal_events_without_message_id_are_handled_each(tmp_path: Path) 
 @pytest.mark.parametrize("path", ["/events/cooking.done", "/events/user", "/events/user.a.b"])
 @in_virtual_time
 async def test_event_of_unknown_domain_returns_404(tmp_path: Path, path: str) -> None:
-    """404, naming the domains."""
-    async with _running(tmp_path) as system:
+    """The error lists the domains."""
+    async with _run_system(tmp_path) as system:
         answer = await system.client.post(path, json={})
         assert answer.status_code == 404
         assert "workflow" in answer.json()["error"]
@@ -311,7 +309,7 @@ async def test_event_of_unknown_domain_returns_404(tmp_path: Path, path: str) ->
 async def test_two_equal_steps_without_message_id_both_count_and_notify_once(
     tmp_path: Path,
 ) -> None:
-    async with _running(tmp_path) as system:
+    async with _run_system(tmp_path) as system:
         await system.publish("workflow.started", id="w1", owner="una@example.org", steps=2)
         await system.test.drain()
         for _ in range(2):
@@ -329,7 +327,7 @@ async def test_two_equal_steps_without_message_id_both_count_and_notify_once(
 
 @in_virtual_time
 async def test_further_event_of_failed_transaction_is_not_published(tmp_path: Path) -> None:
-    """The handler sends an event and then fails twice. Its third run commits one event."""
+    """The handler sends an event and fails twice. Its third run commits one event."""
     runs: list[int] = []
 
     async def fail_twice(event: DomainEvent) -> None:

@@ -1,1 +1,1 @@
-"""The raffle as an application."""
+"""Tests of the raffle as an application."""

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-__all__ = ["RunningRaffle", "running_raffle", "settings_in"]
+__all__ = ["RunningRaffle", "run_raffle", "settings_in"]
 
 
 def settings_in(folder: Path, **changes: Any) -> RaffleSettings:
-    """The documented settings, with a database in that folder."""
+    """Return the documented settings with a database in the folder."""
     return RaffleSettings(database=f"sqlite:///{folder}/raffle.db", **changes)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRaffle:
-    """The raffle at work: what its consumer does, and a client of its API."""
+    """The test kit of the consumer and a client of the API."""
 
     test: AppTest
     client: httpx.AsyncClient
     settings: RaffleSettings
 
     async def create_user(self, name: str, email: str = "") -> str:
-        """Create a user over HTTP; the id."""
+        """Create a user over HTTP and return its ID."""
         body = {"name": name, "email": email or f"{name.lower()}@email.com"}
         answer = await self.client.post("/api/v1/users", json=body)
         assert answer.status_code == 200, answer.text
@@ -43,20 +43,20 @@ class RunningRaffle:
         return user_id
 
     async def user(self, user_id: str) -> httpx.Response:
-        """Ask for a user."""
+        """Get a user over HTTP."""
         return await self.client.get(f"/api/v1/users/{user_id}")
 
     async def enqueue(self, body: object) -> None:
-        """Publish a message as another program might."""
+        """Publish a message as another program does."""
         await self.test.publish("raffle_queue", body, exchange="raffle_exchange")
 
-    def resting(self, queue: str) -> list[Any]:
-        """What lies in a queue."""
+    def messages_in(self, queue: str) -> list[Any]:
+        """Return the messages of a queue."""
         return list(self.test.broker.snapshot().queue(queue).messages)
 
 
 @asynccontextmanager
-async def running_raffle(settings: RaffleSettings) -> AsyncIterator[RunningRaffle]:
+async def run_raffle(settings: RaffleSettings) -> AsyncIterator[RunningRaffle]:
     """Run consumer and API."""
     async with (
         AppTest(create_consumer(settings)) as test,

@@ -1,4 +1,4 @@
-"""The failure scenarios of the raffle's document, on the application itself."""
+"""The failure scenarios of the raffle's document, with the application."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopback.systems.raffle.raffles import METADATA, dropped
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.testing import AppTest, Fault, in_virtual_time
 from tests.integration.database import database_url
-from tests.systems.raffle.running import running_raffle, settings_in
+from tests.systems.raffle.running import run_raffle, settings_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,12 +35,12 @@ _FORMS = pytest.mark.parametrize("hardened", [False, True], ids=["faithful", "ha
 async def test_users_are_inserted_by_retry_after_short_database_outage(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Scenario 1: retried after ten seconds with count and reason, inserted when it is back."""
+    """Scenario 1: retried after ten seconds with count and reason, inserted after the outage."""
     away = tmp_path / "away"
-    async with running_raffle(settings_in(away, hardened=hardened)) as raffle:
+    async with run_raffle(settings_in(away, hardened=hardened)) as raffle:
         ids = [await raffle.create_user(name) for name in ("Ana", "Bruno")]
         await raffle.test.advance(5)
-        waiting = raffle.resting("raffle_retry_10s")
+        waiting = raffle.messages_in("raffle_retry_10s")
         assert [one.properties.headers["x-retries"] for one in waiting] == [1, 1]
         reasons = {one.properties.headers["x-retry-reason"] for one in waiting}
         assert reasons == {"db_error: unable to open database file"}
@@ -56,14 +56,14 @@ async def test_users_are_inserted_by_retry_after_short_database_outage(
 async def test_users_go_to_dlq_in_long_database_outage_and_dlq_consumer_inserts_them(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Scenario 2: four runs, then the DLQ; started by hand, the DLQ consumer waits and inserts."""
+    """Scenario 2: four runs, then the DLQ. The DLQ consumer, started manually, waits and inserts."""
     away = tmp_path / "away"
     settings = settings_in(away, hardened=hardened)
-    async with running_raffle(settings) as raffle:
+    async with run_raffle(settings) as raffle:
         ids = [await raffle.create_user(name) for name in ("Ana", "Bruno", "Carla")]
         tally = await raffle.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 9, 3)
-        parked = raffle.resting("raffle_dlq")
+        parked = raffle.messages_in("raffle_dlq")
         assert [one.properties.headers["x-retries"] for one in parked] == [3, 3, 3]
 
         async with AppTest(
@@ -75,7 +75,7 @@ async def test_users_go_to_dlq_in_long_database_outage_and_dlq_consumer_inserts_
             away.mkdir()
             tally = await by_hand.drain()
             assert (tally.done, tally.parked) == (3, 0)
-        assert raffle.resting("raffle_dlq") == []
+        assert raffle.messages_in("raffle_dlq") == []
         for user_id in ids:
             assert (await raffle.user(user_id)).status_code == 200
 
@@ -85,9 +85,9 @@ async def test_users_go_to_dlq_in_long_database_outage_and_dlq_consumer_inserts_
 async def test_malformed_json_goes_to_dlq_and_is_audited_and_dropped_there(
     tmp_path: Path, hardened: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Scenario 3: rejected at once; the DLQ consumer logs its content, audits it and drops it."""
+    """Scenario 3: rejected at once. The DLQ consumer logs, audits and drops the message."""
     settings = settings_in(tmp_path, hardened=hardened)
-    async with running_raffle(settings) as raffle:
+    async with run_raffle(settings) as raffle:
         await raffle.enqueue(b'{"name": Ana')
         await raffle.enqueue({"id": "1", "name": "Ana", "email": "ana@email.com"})
         ana = await raffle.create_user("Ana")
@@ -99,10 +99,10 @@ async def test_malformed_json_goes_to_dlq_and_is_audited_and_dropped_there(
             create_dead_letter_consumer(settings), broker=raffle.test.broker
         ) as by_hand:
             assert (await by_hand.drain()).done == 2
-        assert raffle.resting("raffle_dlq") == []
-    noted = sorted(bytes(row["body"]) for row in await _audit(settings.database))
-    assert noted[0] == b'{"id":"1","name":"Ana","email":"ana@email.com"}'
-    assert noted[1] == b'{"name": Ana'
+        assert raffle.messages_in("raffle_dlq") == []
+    audited = sorted(bytes(row["body"]) for row in await _audit(settings.database))
+    assert audited[0] == b'{"id":"1","name":"Ana","email":"ana@email.com"}'
+    assert audited[1] == b'{"name": Ana'
     errors = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert any('{"name": Ana' in one for one in errors)
 
@@ -111,9 +111,9 @@ async def test_malformed_json_goes_to_dlq_and_is_audited_and_dropped_there(
 async def test_invalid_user_stays_in_dlq_while_audit_cannot_be_written(
     tmp_path: Path,
 ) -> None:
-    """With the database away it stays in the DLQ."""
+    """The audit uses the same database."""
     settings = settings_in(tmp_path / "away")
-    async with running_raffle(settings) as raffle:
+    async with run_raffle(settings) as raffle:
         await raffle.enqueue(b"no JSON")
         await raffle.test.drain()
         async with AppTest(
@@ -129,8 +129,8 @@ async def test_invalid_user_stays_in_dlq_while_audit_cannot_be_written(
 async def test_post_user_returns_503_while_rabbitmq_is_down_and_200_afterwards(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Scenario 4: a clear 503 instead of an id; when the broker is back the same request works."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+    """Scenario 4: a 503 instead of an ID. The same request succeeds when the broker is reachable again."""
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         raffle.test.faults.chance(Fault.REFUSE_CONNECTION, 1)
         raffle.test.broker.cut()
         body = {"name": "Ana", "email": "ana@email.com"}
@@ -148,8 +148,8 @@ async def test_post_user_returns_503_while_rabbitmq_is_down_and_200_afterwards(
 
 @in_virtual_time
 async def test_duplicate_email_retries_only_its_row(tmp_path: Path) -> None:
-    """The others of its batch are inserted at once; it is retried, and its reason says why."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+    """The other users of its batch are inserted at once. Its retries have the reason."""
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         await raffle.create_user("Ana")
         await raffle.test.drain()
         others = [await raffle.create_user(name) for name in ("Bruno", "Carla", "Davi")]
@@ -159,7 +159,7 @@ async def test_duplicate_email_retries_only_its_row(tmp_path: Path) -> None:
             assert (await raffle.user(user_id)).status_code == 200
         tally = await raffle.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (3, 3, 1)
-        (parked,) = raffle.resting("raffle_dlq")
+        (parked,) = raffle.messages_in("raffle_dlq")
         assert json.loads(parked.body)["id"] == taken
         reason = "data_error: UNIQUE constraint failed: users.email"
         assert parked.properties.headers["x-retry-reason"] == reason
@@ -167,9 +167,9 @@ async def test_duplicate_email_retries_only_its_row(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_refused_dead_letter_is_requeued_and_the_others_are_inserted(tmp_path: Path) -> None:
-    """The DLQ consumer inserts the rest; the bad one stays in the DLQ, however often it is tried."""
+    """The refused dead letter stays in the DLQ after every attempt."""
     settings = settings_in(tmp_path)
-    async with running_raffle(settings) as raffle:
+    async with run_raffle(settings) as raffle:
         await raffle.create_user("Ana")
         await raffle.test.drain()
         for name in ("ana", "bruno"):
@@ -181,7 +181,7 @@ async def test_refused_dead_letter_is_requeued_and_the_others_are_inserted(tmp_p
             await by_hand.advance(600)
             assert len(by_hand.find_events("delivery.done")) == 1
             assert 5 < len(by_hand.find_events("delivery.snoozed")) < 20
-        (left,) = raffle.resting("raffle_dlq")
+        (left,) = raffle.messages_in("raffle_dlq")
         assert json.loads(left.body)["name"] == "ana"
 
 
@@ -202,10 +202,10 @@ async def test_dlq_consumer_inserts_dead_letters_in_batches_of_its_size(
 
 @in_virtual_time
 async def test_depths_of_dead_letter_consumer_have_the_roles_of_the_design(tmp_path: Path) -> None:
-    """While the database is away, the consumer holds the dead letters: they are still counted as such."""
+    """Dead letters that the consumer holds during a database outage count as dead letters."""
     away = tmp_path / "away"
     settings = settings_in(away)
-    async with running_raffle(settings) as raffle:
+    async with run_raffle(settings) as raffle:
         for name in ("Ana", "Bruno", "Carla"):
             await raffle.create_user(name)
         await raffle.test.drain()
@@ -214,16 +214,16 @@ async def test_depths_of_dead_letter_consumer_have_the_roles_of_the_design(tmp_p
         app = create_dead_letter_consumer(settings)
         async with AppTest(app, broker=raffle.test.broker) as by_hand:
             await by_hand.advance(30)
-            told: dict[tuple[str, str], int | None] = {}
+            reported: dict[tuple[str, str], int | None] = {}
             depths = Depths(
                 lambda: queues_to_watch(by_hand.service.topology, ["raffle_dlq"]),
-                lambda queue, role, messages: told.update({(queue, role): messages}),
+                lambda queue, role, messages: reported.update({(queue, role): messages}),
                 held=lambda queue: by_hand.service.consumer(queue).in_flight,
             )
             connection = await by_hand.broker.connect("depths")
             counting = asyncio.create_task(depths.attend(connection))
             await by_hand.advance(1)
-            assert told == {("raffle_dlq", "dead-letter"): 3, ("raffle_queue", "main"): 1}
+            assert reported == {("raffle_dlq", "dead-letter"): 3, ("raffle_queue", "main"): 1}
             counting.cancel()
             await asyncio.gather(counting, return_exceptions=True)
             await connection.close()
@@ -233,14 +233,14 @@ async def test_depths_of_dead_letter_consumer_have_the_roles_of_the_design(tmp_p
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_users_are_inserted_into_existing_table_with_uuid_ids(database_url: str) -> None:
-    """The table as Ecto creates it with binary ids. A raffle refers to its rows."""
+    """The table has binary IDs, as Ecto creates it. A raffle refers to its rows."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE users (id uuid PRIMARY KEY, name varchar(255), email varchar(255) UNIQUE,"
             " inserted_at timestamp(0) NOT NULL, updated_at timestamp(0) NOT NULL)"
         )
     settings = RaffleSettings(database=database_url, users=Batching(10, 10, 1, 1))
-    async with running_raffle(settings) as raffle:
+    async with run_raffle(settings) as raffle:
         user_id = await raffle.create_user("Ana")
         await raffle.test.drain()
         assert (await raffle.user(user_id)).json()["name"] == "Ana"

@@ -1,4 +1,4 @@
-"""What the raffle does when nothing fails: users, batches, raffles, settings."""
+"""The raffle without failures: users, batches, raffles, settings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hopback.systems.raffle.consumer import create_consumer, create_dead_letter_
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.settings import SettingsError
 from hopback.testing import AppTest, in_virtual_time
-from tests.systems.raffle.running import running_raffle, settings_in
+from tests.systems.raffle.running import run_raffle, settings_in
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @in_virtual_time
-async def test_a_user_gets_an_id_is_published_and_inserted(tmp_path: Path) -> None:
-    """200 with a UUID of version 4, a persistent message, and a second later a row."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+async def test_created_user_gets_an_id_and_is_inserted(tmp_path: Path) -> None:
+    """The answer is 200 with a UUID of version 4. The row exists after the batch."""
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         body = {"name": "João Silva", "email": "joao@email.com"}
         answer = await raffle.client.post("/api/v1/users", json=body)
         assert answer.status_code == 200
@@ -41,19 +41,19 @@ async def test_a_user_gets_an_id_is_published_and_inserted(tmp_path: Path) -> No
 
 @in_virtual_time
 async def test_published_user_waits_in_raffle_queue_without_retry_headers(tmp_path: Path) -> None:
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         raffle.test.service.consumer("raffle_queue").pause("by command")
         await raffle.test.advance(1)
         user_id = await raffle.create_user("Ana")
-        (message,) = raffle.resting("raffle_queue")
+        (message,) = raffle.messages_in("raffle_queue")
         assert json.loads(message.body) == {"id": user_id, "name": "Ana", "email": "ana@email.com"}
         assert not {"x-retries", "x-retry-reason"} & set(message.properties.headers)
 
 
 @in_virtual_time
-async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
-    """The insert is idempotent by id, in one batch and in two."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+async def test_redelivered_user_is_inserted_once(tmp_path: Path) -> None:
+    """The insert is idempotent by ID, within a batch and between batches."""
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         user = {"id": str(uuid.uuid4()), "name": "Ana", "email": "ana@email.com"}
         await raffle.enqueue(user)
         await raffle.enqueue(user)
@@ -66,7 +66,7 @@ async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "wrong"),
+    ("body", "expected"),
     [
         (b"{", "JSON"),
         (b"[]", "a JSON object"),
@@ -79,27 +79,26 @@ async def test_a_redelivered_user_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 @in_virtual_time
-async def test_invalid_user_request_returns_400(tmp_path: Path, body: bytes, wrong: str) -> None:
-    """400, naming what is wrong; nothing is published."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+async def test_invalid_user_request_returns_400(tmp_path: Path, body: bytes, expected: str) -> None:
+    """The error names the invalid field, and no message is published."""
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         answer = await raffle.client.post("/api/v1/users", content=body)
         assert answer.status_code == 400
-        assert wrong in answer.json()["error"]
-        assert raffle.resting("raffle_queue") == []
+        assert expected in answer.json()["error"]
+        assert raffle.messages_in("raffle_queue") == []
 
 
 @in_virtual_time
 async def test_too_large_request_returns_413(tmp_path: Path) -> None:
-    """413, and it is not read to its end."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         answer = await raffle.client.post("/api/v1/users", content=b" " * 1_000_001)
         assert answer.status_code == 413
 
 
 @in_virtual_time
 async def test_users_join_a_raffle_and_it_is_drawn_once(tmp_path: Path) -> None:
-    """Two of three win; a second draw, a late entry and strangers are refused."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+    """Two of three win. A second draw, a late entry and too many winners are refused."""
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         users = [await raffle.create_user(name) for name in ("Ana", "Bruno", "Carla")]
         late = await raffle.create_user("Davi")
         await raffle.test.drain()
@@ -124,9 +123,8 @@ async def test_users_join_a_raffle_and_it_is_drawn_once(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_unknown_raffles_and_users_are_not_found(tmp_path: Path) -> None:
-    """404, in words."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+async def test_unknown_raffles_and_users_return_404(tmp_path: Path) -> None:
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         created = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})
         url = f"/api/v1/raffles/{created.json()['id']}"
         answers = [
@@ -138,7 +136,7 @@ async def test_unknown_raffles_and_users_are_not_found(tmp_path: Path) -> None:
 
 
 def test_every_documented_variable_is_read() -> None:
-    """The names of the document, and its defaults where nothing is said."""
+    """Without variables the defaults of the document apply."""
     assert RaffleSettings.read({}) == RaffleSettings(
         database="sqlite:///raffle.db",
         retry_ttl_ms=10_000,
@@ -185,13 +183,13 @@ def test_batch_sizes_and_concurrency_of_consumers_are_those_of_the_settings() ->
         assert handler.prepare.options.concurrency == wanted.processors
 
 
-def test_all_wrong_variables_are_named_in_one_error() -> None:
-    """Each variable with what was expected and what was found."""
-    with pytest.raises(SettingsError) as refused:
+def test_all_invalid_variables_are_reported_in_one_error() -> None:
+    """With the expected and the actual value of each."""
+    with pytest.raises(SettingsError) as error:
         RaffleSettings.read(
             {"RETRY_TTL_MS": "soon", "USERS_BATCH_SIZE": "0", "HARDENED": "perhaps"}
         )
-    assert str(refused.value) == (
+    assert str(error.value) == (
         "HARDENED: expected yes or no, got 'perhaps'; "
         "RETRY_TTL_MS: expected a whole number from 1 to 2147483647, got 'soon'; "
         "USERS_BATCH_SIZE: expected a whole number from 1 to 10000, got '0'"
@@ -199,22 +197,22 @@ def test_all_wrong_variables_are_named_in_one_error() -> None:
 
 
 @in_virtual_time
-async def test_different_ttl_of_live_queue_is_refused_with_both_values(tmp_path: Path) -> None:
-    """The queue is never recreated; the consumer does not start."""
+async def test_different_ttl_of_existing_queue_is_refused_with_both_values(tmp_path: Path) -> None:
+    """The queue is not recreated, and the consumer does not start."""
     settings = settings_in(tmp_path)
-    async with running_raffle(settings) as raffle:
+    async with run_raffle(settings) as raffle:
         broker = raffle.test.broker
-    with pytest.raises(TopologyConflict) as refused:
+    with pytest.raises(TopologyConflict) as error:
         async with AppTest(create_consumer(replace(settings, retry_ttl_ms=5000)), broker=broker):
-            pytest.fail("it must not start")
+            pytest.fail("the consumer must not start")
     for part in ("raffle_retry_10s", "10000", "5000"):
-        assert part in str(refused.value)
+        assert part in str(error.value)
 
 
 @in_virtual_time
 async def test_time_of_draw_has_a_time_zone_on_sqlite(tmp_path: Path) -> None:
-    """On SQLite too, which keeps none."""
-    async with running_raffle(settings_in(tmp_path)) as raffle:
+    """SQLite itself stores no time zone."""
+    async with run_raffle(settings_in(tmp_path)) as raffle:
         user = await raffle.create_user("Ana")
         await raffle.test.drain()
         made = await raffle.client.post("/api/v1/raffles", json={"name": "A bicycle"})

@@ -1,1 +1,1 @@
-"""Ratatoskr as an application."""
+"""Tests of Ratatoskr as an application."""

@@ -1,4 +1,4 @@
-"""Ratatoskr at work: typed events, transient and permanent failures, one effect for each event."""
+"""Ratatoskr: typed events, transient and permanent failures, idempotence."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _RunningSystem:
 
 
 @asynccontextmanager
-async def _running(
+async def _run_system(
     folder: Path, *, hardened: bool = False, **changes: Any
 ) -> AsyncIterator[_RunningSystem]:
     settings = RatatoskrSettings(f"sqlite:///{folder}/ratatoskr.db", hardened, **changes)
@@ -72,8 +72,8 @@ async def _running(
 async def test_events_are_decoded_by_type_and_change_the_order(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """An order is placed, paid and shipped; all three queues are quorum queues."""
-    async with _running(tmp_path, hardened=hardened) as shop:
+    """An order is placed, paid and shipped. All three queues are quorum queues."""
+    async with _run_system(tmp_path, hardened=hardened) as shop:
         await shop.place("o1")
         await shop.test.drain()
         assert await shop.state("o1") == "placed"
@@ -88,11 +88,11 @@ async def test_events_are_decoded_by_type_and_change_the_order(
 
 @_FORMS
 @in_virtual_time
-async def test_a_transient_failure_comes_back_after_the_retry_delay(
+async def test_transient_failure_is_retried_after_the_retry_delay(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """The warehouse is closed for eight seconds: the third run, ten seconds on, places the order."""
-    async with _running(tmp_path, hardened=hardened) as shop:
+    """The warehouse is closed for eight seconds. The third run, after ten seconds, places the order."""
+    async with _run_system(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
         await shop.place("o1")
         await shop.test.advance(8)
@@ -104,11 +104,11 @@ async def test_a_transient_failure_comes_back_after_the_retry_delay(
 
 @_FORMS
 @in_virtual_time
-async def test_max_retries_park_and_the_dead_letter_counts_them(
+async def test_message_is_parked_after_max_retries_with_their_number(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Closed forever: four runs, then the DLQ with `x-retry-count` 3."""
-    async with _running(tmp_path, hardened=hardened) as shop:
+    """If the warehouse stays closed: four runs, then the DLQ with `x-retry-count` 3."""
+    async with _run_system(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
         await shop.place("o1")
         tally = await shop.test.drain()
@@ -128,9 +128,9 @@ async def test_max_retries_park_and_the_dead_letter_counts_them(
     ids=["unknown sku", "no quantity", "wrong type", "missing fields"],
 )
 @in_virtual_time
-async def test_a_permanent_failure_is_parked_at_once(tmp_path: Path, fields: Any) -> None:
-    """Validation cannot be repaired by waiting: one run, then the DLQ."""
-    async with _running(tmp_path) as shop:
+async def test_permanent_failure_is_parked_at_once(tmp_path: Path, fields: Any) -> None:
+    """After one run, without retries."""
+    async with _run_system(tmp_path) as shop:
         await shop.publish("order.placed", **fields)
         tally = await shop.test.drain()
         assert (tally.done, tally.retried, tally.parked) == (0, 0, 1)
@@ -138,9 +138,9 @@ async def test_a_permanent_failure_is_parked_at_once(tmp_path: Path, fields: Any
 
 
 @in_virtual_time
-async def test_a_payment_of_the_wrong_amount_changes_nothing(tmp_path: Path) -> None:
-    """Parked, and the transaction is rolled back: the order is not paid, the event not marked."""
-    async with _running(tmp_path) as shop:
+async def test_payment_of_wrong_amount_is_parked_and_rolled_back(tmp_path: Path) -> None:
+    """The order stays unpaid."""
+    async with _run_system(tmp_path) as shop:
         await shop.place("o1")
         await shop.test.drain()
         await shop.publish("payment.received", order="o1", cents=1)
@@ -150,8 +150,8 @@ async def test_a_payment_of_the_wrong_amount_changes_nothing(tmp_path: Path) -> 
 
 @in_virtual_time
 async def test_payment_before_its_order_is_retried_and_applied(tmp_path: Path) -> None:
-    """A payment before its order waits and is tried again."""
-    async with _running(tmp_path) as shop:
+    """The payment waits in the retry queue."""
+    async with _run_system(tmp_path) as shop:
         await shop.publish("payment.received", order="o1", cents=10)
         await shop.test.advance(1)
         await shop.place("o1")
@@ -162,9 +162,9 @@ async def test_payment_before_its_order_is_retried_and_applied(tmp_path: Path) -
 
 @_FORMS
 @in_virtual_time
-async def test_an_event_delivered_twice_has_one_effect(tmp_path: Path, hardened: bool) -> None:
-    """The connection breaks before the ack, and the client sends it again: the inbox knows both."""
-    async with _running(tmp_path, hardened=hardened) as shop:
+async def test_event_delivered_twice_has_one_effect(tmp_path: Path, hardened: bool) -> None:
+    """After a lost ack and after a second publish. The inbox recognises both."""
+    async with _run_system(tmp_path, hardened=hardened) as shop:
         shop.test.faults.inject(Fault.CUT_BEFORE_SETTLE)
         placed = {"order": "o1", "sku": "acorn", "quantity": 2}
         await shop.publish("order.placed", key="event-1", **placed)
@@ -179,11 +179,11 @@ async def test_an_event_delivered_twice_has_one_effect(tmp_path: Path, hardened:
 async def test_documented_form_does_not_start_on_4_0_unless_errors_are_accepted(
     tmp_path: Path,
 ) -> None:
-    """On 4.0 it starts only if its known hazards are accepted by name; hardened needs none."""
+    """On 4.0 it starts only if its known hazards are accepted by name. The hardened form has none."""
     faithful = RatatoskrSettings(f"sqlite:///{tmp_path}/r.db")
     with pytest.raises(UnsafeOperation, match="delivery-limit-feeds-retry"):
         async with AppTest(create_consumer(faithful)):
-            pytest.fail("it must not start")
+            pytest.fail("the consumer must not start")
     async with AppTest(
         create_consumer(RatatoskrSettings(f"sqlite:///{tmp_path}/r.db", hardened=True))
     ):
@@ -191,7 +191,7 @@ async def test_documented_form_does_not_start_on_4_0_unless_errors_are_accepted(
 
 
 @pytest.mark.parametrize(
-    ("event", "says"),
+    ("event", "expected"),
     [
         ({"type": "order.placed", "order": "o1"}, ".sku: expected a value"),
         (
@@ -202,20 +202,20 @@ async def test_documented_form_does_not_start_on_4_0_unless_errors_are_accepted(
     ],
 )
 @in_virtual_time
-async def test_a_dead_letter_names_the_field_that_is_wrong(
-    tmp_path: Path, event: dict[str, Any], says: str
+async def test_dead_letter_names_the_invalid_field(
+    tmp_path: Path, event: dict[str, Any], expected: str
 ) -> None:
-    """`type` tells which class was meant, so the reason is about that class."""
-    async with _running(tmp_path) as shop:
+    """`type` selects the class, so the reason refers to its fields."""
+    async with _run_system(tmp_path) as shop:
         assert (await shop.client.post("/events", json=event)).status_code == 202
         await shop.test.drain()
-        shop.test.assert_parked(_QUEUE, times=1, reason=says)
+        shop.test.assert_parked(_QUEUE, times=1, reason=expected)
 
 
 @in_virtual_time
 async def test_second_payment_is_parked(tmp_path: Path) -> None:
-    """The order is paid: no waiting makes it unpaid. What comes too early still waits."""
-    async with _running(tmp_path) as shop:
+    """A retry cannot succeed, because the order is already paid. An early payment is still retried."""
+    async with _run_system(tmp_path) as shop:
         await shop.place("o1")
         await shop.test.drain()
         for _ in range(2):
@@ -230,8 +230,10 @@ async def test_second_payment_is_parked(tmp_path: Path) -> None:
 async def test_retry_count_header_is_on_dead_letters_and_on_published_retries(
     tmp_path: Path, hardened: bool
 ) -> None:
-    """Rejected, a message cannot get a header: only the dead letter has it. Hardened, every retry has."""
-    async with _running(tmp_path, hardened=hardened) as shop:
+    """A rejected message keeps its headers, so only the dead letter has it. In the hardened form
+    every retry has it.
+    """
+    async with _run_system(tmp_path, hardened=hardened) as shop:
         await shop.warehouse(is_open=False)
         await shop.place("o1")
         await shop.test.advance(1)
@@ -251,18 +253,17 @@ async def test_retry_count_header_is_on_dead_letters_and_on_published_retries(
     ],
 )
 @in_virtual_time
-async def test_bad_requests_are_refused(
+async def test_invalid_requests_return_4xx_with_an_error(
     tmp_path: Path, method: str, path: str, body: Any, status: int
 ) -> None:
-    """4xx, with what was expected."""
-    async with _running(tmp_path) as shop:
+    async with _run_system(tmp_path) as shop:
         answer = await shop.client.request(method, path, json=body)
         assert answer.status_code == status
         assert answer.json()["error"]
 
 
-def test_the_parameters_of_the_document_are_read_from_the_environment() -> None:
-    """Names, delay, retries and type; the defaults are the document's."""
+def test_parameters_of_the_document_are_read_from_the_environment() -> None:
+    """Names, delay, retries and type. The defaults are those of the document."""
     assert RatatoskrSettings.read({}) == RatatoskrSettings()
     settings = RatatoskrSettings.read(
         {
@@ -284,7 +285,7 @@ def test_the_parameters_of_the_document_are_read_from_the_environment() -> None:
 
 @in_virtual_time
 async def test_two_queues_of_one_process_have_separate_plans() -> None:
-    """The example of the README."""
+    """Runs the example of the README."""
     page = import_module("hopback.systems.ratatoskr").__file__
     assert page is not None
     text = Path(page).with_name("README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The whole pipeline on the embedded broker in virtual time, and what to look at."""
+"""The complete pipeline on the embedded broker in virtual time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Table
 
 
-__all__ = ["Pipeline", "hostile", "pipeline"]
+__all__ = ["Pipeline", "hostile_message", "pipeline"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StoredFiles:
 
 
 class Pipeline:
-    """The system at work."""
+    """The running pipeline and its state."""
 
     def __init__(self, test: AppTest, runtime: PartRuntime) -> None:
         self.test = test
@@ -62,17 +62,17 @@ class Pipeline:
 
     @property
     def folder(self) -> StoredFiles:
-        """The paths of its files."""
+        """The paths of the pipeline's files."""
         return StoredFiles(self.runtime.settings.folder)
 
     def now(self) -> float:
-        """The time of the pipeline."""
+        """Return the time of the pipeline."""
         return self.runtime.clock.now()
 
     async def upload(
         self, content: bytes, name: str, declared: str, *, received: bool = True
     ) -> str:
-        """Put a file where the gateway would, and ask for its upload; its id."""
+        """Store a file like the gateway, request its upload, and return its ID."""
         file_id = str(uuid.uuid4())
         if received:
             self.runtime.storage.receive(file_id, io.BytesIO(content))
@@ -81,12 +81,12 @@ class Pipeline:
         return file_id
 
     async def send(self, message: Message) -> None:
-        """Publish as a producer does."""
+        """Publish like a producer."""
         self.test._producer.send(message)
         await asyncio.sleep(1e-5)
 
     async def redrive(self, queue: str) -> None:
-        """Send the oldest dead letter of a queue back, as the design says."""
+        """Re-drive the oldest dead letter of a queue by the design."""
         connection = await self.test.broker.connect("operator")
         channel = await connection.open_channel()
         plan = self.test.app.topology.plan(queue)
@@ -98,7 +98,7 @@ class Pipeline:
         await connection.close()
 
     async def listen(self) -> None:
-        """Have a copy of every event from now on."""
+        """Bind a queue that receives a copy of every event."""
         connection = await self.test.broker.connect("listener")
         channel = await connection.open_channel()
         await channel.declare_queue(Queue("listener"))
@@ -106,14 +106,14 @@ class Pipeline:
         await connection.close()
 
     def events(self) -> list[Message]:
-        """Every event that was published so far."""
+        """Return all events published so far."""
         stored = self.test.broker.snapshot().queue("listener").messages
         return [
             Message("domain.events", one.routing_key, one.body, one.properties) for one in stored
         ]
 
     def log(self) -> list[Mapping[str, Any]]:
-        """What the process would have logged, line by line."""
+        """Return the JSON lines that the process would log."""
         stream = io.StringIO()
         log = JsonLog(self.runtime.clock, stream=stream)
         for one in self.test.events:
@@ -121,7 +121,7 @@ class Pipeline:
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
     async def settle(self) -> None:
-        """Let everything play out: queues, retries, and what the outbox still holds."""
+        """Wait until queues, retries and the outbox are empty."""
         outbox = Outbox(self.runtime.database.engine, "test", self.runtime.clock)
         while True:
             await self.test.drain()
@@ -130,30 +130,29 @@ class Pipeline:
             await asyncio.sleep(0.01)
 
     async def rows(self, table: Table) -> list[Mapping[str, Any]]:
-        """Everything in a table."""
         async with self.runtime.database.engine.connect() as connection:
             found = (await connection.execute(select(table))).mappings().all()
         return [dict(row) for row in found]
 
     async def file(self, file_id: str) -> Mapping[str, Any]:
-        """What the read model says of a file."""
+        """Return the row of a file in the read model."""
         return next(row for row in await self.rows(files) if row["file_id"] == file_id)
 
-    async def told(self) -> list[str]:
-        """The types of what people were told."""
+    async def notification_types(self) -> list[str]:
+        """Return the types of all notifications."""
         return [row["type"] for row in await self.rows(notifications)]
 
-    async def audited(self) -> list[str]:
-        """The types of what the audit holds, sorted."""
+    async def audit_types(self) -> list[str]:
+        """Return the types of all audited events, sorted."""
         return sorted(row["type"] for row in await self.rows(audit))
 
-    def dead(self) -> dict[str, int]:
-        """How many dead letters each queue has; those without are left out."""
+    def dead_letter_counts(self) -> dict[str, int]:
+        """Return the number of dead letters of each queue that has any."""
         queues = {name: len(self.test.dead_letters(name)) for name in self.test.app.handlers}
         return {name: count for name, count in queues.items() if count}
 
     def runs(self, queue: str) -> int:
-        """How often deliveries of a queue were concluded."""
+        """Return the number of settled deliveries of a queue."""
         names = {"delivery.done", "delivery.retried", "delivery.parked"}
         return sum(one.name in names and one.fields["queue"] == queue for one in self.test.events)
 
@@ -162,7 +161,7 @@ class Pipeline:
 async def pipeline(
     folder: Path, *, broker: EmbeddedBroker | None = None, **settings: Any
 ) -> AsyncIterator[Pipeline]:
-    """The pipeline at work in a folder, on an embedded broker."""
+    """Run the pipeline in a folder, on an embedded broker."""
     runtime = PartRuntime(PipelineSettings(folder=folder, **settings), LoopClock(lambda: 0.0))
     async with AppTest(create_consumers(runtime), broker=broker or EmbeddedBroker()) as test:
         system = Pipeline(test, runtime)
@@ -170,8 +169,8 @@ async def pipeline(
         yield system
 
 
-def hostile(body: bytes | None) -> Message:
-    """An uploaded file, as somebody says who is not to be trusted."""
+def hostile_message(body: bytes | None) -> Message:
+    """Return a `FileUploaded` event with an invalid body or file ID."""
     envelope = {
         "messageId": "m-1",
         "kind": "event",
