@@ -25,7 +25,7 @@ async def group(job: Job, watch: Stopwatch) -> None:
         pulse = asyncio.create_task(_pulse(stalls))
         watch.samples.append((0, resident_kib()))
         watch.start()
-        found = await operations.survey(job.queue, forced=True)
+        found = await operations.survey(job.queue, force=True)
         watch.samples.append((int(max(stalls) * 1000), resident_kib()))
         watch.stop()
         pulse.cancel()

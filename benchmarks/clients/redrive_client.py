@@ -48,7 +48,7 @@ async def _redrive(operations: Operations, job: Job, watch: Stopwatch) -> None:
         selection=Selection(limit=job.count),
         reason="benchmark",
         pace=Pace(in_flight=job.window),
-        forced=True,  # without a management API nobody tells that its messages are far from any limit
+        force=True,  # without a management API nobody tells that its messages are far from any limit
     )
     watch.start()
     done = await operations.wait((await operations.start(request)).id)

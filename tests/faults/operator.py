@@ -58,9 +58,9 @@ def _request(queue: str, *, discard: bool) -> JobRequest:
             selection=Selection(),
             reason="proof",
             confirm=queue,
-            forced=True,
+            force=True,
         )
-    return RedriveRequest(queue=queue, selection=Selection(), reason="proof", forced=True)
+    return RedriveRequest(queue=queue, selection=Selection(), reason="proof", force=True)
 
 
 def _book(folder: Path, queue: str, pen: FilePen) -> None:

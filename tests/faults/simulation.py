@@ -316,7 +316,7 @@ class _World:
         ) as operations:
             for queue in sorted({plan.parking.queue for plan in topology.plans}):
                 request = RedriveRequest(
-                    queue=queue, selection=Selection(), reason="simulated", forced=True
+                    queue=queue, selection=Selection(), reason="simulated", force=True
                 )
                 await operations.wait((await operations.start(request)).id)
 

@@ -160,14 +160,14 @@ async def _as_guest(amqp_url: str) -> None:
 async def _as_inspector(url: str, amqp_url: str) -> None:
     await _prepared(amqp_url, dead_letters=3)
     async with Operations(ManagedBroker(RabbitMQ(url), topologies=[_app().topology])) as operations:
-        session = await operations.open_session("orders.dlq", SessionRequest(10, forced=True))
+        session = await operations.open_session("orders.dlq", SessionRequest(10, force=True))
         assert session.held == 3
 
 
 async def _as_operator(url: str, amqp_url: str) -> None:
     await _prepared(amqp_url, dead_letters=3)
     async with Operations(ManagedBroker(RabbitMQ(url), topologies=[_app().topology])) as operations:
-        request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="t", forced=True)
+        request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="t", force=True)
         job = await operations.wait((await operations.start(request)).id)
     if job.counts.done != 3:
         raise BrokerError(job.state_reason)

@@ -165,7 +165,7 @@ async def test_hostile_names_cannot_move_export_out_of_its_folder(tmp_path: Path
         ManagedBroker(broker, overrides=[Override(queue)]), settings=Settings(exports=folder)
     ) as operations:
         request = DiscardRequest(
-            queue=queue, selection=Selection(), reason="t", confirm=queue, forced=True
+            queue=queue, selection=Selection(), reason="t", confirm=queue, force=True
         )
         job = await operations.wait((await operations.start(request)).id)
     assert job.counts.done == 2

@@ -202,9 +202,9 @@ class RemoteDeadLetters:
         where: str = "",
         *,
         limit: int | None = None,
-        forced: bool = False,
+        force: bool = False,
     ) -> Survey:
-        request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
+        request = SearchRequest(where, (queue,), 0, force, str(by), limit)
         return await collect_survey(request, self.search(request))
 
     async def errors(
@@ -269,13 +269,13 @@ class RemoteDeadLetters:
         return found
 
     async def export(
-        self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
+        self, queue: str, selection: Selection = WHOLE_QUEUE, *, force: bool = False
     ) -> AsyncGenerator[bytes, None]:
         import httpx
 
         # The server sends no data while no message matches the filter.
         waits = httpx.Timeout(self._silence_s, read=None)
-        asked = self._request(endpoints.EXPORT, queue, body=ExportRequest(selection, forced))
+        asked = self._request(endpoints.EXPORT, queue, body=ExportRequest(selection, force))
         async with self._answer_to(self._client.stream(**asked, timeout=waits)) as answer:
             async for line in self._lines(answer):
                 yield line + b"\n"

@@ -241,7 +241,7 @@ class Operations:
         cost = snapshot.cost(queue)
         session = await self._sessions.open(found, request, cost, self._who, on_progress)
         details = {"session": session.id, "held": session.view.held}
-        details |= {"forced": True} if request.forced else {}
+        details |= {"forced": True} if request.force else {}
         try:
             await self.note("session.open", queue=queue, details=details)
         except BaseException:  # the caller does not get the id and could not release it
@@ -309,9 +309,9 @@ class Operations:
         where: str = "",
         *,
         limit: int | None = None,
-        forced: bool = False,
+        force: bool = False,
     ) -> Survey:
-        request = SearchRequest(where, (queue,), 0, forced, str(by), limit)
+        request = SearchRequest(where, (queue,), 0, force, str(by), limit)
         found = await collect_survey(
             request, Search(self.broker, request, self._sessions).progress()
         )
@@ -528,13 +528,13 @@ class Operations:
         return again.view
 
     def export(
-        self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
+        self, queue: str, selection: Selection = WHOLE_QUEUE, *, force: bool = False
     ) -> AsyncGenerator[bytes, None]:
         details: dict[str, object] = {"session": selection.session, "filter": selection.filter}
         if selection.session:
             lines = export_session(self._sessions, queue, selection)
         else:
-            lines = export_queue(self.broker, queue, selection, forced=forced)
+            lines = export_queue(self.broker, queue, selection, force=force)
         return self._export_lines(lines, queue, details)
 
     async def _export_lines(

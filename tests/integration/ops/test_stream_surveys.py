@@ -117,7 +117,7 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
         assert (session.held, session.ready, session.complete) == (100, 321, False)
         page = await operations.messages(session.id, "customer")
         for request in (
-            RedriveRequest(queue="events.dlq", selection=Selection(), reason="x", forced=True),
+            RedriveRequest(queue="events.dlq", selection=Selection(), reason="x", force=True),
             RedriveRequest(
                 queue="events.dlq",
                 selection=Selection(session=session.id, ids=(page.dead_letters[0].id,)),

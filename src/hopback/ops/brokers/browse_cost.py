@@ -123,9 +123,9 @@ def _unknown(version: BrokerVersion) -> Cost:
     )
 
 
-def check_cost(cost: Cost, *, forced: bool) -> None:
+def check_cost(cost: Cost, *, force: bool) -> None:
     """Raise UnsafeOperation if reading could lose messages and the caller has not accepted that."""
-    if cost.price is Price.REFUSED and not forced:
+    if cost.price is Price.REFUSED and not force:
         raise UnsafeOperation(f"{cost.text}. {cost.remedy}", can_lift=cost.can_lift)
 
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 async def export_queue(
-    broker: ManagedBroker, queue: str, selection: Selection, *, forced: bool
+    broker: ManagedBroker, queue: str, selection: Selection, *, force: bool
 ) -> AsyncGenerator[bytes, None]:
     """Return the matching messages of a queue as lines. They are requeued at the end."""
     wanted, limit = parse_filter(selection.filter), selection.limit
     snapshot = await broker.snapshot()
     source, cost = snapshot.one(queue), snapshot.cost(queue)
-    check_cost(cost, forced=forced)
+    check_cost(cost, force=force)
     ready = (await broker.depth(queue)).ready or 0
     count = ready if limit is None else min(limit, ready)
     place, now = 0, broker.clock.now()

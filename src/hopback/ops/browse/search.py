@@ -142,7 +142,7 @@ class Search:
             if self._request.queues and len(sources) == 1:
                 if counted is None:
                     raise NoSuch("queue", name, "it is known, but it is not on the broker")
-                check_cost(cost, forced=self._request.force)
+                check_cost(cost, force=self._request.force)
                 raise UnsafeOperation(f"{name!r} was not searched: {reason}")
             skipped.append(SkippedQueue(name, reason))
         return counts, tuple(skipped)

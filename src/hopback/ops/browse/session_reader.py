@@ -99,7 +99,7 @@ class SessionReader:
                 self.dead_letters.append(dead_letter)
                 self.deliveries[dead_letter.id] = delivery
                 self.held_bytes += measure_memory(delivery)
-            if not request.forced:
+            if not request.force:
                 check_delivery_count(self.source.name, delivery, self._cost)
             if on_progress is not None and self.seen % _REPORT_EVERY == 0:
                 on_progress(LookProgress(self.source.name, self.seen, self._count))

@@ -47,7 +47,7 @@ class Sessions:
         the first message.
         """
         check(SessionRequest, request)
-        check_cost(cost, forced=request.forced)
+        check_cost(cost, force=request.force)
         connection = await self._broker.connect(browse_connection_name(source.name))
         opened_at, reader = self._clock.now(), None
         try:

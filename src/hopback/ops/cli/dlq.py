@@ -81,7 +81,7 @@ within_option = click.option(
 
 def look_options(command: _Command) -> _Command:
     """Add --force and --lift-limit."""
-    return field_option(RedriveRequest, "forced")(lift_option(command))
+    return field_option(RedriveRequest, "force")(lift_option(command))
 
 
 @contextmanager
@@ -119,17 +119,17 @@ async def hold(
     *,
     skip: int = 0,
     lift: bool = False,
-    forced: bool = False,
+    force: bool = False,
     reason: str = TO_BROWSE,
 ) -> AsyncIterator[str]:
     """Open a browse session of up to `size` messages. They are requeued at the end of the context.
 
-    `forced` accepts a possible loss of messages, `lift` prevents it by lifting the delivery limit. `reason`
+    `force` accepts a possible loss of messages, `lift` prevents it by lifting the delivery limit. `reason`
     is the reason in the audit if the limit is lifted.
     """
     if lift:
         await lift_if_needed(dead_letters, queue, reason)
-    request = SessionRequest(limit=size, skip=skip, forced=forced)
+    request = SessionRequest(limit=size, skip=skip, force=force)
     with show_progress() as tell:
         session = await dead_letters.open_session(queue, request, on_progress=tell)
     try:
@@ -225,7 +225,7 @@ async def groups(
     terms: str,
     limit: int | None,
     lift: bool,
-    forced: bool,
+    force: bool,
     form: str,
 ) -> None:
     """Count the messages of QUEUE by a common property, the largest group first.
@@ -233,7 +233,7 @@ async def groups(
     Each message is read once and requeued in order. A fingerprint can be used as a filter: --filter
     group:3f9a.
     """
-    request = SearchRequest(terms, (queue,), 0, forced, by=by, first=limit)
+    request = SearchRequest(terms, (queue,), 0, force, by=by, first=limit)
     with explain_refusals(queue):
         if lift:
             await lift_if_needed(dead_letters, queue)
@@ -263,12 +263,12 @@ async def peek(
     limit: int,
     skip: int,
     lift: bool,
-    forced: bool,
+    force: bool,
     form: str,
 ) -> None:
     """List the messages at the head of QUEUE. They are held briefly and requeued in order."""
     with explain_refusals(queue):
-        held = hold(dead_letters, queue, limit, skip=skip, lift=lift, forced=forced)
+        held = hold(dead_letters, queue, limit, skip=skip, lift=lift, force=force)
         async with held as session:
             found = await dead_letters.messages(session, terms, size=limit)
 
@@ -308,12 +308,12 @@ async def get(
     body: bool,
     save: Path | None,
     lift: bool,
-    forced: bool,
+    force: bool,
     form: str,
 ) -> None:
     """Show one message of QUEUE. ID is the id from `peek`, a position in the queue, or a message id."""
     with explain_refusals(queue):
-        held = hold_for(dead_letters, queue, message, within, lift=lift, forced=forced)
+        held = hold_for(dead_letters, queue, message, within, lift=lift, force=force)
         async with held as (session, dead_letter):
             shown = None if body else await dead_letters.message(session, dead_letter.id)
             content = b""
@@ -448,7 +448,7 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
     help="Only this queue. Repeatable. Default: all queues where browsing is free.",
 )
 @limit_option("Maximum number of matches to show. All are counted.", 100, 10_000)
-@click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
+@click.option("--force", is_flag=True, help="Browse even if messages could be lost.")
 @dead_letter_command
 @form_option
 async def search(
@@ -456,7 +456,7 @@ async def search(
     terms: tuple[str, ...],
     queues: tuple[str, ...],
     limit: int,
-    forced: bool,
+    force: bool,
     form: str,
 ) -> int:
     """Find messages that contain every WORD in body, headers or key. A WORD may also be a filter term.
@@ -466,7 +466,7 @@ async def search(
     """
     # The shell has removed the quotes of a phrase. Add them again unless it is a filter term.
     text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
-    return await print_search(dead_letters, SearchRequest(text, queues, limit, forced), form)
+    return await print_search(dead_letters, SearchRequest(text, queues, limit, force), form)
 
 
 async def print_search(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:

@@ -355,7 +355,7 @@ def edit(
     yes: bool,
     dry_run: bool,
     lift: bool,
-    forced: bool,
+    force: bool,
     form: str,
     access: OpsAccess,
 ) -> int:
@@ -373,7 +373,7 @@ def edit(
     )
     if change == Edit():
         raise click.UsageError("Expected --body, --content-type, --header or --without.")
-    held = {"lift": lift, "forced": forced, "reason": reason or TO_BROWSE}
+    held = {"lift": lift, "force": force, "reason": reason or TO_BROWSE}
 
     async def find(dead_letters: DeadLetters) -> MessageView:
         with explain_refusals(queue):

@@ -62,14 +62,14 @@ async def export(
     terms: str,
     limit: int | None,
     lift: bool,
-    forced: bool,
+    force: bool,
 ) -> None:
     """Export the messages of QUEUE as lines of JSON, with exact bytes and types. No message is removed."""
     with explain_refusals(queue):
         if lift:
             await lift_if_needed(dead_letters, queue)
         selection = Selection(limit=limit, filter=terms)
-        async with aclosing(dead_letters.export(queue, selection, forced=forced)) as lines:
+        async with aclosing(dead_letters.export(queue, selection, force=force)) as lines:
             count = await (_to_stdout(lines) if path is None else _to_file(lines, path))
     to = "" if path is None else f" to {path}"
     click.echo(safe(f"Exported {count_of(count)}{to}."), err=True)

@@ -194,12 +194,10 @@ def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> 
 @jobs.command(name="came-back", short_help="Show re-driven messages that are dead again.")
 @_job_argument
 @limit_option("Maximum number of messages to show. All are counted.", 100, 10_000)
-@click.option("--force", "forced", is_flag=True, help="Browse even if messages could be lost.")
+@click.option("--force", is_flag=True, help="Browse even if messages could be lost.")
 @dead_letter_command
 @form_option
-async def came_back(
-    dead_letters: DeadLetters, job: str, limit: int, forced: bool, form: str
-) -> int:
+async def came_back(dead_letters: DeadLetters, job: str, limit: int, force: bool, form: str) -> int:
     """Show the messages sent by JOB that are dead again, with their new error.
 
     Reads the whole queue, requeues all messages in order, and records the number with JOB. Exits with
@@ -208,7 +206,7 @@ async def came_back(
     from hopback.ops.cli.dlq import print_search
     from hopback.ops.contract.search import SearchRequest
 
-    request = SearchRequest(job=job, limit=limit, force=forced)
+    request = SearchRequest(job=job, limit=limit, force=force)
     return await print_search(dead_letters, request, form)
 
 

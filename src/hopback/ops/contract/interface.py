@@ -101,7 +101,7 @@ class DeadLetters(Protocol):
         *,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Open a browse session. `forced` accepts the danger of looking, `lift` removes it by a policy."""
+        """Open a browse session. `force` accepts the danger of looking, `lift` removes it by a policy."""
 
     async def renew(self, session: str, /, seconds: float | None = None) -> SessionView:
         """Extend a browse session by its original time, or by this number of seconds."""
@@ -132,7 +132,7 @@ class DeadLetters(Protocol):
         where: str = "",
         *,
         limit: int | None = None,
-        forced: bool = False,
+        force: bool = False,
     ) -> Survey:
         """Group a whole queue in one pass. It costs as many deliveries as a session."""
 
@@ -220,7 +220,7 @@ class DeadLetters(Protocol):
         """Send a changed copy of a message back and return its id. The original stays in the queue."""
 
     def export(
-        self, queue: str, selection: Selection = WHOLE_QUEUE, *, forced: bool = False
+        self, queue: str, selection: Selection = WHOLE_QUEUE, *, force: bool = False
     ) -> AsyncGenerator[bytes, None]:
         """Export messages as lines of JSON. No message is removed."""
 

@@ -164,14 +164,14 @@ class SessionRequest(_Asked, frozen=True):
     """How many messages a session holds, and for how long.
 
     The first `skip` messages are passed over. The broker holds them until the session ends, and this process
-    does not keep them. `forced` accepts the danger of looking, `lift` removes it by a policy.
+    does not keep them. `force` accepts the danger of looking, `lift` removes it by a policy.
     """
 
     limit: _SessionMessages = 100
     max_bytes: _SessionBytes = 64 * 1024 * 1024
     seconds: _SessionSeconds = field(default=300.0, name="ttlSeconds")
     skip: _Skipped = 0
-    forced: bool = field(default=False, name="force")
+    force: bool = False
     lift: bool = False
 
 
@@ -329,10 +329,10 @@ WHOLE_QUEUE = Selection()
 
 
 class ExportRequest(_Asked, frozen=True):
-    """The messages to export. `forced` accepts that looking could lose messages."""
+    """The messages to export. `force` accepts that looking could lose messages."""
 
     selection: Selection = WHOLE_QUEUE
-    forced: bool = field(default=False, name="force")
+    force: bool = False
 
 
 class ImportQuery(_Asked, frozen=True, omit_defaults=True):
@@ -351,7 +351,7 @@ class JobKind(StrEnum):
 class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
     """The fields of every request for a job.
 
-    A job starts only if its selection has `expected_count` messages. None accepts every number. `forced`
+    A job starts only if its selection has `expected_count` messages. None accepts every number. `force`
     accepts the cost of looking. `dry_run` asks a server for the plan instead of the job.
     """
 
@@ -364,9 +364,9 @@ class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
         option("--expect-count", "N", "Do nothing unless exactly N messages are selected."),
     ] = None
     reason: Annotated[_Reason, option("--reason", "TEXT", "The reason, for the audit.")]
-    forced: Annotated[
+    force: Annotated[
         bool, option("--force", "", "Continue even if browsing could lose messages.")
-    ] = field(default=False, name="force")
+    ] = False
     dry_run: bool = False
 
 

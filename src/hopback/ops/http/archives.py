@@ -58,7 +58,7 @@ async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
 async def _export_queue(call: Call[Empty, ExportRequest]) -> Response:
     """Export messages of a queue as lines of JSON, without removing them."""
     request, queue = call.body, call.path["queue"]
-    lines = call.operations.export(queue, request.selection, forced=request.forced)
+    lines = call.operations.export(queue, request.selection, force=request.force)
     return await _download(lines, queue)
 
 

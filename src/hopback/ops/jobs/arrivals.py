@@ -49,7 +49,7 @@ class ArrivalCounter:
         self._ready = snapshot.ready
         self._is_classic = snapshot.is_classic(job.queue)
         self._cost = snapshot.cost(job.queue)
-        self._may_look = job.spec.forced or self._cost.price is not Price.REFUSED
+        self._may_look = job.spec.force or self._cost.price is not Price.REFUSED
 
     async def count(self, taken: int, *, holding: bool) -> Arrivals:
         """Count arrivals. `taken` is the number of messages that the job has taken from the queue.

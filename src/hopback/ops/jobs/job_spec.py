@@ -42,8 +42,8 @@ class JobSpec(Submission, frozen=True, kw_only=True):
         return self.request.pace
 
     @property
-    def forced(self) -> bool:
-        return self.request.forced
+    def force(self) -> bool:
+        return self.request.force
 
     @property
     def filter(self) -> str:

@@ -150,7 +150,7 @@ async def _run_dry(
         await dry_run.read_chosen(chosen)
         return _unread_text(chosen.not_looked_into)
     cost = snapshot.cost(spec.queue)
-    if cost.price is Price.REFUSED and not spec.forced:
+    if cost.price is Price.REFUSED and not spec.force:
         return [f"no message was read: {cost.text}"]
     most = planner.settings.count_scan if spec.filter else planner.settings.scan
     count = min(spec.span, most)

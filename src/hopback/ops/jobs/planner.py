@@ -246,7 +246,7 @@ def check_returns(spec: JobSpec, chosen: ChosenMessages | None, snapshot: Broker
     that it holds. How often they were requeued before is unknown until they are read. Messages that a
     session holds were read already. A job cannot take messages from a stream.
     """
-    if snapshot.cost(spec.queue).is_stream:  # `forced` does not apply
-        check_cost(snapshot.cost(spec.queue, killed=True), forced=False)
+    if snapshot.cost(spec.queue).is_stream:  # `force` does not apply
+        check_cost(snapshot.cost(spec.queue, killed=True), force=False)
     if chosen is None and (spec.filter or spec.kind is JobKind.REDRIVE):
-        check_cost(snapshot.cost(spec.queue, killed=True), forced=spec.forced)
+        check_cost(snapshot.cost(spec.queue, killed=True), force=spec.force)

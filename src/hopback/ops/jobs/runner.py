@@ -270,7 +270,7 @@ class JobRunner:
         is_known = snapshot.effective(job.queue) is not None
         driver = CursorDriver(messages, cursor, rate=job.rate, is_type_known=is_known)
         progress = JobProgress(leased, driver, self._clock)
-        limit = None if spec.forced else snapshot.cost(job.queue).limit
+        limit = None if spec.force else snapshot.cost(job.queue).limit
         counter = ArrivalCounter(self._broker, job, snapshot)
         return Engine(
             leased,

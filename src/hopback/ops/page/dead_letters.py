@@ -419,7 +419,7 @@ async def _look(visit: Visit) -> Response:
     asked = SessionRequest(
         limit=visit.number("limit", 100, least=1, most=10_000),
         seconds=visit.number("minutes", 5, least=1, most=25) * 60.0,
-        forced=how == "force",
+        force=how == "force",
         lift=how == "lift",
         skip=visit.number("skip", 0),
     )

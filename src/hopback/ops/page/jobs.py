@@ -104,7 +104,7 @@ def _common(visit: Visit) -> dict[str, Any]:
         "queue": visit.path["queue"],
         "selection": from_json(Selection, reviewed) if is_start else _selection(visit),
         "reason": visit.field("reason").strip(),
-        "forced": visit.field("force") == "1",
+        "force": visit.field("force") == "1",
     }
 
 

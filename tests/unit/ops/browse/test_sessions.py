@@ -321,7 +321,7 @@ async def test_forced_session_ignores_limit_once() -> None:
     async with open_shop("ratatoskr", version=V4) as shop:
         await shop.park(2)
         for _ in range(3):
-            session = await shop.operations.open_session(DLQ, SessionRequest(forced=True))
+            session = await shop.operations.open_session(DLQ, SessionRequest(force=True))
             await shop.operations.release(session.id)
         assert {message.returns for message in shop.queue(DLQ).ready} == {3}
 

@@ -75,7 +75,7 @@ def test_job_request_round_trips_through_json() -> None:
         pace=pace,
         max_redrives=0,
         expected_count=1,
-        forced=True,
+        force=True,
     )
     discard = DiscardRequest(
         queue="q.dlq",

@@ -569,7 +569,7 @@ async def test_redrive_is_refused_until_delivery_limit_is_lifted() -> None:
         assert "requeued 21 times" in planned.flaws[0]
         with pytest.raises(UnsafeOperation, match=r"requeued 21 times.*Lift the limit"):
             await shop.operations.start(redrive())
-        assert (await shop.operations.plan(redrive(forced=True))).may_start
+        assert (await shop.operations.plan(redrive(force=True))).may_start
         await shop.operations.lift_limit(DLQ)
         assert (await shop.operations.plan(redrive())).may_start
         job = await shop.operations.start(redrive())

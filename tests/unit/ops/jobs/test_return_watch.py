@@ -181,7 +181,7 @@ async def test_messages_requeued_by_consumer_timeout_do_not_count_as_returned(
         plant.repaired = True
         loop = asyncio.get_running_loop()
         began = loop.time()
-        request = structs.replace(_careful(watch_s=2700.0), forced=True)
+        request = structs.replace(_careful(watch_s=2700.0), force=True)
         begun = await operations.start(request)
         job = await operations.wait(begun.id)
         assert (job.state, job.state_reason) == (JobState.COMPLETED, "")
