@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.ops.brokers.browse_cost import check_cost
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
@@ -33,10 +31,7 @@ async def export_queue(
     ready = (await broker.depth(queue)).ready or 0
     count = ready if limit is None else min(limit, ready)
     place, now = 0, broker.clock.now()
-    async with (
-        broker.new_connection(look_connection_name(queue)) as connection,
-        aclosing(walk(connection, queue, count, cost)) as messages,
-    ):
+    async with walk(broker.new_connection, queue, count, cost) as messages:
         async for delivery in messages:
             place += 1
             dead_letter = read_dead_letter(delivery, place, source)

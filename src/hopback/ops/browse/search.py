@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.brokers.browse_cost import check_cost
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.search import (
     MOST_WALKED,
@@ -165,10 +164,8 @@ class Search:
     ) -> AsyncGenerator[SearchProgress, None]:
         loop, place, found = asyncio.get_running_loop(), 0, self._found
         due = loop.time()
-        async with (
-            self._broker.new_connection(look_connection_name(source.name)) as connection,
-            aclosing(walk(connection, source.name, count, cost)) as messages,
-        ):
+        connect = self._broker.new_connection
+        async with walk(connect, source.name, count, cost) as messages:
             async for delivery in messages:
                 place += 1
                 found.see(delivery, place, source)

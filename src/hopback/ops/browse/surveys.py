@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from hopback.errors import HopbackError
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.archive_survey import ArchiveSurveys
 from hopback.ops.browse.stream_messages import offset_of
 from hopback.ops.browse.trend import SAMPLE_S, Trends
@@ -253,10 +251,8 @@ class Surveys:
         began, seen, size = self._clock.now(), 0, 0
         grouping = group_errors(began)
         newest: int | None = None
-        async with (
-            self._broker.new_connection(look_connection_name(source.name)) as connection,
-            aclosing(walk(connection, source.name, count, cost, offset=offset)) as messages,
-        ):
+        connect = self._broker.new_connection
+        async with walk(connect, source.name, count, cost, offset=offset) as messages:
             async for delivery in messages:
                 if cost.is_stream:
                     newest = offset_of(delivery)

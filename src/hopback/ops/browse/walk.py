@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError
 from hopback.ops.brokers.browse_cost import check_delivery_count
+from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.queue_messages import QueueMessages
 from hopback.ops.browse.stream_messages import StreamMessages
 from hopback.ops.browse.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from hopback.broker.port import Connection
     from hopback.message import Delivery
@@ -25,15 +27,32 @@ _ROOM_BYTES = 16 * 1024 * 1024
 """Memory for delivered messages that were not read yet, in bytes. Reading is slower than the broker."""
 
 
+@asynccontextmanager
 async def walk(
-    connection: Connection, queue: str, count: int, cost: Cost, *, offset: int | None = None
-) -> AsyncGenerator[Delivery, None]:
-    """Return the first `count` messages in order. Closing the generator requeues them in order.
+    connect: Callable[[str], AbstractAsyncContextManager[Connection]],
+    queue: str,
+    count: int,
+    cost: Cost,
+    *,
+    offset: int | None = None,
+) -> AsyncIterator[AsyncIterator[Delivery]]:
+    """Read the first `count` messages in order. The end of the context requeues them in order.
 
-    A stream is read from `offset` on. A quorum queue may have to hold more messages than it returns, so
-    that the order is kept. `cost` specifies how messages are requeued. Raise UnsafeOperation for a message
-    that a lost connection could bring to its delivery limit.
+    `connect` is `ManagedBroker.query` for a few messages, or `new_connection` for whole queues. A stream is
+    read from `offset` on. A quorum queue may have to hold more messages than are read, so that the order is
+    kept. `cost` specifies how messages are requeued. UnsafeOperation for a message that a lost connection
+    could bring to its delivery limit.
     """
+    async with (
+        connect(look_connection_name(queue)) as connection,
+        aclosing(_read(connection, queue, count, cost, offset)) as messages,
+    ):
+        yield messages
+
+
+async def _read(
+    connection: Connection, queue: str, count: int, cost: Cost, offset: int | None
+) -> AsyncGenerator[Delivery, None]:
     channel, turns = await connection.open_channel(), Turns()
     reader: QueueMessages | StreamMessages
     if cost.is_stream:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.values import Price
 from hopback.topology.model import Queue
@@ -67,10 +65,8 @@ class ArrivalCounter:
         if expected or not self._may_look or (holding and not self._is_classic):
             return Arrivals(arrived, None, state.messages)
         seen = found = 0
-        async with (
-            self._broker.query(look_connection_name(queue)) as connection,
-            aclosing(walk(connection, queue, min(arrived, _LOOKED_AT), self._cost)) as messages,
-        ):
+        count = min(arrived, _LOOKED_AT)
+        async with walk(self._broker.query, queue, count, self._cost) as messages:
             async for delivery in messages:
                 seen += 1
                 found += delivery.properties.headers.get(REDRIVE_JOB) == self._job.id

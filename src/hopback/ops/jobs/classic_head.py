@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hopback.headers.names import REDRIVE_JOB
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.browse.walk import walk
 from hopback.ops.jobs.cursor import mark_of
 from hopback.ops.messages.digest import content_digest
@@ -46,10 +44,7 @@ async def find_head(
         if began.has_twins:
             await leased.write(replace(job, checkpoint=replace(began, rest_is_untouched=False)))
         cost = snapshot.cost(job.queue)
-        async with (
-            broker.new_connection(look_connection_name(job.queue)) as connection,
-            aclosing(walk(connection, job.queue, limits.most + 1, cost)) as messages,
-        ):
+        async with walk(broker.new_connection, job.queue, limits.most + 1, cost) as messages:
             async for delivery in messages:
                 if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
                     break  # messages that this job has sent are behind all that it has to send

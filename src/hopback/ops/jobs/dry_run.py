@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from hopback.headers import unread_headers
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
@@ -89,10 +87,7 @@ class DryRun:
         """
         queue = self._source.name
         cost = snapshot.cost(queue)
-        async with (
-            broker.query(look_connection_name(queue)) as connection,
-            aclosing(walk(connection, queue, count, cost)) as messages,
-        ):
+        async with walk(broker.query, queue, count, cost) as messages:
             async for delivery in messages:
                 self.see(delivery)
                 if on_progress is not None and self.seen % _TELL_EVERY == 0:

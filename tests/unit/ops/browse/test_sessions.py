@@ -387,15 +387,8 @@ async def test_queue_depth_includes_messages_held_by_sessions(skip: int) -> None
     async with open_shop() as shop:
         await shop.park(60)
         cost = (await shop.operations.queue(DLQ)).cost
-        assert (
-            len(
-                [
-                    delivery
-                    async for delivery in walk(await shop.broker.connect("look"), DLQ, 60, cost)
-                ]
-            )
-            == 60
-        )
+        async with walk(shop.operations.broker.new_connection, DLQ, 60, cost) as messages:
+            assert len([delivery async for delivery in messages]) == 60
         session = await shop.operations.open_session(DLQ, SessionRequest(limit=10, skip=skip))
         depth = (await shop.operations.queue(DLQ)).depth
         assert (session.held, depth.total) == (10, 60)

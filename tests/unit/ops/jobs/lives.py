@@ -187,10 +187,8 @@ async def _look(shop: Shop, count: int) -> None:
     """Browse the first messages and return them."""
     if count:
         cost = (await shop.operations.queue(DLQ)).cost
-        assert (
-            len([one async for one in walk(await shop.broker.connect("look"), DLQ, count, cost)])
-            <= count
-        )
+        async with walk(shop.operations.broker.new_connection, DLQ, count, cost) as messages:
+            assert len([one async for one in messages]) <= count
 
 
 def _check(shop: Shop, there: _Messages, other: _Other, job: Job, told: Sequence[int]) -> None:

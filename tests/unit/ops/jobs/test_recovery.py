@@ -48,9 +48,8 @@ async def _killed_and_resumed(
 async def _browsed(shop: Shop) -> None:
     """All messages were delivered once and returned."""
     cost = (await shop.operations.queue(DLQ)).cost
-    assert [
-        delivery async for delivery in walk(await shop.broker.connect("look"), DLQ, _COUNT, cost)
-    ]
+    async with walk(shop.operations.broker.new_connection, DLQ, _COUNT, cost) as messages:
+        assert [delivery async for delivery in messages]
 
 
 def _parked(*, twins: bool) -> list[Message]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hopback.broker.embedded.management import EmbeddedManagement
-from hopback.ops.brokers.consumers import look_connection_name
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionRequest
@@ -191,14 +190,12 @@ async def test_resumed_job_waits_for_dry_run_of_its_process() -> None:
         await shop.operations.interrupt(job.id)
         broker = shop.operations.broker
         cost = (await broker.snapshot()).cost(DLQ)
-        async with broker.query(look_connection_name(DLQ)) as connection:
-            look = walk(connection, DLQ, 20, cost)
-            await anext(look)
+        async with walk(broker.query, DLQ, 20, cost) as messages:
+            await anext(messages)
             await shop.operations.resume(job.id)
             async for seen in shop.operations.events(job.id):
                 if f"'hopback look {DLQ}'" in seen.state_reason:
                     break
-            await look.aclose()
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.remaining) == (JobState.COMPLETED, 0)
         assert sorted(shop.bodies(MAIN)) == sorted(b"%d" % number for number in range(20))
@@ -219,17 +216,14 @@ async def test_resumed_job_waits_for_dry_run_of_another_process(
         moved = shop.bodies(MAIN)
         async with _another(shop, MemoryJournal()) as other:
             cost = (await other.broker.snapshot()).cost(DLQ)
-            connection = await other.broker.broker.connect("hopback dead letters")
-            look = walk(connection, DLQ, read, cost)
-            for _ in range(min(read, 20 - len(moved))):
-                await anext(look)
-            await shop.operations.resume(job.id)
-            async for seen in shop.operations.events(job.id):
-                if "waiting until" in seen.state_reason or seen.state is not JobState.RUNNING:
-                    break
-            assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
-            await look.aclose()
-            await connection.close()
+            async with walk(other.broker.query, DLQ, read, cost) as messages:
+                for _ in range(min(read, 20 - len(moved))):
+                    await anext(messages)
+                await shop.operations.resume(job.id)
+                async for seen in shop.operations.events(job.id):
+                    if "waiting until" in seen.state_reason or seen.state is not JobState.RUNNING:
+                        break
+                assert (seen.state, shop.bodies(MAIN)) == (JobState.RUNNING, moved)
         done = await shop.operations.wait(job.id)
         if params is _QUORUM and read < 20:  # the look has requeued its messages behind the others
             assert (done.state, done.counts.done) == (JobState.FAILED, 0)
