@@ -222,8 +222,10 @@ def _search(site: _Site) -> _Section:
 
 
 def _group(site: _Site) -> _Section:
+    from hopback.ops.contract.search import survey_queue
+
     async def group(server: RemoteDeadLetters) -> int:
-        found = await server.survey(_DLQ)
+        found = await survey_queue(server, _DLQ)
         if sum(each.count for each in found.groups) != site.count:
             raise RuntimeError(f"expected {site.count} messages in groups, got {found.seen}")
         return found.seen

@@ -11,6 +11,7 @@ from benchmarks.clients.measuring import Stopwatch, resident_kib, run_async
 from hopback.broker.rabbitmq import RabbitMQ
 from hopback.ops.brokers.discovery import Override
 from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.contract.search import survey_queue
 from hopback.ops.operations import Operations
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ async def group(job: Job, watch: Stopwatch) -> None:
         pulse = asyncio.create_task(_pulse(stalls))
         watch.samples.append((0, resident_kib()))
         watch.start()
-        found = await operations.survey(job.queue, force=True)
+        found = await survey_queue(operations, job.queue, force=True)
         watch.samples.append((int(max(stalls) * 1000), resident_kib()))
         watch.stop()
         pulse.cancel()

@@ -17,7 +17,7 @@ from hopback.errors import UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import SessionRequest
-from hopback.ops.contract.search import SearchRequest
+from hopback.ops.contract.search import SearchRequest, survey_queue
 from hopback.ops.contract.values import Price
 from hopback.ops.operations import Operations
 from hopback.topology.model import Policy, Queue, QueueType
@@ -92,7 +92,7 @@ async def test_browsing_counts_no_delivery_where_nack_is_not_counted(
         detail = await operations.queue("q.dlq")
         assert (detail.cost.price, detail.job_cost.price) == (Price.FREE, Price.REFUSED)
         for number in range(6):
-            found = await operations.survey("q.dlq")
+            found = await survey_queue(operations, "q.dlq")
             assert (found.seen, found.complete) == (count, True)
             session = await operations.open_session(
                 "q.dlq", SessionRequest(limit=100, skip=200 * number)

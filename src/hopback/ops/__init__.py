@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         SearchProgress as SearchProgress,
         SearchRequest as SearchRequest,
         SkippedQueue as SkippedQueue,
+        survey_queue as survey_queue,
     )
     from hopback.ops.contract.surveys import (
         ErrorGroup as ErrorGroup,
@@ -111,7 +112,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "hopback.ops.brokers.discovery": "DeadLetterQueue Override",
     "hopback.ops.contract.candidates": "CandidateAnswer CandidateList QueueAnswer QueueCandidate",
-    "hopback.ops.contract.search": "SearchHit SearchProgress SearchRequest SkippedQueue",
+    "hopback.ops.contract.search": "SearchHit SearchProgress SearchRequest SkippedQueue survey_queue",
     "hopback.ops.contract.surveys": """
         ErrorGroup ErrorInQueue ErrorOverview HourCount QueueTrend SurveyedArchive
         SurveyedQueue TrendSample

@@ -43,7 +43,6 @@ from hopback.ops.contract.requests import (
     USUAL_SESSION,
     WHOLE_QUEUE,
     ExportRequest,
-    GroupBy,
     ImportQuery,
     JobRequest,
     Pace,
@@ -52,7 +51,7 @@ from hopback.ops.contract.requests import (
     Submission,
     Who,
 )
-from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
+from hopback.ops.contract.search import SearchProgress, SearchRequest
 from hopback.ops.contract.surveys import ErrorOverview
 from hopback.ops.contract.values import (
     Imported,
@@ -62,7 +61,6 @@ from hopback.ops.contract.values import (
     OnProgress,
     Page,
     SessionView,
-    Survey,
 )
 
 if TYPE_CHECKING:
@@ -194,18 +192,6 @@ class RemoteDeadLetters:
             )
             found = structs.replace(page, dead_letters=(*found.dead_letters, *page.dead_letters))
         return found
-
-    async def survey(
-        self,
-        queue: str,
-        by: GroupBy | str = GroupBy.FINGERPRINT,
-        where: str = "",
-        *,
-        limit: int | None = None,
-        force: bool = False,
-    ) -> Survey:
-        request = SearchRequest(where, (queue,), 0, force, str(by), limit)
-        return await collect_survey(request, self.search(request))
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None

@@ -47,7 +47,7 @@ from hopback.ops.contract.requests import (
     Target,
     Who,
 )
-from hopback.ops.contract.search import SearchProgress, SearchRequest, collect_survey
+from hopback.ops.contract.search import SearchProgress, SearchRequest
 from hopback.ops.contract.values import (
     AuditEntry,
     FailedMessage,
@@ -64,7 +64,6 @@ from hopback.ops.contract.values import (
     QueueDetail,
     QueueSummary,
     SessionView,
-    Survey,
 )
 from hopback.ops.documents import Documents
 from hopback.ops.jobs.archive_import import Import
@@ -301,22 +300,6 @@ class Operations:
         self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
         return await self._sessions.one(session).groups(by, parse_filter(where))
-
-    async def survey(
-        self,
-        queue: str,
-        by: GroupBy | str = GroupBy.FINGERPRINT,
-        where: str = "",
-        *,
-        limit: int | None = None,
-        force: bool = False,
-    ) -> Survey:
-        request = SearchRequest(where, (queue,), 0, force, str(by), limit)
-        found = await collect_survey(
-            request, Search(self.broker, request, self._sessions).progress()
-        )
-        await self.note("queue.survey", queue=queue, details={"seen": found.seen})
-        return found
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None

@@ -170,7 +170,7 @@ async def _look(broker: ManagedBroker, found: Adoption) -> dict[str, Survey | st
     """Return a survey of each dead-letter queue of the adopted queue, or the reason why there is none."""
     from hopback.errors import HopbackError
     from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
-    from hopback.ops.contract.requests import GroupBy
+    from hopback.ops.contract.search import survey_queue
     from hopback.ops.operations import Operations
 
     looked: dict[str, Survey | str] = {}
@@ -179,7 +179,7 @@ async def _look(broker: ManagedBroker, found: Adoption) -> dict[str, Survey | st
         try:
             answer = QueueAnswer(name, CandidateAnswer.ADD, found.queue.name)
             await operations.answer_candidate(answer)
-            looked[name] = await operations.survey(name, GroupBy.FINGERPRINT, limit=_LOOKED_AT)
+            looked[name] = await survey_queue(operations, name, limit=_LOOKED_AT)
         except HopbackError as refused:  # above all a look that could remove messages
             looked[name] = str(refused)
     return looked

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         QueueDetail,
         QueueSummary,
         SessionView,
-        Survey,
     )
     from hopback.ops.notes.values import GroupNotes
 
@@ -124,17 +123,6 @@ class DeadLetters(Protocol):
         self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
     ) -> Groups:
         """Group the dead letters of a session, the largest group first."""
-
-    async def survey(
-        self,
-        queue: str,
-        by: GroupBy | str = GroupBy.FINGERPRINT,
-        where: str = "",
-        *,
-        limit: int | None = None,
-        force: bool = False,
-    ) -> Survey:
-        """Group a whole queue in one pass. It costs as many deliveries as a session."""
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None

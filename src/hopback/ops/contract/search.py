@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
+from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import DeadLetter, Group, HeldMessages, Survey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+
+    from hopback.ops.contract.interface import DeadLetters
 
 
 MOST_WALKED = 5_000_000
@@ -79,6 +82,20 @@ class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
     beyond: int = 0
     held_by_others: tuple[HeldMessages, ...] = ()
     is_over: bool = False
+
+
+async def survey_queue(
+    dead_letters: DeadLetters,
+    queue: str,
+    by: str = GroupBy.FINGERPRINT,
+    where: str = "",
+    *,
+    limit: int | None = None,
+    force: bool = False,
+) -> Survey:
+    """Group a whole queue, or its first `limit` messages, in one search."""
+    request = SearchRequest(where, (queue,), 0, force, by, limit)
+    return await collect_survey(request, dead_letters.search(request))
 
 
 async def collect_survey(

@@ -12,6 +12,7 @@ from hopback.errors import BadFilter, BadRequest, NoSuch, SessionOver, UnsafeOpe
 from hopback.message import Message, Properties
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import GroupBy, Selection, SessionRequest
+from hopback.ops.contract.search import survey_queue
 from hopback.ops.contract.values import HeldBack, Price
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Policy, Queue
@@ -211,7 +212,7 @@ async def test_bodies_too_large_for_filter_are_reported_and_not_matched() -> Non
         held = redrive(selection=Selection(session=session.id, filter=text))
         assert "2 messages have bodies too large" in (await operations.plan(held)).warnings[-1]
         await operations.release(session.id)
-        survey = await operations.survey(DLQ, where=text)
+        survey = await survey_queue(operations, DLQ, where=text)
         assert (survey.matching, survey.not_looked_into) == (1, 2)
         plan = await operations.plan(redrive(selection=Selection(filter=text)))
         assert (plan.matching, "counted as not matching" in plan.warnings[-1]) == (1, True)
@@ -258,7 +259,7 @@ async def test_quorum_queue_with_default_limit_refuses_sessions() -> None:
             with pytest.raises(UnsafeOperation, match="removes a message that was requeued 21"):
                 await shop.operations.open_session(DLQ)
             with pytest.raises(UnsafeOperation):
-                await shop.operations.survey(DLQ)
+                await survey_queue(shop.operations, DLQ)
         assert not any(message.redelivered for message in shop.queue(DLQ).ready)
         detail = await shop.operations.queue(DLQ)
         assert (detail.limit, detail.can_lift, detail.cost.price) == (20, True, Price.REFUSED)
@@ -285,7 +286,7 @@ async def test_sessions_return_messages_by_nack_where_nack_is_not_counted() -> N
         for _ in range(100):
             session = await shop.operations.open_session(DLQ, SessionRequest(limit=3))
             await shop.operations.release(session.id)
-            assert (await shop.operations.survey(DLQ)).seen == 5
+            assert (await survey_queue(shop.operations, DLQ)).seen == 5
         assert shop.bodies(DLQ) == [b"%d" % n for n in range(5)]
         session = await shop.operations.open_session(DLQ)
         page = await shop.operations.messages(session.id)
@@ -296,9 +297,9 @@ async def test_sessions_return_messages_by_nack_where_nack_is_not_counted() -> N
             session = await shop.operations.open_session(DLQ)
         shop.broker.cut()
         await asyncio.sleep(1)
-        for look in (shop.operations.open_session, shop.operations.survey):
+        for look in (shop.operations.open_session(DLQ), survey_queue(shop.operations, DLQ)):
             with pytest.raises(UnsafeOperation, match="delivered 10 times already"):
-                await look(DLQ)
+                await look
         assert len(shop.bodies(DLQ)) == 5
 
 
@@ -333,11 +334,11 @@ async def test_survey_counts_each_message_once_and_keeps_order() -> None:
             Message("", DLQ, b"x", properties(f"m{n}", {"x-final-error": f"Boom {n % 2}"}))
             for n in range(2500)
         )
-        found = await shop.operations.on_behalf_of(ANN).survey(DLQ, GroupBy.ERROR)
+        found = await survey_queue(shop.operations.on_behalf_of(ANN), DLQ, GroupBy.ERROR)
         assert (found.seen, found.matching, found.complete) == (2500, 2500, True)
         assert sum(group.count for group in found.groups) == 2500
         assert len(shop.queue(DLQ).ready) == 2500
-        part = await shop.operations.survey(DLQ, where="id:m1", limit=100)
+        part = await survey_queue(shop.operations, DLQ, where="id:m1", limit=100)
         assert (part.seen, part.matching, part.complete) == (100, 1, False)
         assert [m.properties.message_id for m in shop.queue(DLQ).ready] == [
             f"m{n}" for n in range(2500)
@@ -355,10 +356,12 @@ async def test_session_and_survey_group_by_header_or_payload_field() -> None:
         by_header = await shop.operations.groups(session.id, "header.x-tenant")
         assert [(each.key, each.count) for each in by_header.items] == [("acme", 4), ("zeta", 2)]
         await shop.operations.release(session.id)
-        by_field = await shop.operations.survey(DLQ, "payload.order.kind", "header.x-tenant:acme")
+        by_field = await survey_queue(
+            shop.operations, DLQ, "payload.order.kind", "header.x-tenant:acme"
+        )
         assert {each.key: each.count for each in by_field.groups} == {"k0": 2, "k1": 2}
         with pytest.raises(BadRequest, match=r"header\.NAME"):
-            await shop.operations.survey(DLQ, "nonsense")
+            await survey_queue(shop.operations, DLQ, "nonsense")
 
 
 @in_virtual_time

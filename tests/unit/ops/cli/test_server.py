@@ -50,6 +50,7 @@ from hopback.ops.contract.requests import (
     Target,
     TargetKind,
 )
+from hopback.ops.contract.search import survey_queue
 from hopback.ops.http.app import create_app
 from hopback.ops.jobs.edited_copy import COPY_OF
 from hopback.ops.jobs.planner import check_request
@@ -163,7 +164,7 @@ async def test_server_errors_exit_with_same_codes_and_remedies(by: str) -> None:
             (dead_letters.job("j-none"), Exit.NOT_FOUND),
             (dead_letters.plan(_request(max_redrives=-1)), Exit.USAGE),
             (dead_letters.start(discard), Exit.USAGE),
-            (dead_letters.survey(DLQ, where="nonsense>1"), Exit.USAGE),
+            (survey_queue(dead_letters, DLQ, where="nonsense>1"), Exit.USAGE),
             (dead_letters.start(_request(expected_count=99)), Exit.CONFLICT),
             (dead_letters.start(_request(target=nowhere)), Exit.NOT_ALLOWED),
         ):

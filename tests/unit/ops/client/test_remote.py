@@ -31,6 +31,7 @@ from hopback.ops.contract.requests import (
     Target,
     TargetKind,
 )
+from hopback.ops.contract.search import survey_queue
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from tests.unit.ops.cli.raffle import DLQ, MAIN, raffle
@@ -90,8 +91,8 @@ async def test_remote_client_returns_same_values_as_library() -> None:
         assert (await remote.renew(session.id, 60.0)).expires_at < session.expires_at
         await remote.release(session.id)
         await remote.release(session.id)
-        assert await remote.survey(DLQ, GroupBy.ERROR, "error:TimeoutError") == (
-            await library.survey(DLQ, GroupBy.ERROR, "error:TimeoutError")
+        assert await survey_queue(remote, DLQ, GroupBy.ERROR, "error:TimeoutError") == (
+            await survey_queue(library, DLQ, GroupBy.ERROR, "error:TimeoutError")
         )
 
 
@@ -148,7 +149,7 @@ async def test_remote_client_raises_same_errors_as_library() -> None:
             (remote.plan(_request(max_redrives=-1)), BadRequest),
             (remote.start(discard), BadRequest),
             (remote.start(_request(expected_count=99)), CountMismatch),
-            (remote.survey(DLQ, where="nonsense>1"), BadFilter),
+            (survey_queue(remote, DLQ, where="nonsense>1"), BadFilter),
             (remote.start(_request(target=nowhere)), UnsafeOperation),
         ):
             with pytest.raises(kind) as refused:

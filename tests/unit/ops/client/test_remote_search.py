@@ -10,7 +10,7 @@ from hopback.message import Message
 from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
 from hopback.ops.contract.requests import SessionRequest
-from hopback.ops.contract.search import SearchHit, SearchRequest
+from hopback.ops.contract.search import SearchHit, SearchRequest, survey_queue
 from hopback.ops.http.app import create_app
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue
@@ -45,11 +45,11 @@ async def test_remote_search_errors_and_trends_equal_library() -> None:
             with pytest.raises(BadFilter):
                 async for _ in remote.search(SearchRequest("nosuch:term", (DLQ,))):
                     pass
-            whole = await remote.survey(DLQ, "error", '"\\"number\\":2"')
-            assert whole == await found.operations.survey(DLQ, "error", '"\\"number\\":2"')
+            whole = await survey_queue(remote, DLQ, "error", '"\\"number\\":2"')
+            assert whole == await survey_queue(found.operations, DLQ, "error", '"\\"number\\":2"')
             assert (whole.seen, whole.matching, whole.complete) == (30, 11, True)
             with pytest.raises(NoSuch):
-                await remote.survey("nowhere.dlq")
+                await survey_queue(remote, "nowhere.dlq")
             surveyed = await remote.errors(survey=True)
             assert sum(one.count for one in surveyed.items) == 30
             assert await remote.errors() == await found.operations.errors()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.message import Message, Properties
 from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind
+from hopback.ops.contract.search import survey_queue
 from hopback.ops.contract.values import LookProgress
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
@@ -350,7 +351,7 @@ async def test_groups_report_messages_held_by_another_consumer() -> None:
         channel = await connection.open_channel()
         await channel.qos(2)
         await channel.consume(DLQ, lambda _: None, tag="worker-1")
-        found = await service.operations.survey(DLQ)
+        found = await survey_queue(service.operations, DLQ)
         assert (found.seen, found.complete) == (5, False)
         assert [one.queue for one in found.held] == [DLQ]
         await connection.close()
