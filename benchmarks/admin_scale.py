@@ -169,7 +169,7 @@ def _first_look(site: _Site) -> _Section:
 
     async def look(server: RemoteDeadLetters) -> int:
         session = await server.open_session(_DLQ, Window(limit=100))
-        shown = await server.messages(session.id, size=50)
+        shown = await server.messages(session.id, limit=50)
         await server.groups(session.id)
         await server.release(session.id)
         return len(shown.dead_letters)

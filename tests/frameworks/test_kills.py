@@ -90,7 +90,7 @@ async def _check_dead_letters(url: str, management_url: str, setups: list[Consum
                 assert queue in page
                 assert (await client.get(f"/queues/{queue}")).status_code == 200
                 session = await operations.open_session(queue)
-                listed = (await operations.messages(session.id, size=100)).dead_letters
+                listed = (await operations.messages(session.id, limit=100)).dead_letters
                 assert {one.message_id for one in listed} == {f"order-{n}" for n in POISON}
                 assert {(one.error, one.attempts) for one in listed} == {("LookupError", 3)}
                 await operations.release(session.id)

@@ -127,7 +127,7 @@ async def _read_dead_letters(
 ) -> dict[str, tuple[DeadLetter, str]]:
     """Return the dead letters of a queue by type, each with its summary sentence."""
     session = await operations.open_session(queue)
-    listed = (await operations.messages(session.id, size=100)).dead_letters
+    listed = (await operations.messages(session.id, limit=100)).dead_letters
     found = {
         one.type: (one, (await operations.message(session.id, one.id)).sentence) for one in listed
     }
@@ -211,7 +211,7 @@ async def test_celery_tasks_rejected_to_own_dead_letter_queue_run_after_redrive(
         await _wait_for_depth(url, "plain.dead", len(forms), tmp_path)
     async with _operations(place) as operations:
         session = await operations.open_session("plain.dead")
-        page = await operations.messages(session.id, size=100)
+        page = await operations.messages(session.id, limit=100)
         views = [await operations.message(session.id, one.id) for one in page.dead_letters]
         await operations.release(session.id)
         assert {(one.dead_letter.reason, one.dead_letter.origin) for one in views} == {

@@ -110,7 +110,7 @@ async def test_browsing_counts_no_delivery_where_nack_is_not_counted(
 
 async def _looked_at(operations: Operations, count: int) -> list[bytes]:
     session = await operations.open_session("q.dlq", SessionRequest(limit=count))
-    found = (await operations.messages(session.id, size=count)).dead_letters
+    found = (await operations.messages(session.id, limit=count)).dead_letters
     assert [one.delivery_count for one in found] == [0] * count
     bodies = [operations.delivery(session.id, one.id).body for one in found]
     await operations.release(session.id)

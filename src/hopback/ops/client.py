@@ -181,14 +181,14 @@ class RemoteDeadLetters:
             return
 
     async def messages(
-        self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
+        self, session: str, where: str = "", *, cursor: int | str = 0, limit: int = 20
     ) -> Page:
         # An answer has a limited size. A larger page is put together from several answers.
         found = Page((), 0, str(cursor))
-        while found.next is not None and len(found.dead_letters) < size:
-            limit = min(size - len(found.dead_letters), LARGEST_PAGE)
+        while found.next is not None and len(found.dead_letters) < limit:
+            size = min(limit - len(found.dead_letters), LARGEST_PAGE)
             page = await self.call(
-                endpoints.MESSAGES, session, where, cursor=found.next, size=limit
+                endpoints.MESSAGES, session, where, cursor=found.next, limit=size
             )
             found = structs.replace(page, dead_letters=(*found.dead_letters, *page.dead_letters))
         return found

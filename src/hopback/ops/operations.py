@@ -271,10 +271,10 @@ class Operations:
         await self.broker.wait_until_ready(queue, before + taken)
 
     async def messages(
-        self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
+        self, session: str, where: str = "", *, cursor: int | str = 0, limit: int = 20
     ) -> Page:
         held = self._sessions.one(session)
-        return await held.page(parse_filter(where), cursor=int(cursor), size=size)
+        return await held.page(parse_filter(where), cursor=int(cursor), limit=limit)
 
     async def message(self, session: str, message: str) -> MessageView:
         held = self._sessions.one(session)
@@ -296,9 +296,7 @@ class Operations:
         details = {"session": session.id, "message": message}
         await self.note("message.show", queue=session.source.name, details=details)
 
-    async def groups(
-        self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
-    ) -> Groups:
+    async def groups(self, session: str, by: str = GroupBy.FINGERPRINT, where: str = "") -> Groups:
         return await self._sessions.one(session).groups(by, parse_filter(where))
 
     async def errors(

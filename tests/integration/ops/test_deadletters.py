@@ -110,7 +110,7 @@ async def _sessions_keep_everything(shop: _Shop, sessions: int) -> None:
             await asyncio.sleep(0.05)
         session = await shop.operations.open_session(DLQ, window)
         assert session.held == window.limit
-        dead_letters = (await shop.operations.messages(session.id, size=500)).dead_letters
+        dead_letters = (await shop.operations.messages(session.id, limit=500)).dead_letters
         assert [dead_letter.place for dead_letter in dead_letters] == [*range(1, window.limit + 1)]
         await shop.operations.release(session.id)
     assert await shop.drained(DLQ) == [*range(300)]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.browse.session_reader import SessionReader
-    from hopback.ops.contract.requests import GroupBy, Selection
+    from hopback.ops.contract.requests import Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +136,15 @@ class BrowseSession:
         chosen = tuple(each for each in found.dead_letters if each.id in wanted)
         return ChosenMessages(self, chosen, found.not_looked_into)
 
-    async def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, size: int = 20) -> Page:
-        """Return at most `size` matching dead letters behind the place `cursor`."""
+    async def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, limit: int = 20) -> Page:
+        """Return at most `limit` matching dead letters behind the place `cursor`."""
         found = await self.sift(wanted)
         after = [dead_letter for dead_letter in found.dead_letters if dead_letter.place > cursor]
-        shown = tuple(after[: max(size, 1)])
+        shown = tuple(after[: max(limit, 1)])
         following = str(shown[-1].place) if len(after) > len(shown) else None
         return Page(shown, len(found.dead_letters), following, found.not_looked_into)
 
-    async def groups(self, by: GroupBy | str, wanted: Filter = EVERYTHING) -> Groups:
+    async def groups(self, by: str, wanted: Filter = EVERYTHING) -> Groups:
         """Return the matching dead letters in groups, the largest group first."""
         grouping = Grouping(by)
         found, turns = await self.sift(wanted), Turns()
@@ -155,7 +155,7 @@ class BrowseSession:
                 await turns.after(measure_memory(delivery))
                 self._check()
         count = len(found.dead_letters)
-        return Groups(str(by), grouping.groups(), 0, count, found.not_looked_into)
+        return Groups(by, grouping.groups(), 0, count, found.not_looked_into)
 
     def renew(self, seconds: float) -> None:
         """Let the session expire this many seconds from now."""

@@ -270,7 +270,7 @@ async def peek(
     with explain_refusals(queue):
         held = hold(dead_letters, queue, limit, skip=skip, lift=lift, force=force)
         async with held as session:
-            found = await dead_letters.messages(session, terms, size=limit)
+            found = await dead_letters.messages(session, terms, limit=limit)
 
     def in_words() -> None:
         print_messages(found.dead_letters, time.time())
@@ -349,13 +349,13 @@ async def hold_for(
         # Skip the messages before it, except some: its position may have changed since.
         skip = max(place - size // 2, 0)
         async with hold(dead_letters, queue, size, skip=skip, **options) as session:
-            found = await dead_letters.messages(session, cursor=skip, size=size)
+            found = await dead_letters.messages(session, cursor=skip, limit=size)
             known = _message_named(found.dead_letters, name)
             if known is not None:
                 yield session, known
                 return
     async with hold(dead_letters, queue, size, **options) as session:
-        found = await dead_letters.messages(session, size=size)
+        found = await dead_letters.messages(session, limit=size)
         known = _message_named(found.dead_letters, name)
         if known is None:
             raise CommandFailed(

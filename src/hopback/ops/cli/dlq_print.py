@@ -287,7 +287,7 @@ def print_groups(found: Survey, now: float) -> None:
         click.echo("No messages.")
         print_not_looked_into(found.not_looked_into)
         return
-    columns = ["count", str(found.by), "reason", "from", "error", "first", "last"]
+    columns = ["count", found.by, "reason", "from", "error", "first", "last"]
     rows = [
         (
             f"{one.count:,}",
@@ -301,13 +301,13 @@ def print_groups(found: Survey, now: float) -> None:
         for one in found.groups
     ]
     # Omit a second column with the property by which the messages are grouped.
-    twin = "from" if found.by == GroupBy.ORIGIN else str(found.by)
+    twin = "from" if found.by == GroupBy.ORIGIN else found.by
     kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
     print_table(
         [columns[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         right=("count", "first", "last"),
-        keep=(str(found.by),) if found.by == GroupBy.FINGERPRINT else (),
+        keep=(found.by,) if found.by == GroupBy.FINGERPRINT else (),
     )
     if found.matching != found.seen or not found.complete:
         more = "" if found.complete else " (the queue contains more)"

@@ -109,7 +109,7 @@ class DeadLetters(Protocol):
         """Requeue all messages of a session, in order. A session that has ended is not an error."""
 
     async def messages(
-        self, session: str, where: str = "", *, cursor: int | str = 0, size: int = 20
+        self, session: str, where: str = "", *, cursor: int | str = 0, limit: int = 20
     ) -> Page:
         """List the dead letters of a session that match the filter, after the cursor."""
 
@@ -119,9 +119,7 @@ class DeadLetters(Protocol):
     async def body(self, session: str, message: str, /) -> bytes:
         """Return the body of a message. The audit records it."""
 
-    async def groups(
-        self, session: str, by: GroupBy | str = GroupBy.FINGERPRINT, where: str = ""
-    ) -> Groups:
+    async def groups(self, session: str, by: str = GroupBy.FINGERPRINT, where: str = "") -> Groups:
         """Group the dead letters of a session, the largest group first."""
 
     async def errors(

@@ -190,7 +190,7 @@ class MessagesQuery(_Asked, frozen=True, omit_defaults=True):
 
     where: _FilterText = field(default="", name="filter")
     cursor: _Cursor = 0
-    size: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = field(default=20, name="limit")
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = 20
 
 
 class GroupQuery(_Asked, frozen=True, omit_defaults=True):

@@ -33,10 +33,8 @@ class Grouping:
     which `by_hour` counts the last failures, None if it counts none.
     """
 
-    def __init__(
-        self, by: GroupBy | str, most: int = 10_000, hours_from: float | None = None
-    ) -> None:
-        self._by = str(by)
+    def __init__(self, by: str, most: int = 10_000, hours_from: float | None = None) -> None:
+        self._by = by
         kind, _, path = self._by.partition(".")
         self.needs_content: bool = kind in ("header", "payload") and bool(path)
         if not self.needs_content and self._by not in set(GroupBy):

@@ -451,7 +451,7 @@ async def _session(visit: Visit) -> Response:
     text, cursor = visit.field("filter"), visit.number("cursor", 0)
     bad_filter, page = "", Page((), 0, None)
     try:
-        page = await operations.messages(view.id, text, cursor=cursor, size=_PAGE)
+        page = await operations.messages(view.id, text, cursor=cursor, limit=_PAGE)
     except BadFilter as error:
         bad_filter = str(error)
     bad_by = ""
@@ -508,7 +508,7 @@ async def _field_values(
 
 def group_filter(by: str, group: Group) -> str:
     """Return the filter that matches exactly the messages of a group."""
-    field = "group" if by == GroupBy.FINGERPRINT else str(by)
+    field = "group" if by == GroupBy.FINGERPRINT else by
     escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
     return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
 

@@ -146,7 +146,7 @@ async def _show_messages_step(visit: Visit, request: JobRequest) -> Response:
     if selection.session:
         held = operations.session(selection.session).held
         try:
-            page = await operations.messages(selection.session, selection.filter, size=1)
+            page = await operations.messages(selection.session, selection.filter, limit=1)
             matching = page.matching
         except HopbackError as error:
             trouble = str(error)

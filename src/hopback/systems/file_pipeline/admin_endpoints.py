@@ -143,7 +143,7 @@ class _AdminEndpoints:
         operations = self.operations.on_behalf_of(who)
         session = await operations.open_session(queue.queue, window)
         try:
-            page = await operations.messages(session.id, size=limit)
+            page = await operations.messages(session.id, limit=limit)
             deliveries = []
             for dead_letter in page.dead_letters:
                 # Writes to the audit that this caller has seen the message.

@@ -89,7 +89,7 @@ async def test_session_pages_filters_groups_and_returns_messages_in_order() -> N
         operations = shop.operations
         session = await operations.on_behalf_of(ANN).open_session(DLQ, SessionRequest(limit=30))
         assert (session.held, session.complete, session.by) == (30, False, "Ann")
-        page = await operations.messages(session.id, size=20)
+        page = await operations.messages(session.id, limit=20)
         assert ([dead_letter.place for dead_letter in page.dead_letters], page.matching) == (
             list(range(1, 21)),
             30,

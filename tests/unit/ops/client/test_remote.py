@@ -75,12 +75,12 @@ async def test_remote_client_returns_same_values_as_library() -> None:
         assert structs.replace(await remote.queue(DLQ), depth=detail.depth) == detail
         session = await remote.open_session(DLQ, SessionRequest(limit=5))
         assert (session.held, session.complete) == (5, False)
-        page = await remote.messages(session.id, "error:TimeoutError", size=2)
+        page = await remote.messages(session.id, "error:TimeoutError", limit=2)
         assert (len(page.dead_letters), page.matching, page.next) == (2, 3, "3")
         rest = await remote.messages(session.id, "error:TimeoutError", cursor=page.next or 0)
         assert [dead_letter.place for dead_letter in rest.dead_letters] == [5]
-        assert await library.messages(session.id, size=5) == await remote.messages(
-            session.id, size=5
+        assert await library.messages(session.id, limit=5) == await remote.messages(
+            session.id, limit=5
         )
         first = page.dead_letters[0].id
         assert await remote.message(session.id, first) == await library.message(session.id, first)

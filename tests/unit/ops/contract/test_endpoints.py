@@ -47,8 +47,8 @@ def test_arguments_of_a_call_become_path_query_and_body_and_back() -> None:
     row = BY_OPERATION["retry_failures"]
     assert row.read_arguments(("j",), {"reason": "r"}) == (["j"], None, RetryRequest("r"))
     assert row.write_arguments(Empty(), RetryRequest("r")) == ([], {"reason": "r"})
-    messages = BY_OPERATION["messages"].read_arguments(("s", "age>1h"), {"size": 5})
-    assert messages == (["s"], MessagesQuery("age>1h", size=5), None)
+    messages = BY_OPERATION["messages"].read_arguments(("s", "age>1h"), {"limit": 5})
+    assert messages == (["s"], MessagesQuery("age>1h", limit=5), None)
 
 
 def test_client_does_not_import_the_server() -> None:

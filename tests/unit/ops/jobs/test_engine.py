@@ -136,7 +136,7 @@ async def test_redrive_of_session_moves_only_chosen_messages() -> None:
         session = await shop.operations.on_behalf_of(ANN).open_session(
             DLQ, SessionRequest(limit=10)
         )
-        dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
+        dead_letters = (await shop.operations.messages(session.id, limit=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[2:8:2])
         request = redrive(selection=Selection(session=session.id, ids=chosen), expected_count=3)
         job = await shop.operations.start(request)

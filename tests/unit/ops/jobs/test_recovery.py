@@ -233,7 +233,7 @@ async def test_chosen_messages_are_found_at_end_of_quorum_queue_after_kill() -> 
         session = await shop.operations.on_behalf_of(ANN).open_session(
             DLQ, SessionRequest(limit=10)
         )
-        dead_letters = (await shop.operations.messages(session.id, size=100)).dead_letters
+        dead_letters = (await shop.operations.messages(session.id, limit=100)).dead_letters
         chosen = tuple(dead_letter.id for dead_letter in dead_letters[:6])
         steps.kill_at(1)
         job = await shop.operations.start(

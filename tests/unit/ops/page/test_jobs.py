@@ -187,7 +187,7 @@ async def test_download_contains_exactly_selected_messages() -> None:
         assert await download("POST", whole, limit="7") == [f"m-{n}" for n in range(7)]
         assert await download("POST", whole, filter="error:LookupError") == odd
         session = await _look(service, 10)
-        page = await service.operations.messages(session, size=10)
+        page = await service.operations.messages(session, limit=10)
         some = [one.id for one in page.dead_letters][2:4]
         assert await download("GET", f"/sessions/{session}/export", ids=some) == ["m-2", "m-3"]
         group = {"filter": "error:LookupError", "release": session}
