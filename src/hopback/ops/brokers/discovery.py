@@ -26,13 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """An operator's description of a queue. None keeps the discovered value."""
+    """An operator's description of a queue. None keeps the discovered origins."""
 
     queue: str
     main_queue: str | None = None
-    retry_exchange: str | None = None
-    target: Redrive | None = None
-    label: str | None = None
     hidden: bool = False
 
 
@@ -64,8 +61,6 @@ class DeadLetterQueue:
     origins: tuple[str, ...]
     plans: tuple[Plan, ...]
     queue: Queue | None
-    retry_exchange: str | None
-    label: str
     known_by: str
     waits: tuple[RetryWait, ...] = ()
 
@@ -80,10 +75,12 @@ class DeadLetterQueue:
         return self.origins[0] if len(self.origins) == 1 else None
 
     @property
-    def target(self) -> Redrive | None:
-        """The default re-drive target, None if it differs between origins."""
-        targets = {plan.redrive for plan in self.plans}
-        return next(iter(targets)) if len(targets) == 1 else None
+    def retry_exchange(self) -> str | None:
+        """The exchange of the retry queues in the plans, if it is the same for all of them."""
+        used = {
+            route.exchange for plan in self.plans for tier in plan.tiers for route in tier.routes
+        }
+        return next(iter(used)) if len(used) == 1 else None
 
 
 def dead_letter_queues(
@@ -110,20 +107,9 @@ def dead_letter_queues(
     origins = _origins(effective, into)
     found = {name: _describe(effective, name, *known) for name, known in origins.items()}
     for override in overrides:
-        known = found.get(override.queue)
-        if known is None or override.main_queue is not None:
+        if override.queue not in found or override.main_queue is not None:
             named = () if override.main_queue is None else (override.main_queue,)
-            known = _describe(effective, override.queue, "operator", named)
-        if override.target is not None:
-            aimed = tuple(replace(plan, redrive=override.target) for plan in known.plans)
-            known = replace(known, plans=aimed)
-        exchange = override.retry_exchange
-        label = known.label if override.label is None else override.label
-        found[override.queue] = replace(
-            known,
-            retry_exchange=known.retry_exchange if exchange is None else exchange,
-            label=label,
-        )
+            found[override.queue] = _describe(effective, override.queue, "operator", named)
     hidden = {override.queue for override in overrides if override.hidden}
     ttl_s = {
         queue.name: ttl / 1000
@@ -139,7 +125,7 @@ def dead_letter_queues(
     )
 
 
-def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = None) -> Plan:
+def stand_in_plan(queue: str, dead_letter_queue: str) -> Plan:
     """Return a plan for a queue without one. A re-drive resets the attempts and targets the queue itself."""
     return Plan(
         queue=queue,
@@ -149,7 +135,7 @@ def stand_in_plan(queue: str, dead_letter_queue: str, target: Redrive | None = N
         returns=Return.QUEUE,
         parking=Parking(dead_letter_queue, Leave.REJECT, "", dead_letter_queue),
         count=Count.HEADER,
-        redrive=target or Redrive("", queue),
+        redrive=Redrive("", queue),
     )
 
 
@@ -256,14 +242,4 @@ def _describe(
     effective: Topology, name: str, known_by: str, origins: tuple[str, ...]
 ) -> DeadLetterQueue:
     plans = tuple(effective.plan(each) or stand_in_plan(each, name) for each in origins)
-    # The exchange of the retry queues, if it is the same for all of them.
-    used = {route.exchange for plan in plans for tier in plan.tiers for route in tier.routes}
-    return DeadLetterQueue(
-        name=name,
-        origins=origins,
-        plans=plans,
-        queue=effective.queue(name),
-        retry_exchange=next(iter(used)) if len(used) == 1 else None,
-        label=origins[0] if len(origins) == 1 else name,
-        known_by=known_by,
-    )
+    return DeadLetterQueue(name, origins, plans, effective.queue(name), known_by)

@@ -50,7 +50,7 @@ def summarize_queue(
         main_queue=found.main_queue,
         origins=found.origins,
         retry_exchange=found.retry_exchange,
-        label=found.label,
+        label=found.main_queue or found.name,
         known_by=found.known_by,
         depth=counted.shown_at(now),
         exists=depth is not None,

@@ -62,7 +62,6 @@ def test_dead_letter_exchange_set_by_policy_is_discovered() -> None:
     assert found.name == "rest"
     assert found.origins == ("bills", "orders")
     assert found.main_queue is None
-    assert found.target is None
     assert {plan.redrive for plan in found.plans} == {Redrive("", "bills"), Redrive("", "orders")}
     assert found.known_by == "dead-lettering"
 
@@ -96,16 +95,13 @@ def test_origin_behind_retry_queue_is_the_failing_queue() -> None:
     assert (found.name, found.origins) == ("rest", ("q",))
 
 
-def test_override_adds_retargets_and_hides_dead_letter_queues() -> None:
-    said = (
-        Override("other", main_queue="orders", retry_exchange="again", label="Orders"),
-        Override("rest", target=Redrive("", "elsewhere")),
-    )
+def test_override_adds_and_hides_dead_letter_queues() -> None:
+    said = (Override("other", main_queue="orders"), Override("rest"))
     found = {each.name: each for each in dead_letter_queues(_live(), overrides=said)}
     other = found["other"]
-    assert (other.main_queue, other.retry_exchange, other.label) == ("orders", "again", "Orders")
-    assert other.target == Redrive("", "orders")
-    assert found["rest"].target == Redrive("", "elsewhere")
+    assert (other.main_queue, other.known_by) == ("orders", "operator")
+    assert [plan.redrive for plan in other.plans] == [Redrive("", "orders")]
+    assert found["rest"].origins == ("bills", "orders")
     assert dead_letter_queues(_live(), overrides=(Override("rest", hidden=True),)) == ()
 
 
@@ -113,5 +109,5 @@ def test_file_pipeline_target_is_its_retry_exchange() -> None:
     topology = DESIGNS["file-pipeline"].build()
     found = next(e for e in dead_letter_queues(topology) if e.name == "q.validator.dlq")
     assert found.retry_exchange == "retry.q.validator"
-    assert found.target == Redrive("retry.q.validator", "retry")
-    assert found.label == "q.validator"
+    assert [plan.redrive for plan in found.plans] == [Redrive("retry.q.validator", "retry")]
+    assert found.main_queue == "q.validator"
