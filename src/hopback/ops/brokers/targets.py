@@ -66,7 +66,7 @@ def aim_at(
         plan = stand_in_plan(source.name, source.name)
     if plan is None:
         return _UNKNOWN_ORIGIN if origin else _NO_ORIGIN
-    way = _way(target, delivery, plan, source, routes)
+    way = _way(target, delivery, plan, routes)
     if isinstance(way, str):
         return way
     return Aim(plan, way if target.reset is None else replace(way, reset=target.reset))
@@ -107,7 +107,7 @@ def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
             return (Redrive(target.exchange, target.routing_key),)
         case TargetKind.ORIGIN_EXCHANGE:
             return ()
-    ways = (_way(target, _NO_MESSAGE, plan, source, None) for plan in source.plans)
+    ways = (_way(target, _NO_MESSAGE, plan, None) for plan in source.plans)
     return tuple(dict.fromkeys(way for way in ways if not isinstance(way, str)))
 
 
@@ -141,11 +141,7 @@ async def target_flaw(
 
 
 def _way(
-    target: Target,
-    delivery: Delivery,
-    plan: Plan,
-    source: DeadLetterQueue,
-    routes: RoutingTable | None,
+    target: Target, delivery: Delivery, plan: Plan, routes: RoutingTable | None
 ) -> Redrive | str:
     match target.kind:
         case TargetKind.DESIGN:
@@ -157,8 +153,6 @@ def _way(
             if plan.tiers:
                 route = plan.tiers[0].routes[0]
                 return replace(plan.redrive, exchange=route.exchange, routing_key=route.routing_key)
-            if source.retry_exchange is not None:
-                return Redrive(source.retry_exchange, "retry")
             return f"queue {plan.queue!r} has no retry exchange"
         case TargetKind.ORIGIN_EXCHANGE:
             # The exchange of the first publish, if it leads to the queue in which the message failed.

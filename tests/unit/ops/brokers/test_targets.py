@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.designs import DESIGNS
 from hopback.fields import Timestamp
-from hopback.message import Message
+from hopback.message import Message, Received
+from hopback.ops.brokers.discovery import DeadLetterQueue, stand_in_plan
+from hopback.ops.brokers.targets import Aim, aim_at
 from hopback.ops.contract.requests import Target, TargetKind
 from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue
+from hopback.topology.plan import Redrive
 from tests.unit.ops.shop import DLQ, MAIN, open_shop, properties, redrive
 
 if TYPE_CHECKING:
@@ -103,6 +107,18 @@ async def test_redrive_to_failed_queue_leaves_out_forged_origin(kind: TargetKind
         plan = await shop.operations.plan(redrive(queue=_SHARED, target=Target(kind)))
         assert [each.count for each in plan.left_out] == [1]
         assert "name a target queue" in plan.left_out[0].reason
+
+
+def test_message_is_not_sent_to_retry_exchange_of_another_queue() -> None:
+    plan = DESIGNS["file-pipeline"].build().plan("q.validator")
+    assert plan is not None
+    plans = (plan, stand_in_plan("orders", _SHARED))
+    source = DeadLetterQueue(_SHARED, ("q.validator", "orders"), plans, None, "plan")
+    target, message = Target(TargetKind.RETRY_EXCHANGE), Received(_SHARED, "", _SHARED)
+    assert aim_at(target, message, "q.validator", source) == Aim(
+        plan, Redrive("retry.q.validator", "retry")
+    )
+    assert aim_at(target, message, "orders", source) == "queue 'orders' has no retry exchange"
 
 
 @in_virtual_time
