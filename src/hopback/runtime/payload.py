@@ -390,20 +390,38 @@ def encode_payload(payload: object) -> tuple[bytes, str | None]:
     if isinstance(payload, str):
         return payload.encode(), "text/plain"
     if is_model(type(payload), "pydantic", "BaseModel"):
-        return payload.model_dump_json().encode(), "application/json"  # type: ignore[attr-defined]
+        model: Any = payload
+        body = model.model_dump_json().encode()
+        if model.model_config.get("ser_json_inf_nan") != "strings":
+            _refuse_not_finite(payload, body)
+        return body, "application/json"
     if is_model(type(payload), "google.protobuf.message", "Message"):
         return payload.SerializeToString(), "application/x-protobuf"  # type: ignore[attr-defined]
     if is_model(type(payload), "msgspec", "Struct"):
-        return bytes(sys.modules["msgspec"].json.encode(payload)), "application/json"
+        body = bytes(sys.modules["msgspec"].json.encode(payload))
+        _refuse_not_finite(payload, body)
+        return body, "application/json"
     try:
         text = json.dumps(payload, default=_jsonable, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         if (place := _not_finite(payload, "$")) is None:
             raise
-        raise ValueError(
-            f"expected a payload that JSON can express, got {place}: send None or a text instead"
-        ) from error
+        raise _inexpressible(place) from error
     return text.encode(), "application/json"
+
+
+def _refuse_not_finite(model: object, body: bytes) -> None:
+    """Raise ValueError if the library of a model has written NaN or infinity, usually as null."""
+    if any(written in body for written in (b"null", b"NaN", b"Infinity")) and (
+        place := _not_finite(model, "$")
+    ):
+        raise _inexpressible(place)
+
+
+def _inexpressible(place: str) -> ValueError:
+    return ValueError(
+        f"expected a payload that JSON can express, got {place}: send None or a text instead"
+    )
 
 
 def _not_finite(value: object, path: str) -> str | None:
@@ -417,6 +435,11 @@ def _not_finite(value: object, path: str) -> str | None:
         parts = enumerate(value)
     elif dataclasses.is_dataclass(value):
         parts = ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
+    elif is_model(type(value), "pydantic", "BaseModel"):
+        parts = value  # type: ignore[assignment]  # iterates over names and values
+    elif is_model(type(value), "msgspec", "Struct"):
+        names: tuple[str, ...] = value.__struct_fields__  # type: ignore[attr-defined]
+        parts = ((name, getattr(value, name)) for name in names)
     places = (_not_finite(part, f"{path}[{key!r}]") for key, part in parts)
     return next((place for place in places if place is not None), None)
 

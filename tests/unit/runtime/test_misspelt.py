@@ -7,6 +7,8 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import pydantic
 import pytest
 
 from hopback import (
@@ -310,6 +312,36 @@ class _Order:
     total: float
 
 
+class _Model(pydantic.BaseModel):
+    total: float
+    orders: list[_Order]
+    note: str | None = None
+
+
+class _Constants(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(ser_json_inf_nan="constants")
+    total: float
+
+
+class _Texts(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(ser_json_inf_nan="strings")
+    total: float
+
+
+class _Struct(msgspec.Struct):
+    total: float
+    more: list[dict[str, float]]
+    note: str | None = None
+
+
+def test_finite_models_are_published_as_their_library_writes_them() -> None:
+    assert compose("q", _Model(total=1, orders=[], note="NaN")).body == (
+        b'{"total":1.0,"orders":[],"note":"NaN"}'
+    )
+    assert compose("q", _Struct(1.0, [])).body == b'{"total":1.0,"more":[],"note":null}'
+    assert compose("q", _Texts(total=float("nan"))).body == b'{"total":"NaN"}'
+
+
 @pytest.mark.parametrize(
     ("payload", "place"),
     [
@@ -317,6 +349,11 @@ class _Order:
         ([1.0, {"y": [float("-inf")]}], r"-inf at \$\[1\]\['y'\]\[0\]"),
         (_Order(float("inf")), r"inf at \$\['total'\]"),
         (float("nan"), r"nan at \$"),
+        (_Model(total=float("nan"), orders=[]), r"nan at \$\['total'\]"),
+        (_Model(total=1, orders=[_Order(float("inf"))]), r"inf at \$\['orders'\]\[0\]\['total'\]"),
+        (_Constants(total=float("nan")), r"nan at \$\['total'\]"),
+        (_Struct(float("-inf"), []), r"-inf at \$\['total'\]"),
+        (_Struct(1.0, [{"x": float("nan")}]), r"nan at \$\['more'\]\[0\]\['x'\]"),
     ],
 )
 def test_payload_with_nan_or_infinity_is_refused_with_its_place(payload: Any, place: str) -> None:
