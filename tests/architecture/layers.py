@@ -107,6 +107,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "hopback.policy",
         "hopback.private_files",
         "hopback.sql",
+        "hopback.wire.outgoing",  # an outbox refuses messages that no broker takes
     ),
     # An application database relays its outbox.
     "hopback.store.application_database": (

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import AsyncExitStack, closing, suppress
+from dataclasses import replace
 from decimal import Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, text
+from sqlalchemy import Column, Integer, MetaData, Table, event, text
 from sqlalchemy.exc import DBAPIError
 
 from hopback import App, Context
 from hopback.broker.supervise import Backoff
 from hopback.clock import ManualClock, SystemClock
-from hopback.errors import ConnectionFailed, Nacked, PublishInterrupted
+from hopback.errors import ConnectionFailed, InvalidMessage, Nacked, PublishInterrupted
 from hopback.fields import FieldValue, Float32, Int8, LongStr, RawValue, Timestamp, UInt64
 from hopback.message import Message, Properties, Received
 from hopback.observe.logs import LEVELS
@@ -25,7 +26,9 @@ from hopback.runtime.relay import Relay
 from hopback.store import (
     LATEST,
     CursorTransaction,
+    Database,
     DatabaseUrlError,
+    DelayedMessages,
     NoInboxKey,
     Outbox,
     Transaction,
@@ -360,6 +363,105 @@ async def test_outbox_refuses_message_without_id(engine: AsyncEngine) -> None:
     with pytest.raises(ValueError, match="message id"):
         async with transaction(engine, CLOCK) as tx:
             await tx.send(Message("e", "k", b""))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"n": 2**70}, {"n": float("nan")}, {"n": Decimal("1e99")}, {"n": "\ud800"}, {"n": {"a": 2**70}},
+        {"n" * 300: 1}, {5: 1}, {"n": object()}, {"n": "x" * 140_000},
+    ],
+    ids=lambda headers: repr(headers)[:20],
+)  # fmt: skip
+async def test_outbox_refuses_message_that_no_broker_takes(headers: Any, tmp_path: Path) -> None:
+    """The relay could not read its row, or would try to publish it forever."""
+    engine = open_database(f"sqlite:///{tmp_path / 'test.db'}")
+    await migrate(engine, CLOCK)
+    unsendable = Message("", "q", b"", Properties(message_id="m", headers=headers))
+    async with transaction(engine, CLOCK) as tx:
+        with pytest.raises(InvalidMessage, match="not sent"):
+            await tx.send(unsendable)
+        with pytest.raises(InvalidMessage, match="not sent"):
+            await tx.send(replace(unsendable, delay=5000))
+        await tx.send(message(1))
+    assert await Outbox(engine, "relay", CLOCK).depth() == 1
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+async def test_unreadable_row_delays_only_its_key(engine: AsyncEngine, keyed: bool) -> None:
+    """Written by hand, or by another version."""
+    await put(engine, *(message(n, key) for n in range(3) for key in "ab"), keyed=keyed)
+    async with engine.begin() as connection:
+        await connection.execute(
+            text("UPDATE hopback_outbox SET properties = '{}' WHERE message_id = 'a-1'")
+        )
+    sink = Sink()
+    outbox = Outbox(engine, "relay", CLOCK)
+    relay = Relay(outbox, sink.publish, backoff=AT_ONCE)
+    for _ in range(3):
+        await relay.sweep()
+    left = {"a-1", "a-2"} if keyed else {"a-1"}
+    assert set(sink.got) == {f"{key}-{n}" for n in range(3) for key in "ab"} - left
+    first = (await outbox.pending(await outbox.claim(), 10))[0]
+    assert (first.failures, first.problem) == (3, "unreadable row: KeyError: 'properties'")
+
+
+async def test_unexpected_error_of_a_publish_delays_only_its_message(engine: AsyncEngine) -> None:
+    await put(engine, *(message(n) for n in range(20)), keyed=False)
+    sink = Sink()
+
+    async def publish(message: Message) -> None:
+        if message.properties.message_id == "k-7":
+            raise ValueError("cannot be \udcff\0 published")
+        await sink.publish(message)
+
+    outbox = Outbox(engine, "relay", CLOCK)
+    relay = Relay(outbox, publish, backoff=AT_ONCE)
+    assert await relay.sweep() == 19
+    assert await relay.sweep() == 0
+    assert sorted(sink.got) == sorted(f"k-{n}" for n in range(20) if n != 7)
+    async with engine.connect() as connection:
+        found = (await connection.execute(text("SELECT failures, error FROM hopback_outbox"))).one()
+    assert tuple(found) == (2, "ValueError: cannot be \ufffd\ufffd published")
+
+
+@pytest.mark.parametrize("message_id", ["a\0b", "\udcff", "i" * 255, "ü" * 127])
+async def test_message_id_of_any_bytes_is_known_to_inbox_and_delays(
+    engine: AsyncEngine, message_id: str
+) -> None:
+    delivery = Received("q", "", "q", b"", Properties(message_id=message_id))
+    delayed = DelayedMessages(engine, CLOCK)
+    async with transaction(engine, CLOCK) as tx:
+        assert await tx.first_time("a", delivery)
+        assert not await tx.first_time("a", delivery)
+        assert await tx.first_time("a", f"{message_id[1:]}?")
+    assert await delayed.begin(message_id)
+    assert await delayed.begin(message_id)
+    assert not await delayed.cancel(message_id)
+    assert await delayed.cancel(f"{message_id[1:]}?")
+    assert not await delayed.begin(f"{message_id[1:]}?")
+
+
+async def test_relay_of_an_application_continues_after_an_unexpected_error(tmp_path: Path) -> None:
+    """An extension of SQLAlchemy raises, for example."""
+    database = Database(f"sqlite:///{tmp_path / 'test.db'}")
+    sink, errors = Sink(), list[str]()
+
+    def fail_once(*arguments: Any) -> None:
+        if "FROM hopback_outbox" in arguments[2] and "DELETE" not in arguments[2] and not errors:
+            errors.append(arguments[2])
+            raise RuntimeError("an extension failed")
+
+    class Sender:
+        send = staticmethod(sink.publish)
+
+    async with database.lifespan(Sender()):
+        event.listen(database.engine.sync_engine, "before_cursor_execute", fail_once)
+        async with database.transaction() as tx:
+            await tx.send(message(1))
+        await asyncio.wait_for(sink.first.wait(), 20)
+    assert (sink.got, len(errors)) == (["k-1"], 1)
 
 
 async def test_outbox_keeps_unusual_headers_and_omits_unreadable_ones(

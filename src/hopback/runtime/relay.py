@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from hopback.broker.supervise import Backoff
 from hopback.durations import Duration, read_seconds
-from hopback.errors import BrokerError, ConnectionFailed
+from hopback.errors import ConnectionFailed
 from hopback.waiting import finish, is_time_virtual, loop_time
 
 if TYPE_CHECKING:
@@ -157,8 +157,13 @@ class Relay:
             moved, after, held_up = 0, 0, set[str]()
             while True:
                 page = await self._outbox.pending(claimed, self._most, after=after)
-                this = await self._send(page, held_up)
-                await self._outbox.settle(this.published, this.failed)
+                this = _Round()
+                try:
+                    await self._send(page, held_up, this)
+                finally:
+                    # Also if cancelled, or confirmed messages would be published again.
+                    settling = self._outbox.settle(this.published, this.failed)
+                    await finish(asyncio.ensure_future(settling))
                 moved += len(this.published)
                 self.published += len(this.published)
                 if this.offline or len(page) < self._most:
@@ -171,9 +176,9 @@ class Relay:
             # Otherwise the messages would have to wait until the lease expires.
             await finish(asyncio.ensure_future(self._outbox.release(claimed)))
 
-    async def _send(self, page: Sequence[Pending], held_up: set[str]) -> _Round:
+    async def _send(self, page: Sequence[Pending], held_up: set[str], this: _Round) -> None:
         """Publish messages. Keys are published concurrently, messages of a key in order."""
-        this, now = _Round(), self._time()
+        now = self._time()
         # Group messages by key. Messages without a key are independent.
         by_key: dict[str | int, _Series] = {}
         for one in page:
@@ -191,18 +196,21 @@ class Relay:
         gone = set(this.published)
         left = [series[0].key for series in found if series[-1].id not in gone]
         held_up.update(key for key in left if key is not None)
-        return this
 
     async def _send_in_order(self, series: _Series, this: _Round) -> None:
         """Publish messages in order. Stops after a failure."""
         for one in series:
+            problem = one.problem
             try:
-                await self._publish(one.message)
+                if not problem:
+                    await self._publish(one.message)
             except ConnectionFailed:
                 this.offline = True  # not connected, so the message is not the cause
                 return
-            except BrokerError as error:
-                this.failed[one.id] = f"{type(error).__name__}: {error}"
+            except Exception as error:  # any other error concerns this message alone
+                problem = f"{type(error).__name__}: {error}"
+            if problem:
+                this.failed[one.id] = problem
                 rest = self._backoff.delay(one.failures + 1, 0.5)
                 self._resting[one.id] = self._time() + rest
                 return

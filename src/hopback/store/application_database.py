@@ -161,10 +161,12 @@ class Database:
 
 
 async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work`, and restart it after a database error."""
+    """Run `work`, and restart it after an error. Without it, no message would be published."""
     while True:
         try:
             return await work()
         except (SQLAlchemyError, HopbackError, OSError) as error:
             _LOG.warning("the database does not answer, next attempt in 1 s: %s", error)
-            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            _LOG.exception("an unexpected error of the outbox or inbox, next attempt in 1 s")
+        await asyncio.sleep(_RETRY_S)

@@ -27,7 +27,7 @@ from sqlalchemy.exc import DBAPIError
 from hopback.clock import Clock, SystemClock
 from hopback.durations import Duration, read_seconds
 from hopback.errors import HopbackError
-from hopback.headers import identity, without_unread
+from hopback.headers import FRAME_BYTES, identity, without_unread
 from hopback.headers.names import DELAY
 from hopback.headers.typed_json import properties_from_json, properties_to_json
 from hopback.message import Delivery, Message, Properties, require_message
@@ -37,11 +37,12 @@ from hopback.policy.reading import origin_of
 from hopback.sql.versions import SLOTS
 from hopback.store.database import inbox, outbox, outbox_slots
 from hopback.text import one_line
+from hopback.wire.outgoing import encode_message
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
-    from sqlalchemy import Table, TextClause
+    from sqlalchemy import Row, Table, TextClause
     from sqlalchemy.engine import CursorResult
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -152,7 +153,17 @@ _SEND = _statement(_insert(outbox, _WRITTEN))
 
 def mark_row(consumer: str, known: str, now: float) -> dict[str, Any]:
     """Return the inbox row of a message."""
-    return {"consumer": consumer, "message_id": known, "processed_at": now}
+    return {"consumer": consumer, "message_id": _storable(known), "processed_at": now}
+
+
+def _storable(known: str) -> str:
+    """Return the key as databases store it: PostgreSQL refuses NUL, drivers refuse invalid UTF-8."""
+    raw = known.encode("utf-8", "surrogatepass")
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return f"sha256-{_hash(raw)}"
+    return known if b"\0" not in raw else f"sha256-{_hash(raw)}"
 
 
 class Transaction:
@@ -229,7 +240,7 @@ class Transaction:
         return await self._is_marked(_SENT, message_id)
 
     async def _is_marked(self, consumer: str, message_id: str) -> bool:
-        values = {"consumer": consumer, "message_id": message_id}
+        values = {"consumer": consumer, "message_id": _storable(message_id)}
         return await self._execute(_IS_MARKED, values) is not None
 
     async def _execute(self, statement: _Statement, values: Mapping[str, Any]) -> Any:
@@ -340,6 +351,7 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
 
     Raises:
         ValueError: If the message does not have an id or is not mandatory.
+        InvalidMessage: If no broker can take the message. It would hold up its key forever.
     """
     global _written  # noqa: PLW0603 - a relay of this process compares it
     _written += 1
@@ -351,6 +363,7 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
             "expected a mandatory message: publish one with mandatory=False, or a direct reply, "
             "with `context.publish`"
         )
+    encode_message(message, FRAME_BYTES, default_mode=2)
     if message.delay is not None:
         # Store the due time. The relay calculates the remaining delay.
         now_ms = math.floor(now * 1000)
@@ -361,6 +374,7 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
             due_ms = now_ms + message.delay
         left_ms = max(0, due_ms - now_ms)
         message = delay(replace(message, delay=None), left_ms, due_ms, by_clock=by_clock)
+        encode_message(message, FRAME_BYTES, default_mode=2)
     return {
         "slot": slot_of(key if key is not None else message_id),
         "key": key,
@@ -444,12 +458,16 @@ def read_properties(text: str) -> Properties:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A message in the outbox. Messages with the same `key` are published in order."""
+    """A message in the outbox. Messages with the same `key` are published in order.
+
+    `problem` is set if the row cannot be read. The message is empty and must not be published.
+    """
 
     id: int
     key: str | None
     message: Message
     failures: int
+    problem: str = ""
 
 
 class Outbox:
@@ -528,14 +546,18 @@ class Outbox:
         query = select(outbox).where(*wanted).order_by(columns.id).limit(most)
         async with self._single.connect() as connection:
             rows = (await connection.execute(query)).all()
-        found = []
-        for row in rows:
+        return [self._read(row) for row in rows]
+
+    def _read(self, row: Row[Any]) -> Pending:
+        try:
             properties = read_properties(row.properties)
             message = Message(row.exchange, row.routing_key, bytes(row.body), properties)
             if DELAY in properties.headers:  # use the remaining delay
                 message = delay_until_due(message, self._clock.now())
-            found.append(Pending(row.id, row.key, message, row.failures))
-        return found
+        except Exception as error:  # the row was written by hand or by another version
+            problem = f"unreadable row: {type(error).__name__}: {error}"
+            return Pending(row.id, row.key, Message("", ""), row.failures, problem)
+        return Pending(row.id, row.key, message, row.failures)
 
     async def settle(self, published: Sequence[int], failed: Mapping[int, str]) -> None:
         """Delete published messages and record errors of failed ones."""
@@ -548,7 +570,7 @@ class Outbox:
                     update(outbox)
                     .where(outbox.c.id == bindparam("message"))
                     .values(failures=outbox.c.failures + 1, error=bindparam("why")),
-                    [{"message": id_, "why": why[:500]} for id_, why in failed.items()],
+                    [{"message": id_, "why": one_line(why[:500])} for id_, why in failed.items()],
                 )
 
     async def depth(self) -> int:
