@@ -208,6 +208,11 @@ def timestamp(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def whole_timestamp(seconds: float) -> str:
+    """Format a time as RFC 3339 in UTC, rounded to seconds."""
+    return timestamp(round(seconds)).replace(".000", "")
+
+
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
     """Format whole seconds. Cached because many messages fail within the same second."""

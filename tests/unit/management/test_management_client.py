@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from hopback.broker.management import Alarm, Management, ManagementAddress
+from hopback.broker.management.readings import ChannelReading
 from hopback.clock import ManualClock
 from hopback.errors import (
     ConnectionFailed,
@@ -112,8 +113,17 @@ async def test_totals_are_requested_without_statistics() -> None:
 async def test_holders_are_named() -> None:
     channel = {"vhost": "/", "user": "ann", "messages_unacknowledged": 0}
     answers = {
-        "connections": [{"name": "1 -> 2", "user_provided_name": "shop"}, {"name": "3 -> 4"}],
-        "consumers": [{"queue": {"name": "orders"}, "channel_details": {"name": "1 -> 2 (1)"}}],
+        "connections": [
+            {"name": "1 -> 2", "user_provided_name": "shop", "connected_at": 1_800_000_000_500},
+            {"name": "3 -> 4"},
+        ],
+        "consumers": [
+            {
+                "queue": {"name": "orders"},
+                "channel_details": {"name": "1 -> 2 (1)"},
+                "consumer_tag": "w-1",
+            }
+        ],
         "channels": [
             {**channel, "name": "1 -> 2 (1)", "connection_details": {"name": "1 -> 2"}},
             {**channel, "name": "3 -> 4 (1)", "connection_details": {"name": "3 -> 4"}}
@@ -128,9 +138,14 @@ async def test_holders_are_named() -> None:
 
     async with answering(answer) as management:
         found = await management.holders("/", "orders")
+        channels = await management.channels("/")
     assert found == (
         "'shop' (1 -> 2), user 'ann': consumes, 0 unacked",
         "3 -> 4, user 'ann': 9 unacked",
+    )
+    assert channels == (
+        ChannelReading("1 -> 2", "shop", "ann", 0, 1_800_000_000.5, (("orders", "w-1"),)),
+        ChannelReading("3 -> 4", "", "ann", 9),
     )
 
 

@@ -6,7 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.embedded.timers import TICK_S
-from hopback.broker.management.readings import ConsumerReading, QueueCounts, QueueReading
+from hopback.broker.management.readings import (
+    ChannelReading,
+    ConsumerReading,
+    QueueCounts,
+    QueueReading,
+)
 from hopback.errors import ManagementError, ManagementNotFound
 from hopback.topology.effective import effective_policy
 from hopback.topology.model import Policy, Queue, QueueType, Topology
@@ -65,6 +70,22 @@ class EmbeddedManagement:
                 consumes = "consumes, " if consumers else ""
                 found.append(f"{session.name!r}: {consumes}{unacked} unacked")
         return tuple(found)
+
+    async def channels(self, _vhost: str = "/") -> tuple[ChannelReading, ...]:
+        """The channels that consume or hold unacked messages."""
+        return tuple(
+            ChannelReading(
+                repr(session.name),
+                session.name,
+                session.user,
+                sum(not taken.void for taken in channel.unacked.values()),
+                session.opened_at,
+                tuple((each.queue.name, each.tag) for each in channel.consumers.values()),
+            )
+            for session in self._broker.node.sessions
+            for channel in session.channels.values()
+            if channel.consumers or channel.unacked
+        )
 
     async def consumers(self, _vhost: str, queue: str) -> tuple[ConsumerReading, ...]:
         """The consumers of a queue with their tags and connections."""

@@ -55,6 +55,7 @@ class Session:
         self.node = node
         self.name = name
         self.user = user
+        self.opened_at: float = node.now()
         self.rights = rights
         """The user's permissions. None allows everything."""
         self.channels: dict[int, SessionChannel] = {}

@@ -365,20 +365,29 @@ class Management:
         The API does not report the queue of a channel's unacked messages. They may belong to
         another queue.
         """
-        names = {
-            entry.get("name"): entry.get("user_provided_name")
-            for entry in await self._list(path("connections"))
-        }
-        consuming = {
-            str((entry.get("channel_details") or {}).get("name"))
-            for entry in await self._list(path("consumers", vhost))
-            if (entry.get("queue") or {}).get("name") == queue
-        }
         return tuple(
-            readings.read_holder(entry, names, consuming=entry.get("name") in consuming)
+            each.describe(queue)
+            for each in await self.channels(vhost)
+            if each.unacked or any(name == queue for name, _ in each.consumers)
+        )
+
+    async def channels(self, vhost: str) -> tuple[readings.ChannelReading, ...]:
+        """Read the channels of a virtual host that consume or hold unacked messages.
+
+        A user without the tag `monitoring` sees only its own channels.
+        """
+        connections = {
+            str(entry.get("name")): entry for entry in await self._list(path("connections"))
+        }
+        consumers: dict[str, list[dict[str, Any]]] = {}
+        for entry in await self._list(path("consumers", vhost)):
+            channel = str((entry.get("channel_details") or {}).get("name"))
+            consumers.setdefault(channel, []).append(entry)
+        return tuple(
+            readings.read_channel(entry, connections, consumers.get(str(entry.get("name")), ()))
             for entry in await self._list(path("channels"))
             if entry.get("vhost") == vhost
-            and (entry.get("name") in consuming or entry.get("messages_unacknowledged"))
+            and (entry.get("name") in consumers or entry.get("messages_unacknowledged"))
         )
 
     async def consumers(self, vhost: str, queue: str) -> tuple[readings.ConsumerReading, ...]:

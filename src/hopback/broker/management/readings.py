@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -72,6 +72,28 @@ class ConsumerReading:
     tag: str
     connection: str
     user: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelReading:
+    """A channel that consumes or holds unacked messages.
+
+    `connection` is the address of its connection, `name` the name that the client gave to it, and
+    `since` the time at which it was opened. `consumers` are pairs of queue and consumer tag.
+    """
+
+    connection: str
+    name: str
+    user: str
+    unacked: int
+    since: float | None = None
+    consumers: tuple[tuple[str, str], ...] = ()
+
+    def describe(self, queue: str) -> str:
+        """Describe the channel as a holder of messages of this queue."""
+        called = f"{self.name!r} ({self.connection})" if self.name else self.connection
+        consumes = "consumes, " if any(name == queue for name, _ in self.consumers) else ""
+        return f"{called}, user {self.user!r}: {consumes}{self.unacked} unacked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +197,24 @@ def read_counts(data: _Json, read_at: float) -> QueueCounts:
     )
 
 
-def read_holder(data: _Json, names: Mapping[Any, Any], *, consuming: bool) -> str:
-    """Describe one entry of `/api/channels`. `names` are the names that clients gave
-    connections.
-    """
-    connection = (data.get("connection_details") or {}).get("name")
-    given = names.get(connection)
-    called = f"{given!r} ({connection})" if given else str(connection)
-    unacked = _number(data, "messages_unacknowledged") or 0
-    consumes = "consumes, " if consuming else ""
-    return f"{called}, user {data.get('user')!r}: {consumes}{unacked} unacked"
+def read_channel(
+    data: _Json, connections: Mapping[str, _Json], consumers: Iterable[_Json]
+) -> ChannelReading:
+    """One entry of `/api/channels`, with its entries of `/api/connections` and `/api/consumers`."""
+    address = str(_table(data.get("connection_details")).get("name", ""))
+    connection = connections.get(address, {})
+    since = _number(connection, "connected_at")
+    return ChannelReading(
+        address,
+        str(connection.get("user_provided_name") or ""),
+        str(data.get("user", "")),
+        _number(data, "messages_unacknowledged") or 0,
+        None if since is None else since / 1000,
+        tuple(
+            (str(_table(each.get("queue")).get("name", "")), str(each.get("consumer_tag", "")))
+            for each in consumers
+        ),
+    )
 
 
 def read_consumers(data: _Json) -> tuple[ConsumerReading, ...]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hopback.text import one_line
+from hopback.text import one_line, whole_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.broker.management.readings import ConsumerReading
+    from hopback.broker.management.readings import ChannelReading, ConsumerReading
 
 
 LOOK_TAG = "hopback-look-"
+_OUR_CONNECTION = re.compile(r"hopback (?:job \S+|browse|look) (?P<queue>.+)", re.DOTALL)
 _JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}")
 
 
@@ -63,3 +64,35 @@ def describe_consumer(reading: ConsumerReading, store: str) -> str:
     if reading.tag.startswith(LOOK_TAG):
         return f"a browse session{where}"
     return f"consumer {one_line(reading.tag)!r}{where}"
+
+
+def describe_holders(
+    queue: str, channels: Iterable[ChannelReading], own: Iterable[int] = ()
+) -> tuple[str, ...]:
+    """Describe the channels that may hold messages of a queue, and since when they are connected.
+
+    `own` are the numbers of messages that browse sessions of this process hold: their channels are left out.
+    A channel without a consumer may hold messages of another queue, unless its connection has a name of ours.
+    """
+    ours, found = list(own), list[str]()
+    for each in channels:
+        tags = [tag for name, tag in each.consumers if name == queue]
+        named = _OUR_CONNECTION.fullmatch(each.name)
+        if not tags and (each.consumers or (named is not None and named["queue"] != queue)):
+            continue
+        if not tags and each.name == browse_connection_name(queue) and each.unacked in ours:
+            ours.remove(each.unacked)
+            continue
+        found += [f"{tag} of {_describe_connection(each)}" for tag in tags]
+        if not tags:
+            found.append(f"{'' if named else 'perhaps '}{_describe_connection(each)}")
+    return tuple(found)
+
+
+def _describe_connection(reading: ChannelReading) -> str:
+    called = repr(one_line(reading.name)) if reading.name else reading.connection
+    facts = [reading.connection] if reading.name else []
+    facts.append(f"user {reading.user!r}")
+    if reading.since is not None:
+        facts.append(f"connected since {whole_timestamp(reading.since)}")
+    return f"{called} ({', '.join(facts)})"

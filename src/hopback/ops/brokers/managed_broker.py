@@ -32,7 +32,12 @@ from hopback.topology.model import Policy, Topology, join_topologies
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
-    from hopback.broker.management.readings import ConsumerReading, QueueReading
+    from hopback.broker.management.readings import (
+        ChannelReading,
+        ConsumerReading,
+        QueueCounts,
+        QueueReading,
+    )
     from hopback.version import BrokerVersion
 
 
@@ -49,6 +54,9 @@ class ManagementApi(PolicyLedger, Protocol):
     async def queues(self, vhost: str) -> tuple[QueueReading, ...]:
         """Return every queue with its numbers."""
 
+    async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
+        """Return the counts of every queue that do not come from the statistics, which are up to 5 s old."""
+
     async def live_topology(
         self, vhost: str, queues: Iterable[QueueReading] | None = None
     ) -> Topology:
@@ -61,6 +69,9 @@ class ManagementApi(PolicyLedger, Protocol):
 
     async def consumers(self, vhost: str, queue: str) -> tuple[ConsumerReading, ...]:
         """Return the consumers of a queue with their tags and connections."""
+
+    async def channels(self, vhost: str) -> tuple[ChannelReading, ...]:
+        """Return the channels that consume or hold unacked messages."""
 
 
 class ManagedBroker:
@@ -252,11 +263,18 @@ class ManagedBroker:
         except ManagementError:
             return ()
 
-    async def readings(self) -> dict[str, QueueReading] | None:
-        """Return every queue by name. None without management."""
+    async def channels(self) -> tuple[ChannelReading, ...]:
+        """Return the channels that consume or hold unacked messages, as far as management lists them."""
         if self.management is None:
-            return None
-        return {each.queue.name: each for each in await self.management.queues(self.vhost)}
+            return ()
+        try:
+            return await self.management.channels(self.vhost)
+        except ManagementError:
+            return ()
+
+    async def totals(self) -> Mapping[str, QueueCounts]:
+        """Return the counts of every queue, exact for classic queues. Empty without management."""
+        return {} if self.management is None else await self.management.totals(self.vhost)
 
     async def depths(
         self, names: Iterable[str], readings: Mapping[str, QueueReading] | None

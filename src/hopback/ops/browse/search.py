@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.brokers.browse_cost import check_cost
+from hopback.ops.brokers.consumers import describe_holders
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.search import (
     MOST_WALKED,
@@ -27,6 +28,7 @@ from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import Filter, Judgement, parse_filter
 from hopback.ops.messages.grouping import Grouping
 from hopback.ops.messages.plain import plain_text
+from hopback.text import whole_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -79,6 +81,7 @@ class Search:
         self._total = sum(counts.values()) + sum(each.view.held for each in own)
         for session in own:
             found.see_session(session)
+        held_by_others += tuple(each for each in map(_unread_part, own) if each.count)
         for source in sources:
             count = counts.get(source.name, 0)
             if count:
@@ -102,17 +105,20 @@ class Search:
     async def _find_held(self, depths: Mapping[str, Depth]) -> tuple[HeldMessages, ...]:
         """Return the messages that other consumers hold, before the search takes any.
 
-        AMQP shows the consumers at once. The broker counts their messages every few seconds.
+        AMQP shows the consumers at once. A quorum queue counts their messages every few seconds.
         """
-        readings, found = await self._broker.readings() or {}, []
+        totals, found = await self._broker.totals(), dict[str, int | None]()
         for name, depth in depths.items():
-            unacked = (readings[name].counts.unacked or 0) if name in readings else 0
+            unacked = (totals[name].unacked or 0) if name in totals else 0
             count = unacked - self._sessions.count_held(name)
             if count > 0 or (depth.consumers or 0) > len(self._sessions.active(name)):
-                holders = await self._broker.consumers_of(name)
-                names_of = tuple(f"{one.tag} of {one.connection}" for one in holders)
-                found.append(HeldMessages(name, max(count, 0) or None, names_of))
-        return tuple(found)
+                found[name] = max(count, 0) or None
+        channels = await self._broker.channels() if found else ()
+        own = {name: [one.taken for one in self._sessions.active(name)] for name in found}
+        return tuple(
+            HeldMessages(name, count, describe_holders(name, channels, own[name]))
+            for name, count in found.items()
+        )
 
     async def _count_messages(
         self,
@@ -186,6 +192,14 @@ class Search:
             not_looked_into=self._found.unread,
             hits=self._found.take_hits(),
         )
+
+
+def _unread_part(session: BrowseSession) -> HeldMessages:
+    """Return the messages that a session holds without showing them: skipped ones, or to keep the order."""
+    view = session.view
+    who = f"the browse session {view.id} of {view.by or 'unknown'}"
+    since = f"open since {whole_timestamp(view.opened_at)}"
+    return HeldMessages(view.queue, session.taken - view.held, (f"{who} ({since})",))
 
 
 class _Findings:

@@ -240,6 +240,9 @@ async def groups(
         found = await collect_survey(request, show_search(dead_letters.search(request)))
     shown = found if form == "json" else found.groups
     output(form, shown, lambda: print_groups(found, time.time()))
+    if form != "table":
+        print_held(found.held, err=True)
+        print_not_looked_into(found.not_looked_into, err=True)
 
 
 @click.command(short_help="List the messages at the head.")
@@ -492,12 +495,18 @@ async def print_search(dead_letters: DeadLetters, request: SearchRequest, form: 
             table(("queue", "id", "error", "text"), rows, keep=("id",))
         shown = "" if len(hits) == last.matching else f" (the first {len(hits):,} are shown)"
         click.echo(f"{last.matching:,} of {count_of(last.seen)} match{shown}.")
-        if last.not_looked_into:
-            click.echo(f"{count_of(last.not_looked_into)} too large to search completely.")
-        for one in last.skipped:
-            click.echo(safe(f"Not searched: {one.queue}: {one.reason}"))
-        print_held(last.held_by_others)
-        if hits:
-            first = hits[0].dead_letter
-            click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))
+    if last is not None:
+        _print_unread(last, err=form != "table")
+    if form == "table" and hits:
+        first = hits[0].dead_letter
+        click.echo(safe(f"`hopback dlq get {first.queue} {first.id}` shows one of them."))
     return Exit.OK if last is not None and last.matching else Exit.NOT_FOUND
+
+
+def _print_unread(last: SearchProgress, *, err: bool) -> None:
+    """Print which messages were not searched. Lines of JSON contain only matches, so `err` is stderr."""
+    if last.not_looked_into:
+        click.echo(f"{count_of(last.not_looked_into)} too large to search completely.", err=err)
+    for one in last.skipped:
+        click.echo(safe(f"Not searched: {one.queue}: {one.reason}"), err=err)
+    print_held(last.held_by_others, err=err)

@@ -272,12 +272,12 @@ async def show_search(
             yield found
 
 
-def print_held(held: Iterable[HeldMessages]) -> None:
+def print_held(held: Iterable[HeldMessages], *, err: bool = False) -> None:
     """Print which messages were not read because other consumers hold them."""
     for one in held:
         number = "messages, number unknown" if one.count is None else count_of(one.count)
-        holders = ", ".join(one.holders) or "another consumer"
-        click.echo(safe(f"Not read: {number} in {one.queue}, held by {holders}."))
+        holders = clock_text(", ".join(one.holders)) or "another consumer"
+        click.echo(safe(f"Not read: {number} in {one.queue}, held by {holders}."), err=err)
 
 
 def print_groups(found: Survey, now: float) -> None:
@@ -320,12 +320,13 @@ def _key(group: Group) -> str:
     return group.key or _clip(group.sample.error_message) or "(none)"
 
 
-def print_not_looked_into(number: int) -> None:
+def print_not_looked_into(number: int, *, err: bool = False) -> None:
     """Print the number of messages that the filter could not check, if there are any."""
     if number:
         click.echo(
             f"{count_of(number)} not checked: the body is too large or too deeply nested for"
-            " payload terms."
+            " payload terms.",
+            err=err,
         )
 
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError
-from hopback.headers import timestamp
 from hopback.ops.contract.requests import JobKind, Pace
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.job_progress import SAVE_EVERY_S, JobProgress
 from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.watch_time import WatchTime, WatchTimer, seconds_text
-from hopback.text import count_of
+from hopback.text import count_of, whole_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -174,7 +173,7 @@ class ReturnWatch:
 
         `words` with the time of the end are the reason of the job until then.
         """
-        end = timestamp(round(self._clock.now() + seconds)).replace(".000", "")
+        end = whole_timestamp(self._clock.now() + seconds)
         waits = words.format(end)
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.broker.embedded import EmbeddedManagement
+from hopback.broker.management.readings import ChannelReading
 from hopback.clock import SystemClock
+from hopback.ops.brokers.consumers import describe_holders
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     AuditQuery,
@@ -99,3 +101,25 @@ async def test_store_id_is_the_same_for_every_process_of_a_store(tmp_path: Path)
         assert await one.store_id() == await two.store_id()
     async with open_journal(f"sqlite:///{tmp_path}/other.db", clock) as other:
         assert await other.store_id() != await one.store_id()
+
+
+def test_holders_of_a_queue_are_consumers_and_channels_without_another_queue() -> None:
+    def channel(name: str, unacked: int, *consumers: tuple[str, str]) -> ChannelReading:
+        return ChannelReading("1 -> 2", name, "ann", unacked, 1_800_000_000.0, consumers)
+
+    where = "(1 -> 2, user 'ann', connected since 2027-01-15T08:00:00Z)"
+    channels = (
+        channel("shop", 0, ("orders.dlq", "w-1"), ("other", "w-2")),
+        channel("shop", 9, ("other", "w-2")),
+        channel(f"hopback browse {DLQ}", 4),
+        channel("hopback browse orders.dlq", 5),
+        channel("hopback browse orders.dlq", 7),
+        channel("hopback job j-1 orders.dlq", 3),
+        channel("", 2),
+    )
+    assert describe_holders("orders.dlq", channels, own=(5,)) == (
+        f"w-1 of 'shop' {where}",
+        f"'hopback browse orders.dlq' {where}",
+        f"'hopback job j-1 orders.dlq' {where}",
+        "perhaps 1 -> 2 (user 'ann', connected since 2027-01-15T08:00:00Z)",
+    )

@@ -17,10 +17,12 @@ from hopback.ops.cli.dlq import (
     groups,
     ls,
     peek,
+    search,
     show,
     watch,
 )
 from hopback.ops.cli.dlq_print import print_queue
+from hopback.ops.contract.requests import SessionRequest
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.unit.ops.cli.raffle import DLQ, HOSTILE, MAIN, raffle, run_command
@@ -78,6 +80,22 @@ async def test_dlq_groups_sorts_by_size_and_applies_filter(capsys: _Output) -> N
         document = json.loads(capsys.readouterr().out)
         assert (document["matching"], document["seen"]) == (2, 5)
         assert [group["key"] for group in document["items"]] == ["shop.OutOfStock"]
+
+
+@in_virtual_time
+@pytest.mark.parametrize("form", ["table", "json", "ndjson"])
+async def test_groups_and_search_report_held_messages_in_every_form(
+    form: str, capsys: _Output
+) -> None:
+    """Lines of JSON contain only groups or matches: the report goes to stderr."""
+    async with raffle() as found:
+        await found.park(5)
+        view = await found.operations.open_session(DLQ, SessionRequest(limit=1, skip=2))
+        for command, words in ((groups, (DLQ,)), (search, ("key:*", "--queue", DLQ))):
+            await run_command(command, found.dead_letters, *words, "-o", form)
+            said = capsys.readouterr()
+            text = said.out if form == "table" else said.err
+            assert f"Not read: 2 messages in {DLQ}, held by the browse session {view.id}" in text
 
 
 @in_virtual_time

@@ -8,10 +8,19 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hopback.broker.embedded import EmbeddedManagement
 from hopback.message import Message, Properties
-from hopback.ops.contract.requests import RedriveRequest, Selection, Target, TargetKind
+from hopback.ops.brokers.managed_broker import ManagedBroker
+from hopback.ops.contract.requests import (
+    RedriveRequest,
+    Selection,
+    SessionRequest,
+    Target,
+    TargetKind,
+)
 from hopback.ops.contract.search import survey_queue
 from hopback.ops.contract.values import LookProgress
+from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType
 from tests.harness.seeded import publish
@@ -341,8 +350,39 @@ async def test_search_reports_messages_held_by_another_consumer() -> None:
         (held,) = found["heldByOthers"]
         assert (found["seen"], found["matching"]) == (5, 5)
         assert (held["queue"], held["count"], len(held["holders"])) == (DLQ, None, 1)
-        assert held["holders"][0].startswith("worker-1 of ")
+        assert held["holders"][0].startswith("worker-1 of 'another tool' (")
+        assert re.search(r"connected since \d{4}-\d\d-\d\dT[\d:]+Z", held["holders"][0])
         await connection.close()
+
+
+async def test_search_reports_messages_that_a_session_of_service_has_skipped() -> None:
+    """They are held, and their contents are not kept."""
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        session = (await service.session(limit=2, skip=3))["id"]
+        found = await _search(service, "error:LookupError")
+        (held,) = found["heldByOthers"]
+        assert (found["seen"], found["matching"]) == (4, 4)
+        assert (held["queue"], held["count"]) == (DLQ, 3)
+        assert f"browse session {session} of local (open since " in held["holders"][0]
+        assert not (await service.operations.survey(DLQ)).complete
+
+
+@in_virtual_time
+async def test_search_names_session_of_another_process_and_its_time() -> None:
+    """Its consumer has ended, so only its channel shows that it holds messages."""
+    async with admin(*(dead_letter(n) for n in range(7))) as service:
+        other = Operations(
+            ManagedBroker(service.broker, management=EmbeddedManagement(service.broker))
+        )
+        await other.open_session(DLQ, SessionRequest(limit=2))
+        await service.session(limit=1)
+        await asyncio.sleep(6)  # a quorum queue counts its messages every 5 s
+        (held,) = (await _search(service, "error:LookupError"))["heldByOthers"]
+        (holder,) = held["holders"]
+        assert held["count"] == 2
+        assert holder.startswith(f"'hopback browse {DLQ}' (")
+        assert "connected since" in holder
+        await other.close()
 
 
 async def test_groups_report_messages_held_by_another_consumer() -> None:

@@ -301,7 +301,8 @@ function search() {
     for (const { queue, count, holders } of last.heldByOthers) {
       const item = document.createElement("li");
       const number = count === null ? "Messages" : `${count.toLocaleString("en")} message${count === 1 ? "" : "s"}`;
-      item.textContent = `${number} in ${queue} not read: held by ${holders.join(", ") || "another consumer"}`;
+      const who = holders.join(", ").replace(/\d{4}-\d\d-\d\dT[\d:]+Z/g, (time) => moment(Date.parse(time) / 1000));
+      item.textContent = `${number} in ${queue} not read: held by ${who || "another consumer"}`;
       place.querySelector("[data-skipped]").append(item);
     }
     const groups = place.querySelector("[data-groups]"), act = place.querySelector("[data-act]");
