@@ -129,7 +129,7 @@ class Operations:
         self._other_consumers = OtherConsumers(broker, self._sessions, self.journal.store_id)
         self._runner = JobRunner(broker, self.journal, self.settings)
         self.surveys: Surveys = Surveys(
-            broker, self.journal, self.queues, self._sessions.count_held, self.settings.exports
+            broker, self.journal, self.queues, self._sessions, self.settings.exports
         )
         self._share = JournalShare(self._name, frozenset(beside) - {self._name}, is_first)
         self._who = NOBODY

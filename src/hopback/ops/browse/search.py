@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.brokers.browse_cost import check_cost
-from hopback.ops.brokers.consumers import describe_holders
+from hopback.ops.browse.held import held_by_others, unread_part
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.search import (
     MOST_WALKED,
@@ -22,13 +22,12 @@ from hopback.ops.contract.search import (
     SearchRequest,
     SkippedQueue,
 )
-from hopback.ops.contract.values import Cost, DeadLetter, Depth, HeldMessages, Price
+from hopback.ops.contract.values import Cost, DeadLetter, Depth, Price
 from hopback.ops.messages.body import unpack_body
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import Filter, Judgement, parse_filter
 from hopback.ops.messages.grouping import Grouping
 from hopback.ops.messages.plain import plain_text
-from hopback.text import whole_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -71,7 +70,7 @@ class Search:
         sources = [snapshot.one(name) for name in names]
         # By AMQP: the counts of the management API are some seconds old.
         depths = await self._broker.depths([source.name for source in sources], None)
-        held_by_others = await self._find_held(depths)
+        held = await held_by_others(self._broker, self._sessions, depths)
         counts, skipped = await self._count_messages(snapshot, sources, depths)
         own = [
             each
@@ -81,7 +80,7 @@ class Search:
         self._total = sum(counts.values()) + sum(each.view.held for each in own)
         for session in own:
             found.see_session(session)
-        held_by_others += tuple(each for each in map(_unread_part, own) if each.count)
+        held += tuple(each for each in map(unread_part, own) if each is not None)
         for source in sources:
             count = counts.get(source.name, 0)
             if count:
@@ -98,26 +97,8 @@ class Search:
             skipped=skipped,
             groups=() if found.grouping is None else found.grouping.groups(),
             beyond=self._beyond,
-            held_by_others=held_by_others,
+            held_by_others=held,
             is_over=True,
-        )
-
-    async def _find_held(self, depths: Mapping[str, Depth]) -> tuple[HeldMessages, ...]:
-        """Return the messages that other consumers hold, before the search takes any.
-
-        AMQP shows the consumers at once. A quorum queue counts their messages every few seconds.
-        """
-        totals, found = await self._broker.totals(), dict[str, int | None]()
-        for name, depth in depths.items():
-            unacked = (totals[name].unacked or 0) if name in totals else 0
-            count = unacked - self._sessions.count_held(name)
-            if count > 0 or (depth.consumers or 0) > len(self._sessions.active(name)):
-                found[name] = max(count, 0) or None
-        channels = await self._broker.channels() if found else ()
-        own = {name: [one.taken for one in self._sessions.active(name)] for name in found}
-        return tuple(
-            HeldMessages(name, count, describe_holders(name, channels, own[name]))
-            for name, count in found.items()
         )
 
     async def _count_messages(
@@ -192,14 +173,6 @@ class Search:
             not_looked_into=self._found.unread,
             hits=self._found.take_hits(),
         )
-
-
-def _unread_part(session: BrowseSession) -> HeldMessages:
-    """Return the messages that a session holds without showing them: skipped ones, or to keep the order."""
-    view = session.view
-    who = f"the browse session {view.id} of {view.by or 'unknown'}"
-    since = f"open since {whole_timestamp(view.opened_at)}"
-    return HeldMessages(view.queue, session.taken - view.held, (f"{who} ({since})",))
 
 
 class _Findings:

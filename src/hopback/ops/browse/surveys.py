@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from hopback.errors import HopbackError
 from hopback.ops.browse.archive_survey import ArchiveSurveys
+from hopback.ops.browse.held import describe_session, held_by_others, unread_part
 from hopback.ops.browse.stream_messages import offset_of
 from hopback.ops.browse.trend import SAMPLE_S, Trends
 from hopback.ops.browse.walk import walk
@@ -28,6 +29,7 @@ from hopback.ops.contract.surveys import (
 )
 from hopback.ops.contract.values import (
     Cost,
+    HeldMessages,
     LookProgress,
     Moment,
     OnProgress,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.browse.sessions import Sessions
     from hopback.ops.jobs.journal import Journal
     from hopback.ops.messages.grouping import Grouping
 
@@ -84,6 +87,7 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
     took_s: float
     groups: tuple[ErrorGroup, ...]
     hours: dict[str, tuple[HourCount, ...]] = field(default_factory=dict)
+    held: tuple[HeldMessages, ...] = ()
     offset: int | None = None
 
     @property
@@ -95,9 +99,9 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 class Surveys:
     """The errors of all queues of a broker, and the trends of their depths.
 
-    `queues` returns the queues, `held` the number of messages of a queue that browse sessions hold.
-    `exports` is the folder of the files that discards write. `every_s` is the time between two surveys,
-    None if surveys run only on request. `running` is the progress of the current survey.
+    `queues` returns the queues, `sessions` are the browse sessions of this process. `exports` is the folder
+    of the files that discards write. `every_s` is the time between two surveys, None if surveys run only on
+    request. `running` is the progress of the current survey.
     """
 
     def __init__(
@@ -105,13 +109,13 @@ class Surveys:
         broker: ManagedBroker,
         journal: Journal,
         queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]],
-        held: Callable[[str], int],
+        sessions: Sessions,
         exports: Path | None = None,
     ) -> None:
         self._broker = broker
         self._clock = broker.clock
         self._queues = queues
-        self._held = held
+        self._sessions = sessions
         self._journal = journal
         self._documents = Documents(journal.database, broker.journal_name, broker.clock)
         self._archives = ArchiveSurveys(self._documents, journal, exports)
@@ -188,13 +192,20 @@ class Surveys:
             last = kept.get(one.queue)
             is_recent = last is not None and not_after is not None and last.at > not_after
             # The broker's count of a stream is late, so only reading shows whether it has new messages.
-            has_some = one.messages_ready or snapshot.cost(one.queue).is_stream
+            has_some = (
+                one.messages_ready or one.depth.held_here or snapshot.cost(one.queue).is_stream
+            )
             if not is_recent and has_some and not self._why_not(one, snapshot):
                 wanted.append(one)
+        names = [one.queue for one in wanted if not snapshot.cost(one.queue).is_stream]
+        depths = await self._broker.depths(names, None)
+        held = {
+            one.queue: one for one in await held_by_others(self._broker, self._sessions, depths)
+        }
         ahead = sum(_count_ahead(one, kept.get(one.queue)) for one in wanted)
         self.running = LookProgress("", 0, ahead)
         for one in wanted:
-            if self._held(one.queue) or await self._journal.jobs(
+            if self._held_by_session(one.queue, snapshot) or await self._journal.jobs(
                 broker=self._documents.broker, queue=one.queue, active=True
             ):
                 continue  # begun since the list was read
@@ -204,6 +215,8 @@ class Surveys:
                 one.messages_ready or 0,
                 kept.get(one.queue),
             )
+            if one.queue in held:
+                found = replace(found, held=(held[one.queue],))
             await self._documents.write(_SURVEY, {one.queue: found})
         await self._archives.run({one.name: one for one in snapshot.dead_letter_queues})
 
@@ -248,9 +261,13 @@ class Surveys:
 
         Return the grouping, the number of messages and the last offset, which is None without a stream.
         """
-        began, seen, size = self._clock.now(), 0, 0
+        began, seen, place, size = self._clock.now(), 0, 0, 0
         grouping = group_errors(began)
         newest: int | None = None
+        for session in self._sessions.active(source.name) if not cost.is_stream else ():
+            for dead_letter in session.dead_letters:
+                seen += 1
+                grouping.add(dead_letter, session.content(dead_letter.id))
         connect = self._broker.new_connection
         async with walk(connect, source.name, count, cost, offset=offset) as messages:
             async for delivery in messages:
@@ -260,12 +277,13 @@ class Surveys:
                         continue  # the last message of the survey before
                     size += len(delivery.body)
                 seen += 1
-                grouping.see(delivery, seen, source)
-                if seen % _REPORT_EVERY == 0:
+                place += 1
+                grouping.see(delivery, place, source)
+                if place % _REPORT_EVERY == 0:
                     self._report(source.name, _REPORT_EVERY)
                     if self._clock.now() - began > _MOST_HELD_S or size > _MOST_READ_BYTES:
                         break
-        self._report(source.name, seen % _REPORT_EVERY)
+        self._report(source.name, place % _REPORT_EVERY)
         return grouping, seen, newest
 
     def _report(self, queue: str, more: int) -> None:
@@ -286,9 +304,20 @@ class Surveys:
             return ""
         if one.foreign_consumers:
             return "other consumers would miss the messages that a survey holds"
-        if self._held(one.queue):
-            return "a browse session holds its messages"
+        if held := self._held_by_session(one.queue, snapshot):
+            return f"{held} holds its messages"
         return cost.text if cost.price is not Price.FREE else ""
+
+    def _held_by_session(self, queue: str, snapshot: BrokerSnapshot) -> str:
+        """Return a session of this process that prevents a survey of the queue, empty if there is none.
+
+        The messages of a session are read with the others if it has their contents. Only a classic queue
+        keeps its order if others are read meanwhile.
+        """
+        for session in self._sessions.active(queue):
+            if not snapshot.is_classic(queue) or unread_part(session) is not None:
+                return describe_session(session)
+        return ""
 
     async def _read(self) -> dict[str, _QueueSurvey]:
         return await self._documents.read(_SURVEY, _QueueSurvey)
@@ -322,5 +351,6 @@ def _surveyed(queue: str, last: _QueueSurvey | None, why_not: str) -> SurveyedQu
         ready=last.ready,
         took_s=last.took_s,
         why_not=why_not,
+        held=last.held,
         is_stream=last.offset is not None,
     )

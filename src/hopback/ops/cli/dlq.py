@@ -438,6 +438,7 @@ def _print_errors(found: ErrorOverview, now: float) -> None:
             click.echo(safe(f"Not surveyed: {one.queue}: {one.why_not}"))
         elif one.is_stream:
             click.echo(safe(f"Stream, read without cost: {one.queue}"))
+        print_held(one.held)
 
 
 @click.command(short_help="Search messages in one or all queues.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from hopback.ops.contract.values import (  # noqa: TC001  msgspec reads them at run time
+    HeldMessages,
     LookProgress,
     Moment,
 )
@@ -59,9 +60,10 @@ class SurveyedArchive(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
-    """The last survey of a queue. `why_not` is the reason why the queue is not surveyed.
+    """The last survey of a queue. `why_not` is the reason why the queue is not surveyed now.
 
-    Of a stream, `seen` counts the messages of all surveys.
+    `held` are the messages that the survey could not read because other consumers held them. Of a stream,
+    `seen` counts the messages of all surveys.
     """
 
     queue: str
@@ -70,6 +72,7 @@ class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
     ready: int = 0
     took_s: float = field(default=0.0, name="tookSeconds")
     why_not: str = ""
+    held: tuple[HeldMessages, ...] = ()
     is_stream: bool = False
 
 

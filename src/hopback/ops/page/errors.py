@@ -60,8 +60,11 @@ async def _list_errors(visit: Visit) -> Response:
         if wanted
         in " ".join((one.error, one.message, one.reason, *(at.queue for at in one.queues))).lower()
     ]
+    visible = [one for one in known if visit.principal.allows(Role.OPERATOR, one.queue)]
     return visit.page(
         "errors.html",
+        left_out=[one for one in visible if one.why_not],
+        held=[each for one in visible for each in one.held],
         errors=found[:_ROWS],
         found=len(found),
         total=len(errors),

@@ -18,6 +18,7 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
+    SessionRequest,
     Settings,
 )
 from hopback.ops.jobs.journal import open_journal
@@ -160,7 +161,7 @@ async def test_survey_skips_queues_with_consumers_jobs_sessions_or_limit(tmp_pat
         await channel.qos(1)
         await channel.consume("busy.dlq", lambda _: None)
         async with site.operations() as operations:
-            await operations.open_session("mail.dlq")
+            session = await operations.open_session("mail.dlq", SessionRequest(limit=1, skip=1))
             job = await operations.start(
                 RedriveRequest(
                     queue="billing.dlq", selection=Selection(), reason="x", pace=Pace(rate=0.001)
@@ -172,11 +173,49 @@ async def test_survey_skips_queues_with_consumers_jobs_sessions_or_limit(tmp_pat
             assert why["orders.dlq"] == ""
             assert "consumers" in why["busy.dlq"]
             assert job.id in why["billing.dlq"]
-            assert why["mail.dlq"] == "a browse session holds its messages"
+            assert why["mail.dlq"].startswith(f"the browse session {session.id} of ")
+            assert why["mail.dlq"].endswith(" holds its messages")
             assert "requeued 21 times" in why["ledger.dlq"]
             assert found.messages == 3
             await operations.cancel(job.id)
             await operations.wait(job.id)
+
+
+@in_virtual_time
+async def test_survey_includes_messages_held_by_sessions_of_its_process(tmp_path: Path) -> None:
+    """A classic queue keeps its order although the others are read meanwhile."""
+    clock = LoopClock(lambda: 1_800_000_000.0)
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        await site.fail("orders.dlq", "TimeoutError", 3)
+        await site.fail("mail.dlq", "ValueError", 2)
+        async with site.operations() as operations:
+            await operations.open_session("orders.dlq", SessionRequest(limit=2))
+            whole = await operations.open_session("mail.dlq", SessionRequest(limit=2))
+            await asyncio.sleep(6)  # until the numbers of the management API are new
+            found = await operations.errors(survey=True)
+            assert {one.error: one.count for one in found.items} == {
+                "TimeoutError": 3,
+                "ValueError": 2,
+            }
+            assert [one.held for one in found.queues if one.at] == [(), ()]
+            await operations.release(whole.id)
+
+
+@in_virtual_time
+async def test_survey_reports_messages_held_by_another_process(tmp_path: Path) -> None:
+    clock = LoopClock(lambda: 1_800_000_000.0)
+    async with open_journal(f"sqlite:///{tmp_path}/jobs.db", clock) as journal:
+        site = await _site(journal, clock)
+        await site.fail("orders.dlq", "TimeoutError", 3)
+        async with site.operations() as other, site.operations() as operations:
+            await other.open_session("orders.dlq", SessionRequest(limit=2))
+            await asyncio.sleep(6)
+            found = await operations.errors(survey=True)
+            (queue,) = (one for one in found.queues if one.at)
+            (held,) = queue.held
+            assert (queue.seen, held.queue, held.count) == (1, "orders.dlq", 2)
+            assert held.holders[0].startswith("'hopback browse orders.dlq' (")
 
 
 @in_virtual_time

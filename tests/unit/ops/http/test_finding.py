@@ -109,6 +109,33 @@ async def test_every_error_of_a_survey_is_listed_with_its_first_and_last_message
     assert shown.findall(found.text) == ["ErrorC"]
 
 
+async def test_error_page_names_queues_and_messages_that_a_survey_did_not_read() -> None:
+    """An error without a name is shown with the reason of the broker."""
+    dead_letters = [
+        *(replace(dead_letter(n), routing_key="mail.dlq") for n in range(3)),
+        Message("", "post.dlq", b"{}", Properties(message_id="p")),
+        *(replace(dead_letter(n), routing_key="sms.dlq") for n in range(2)),
+    ]
+    names = ("mail", "post", "sms")
+    extra = (*map(Queue, names), *(Queue(f"{name}.dlq") for name in names))
+    async with admin(*dead_letters, extra=extra) as service:
+        connection = await service.broker.connect("another tool")
+        channel = await connection.open_channel()
+        await channel.qos(1)
+        tag = await channel.consume("sms.dlq", lambda _: None)
+        await channel.cancel(tag)
+        session = (await service.session("mail.dlq", limit=1, skip=1))["id"]
+        await service.client.post("/errors/survey")
+        page = (await service.client.get("/errors")).text
+        first = (await service.client.get("/")).text
+        await connection.close()
+    assert "1 queue not surveyed" in page
+    assert f"the browse session {session} of local (open since <time " in page
+    assert re.search(r"1 message in <a [^>]+>sms.dlq</a> not read: held by perhaps ", page)
+    for text in (page, first):
+        assert re.search(r"No error recorded</a> ?<small>unknown</small>", text)
+
+
 async def test_error_list_polls_until_survey_ends() -> None:
     """Meanwhile it shows no results of an earlier survey."""
     foreign = (Queue("mail"), Queue("mail.dlq"))
@@ -364,7 +391,7 @@ async def test_search_reports_messages_that_a_session_of_service_has_skipped() -
         assert (found["seen"], found["matching"]) == (4, 4)
         assert (held["queue"], held["count"]) == (DLQ, 3)
         assert f"browse session {session} of local (open since " in held["holders"][0]
-        assert not (await service.operations.survey(DLQ)).complete
+        assert not (await survey_queue(service.operations, DLQ)).complete
 
 
 @in_virtual_time

@@ -1,0 +1,57 @@
+"""Find the messages of a queue that cannot be read because a consumer or a browse session holds them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hopback.ops.brokers.consumers import describe_holders
+from hopback.ops.contract.values import HeldMessages
+from hopback.text import whole_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.browse.session import BrowseSession
+    from hopback.ops.browse.sessions import Sessions
+    from hopback.ops.contract.values import Depth
+
+
+async def held_by_others(
+    broker: ManagedBroker, sessions: Sessions, depths: Mapping[str, Depth]
+) -> tuple[HeldMessages, ...]:
+    """Return the messages of these queues that other consumers hold. `depths` were counted by AMQP.
+
+    AMQP shows the consumers at once. A quorum queue counts their messages every few seconds: a number that
+    contradicts the ready messages is unknown, and without a holder it is out of date.
+    """
+    totals, found = await broker.totals(), dict[str, tuple[int, bool]]()
+    for name, depth in depths.items():
+        total, own = totals.get(name), sessions.count_held(name)
+        unacked = (0 if total is None else total.unacked or 0) - own
+        has_consumer = (depth.consumers or 0) > len(sessions.active(name))
+        if unacked > 0 or has_consumer:
+            missing = (0 if total is None else total.messages or 0) - (depth.ready or 0) - own
+            found[name] = max(min(unacked, missing), 0), has_consumer
+    channels = await broker.channels() if found else ()
+    held = []
+    for name, (count, has_consumer) in found.items():
+        own_sizes = [session.taken for session in sessions.active(name)]
+        holders = describe_holders(name, channels, own_sizes)
+        if count or has_consumer or holders:
+            held.append(HeldMessages(name, count or None, holders))
+    return tuple(held)
+
+
+def unread_part(session: BrowseSession) -> HeldMessages | None:
+    """Return the messages that a session holds without their contents: skipped ones, or to keep the order."""
+    view = session.view
+    count = session.taken - view.held
+    return HeldMessages(view.queue, count, (describe_session(session),)) if count else None
+
+
+def describe_session(session: BrowseSession) -> str:
+    """Return a session in words, with its author and the time since which it is open."""
+    view = session.view
+    by = view.by or "unknown"
+    return f"the browse session {view.id} of {by} (open since {whole_timestamp(view.opened_at)})"
