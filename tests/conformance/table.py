@@ -21,20 +21,18 @@ __all__ = ["PAGE", "ConformanceTable", "render"]
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "conformance.md"
 
 _HEAD = """\
-# Conformance: what RabbitMQ does, row by row
+# Conformance of the embedded broker with RabbitMQ
 
-Written by `make test-brokers`; do not edit. Each row is a sentence about RabbitMQ with an experiment
-that shows it ([`tests/conformance/suite`](../../tests/conformance/suite/)). The suite is part of the
-repository and not of the package. Its docstring shows how to run it against another broker. The embedded
-broker plays each version of RabbitMQ and is held to the same rows as RabbitMQ itself; what differs
-between versions is part of the row. *Socket* is the same broker as `hopback broker`. Rows A.x are plain
-AMQP 0-9-1 as RabbitMQ speaks it, rows W.x what one sees only on the wire, so they are not about the
-broker in the process.
+Written by `make test-brokers`, do not edit. Each row states a fact about RabbitMQ. An experiment in
+[`tests/conformance/suite`](../../tests/conformance/suite/) verifies it. The docstring of the suite, which is
+in the repository and not in the package, shows how to run it against another broker. The embedded broker
+has to pass the same rows with the profile of each version. *Socket* is the same broker as `hopback broker`.
+Rows A.x describe plain AMQP 0-9-1. Rows W.x are visible only on the wire, so the broker in the process does
+not run them.
 
-✓ holds · – the row is not about this version or broker · ≠ known difference, see below · ✗ does not hold ·
-? not played. Costs: *slow* rows take minutes on a broker with RabbitMQ's own timings, *destructive*
-ones wreck the node they run on, *policies* set policies, *node* and *timeout* need a node in hand,
-*socket* rows write frames of their own.
+✓ holds · – not applicable to this version or broker · ≠ known difference, see below · ✗ does not hold · ? not
+run. *slow* rows take minutes on RabbitMQ, *destructive* rows damage their node, *policies* rows set
+policies, *node* and *timeout* rows need control of the node, *socket* rows write raw frames.
 """
 _SIGNS = {
     Outcome.HOLDS: "✓",
@@ -43,11 +41,10 @@ _SIGNS = {
     Outcome.NOT_SHOWN: "?",
 }
 _NOT_SHOWN = """
-## What the rows do not show
+## Not covered
 
-Three things of RabbitMQ need a cluster, which one node cannot be: dead letters lost while the target's
-node is down, confirms while a quorum queue has no leader, and queues without a quorum. Neither can the
-embedded broker show them.
+Three situations need a cluster: dead letters that are lost while the target's node is down, confirms while
+a quorum queue has no leader, and queues without a quorum. The embedded broker does not model them.
 """
 
 _OURS = ("embedded", "socket")

@@ -98,8 +98,8 @@ EMBEDDED_DIFFERENCES: tuple[BrokerDifference, ...] = (
     BrokerDifference("1.13", "The embedded broker has no streams: declaring one is refused."),
     BrokerDifference(
         "6.7b",
-        "RabbitMQ's channel trips over what it remembers of the old queue and takes the connection"
-        " with it; the embedded broker's channels remember nothing, and the get succeeds.",
+        "RabbitMQ's channel remembers the old queue, and its error closes the connection. The embedded"
+        " broker's channel does not remember it, and the get succeeds.",
     ),
 )
 

@@ -40,7 +40,7 @@ async def quorum_must_last(subject: Subject) -> None:
     await _all_refused(subject, [fleeting, alone, Queue(name, _QUORUM, auto_delete=True)])
 
 
-@row("5.9c", "A quorum queue cannot be named by the server")
+@row("5.9c", "The server cannot name a quorum queue")
 async def quorum_needs_a_name(subject: Subject) -> None:
     await _all_refused(subject, [Queue("", _QUORUM)])
 
@@ -52,7 +52,7 @@ async def refused_by_classic(subject: Subject) -> None:
     await _all_refused(subject, queues)
 
 
-@row("5.9e", "Unknown arguments are accepted in silence by both types")
+@row("5.9e", "Both types accept unknown arguments without an error")
 async def unknown_arguments(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, _QUORUM):
         name = await subject.queue(kind, {"x-dead-leter-exchange": "typo", "own": 1})
@@ -81,12 +81,12 @@ async def unknown_type(subject: Subject) -> None:
     await _all_refused(subject, [Queue(subject.name(), arguments={"x-queue-type": "superb"})])
 
 
-@row("5.9h", "reject-publish-dlx on a quorum queue is accepted before and refused on no version")
+@row("5.9h", "Every version accepts reject-publish-dlx on a quorum queue")
 async def unsupported_overflow(subject: Subject) -> None:
     await subject.quorum({"x-overflow": "reject-publish-dlx", "x-max-length": 2})
 
 
-@row("5.9i", "A dead-letter strategy that nobody knows is refused by a quorum queue")
+@row("5.9i", "A quorum queue refuses an unknown dead-letter strategy")
 async def unknown_strategy(subject: Subject) -> None:
     queue = Queue(subject.name(), _QUORUM, arguments={"x-dead-letter-strategy": "maybe"})
     await _all_refused(subject, [queue])
@@ -106,7 +106,7 @@ async def lazy_mode(subject: Subject) -> None:
     await subject.classic({"x-queue-mode": "lazy"})
 
 
-@row("9.10c", "x-consumer-timeout is accepted by quorum queues, and refused by classic ones on 4.3")
+@row("9.10c", "Quorum queues accept x-consumer-timeout. Classic queues refuse it on 4.3")
 async def consumer_timeout_argument(subject: Subject) -> None:
     await subject.quorum({"x-consumer-timeout": 60_000})
     queue = Queue(subject.name(), arguments={"x-consumer-timeout": 60_000})
@@ -116,7 +116,7 @@ async def consumer_timeout_argument(subject: Subject) -> None:
         await subject.declare(queue)
 
 
-@row("9.10d", "A transient queue can still be declared, and ends as others do")
+@row("9.10d", "A transient queue can still be declared and disappears like other transient queues")
 async def transient_queue(subject: Subject) -> None:
     queue = Queue(subject.name(), durable=False)
     try:

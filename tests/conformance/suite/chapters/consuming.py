@@ -66,7 +66,7 @@ async def _listener(subject: Subject, prefetch: int = 0) -> _Listener:
     return _Listener(subject, channel)
 
 
-@row("9.9a", "Prefetch bounds what is unsettled; each settlement makes room for one more")
+@row("9.9a", "The prefetch limits unacked messages. Each settlement permits one more")
 async def prefetch(subject: Subject) -> None:
     for kind in BOTH:
         queue, listener = await subject.queue(kind), await _listener(subject, 2)
@@ -79,7 +79,7 @@ async def prefetch(subject: Subject) -> None:
         await subject.stays(queue, 2, 0.2)
 
 
-@row("9.9b", "Prefetch 0 is no limit")
+@row("9.9b", "A prefetch of 0 means no limit")
 async def no_prefetch(subject: Subject) -> None:
     queue, listener = await subject.classic(), await _listener(subject, 0)
     await subject.put(queue, *"123456789")
@@ -87,7 +87,7 @@ async def no_prefetch(subject: Subject) -> None:
     await listener.has("123456789")
 
 
-@row("9.9c", "Prefetch holds for each consumer of a channel, from the next one started on")
+@row("9.9c", "The prefetch applies to each later consumer of a channel")
 async def prefetch_per_consumer(subject: Subject) -> None:
     queue, listener = await subject.classic(), await _listener(subject, 1)
     await subject.put(queue, *"1234")
@@ -99,7 +99,7 @@ async def prefetch_per_consumer(subject: Subject) -> None:
     await subject.stays(queue, 2, 0.2)
 
 
-@row("9.9d", "Consumers of a queue take turns")
+@row("9.9d", "Consumers of a queue get messages in turn")
 async def round_robin(subject: Subject) -> None:
     queue = await subject.classic()
     one, two = await _listener(subject), await _listener(subject)
@@ -114,7 +114,7 @@ async def round_robin(subject: Subject) -> None:
     equal("shares", {one.bodies(), two.bodies()}, {"135", "246"})
 
 
-@row("9.9e", "A consumer of higher priority is served first, until it is full")
+@row("9.9e", "A consumer with a higher priority gets messages first, until its prefetch is full")
 async def consumer_priority(subject: Subject) -> None:
     queue, low, high = (
         await subject.classic(),
@@ -128,7 +128,7 @@ async def consumer_priority(subject: Subject) -> None:
     await low.has("34")
 
 
-@row("9.8a", "A queue deleted under its consumer cancels it; the channel stays open")
+@row("9.8a", "Deleting a queue cancels its consumers. The channel stays open")
 async def deleted_under_consumer(subject: Subject) -> None:
     for kind in BOTH:
         queue, listener = await subject.queue(kind), await _listener(subject)
@@ -138,7 +138,7 @@ async def deleted_under_consumer(subject: Subject) -> None:
         await listener.channel.declare_queue(Queue(subject.name()))
 
 
-@row("9.8b", "A second consumer beside an exclusive one is refused with 403 by a classic queue")
+@row("9.8b", "A classic queue refuses a second consumer beside an exclusive one with 403")
 async def exclusive_consumer(subject: Subject) -> None:
     queue, listener = await subject.classic(), await _listener(subject)
     await listener.start(queue, exclusive=True)
@@ -146,7 +146,7 @@ async def exclusive_consumer(subject: Subject) -> None:
     that(isinstance(error, AccessRefused), f"403, not {error!r}")
 
 
-@row("9.8k", "A quorum queue ignores that a consumer wants to be the only one")
+@row("9.8k", "A quorum queue ignores the exclusive flag of a consumer")
 async def exclusive_quorum_consumer(subject: Subject) -> None:
     queue, one, two = (
         await subject.quorum(),
@@ -160,7 +160,10 @@ async def exclusive_quorum_consumer(subject: Subject) -> None:
     await two.has("2")
 
 
-@row("9.8c", "Single active consumer: one gets everything, the next takes over when it goes")
+@row(
+    "9.8c",
+    "A single active consumer gets all messages. The next one takes over when it is cancelled",
+)
 async def single_active(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind, {"x-single-active-consumer": True})
@@ -177,7 +180,7 @@ async def single_active(subject: Subject) -> None:
         await two.has("45")
 
 
-@row("9.8d", "basic.get passes a single active consumer by")
+@row("9.8d", "basic.get ignores a single active consumer")
 async def get_beside_single_active(subject: Subject) -> None:
     queue = await subject.classic({"x-single-active-consumer": True})
     listener = await _listener(subject, 1)
@@ -187,9 +190,7 @@ async def get_beside_single_active(subject: Subject) -> None:
     equal("got", (await subject.take(queue)).body, b"2")
 
 
-@row(
-    "9.8e", "Consuming from a missing queue gives 404; a tag in use ends the connection or channel"
-)
+@row("9.8e", "Consuming from a missing queue gives 404")
 async def consume_missing(subject: Subject) -> None:
     missing = subject.name("missing")
     error = await subject.refused(lambda channel: channel.consume(missing, lambda _: None))
@@ -198,7 +199,7 @@ async def consume_missing(subject: Subject) -> None:
     that(isinstance(error, NotFound), f"404 for get, not {error!r}")
 
 
-@row("9.8f", "A cancelled consumer gets nothing more; what it holds stays held")
+@row("9.8f", "A cancelled consumer gets no more messages and keeps its unacked ones")
 async def cancelled(subject: Subject) -> None:
     queue, listener = await subject.classic(), await _listener(subject, 1)
     await subject.put(queue, *"12")
@@ -213,7 +214,8 @@ async def cancelled(subject: Subject) -> None:
 
 @row(
     "9.8p",
-    "A quorum queue counts a cancelled consumer while it holds messages, and none that waits to be active",
+    "A quorum queue counts a cancelled consumer while it has unacked messages, but not "
+    "consumers that wait to be active",
 )
 async def counted(subject: Subject) -> None:
     for kind in BOTH:
@@ -243,8 +245,9 @@ async def _consumers_of(subject: Subject, queue: str, count: int) -> None:
 
 @row(
     "9.8q",
-    "The next consumer of a cancelled one's tag: in a quorum queue it begins with what that one holds,"
-    " in a classic queue with room of its own, to which the other's acks add",
+    "A new consumer with the tag of a cancelled one: on a quorum queue it continues with "
+    "the unacked messages of the old one, on a classic queue with its own prefetch, to "
+    "which acks of old messages add",
     since=V4_0,
 )
 async def same_tag_again(subject: Subject) -> None:
@@ -265,8 +268,8 @@ async def same_tag_again(subject: Subject) -> None:
 
 @row(
     "9.8r",
-    "When the single active consumer of a queue is cancelled with messages in hand, the next one is"
-    " served at once; in a classic queue before 4.0 only when a message comes back",
+    "When a single active consumer with unacked messages is cancelled, the next one is "
+    "served at once, on a classic queue before 4.0 only after a message was requeued",
 )
 async def cancelled_active(subject: Subject) -> None:
     for kind in BOTH:
@@ -287,7 +290,7 @@ async def cancelled_active(subject: Subject) -> None:
             await two.has("34")
 
 
-@row("9.8g", "A consumer's tag is chosen by the broker if none is given, and kept if one is")
+@row("9.8g", "A consumer keeps the tag of its client. Without one the broker chooses it")
 async def consumer_tags(subject: Subject) -> None:
     queue = await subject.classic()
     own = await subject.channel.consume(queue, lambda _: None, tag="mine")
@@ -296,7 +299,7 @@ async def consumer_tags(subject: Subject) -> None:
     that(made not in ("", "mine"), "a tag was made")
 
 
-@row("9.8h", "Tags count deliveries of a channel from 1, whatever brought them")
+@row("9.8h", "Delivery tags of a channel count from 1, for consumers and basic.get together")
 async def delivery_tags(subject: Subject) -> None:
     queue, listener = await subject.classic(), await _listener(subject, 1)
     await subject.put(queue, *"123")
@@ -307,7 +310,7 @@ async def delivery_tags(subject: Subject) -> None:
     equal("queue", {listener.got[0].queue, second.queue}, {queue})
 
 
-@row("9.8i", "recover brings everything unsettled back, marked as redelivered")
+@row("9.8i", "recover requeues all unacked messages as redelivered")
 async def recover(subject: Subject) -> None:
     queue = await subject.classic()
     await subject.put(queue, *"12")
@@ -320,7 +323,7 @@ async def recover(subject: Subject) -> None:
     equal("again", [(each.body, each.redelivered) for each in again], [(b"1", True), (b"2", True)])
 
 
-@row("9.8j", "A lost connection gives back what it held, in order and marked as redelivered")
+@row("9.8j", "A lost connection requeues its messages in order, as redelivered")
 async def connection_closed(subject: Subject) -> None:
     for kind in BOTH:
         queue, connection = await subject.queue(kind), await subject.connect()
@@ -343,7 +346,7 @@ async def _timed_out(subject: Subject) -> float:
 
 @row(
     "9.7a",
-    "A consumer that holds too long loses its channel (406) before 4.3, with all it held",
+    "Before 4.3 a consumer timeout closes the channel (406) and requeues all its messages",
     Tag.TIMEOUT,
     Tag.SLOW,
     until=V4_3,
@@ -360,7 +363,7 @@ async def consumer_timeout(subject: Subject) -> None:
 
 @row(
     "9.7b",
-    "On 4.3 a quorum queue cancels the consumer that holds too long; the channel lives",
+    "On 4.3 a consumer timeout of a quorum queue cancels the consumer, and the channel stays open",
     Tag.TIMEOUT,
     Tag.SLOW,
     since=V4_3,
@@ -381,7 +384,8 @@ async def consumer_cancelled_by_timeout(subject: Subject) -> None:
 
 @row(
     "9.7c",
-    "What basic.get holds too long ends the channel: both types before 4.3, quorum since",
+    "A timeout after basic.get closes the channel, for both types before 4.3, then only "
+    "for quorum queues",
     Tag.TIMEOUT,
     Tag.SLOW,
 )
@@ -394,7 +398,7 @@ async def get_timeout(subject: Subject) -> None:
         await subject.holds(queue, 1)
 
 
-@row("9.7d", "On 4.3 a classic queue never times out", Tag.TIMEOUT, Tag.SLOW, since=V4_3)
+@row("9.7d", "On 4.3 a classic queue has no consumer timeout", Tag.TIMEOUT, Tag.SLOW, since=V4_3)
 async def classic_never_times_out(subject: Subject) -> None:
     queue, channel = await subject.classic(), await subject.open_channel()
     await subject.put(queue)
@@ -407,7 +411,7 @@ async def classic_never_times_out(subject: Subject) -> None:
 
 @row(
     "9.7e",
-    "A timeout of a delivery whose consumer was cancelled ends the channel, of a quorum queue on 4.3 as well",
+    "A timeout after the consumer was cancelled closes the channel, on 4.3 also for a quorum queue",
     Tag.TIMEOUT,
     Tag.SLOW,
 )

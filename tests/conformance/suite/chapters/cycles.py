@@ -35,7 +35,7 @@ async def _break_the_limit(subject: Subject, queue: str, returns: int) -> None:
         subject.channel.reject((await subject.take(queue)).tag, requeue=True)
 
 
-@row("1.7a", "A loop of expiries drops the message when it would enter a queue again")
+@row("1.7a", "A cycle of expiries drops the message when it would enter a queue again")
 async def expiry_loop(subject: Subject) -> None:
     for kind in BOTH:
         one, two = subject.name("one"), subject.name("two")
@@ -54,7 +54,7 @@ async def self_loop(subject: Subject) -> None:
         await _lost(subject, name)
 
 
-@row("1.7c", "main -maxlen→ wait -expired→ main drops the message on its way back")
+@row("1.7c", "main -maxlen→ wait -expired→ main drops the message when it returns")
 async def length_loop(subject: Subject) -> None:
     main, wait = await reject_loop(subject, wait_ms=1000, max_length=1)
     await subject.put(main, "pushed out", "kept")
@@ -63,7 +63,7 @@ async def length_loop(subject: Subject) -> None:
     equal("left", await subject.bodies(main), ["kept"])
 
 
-@row("1.7d", "main -delivery_limit→ wait -expired→ main drops the message on its way back")
+@row("1.7d", "main -delivery_limit→ wait -expired→ main drops the message when it returns")
 async def limit_loop(subject: Subject) -> None:
     main, wait = await reject_loop(subject, QueueType.QUORUM, 1000, delivery_limit=1)
     await subject.put(main)
@@ -72,7 +72,7 @@ async def limit_loop(subject: Subject) -> None:
     await _lost(subject, main, wait)
 
 
-@row("1.7e", "After a rejected lap a delivery_limit death is dropped at once from 4.0 on")
+@row("1.7e", "From 4.0 on a delivery_limit death after a rejected lap is dropped at once")
 async def limit_after_a_lap(subject: Subject) -> None:
     main, wait = await reject_loop(subject, QueueType.QUORUM, 1000, delivery_limit=1)
     await subject.put(main)
@@ -91,7 +91,7 @@ async def _comes_to(subject: Subject, queue: str) -> bool:
     return bool(await subject.count(queue))
 
 
-@row("1.7f", "A dead-letter queue that expires back to main drops what had expired there")
+@row("1.7f", "A dead-letter queue that expires into main drops messages that expired in main")
 async def broker_side_redrive(subject: Subject) -> None:
     main, dead = subject.name("main"), subject.name("dead")
     await subject.classic(to(main, message_ttl=1000), name=dead)
@@ -103,7 +103,7 @@ async def broker_side_redrive(subject: Subject) -> None:
 
 @row(
     "1.7g",
-    "A rejection makes a loop sound: main -rejected→ wait -expired→ main, any number of laps",
+    "A rejection permits the cycle main -rejected→ wait -expired→ main, for any number of laps",
 )
 async def sound_loop(subject: Subject) -> None:
     for kind in BOTH:
@@ -128,7 +128,7 @@ async def limit_self_loop(subject: Subject) -> None:
 
 @row(
     "1.7i",
-    "With at-least-once a cycling message is stuck, unseen, until its way is changed",
+    "With at-least-once a cycling message is stuck and invisible until its route changes",
     Tag.POLICIES,
     Tag.SLOW,
 )
@@ -145,7 +145,7 @@ async def stuck_cycle(subject: Subject) -> None:
     equal("reason", deaths(found)[0]["reason"], "expired")
 
 
-@row("1.8", "Two waits in a row lose the message on the second lap before 3.13")
+@row("1.8", "Two retry queues in a row lose the message on the second lap before 3.13")
 async def chain_of_waits(subject: Subject) -> None:
     main, first, second = (subject.name(what) for what in ("main", "first", "second"))
     await subject.classic(to(main, message_ttl=20), name=second)
@@ -160,7 +160,7 @@ async def chain_of_waits(subject: Subject) -> None:
         that(await subject.take_done(main), "the message is back")
 
 
-@row("5.6", "On 4.3 rejections add up over laps, and one crash then loses the message", since=V4_3)
+@row("5.6", "On 4.3 rejections add up over laps until one crash loses the message", since=V4_3)
 async def counted_laps(subject: Subject) -> None:
     for leave_by_reject in (True, False):
         main, wait = await reject_loop(subject, QueueType.QUORUM, 5)

@@ -40,7 +40,7 @@ async def rejected(subject: Subject) -> None:
             equal("reason", deaths(found)[0]["reason"], "rejected")
 
 
-@row("1.1b", "A message past its time dead-letters with reason expired")
+@row("1.1b", "An expired message dead-letters with reason expired")
 async def expired(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, message_ttl=50)
@@ -50,7 +50,7 @@ async def expired(subject: Subject) -> None:
         equal("ready in the source", await subject.count(queue), 0)
 
 
-@row("1.1c", "Beyond max-length the oldest messages dead-letter with reason maxlen")
+@row("1.1c", "Above max-length the oldest messages dead-letter with reason maxlen")
 async def dropped_from_head(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, max_length=2)
@@ -61,7 +61,7 @@ async def dropped_from_head(subject: Subject) -> None:
         equal("kept", await subject.bodies(queue), ["3", "4"])
 
 
-@row("1.1d", "With reject-publish-dlx a classic queue nacks the newest and dead-letters it")
+@row("1.1d", "With reject-publish-dlx a full classic queue nacks a new message and dead-letters it")
 async def refused_to_dlx(subject: Subject) -> None:
     queue, dead = await pair(subject, max_length=1, overflow="reject-publish-dlx")
     await subject.put(queue, "kept")
@@ -97,7 +97,7 @@ async def no_death_by_removal(subject: Subject) -> None:
     await subject.stays(dead, 0, 0.2)
 
 
-@row("1.2", "x-death is an array of tables with exactly these fields and wire types")
+@row("1.2", "x-death is an array of tables with these fields and wire types")
 async def form_of_a_death(subject: Subject) -> None:
     exchange, (queue, dead) = await subject.exchange(), await pair(subject)
     await subject.bind(exchange, queue, "key")
@@ -116,7 +116,10 @@ async def form_of_a_death(subject: Subject) -> None:
     equal("entry", entry, {"count": 1, "reason": "expired", "queue": queue, **origin})
 
 
-@row("1.3", "A further death of the same queue and reason raises count and keeps the first's facts")
+@row(
+    "1.3",
+    "Another death with the same queue and reason increments count and keeps the other fields",
+)
 async def count_of_deaths(subject: Subject) -> None:
     exchange, main, wait = await subject.exchange(), subject.name("main"), subject.name("wait")
     await subject.classic(to(main, message_ttl=1100), name=wait)
@@ -133,7 +136,7 @@ async def count_of_deaths(subject: Subject) -> None:
         equal("the rest", {**after, "count": 0}, {**before, "count": 0})
 
 
-@row("1.4", "The newest death stands first; before 4.0 the others are in no useful order")
+@row("1.4", "The newest death is first. Before 4.0 the others have no useful order")
 async def order_of_deaths(subject: Subject) -> None:
     names = [subject.name(each) for each in "abcd"]
     for name, target in pairwise(names):
@@ -146,7 +149,10 @@ async def order_of_deaths(subject: Subject) -> None:
     equal("order", order, subject.since({"3.0": [2, 0, 1], "4.0": [2, 1, 0]}))
 
 
-@row("1.5a", "x-first-death-* tell of the first death and stay; x-last-death-* exist from 3.13")
+@row(
+    "1.5a",
+    "x-first-death-* describe the first death and never change. x-last-death-* exist from 3.13 on",
+)
 async def first_and_last_death(subject: Subject) -> None:
     exchange, last = await subject.exchange(), await subject.classic()
     middle = await subject.classic(to(last, message_ttl=30))
@@ -164,7 +170,9 @@ async def first_and_last_death(subject: Subject) -> None:
         equal(f"x-{which}-death-*", found, list(values) if known else [None] * 3)
 
 
-@row("1.6a", "A dead letter keeps key and properties, loses its expiration, and counts as fresh")
+@row(
+    "1.6a", "A dead letter keeps key and properties, but not its expiration or its redelivered flag"
+)
 async def effects_on_the_message(subject: Subject) -> None:
     exchange, dead = await subject.exchange("fanout"), await subject.classic()
     await subject.bind(exchange, dead)
@@ -184,7 +192,10 @@ async def effects_on_the_message(subject: Subject) -> None:
     equal("redelivered", found.redelivered, False)
 
 
-@row("1.6b", "x-dead-letter-routing-key replaces the key; the default exchange reaches a queue")
+@row(
+    "1.6b",
+    "x-dead-letter-routing-key replaces the key, and the default exchange routes it to a queue",
+)
 async def dead_letter_key(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind)
@@ -194,7 +205,7 @@ async def dead_letter_key(subject: Subject) -> None:
         equal("exchange and key", (found.exchange, found.routing_key), ("", dead))
 
 
-@row("1.6c", "On 4.3 a message that was returned before it died arrives as redelivered")
+@row("1.6c", "On 4.3 a message that was returned before it died is delivered as redelivered")
 async def returned_before_death(subject: Subject) -> None:
     found: dict[str, bool] = {}
     for kind, target in product(BOTH, BOTH):
@@ -211,7 +222,7 @@ async def returned_before_death(subject: Subject) -> None:
     equal("redelivered", found, expected)
 
 
-@row("1.9a", "CC and BCC deliver under further keys, and BCC is taken off")
+@row("1.9a", "CC and BCC deliver with further keys, and BCC is removed")
 async def copies(subject: Subject) -> None:
     queues = [await subject.classic() for _ in range(3)]
     await subject.put(queues[0], headers={"CC": [queues[1]], "BCC": [queues[2]]})
@@ -221,7 +232,7 @@ async def copies(subject: Subject) -> None:
         that("BCC" not in headers, "BCC is taken off")
 
 
-@row("1.9b", "Without a dead-letter key a message dies under all its keys and keeps CC")
+@row("1.9b", "Without a dead-letter key a message is dead-lettered with all its keys and keeps CC")
 async def copies_die_together(subject: Subject) -> None:
     exchange = await subject.exchange()
     one, two = await subject.classic(), await subject.classic()
@@ -237,7 +248,7 @@ async def copies_die_together(subject: Subject) -> None:
         equal("routing-keys", keys, [queue, "copy"])
 
 
-@row("1.9c", "A dead-letter key removes CC before 4.0; from 4.0 CC stays")
+@row("1.9c", "A dead-letter key removes CC before 4.0 and keeps it from 4.0 on")
 async def copies_with_dead_letter_key(subject: Subject) -> None:
     (queue, dead), copy = await pair(subject), await subject.classic()
     await subject.put(queue, headers={"CC": [copy]})
@@ -248,7 +259,7 @@ async def copies_with_dead_letter_key(subject: Subject) -> None:
     await subject.stays(copy, 1, 0.2)
 
 
-@row("1.9d", "Of two CC the first is honoured; from 4.0 it is the only one that is kept")
+@row("1.9d", "The first of two CC headers applies. From 4.0 on the second is removed")
 async def copies_named_twice(subject: Subject) -> None:
     (queue, dead), copy, other = (
         await pair(subject),
@@ -269,7 +280,7 @@ async def copies_named_twice(subject: Subject) -> None:
     await subject.stays(other, 0, 0.2)
 
 
-@row("1.9e", "Of two BCC the first is honoured and taken off; the second stays")
+@row("1.9e", "The first of two BCC headers applies and is removed. The second remains")
 async def blind_copies_named_twice(subject: Subject) -> None:
     queue, copy, other = [await subject.classic() for _ in range(3)]
     twice = Properties(headers={"BCC": [copy]}, further_headers=((b"BCC", [other]),))
@@ -280,7 +291,7 @@ async def blind_copies_named_twice(subject: Subject) -> None:
     await subject.stays(other, 0, 0.2)
 
 
-@row("1.9f", "A CC behind a deeply nested header is honoured")
+@row("1.9f", "A CC after a deeply nested header applies")
 async def copies_behind_depth(subject: Subject) -> None:
     queue, copy = await subject.classic(), await subject.classic()
     await subject.put(queue, headers={"A0": nested(40), "CC": [copy]})
@@ -288,7 +299,7 @@ async def copies_behind_depth(subject: Subject) -> None:
     equal("A0", (await subject.take_done(queue)).properties.headers["A0"], nested(40))
 
 
-@row("1.16", "Headers are sorted by name when a message dies, on every version")
+@row("1.16", "Dead-lettering sorts headers by name on every version")
 async def sorted_by_death(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         queue, dead = await pair(subject, kind)
@@ -299,7 +310,7 @@ async def sorted_by_death(subject: Subject) -> None:
         equal("first", names[0], "aaa")
 
 
-@row("1.10a", "A dead letter without exchange, route or target is dropped in silence")
+@row("1.10a", "A dead letter without exchange, route or target is dropped without an error")
 async def dropped_dead_letters(subject: Subject) -> None:
     unbound = await subject.exchange()
     nowhere: list[Headers] = [
@@ -315,7 +326,7 @@ async def dropped_dead_letters(subject: Subject) -> None:
             await subject.stays(queue, 0, 0.1)
 
 
-@row("1.10b", "An alternate exchange on the dead-letter exchange catches what has no route")
+@row("1.10b", "An alternate exchange of the dead-letter exchange receives unroutable dead letters")
 async def alternate_for_dead_letters(subject: Subject) -> None:
     spare, caught = await subject.exchange("fanout"), await subject.classic()
     await subject.bind(spare, caught)
@@ -334,7 +345,10 @@ async def key_without_exchange(subject: Subject) -> None:
         that(isinstance(error, PreconditionFailed), f"the declare gives 406, not {error!r}")
 
 
-@row("1.12", "A full reject-publish target drops dead letters if classic, takes them if quorum")
+@row(
+    "1.12",
+    "A full reject-publish target drops dead letters if it is classic and accepts them if quorum",
+)
 async def full_target(subject: Subject) -> None:
     full: Headers = {"x-max-length": 1, "x-overflow": "reject-publish"}
     for kind, kept in ((QueueType.CLASSIC, 1), (QueueType.QUORUM, 4)):
@@ -347,7 +361,7 @@ async def full_target(subject: Subject) -> None:
         await subject.stays(dead, kept, 0.3)
 
 
-@row("1.13", "A stream takes dead letters only from 4.0 on; before they are lost")
+@row("1.13", "A stream accepts dead letters from 4.0 on. Before, they are lost")
 async def stream_target(subject: Subject) -> None:
     queue, dead = await pair(subject, target=QueueType.STREAM)
     await subject.put(queue)
@@ -370,7 +384,7 @@ async def deleted_without_dlx(subject: Subject) -> None:
 
 @row(
     "1.15a",
-    "A malformed x-death entry crashes a classic queue before 4.0 and comes back",
+    "A malformed x-death entry crashes a classic queue before 4.0, and the message returns",
     Tag.DESTRUCTIVE,
 )
 async def malformed_death(subject: Subject) -> None:
@@ -387,7 +401,7 @@ async def malformed_death(subject: Subject) -> None:
         equal("count", deaths(await subject.take_done(dead))[0]["count"], 1)
 
 
-@row("1.15b", "An x-death that is no array does no harm: the next death replaces it")
+@row("1.15b", "An x-death that is not an array is harmless: the next death replaces it")
 async def death_of_wrong_type(subject: Subject) -> None:
     queue, dead = await pair(subject)
     for value in ("text", {"queue": queue}):

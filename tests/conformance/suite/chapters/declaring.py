@@ -31,7 +31,7 @@ async def _conflict(subject: Subject, queue: Queue) -> str:
     return str(error)
 
 
-@row("6.1a", "Another value, a missing or an added argument gives 406 that names the argument")
+@row("6.1a", "A different, missing or additional argument gives 406, which names the argument")
 async def other_arguments(subject: Subject) -> None:
     name = await subject.classic({"x-message-ttl": 1000})
     others: tuple[tuple[str, Headers], ...] = (
@@ -45,7 +45,7 @@ async def other_arguments(subject: Subject) -> None:
         that(argument in text and name in text, f"{argument} and {name} are named in {text!r}")
 
 
-@row("6.1b", "Another type, durability or auto-delete gives 406")
+@row("6.1b", "A different type, durability or auto-delete gives 406")
 async def other_nature(subject: Subject) -> None:
     name = await subject.classic()
     await _conflict(subject, Queue(name, QueueType.QUORUM))
@@ -53,7 +53,7 @@ async def other_nature(subject: Subject) -> None:
     await _conflict(subject, Queue(name, auto_delete=True))
 
 
-@row("6.1c", "The same declaration again is no error and tells how many messages there are")
+@row("6.1c", "An equal declaration succeeds and returns the number of messages")
 async def same_again(subject: Subject) -> None:
     for kind in BOTH:
         queue = Queue(subject.name(), kind, arguments={"x-message-ttl": 60_000})
@@ -63,7 +63,7 @@ async def same_again(subject: Subject) -> None:
         equal("messages", (await subject.channel.declare_queue(queue)).messages, 2)
 
 
-@row("6.1d", "Unknown arguments are not compared; an explicit type classic is the same as none")
+@row("6.1d", "Unknown arguments are not compared. An explicit type classic equals no type")
 async def not_compared(subject: Subject) -> None:
     name = await subject.classic()
     await subject.declare(Queue(name, arguments={"own": 1}))
@@ -85,7 +85,7 @@ async def other_exchange(subject: Subject) -> None:
     await subject.channel.declare_exchange(Exchange(name, "direct", arguments=same))
 
 
-@row("6.2a", "Passive declare looks at the name only, and counts what is ready")
+@row("6.2a", "A passive declare compares only the name and counts ready messages")
 async def passive(subject: Subject) -> None:
     name = await subject.quorum({"x-message-ttl": 60_000})
     await subject.put(name, "1", "2", "3")
@@ -95,7 +95,7 @@ async def passive(subject: Subject) -> None:
     equal("state", (state.name, state.messages), (name, 2))
 
 
-@row("6.2b", "Passive declare of what is missing gives 404 and ends the channel")
+@row("6.2b", "A passive declare of a missing object gives 404 and closes the channel")
 async def passive_missing(subject: Subject) -> None:
     name = subject.name()
     channel = await subject.open_channel()
@@ -123,7 +123,7 @@ async def counts_consumers(subject: Subject) -> None:
     equal("consumers", state.consumers, 2)
 
 
-@row("6.7", "A queue deleted and declared anew with another type serves new channels")
+@row("6.7", "New channels can use a queue that was deleted and declared with another type")
 async def changed_type(subject: Subject) -> None:
     name = await subject.quorum()
     await subject.put(name)
@@ -135,7 +135,10 @@ async def changed_type(subject: Subject) -> None:
     equal("body", (await subject.take(name, channel=channel)).body, b"fresh")
 
 
-@row("6.7b", "Who had used a queue before its type changed loses the connection at the next get")
+@row(
+    "6.7b",
+    "A client that used a queue before its type changed loses the connection at the next get",
+)
 async def changed_type_under_a_channel(subject: Subject) -> None:
     for before, after in (
         (QueueType.QUORUM, QueueType.CLASSIC),
@@ -156,7 +159,7 @@ async def changed_type_under_a_channel(subject: Subject) -> None:
         equal(f"{before} to {after} ends the connection", ended, lost)
 
 
-@row("A.1", "A queue without a name gets one from the broker")
+@row("A.1", "The broker names a queue without a name")
 async def server_named(subject: Subject) -> None:
     one = await subject.channel.declare_queue(Queue("", durable=False, exclusive=True))
     two = await subject.channel.declare_queue(Queue("", durable=False, exclusive=True))
@@ -166,7 +169,7 @@ async def server_named(subject: Subject) -> None:
     equal("ready", await subject.count(one.name), 1)
 
 
-@row("A.2", "An exclusive queue is locked for other connections and dies with its own")
+@row("A.2", "An exclusive queue is locked for other connections and deleted with its own")
 async def exclusive(subject: Subject) -> None:
     owner = await subject.connect()
     channel = await owner.open_channel()
@@ -182,7 +185,7 @@ async def exclusive(subject: Subject) -> None:
     await subject.eventually(gone, "an end of the exclusive queue")
 
 
-@row("A.3", "An auto-delete queue goes with its last consumer, not before the first")
+@row("A.3", "An auto-delete queue is deleted with its last consumer, not before the first")
 async def auto_delete(subject: Subject) -> None:
     name = await subject.declare(Queue(subject.name(), auto_delete=True))
     that(await subject.exists(name), "it waits for its first consumer")
@@ -197,7 +200,7 @@ async def auto_delete(subject: Subject) -> None:
     await subject.eventually(gone, "an end of the auto-delete queue")
 
 
-@row("A.4", "Delete minds if-unused and if-empty, counts messages, and forgives a missing queue")
+@row("A.4", "Delete respects if-unused and if-empty, counts messages, and accepts a missing queue")
 async def delete(subject: Subject) -> None:
     name = await subject.classic()
     await subject.put(name, "1", "2")
@@ -212,7 +215,7 @@ async def delete(subject: Subject) -> None:
     equal("deleted again", await subject.channel.delete_queue(name), 0)
 
 
-@row("A.5", "Purge removes what is ready, not what is held")
+@row("A.5", "Purge removes ready messages, not unacked ones")
 async def purge(subject: Subject) -> None:
     for kind in BOTH:
         name = await subject.queue(kind)
@@ -224,7 +227,7 @@ async def purge(subject: Subject) -> None:
         equal("left", await subject.bodies(name), ["held"])
 
 
-@row("A.6", "Names that begin with amq. are the broker's own")
+@row("A.6", "Names that start with amq. are reserved")
 async def reserved_names(subject: Subject) -> None:
     queue, exchange = Queue("amq.conformance"), Exchange("amq.conformance")
     error = await subject.refused(lambda channel: channel.declare_queue(queue))
@@ -233,7 +236,7 @@ async def reserved_names(subject: Subject) -> None:
     that(isinstance(error, AccessRefused), f"403 for the exchange, not {error!r}")
 
 
-@row("A.7", "The default exchange can be neither declared, deleted nor bound")
+@row("A.7", "The default exchange cannot be declared, deleted or bound")
 async def default_exchange(subject: Subject) -> None:
     name = await subject.classic()
     attempts = (
@@ -247,7 +250,7 @@ async def default_exchange(subject: Subject) -> None:
         that(isinstance(error, AccessRefused), f"403, not {error!r}")
 
 
-@row("A.8", "Binding to or from what is missing gives 404; a missing binding is unbound in peace")
+@row("A.8", "Binding a missing object gives 404. Unbinding a missing binding succeeds")
 async def bind_missing(subject: Subject) -> None:
     name, exchange = await subject.classic(), await subject.exchange()
     for binding in (Binding("no-such", name), Binding(exchange, "no-such")):
@@ -257,7 +260,7 @@ async def bind_missing(subject: Subject) -> None:
     await subject.channel.delete_exchange("no-such")
 
 
-@row("A.9", "delete_exchange with if_unused refuses while something is bound")
+@row("A.9", "delete_exchange with if_unused refuses while a binding exists")
 async def delete_exchange_in_use(subject: Subject) -> None:
     name, exchange = await subject.classic(), await subject.exchange()
     await subject.bind(exchange, name, "key")
@@ -270,7 +273,7 @@ async def delete_exchange_in_use(subject: Subject) -> None:
     that(isinstance(error, NotFound), f"it is gone, not {error!r}")
 
 
-@row("A.10", "An auto-delete exchange goes with its last binding")
+@row("A.10", "An auto-delete exchange is deleted with its last binding")
 async def auto_delete_exchange(subject: Subject) -> None:
     queue = await subject.classic()
     exchange = Exchange(subject.name("exchange"), "fanout", auto_delete=True)
@@ -282,7 +285,7 @@ async def auto_delete_exchange(subject: Subject) -> None:
     that(isinstance(error, NotFound), f"it is gone, not {error!r}")
 
 
-@row("A.11", "Deleting a queue takes its bindings with it")
+@row("A.11", "Deleting a queue deletes its bindings")
 async def bindings_go_too(subject: Subject) -> None:
     exchange, name = await subject.exchange("fanout"), await subject.classic()
     await subject.bind(exchange, name)
@@ -293,7 +296,7 @@ async def bindings_go_too(subject: Subject) -> None:
     equal("ready", await subject.count(name), 0)
 
 
-@row("A.12", "An internal exchange takes no publish of a client, and routes dead letters")
+@row("A.12", "An internal exchange refuses publishes of clients and routes dead letters")
 async def internal_exchange(subject: Subject) -> None:
     dead = await subject.classic()
     exchange = Exchange(subject.name("exchange"), "fanout", internal=True)
@@ -313,7 +316,7 @@ async def internal_exchange(subject: Subject) -> None:
 
 @row(
     "A.13",
-    "An unknown exchange type ends the connection with 503, from 4.0 on the channel with 406",
+    "An unknown exchange type closes the connection with 503, from 4.0 on the channel with 406",
 )
 async def unknown_exchange_type(subject: Subject) -> None:
     connection = await subject.connect()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TEN_YEARS_MS = 315_360_000_000  # RabbitMQ's own limit of an expiration
 
 
-@row("4.1", "Messages expire only at the head: a long one holds up a short one behind it")
+@row("4.1", "Messages expire only at the head: a long TTL delays a short one behind it")
 async def head_of_line(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind)
@@ -28,7 +28,7 @@ async def head_of_line(subject: Subject) -> None:
         equal("order", await subject.bodies(dead), ["long", "short"])
 
 
-@row("4.2", "A lone message dies when its time has come, and not before")
+@row("4.2", "A single message expires at its time and not before")
 async def lone_message(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, message_ttl=500)
@@ -39,7 +39,9 @@ async def lone_message(subject: Subject) -> None:
         that(waited >= 0.49, f"it lived 500 ms, not {waited:.3f} s")
 
 
-@row("4.3a", "The shorter of queue TTL and expiration holds; original-expiration is the message's")
+@row(
+    "4.3a", "The shorter of queue TTL and expiration applies. original-expiration is the message's"
+)
 async def shorter_wins(subject: Subject) -> None:
     for kind in BOTH:
         for queue_ttl, own in ((100, "60000"), (60_000, "100")):
@@ -49,7 +51,7 @@ async def shorter_wins(subject: Subject) -> None:
             equal("original-expiration", deaths(found)[0]["original-expiration"], own)
 
 
-@row("4.3b", "A TTL of 0 expires what no consumer takes at once")
+@row("4.3b", "A TTL of 0 expires messages that no consumer receives at once")
 async def no_time_at_all(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, message_ttl=0)
@@ -58,7 +60,7 @@ async def no_time_at_all(subject: Subject) -> None:
         equal("left", await subject.channel.get(queue), None)
 
 
-@row("4.3c", "With a TTL of 0 a waiting consumer still gets the message")
+@row("4.3c", "With a TTL of 0 a waiting consumer still receives the message")
 async def no_time_but_a_consumer(subject: Subject) -> None:
     queue, dead = await pair(subject, message_ttl=0)
     got: list[bytes] = []
@@ -72,7 +74,7 @@ async def no_time_but_a_consumer(subject: Subject) -> None:
     await subject.stays(dead, 0, 0.1)
 
 
-@row("4.4a", "An expiration that is no number from 0 to ten years of milliseconds gives 406")
+@row("4.4a", "An expiration other than 0 to ten years in milliseconds gives 406")
 async def wrong_expirations(subject: Subject) -> None:
     queue = await subject.classic()
     for text in ("soon", "-1", "1.5", "", str(_TEN_YEARS_MS + 1)):
@@ -86,7 +88,7 @@ async def wrong_expirations(subject: Subject) -> None:
     equal("kept", await subject.count(queue), 1)
 
 
-@row("4.4b", "x-message-ttl and x-expires take integers within bounds, else 406")
+@row("4.4b", "x-message-ttl and x-expires accept integers within bounds, otherwise 406")
 async def wrong_ttl_arguments(subject: Subject) -> None:
     wrong: dict[str, tuple[FieldValue, ...]] = {
         "x-message-ttl": ("300", -1, _TEN_YEARS_MS + 1, 1.5),
@@ -102,7 +104,7 @@ async def wrong_ttl_arguments(subject: Subject) -> None:
 
 @row(
     "4.5",
-    "TTL is stamped on arrival: a new policy touches no message that is already there",
+    "The TTL is set on arrival: a new policy does not affect earlier messages",
     Tag.POLICIES,
 )
 async def stamped_on_arrival(subject: Subject) -> None:
@@ -117,7 +119,7 @@ async def stamped_on_arrival(subject: Subject) -> None:
         await subject.holds(queue, 0)
 
 
-@row("4.6", "What is unacked does not expire; returned too late, it dies at once")
+@row("4.6", "Unacked messages do not expire. A message that is returned too late expires at once")
 async def unacked_does_not_expire(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, message_ttl=1000)
@@ -128,7 +130,7 @@ async def unacked_does_not_expire(subject: Subject) -> None:
         equal("reason", deaths(await subject.take_done(dead))[0]["reason"], "expired")
 
 
-@row("4.7a", "x-expires removes an unused classic queue; declaring it again renews the lease")
+@row("4.7a", "x-expires deletes an unused classic queue. Another declaration restarts the time")
 async def queue_lease(subject: Subject) -> None:
     queue = Queue(subject.name(), arguments={"x-expires": 1500})
     await subject.declare(queue)
@@ -149,7 +151,7 @@ async def lease_with_consumer(subject: Subject) -> None:
     await _gone(subject, name)
 
 
-@row("4.7c", "x-expires removes an unused quorum queue, looked at only now and then")
+@row("4.7c", "x-expires deletes an unused quorum queue, which is checked only at intervals")
 async def quorum_lease(subject: Subject) -> None:
     name = await subject.queue(QueueType.QUORUM, {"x-expires": 1000})
     that(await subject.exists(name), "it is there at first")
@@ -157,7 +159,7 @@ async def quorum_lease(subject: Subject) -> None:
     await _gone(subject, name)
 
 
-@row("4.7e", "Declaring a quorum queue again does not renew its lease")
+@row("4.7e", "Another declaration of a quorum queue does not restart its time")
 async def quorum_lease_renewed(subject: Subject) -> None:
     queue = Queue(subject.name(), QueueType.QUORUM, arguments={"x-expires": 1500})
     await subject.declare(queue)
@@ -168,7 +170,7 @@ async def quorum_lease_renewed(subject: Subject) -> None:
     equal("left of the first", await subject.bodies(queue.name), [])
 
 
-@row("4.7d", "Messages of a queue that expires are not dead-lettered")
+@row("4.7d", "Messages of an expired queue are not dead-lettered")
 async def lease_takes_messages(subject: Subject) -> None:
     dead = await subject.classic()
     name = await subject.classic(to(dead, expires=100))

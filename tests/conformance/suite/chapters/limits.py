@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.conformance.suite.subject import Subject
 
 
-@row("A.30", "max-length counts what is ready: what is held by a consumer is beyond it")
+@row("A.30", "max-length counts ready messages, not unacked ones")
 async def length_of_ready(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind, {"x-max-length": 1})
@@ -23,7 +23,7 @@ async def length_of_ready(subject: Subject) -> None:
         equal("left", await subject.bodies(queue), ["ready"])
 
 
-@row("A.31", "Messages leave a queue in the order in which they came")
+@row("A.31", "Messages leave a queue in the order of their arrival")
 async def first_in_first_out(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
@@ -32,7 +32,7 @@ async def first_in_first_out(subject: Subject) -> None:
         equal("order", await subject.bodies(queue), sent)
 
 
-@row("A.33", "What comes to the head because an older one was pushed out expires in its time")
+@row("A.33", "A message that becomes the head because an older one was dropped expires in time")
 async def expires_after_overflow(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind, {"x-max-length": 1})
@@ -41,7 +41,7 @@ async def expires_after_overflow(subject: Subject) -> None:
         await subject.holds(queue, 0)
 
 
-@row("A.34", "What comes to the head because another was taken expires in its time")
+@row("A.34", "A message that becomes the head because another was consumed expires in time")
 async def expires_after_get(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
@@ -51,7 +51,7 @@ async def expires_after_get(subject: Subject) -> None:
         await subject.holds(queue, 0)
 
 
-@row("A.32", "A returned message that no longer fits a bounded classic queue pushes out the oldest")
+@row("A.32", "A returned message that exceeds the length of a classic queue drops the oldest one")
 async def returned_over_length(subject: Subject) -> None:
     queue = await subject.classic({"x-max-length": 1})
     await subject.put(queue, "held")

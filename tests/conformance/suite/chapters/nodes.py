@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 @row(
     "10.6c",
-    "A restart keeps persistent messages of durable queues, and no others",
+    "A restart keeps persistent messages of durable classic queues and all messages of "
+    "quorum queues",
     Tag.NODE,
     Tag.DESTRUCTIVE,
 )
@@ -35,7 +36,8 @@ async def restart(subject: Subject) -> None:
 
 @row(
     "9.5",
-    "An alarm keeps publishes unanswered on their connection; others still consume",
+    "During an alarm publishes stay unanswered on their connection, and other connections "
+    "still consume",
     Tag.NODE,
     Tag.DESTRUCTIVE,
 )

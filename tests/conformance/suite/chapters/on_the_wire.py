@@ -118,7 +118,7 @@ _CLOSE = _method(1, "channel.close", reply_code=200)
 _GOODBYE = _method(0, "connection.close", reply_code=200)
 
 
-@row("W.1", "An error is told before the close that stands in the same write", Tag.SOCKET)
+@row("W.1", "An error is sent before the answer to a close in the same write", Tag.SOCKET)
 async def error_before_close(subject: Subject) -> None:
     async with _conversation(subject) as connection:
         await connection.answers(
@@ -134,7 +134,7 @@ async def error_before_close(subject: Subject) -> None:
         )
 
 
-@row("W.2", "Whatever was asked before a close in the same write is answered", Tag.SOCKET)
+@row("W.2", "Requests before a close in the same write are answered", Tag.SOCKET)
 async def answers_before_close(subject: Subject) -> None:
     queue = subject.name()
     write = (
@@ -159,7 +159,7 @@ async def answers_before_close(subject: Subject) -> None:
         await connection.answers(write, *expected)
 
 
-@row("W.3", "A return and its confirm come before the close in the same write", Tag.SOCKET)
+@row("W.3", "A return and its confirm precede the answer to a close in the same write", Tag.SOCKET)
 async def return_before_close(subject: Subject) -> None:
     nowhere = _method(1, "confirm.select") + _publish(subject.name(), mandatory=True)
     async with _conversation(subject) as connection:
@@ -182,7 +182,8 @@ async def return_before_close(subject: Subject) -> None:
 
 @row(
     "W.4",
-    "After connection.close-ok the socket is open, and read, until the client ends it",
+    "After connection.close-ok the broker keeps the socket open and reads it until the "
+    "client closes it",
     Tag.SOCKET,
 )
 async def open_after_goodbye(subject: Subject) -> None:
@@ -193,7 +194,7 @@ async def open_after_goodbye(subject: Subject) -> None:
 
 @row(
     "W.5",
-    "A body frame may have 131,072 bytes, eight more than frame_max leaves; no more",
+    "A body frame may have 131,072 bytes, eight more than frame_max permits",
     Tag.SOCKET,
 )
 async def largest_body_frame(subject: Subject) -> None:
@@ -210,7 +211,7 @@ async def largest_body_frame(subject: Subject) -> None:
         )
 
 
-@row("W.6", "channel_max limits how many channels there are, not their numbers", Tag.SOCKET)
+@row("W.6", "channel_max limits the number of channels, not their ids", Tag.SOCKET)
 async def channel_limit(subject: Subject) -> None:
     async with _conversation(subject) as connection:
         await connection.answers(_method(65_535, "channel.open"), "65535 channel.open-ok")
@@ -240,7 +241,7 @@ async def open_and_use(subject: Subject) -> None:
 
 @row(
     "W.8",
-    "channel.flow off ends the connection (540) and is not answered; on is answered",
+    "channel.flow off closes the connection (540). on is answered",
     Tag.SOCKET,
 )
 async def flow(subject: Subject) -> None:
@@ -253,7 +254,9 @@ async def flow(subject: Subject) -> None:
 
 
 @row(
-    "W.9", "What is no frame, and a server's own method, end the connection (501, 503)", Tag.SOCKET
+    "W.9",
+    "An invalid frame (501) or a method of the server (503) closes the connection",
+    Tag.SOCKET,
 )
 async def nonsense(subject: Subject) -> None:
     declare = _method(1, "queue.declare", queue=subject.name())
@@ -274,8 +277,8 @@ async def nonsense(subject: Subject) -> None:
 
 @row(
     "W.11",
-    "A frame out of place ends the connection: on channel 0 or on a channel that is not open (504), amid"
-    " a message or without one (505); a server's own method is unimplemented (503)",
+    "An unexpected frame closes the connection: on channel 0 or a channel that is not "
+    "open (504), within a message or without one (505), a method of the server (503)",
     Tag.SOCKET,
 )
 async def out_of_place(subject: Subject) -> None:
@@ -331,7 +334,8 @@ async def out_of_place(subject: Subject) -> None:
 
 @row(
     "W.12",
-    "Arguments that are too short or too long, and frames of no known type, end the connection (501)",
+    "Arguments that are too short or too long, and frames of unknown type, close the "
+    "connection (501)",
     Tag.SOCKET,
 )
 async def undecodable(subject: Subject) -> None:
@@ -364,7 +368,8 @@ async def undecodable(subject: Subject) -> None:
 
 @row(
     "W.13",
-    "Names, keys and tags that are not UTF-8 end the connection (501), except in a publish; NUL passes",
+    "Names, keys and tags that are not UTF-8 close the connection (501), except in a "
+    "publish. NUL is accepted",
     Tag.SOCKET,
 )
 async def names_of_any_bytes(subject: Subject) -> None:
@@ -392,7 +397,7 @@ async def names_of_any_bytes(subject: Subject) -> None:
         )
 
 
-@row("W.14", "A heartbeat may stand between any two frames, also within a message", Tag.SOCKET)
+@row("W.14", "A heartbeat may occur between any two frames, also within a message", Tag.SOCKET)
 async def heartbeats(subject: Subject) -> None:
     queue = subject.name()
     header = frame(HEADER, 1, b"\0\x3c\0\0" + (2).to_bytes(8, "big") + b"\0\0")
@@ -428,8 +433,8 @@ async def _ends(subject: Subject, write: bytes, said: str, method: int) -> None:
 
 @row(
     "W.10",
-    "An alarm blocks a connection from its next publish on: it is told so, and nothing more of it is"
-    " read; all others go on, and what waited is done when the alarm is over",
+    "During an alarm the next publish blocks its connection: the broker reports this and "
+    "stops reading. Other connections continue. Afterwards the pending data is processed",
     Tag.NODE,
     Tag.DESTRUCTIVE,
     Tag.SOCKET,

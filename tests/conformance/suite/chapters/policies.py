@@ -21,7 +21,9 @@ async def _apply(subject: Subject, queue: str, priority: int = 0, **definition: 
 
 
 @row(
-    "6.3a", "A policy's dead-letter exchange and key hold for messages already there", Tag.POLICIES
+    "6.3a",
+    "A policy's dead-letter exchange and key apply to messages already in the queue",
+    Tag.POLICIES,
 )
 async def live_dead_lettering(subject: Subject) -> None:
     for kind in BOTH:
@@ -32,7 +34,7 @@ async def live_dead_lettering(subject: Subject) -> None:
         equal("reason", deaths(await subject.take_done(dead))[0]["reason"], "rejected")
 
 
-@row("6.3b", "A policy's max-length drops at once what is too much", Tag.POLICIES)
+@row("6.3b", "A policy's max-length drops the excess messages at once", Tag.POLICIES)
 async def live_length(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
@@ -44,7 +46,7 @@ async def live_length(subject: Subject) -> None:
         equal("left", await subject.bodies(queue), ["4" if kind is QueueType.QUORUM else "3"])
 
 
-@row("6.3c", "A policy's delivery limit holds for messages already there", Tag.POLICIES)
+@row("6.3c", "A policy's delivery limit applies to messages already in the queue", Tag.POLICIES)
 async def live_limit(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue)
@@ -55,7 +57,7 @@ async def live_limit(subject: Subject) -> None:
     await subject.stays(queue, 0, 0.2)
 
 
-@row("6.3d", "A cleared policy no longer holds", Tag.POLICIES)
+@row("6.3d", "A cleared policy no longer applies", Tag.POLICIES)
 async def cleared(subject: Subject) -> None:
     queue, dead = await subject.classic(), await subject.classic()
     policy = Policy(
@@ -70,7 +72,7 @@ async def cleared(subject: Subject) -> None:
     await subject.stays(dead, 1, 0.3)
 
 
-@row("6.4a", "An argument's dead-letter exchange and key win against the policy's", Tag.POLICIES)
+@row("6.4a", "Dead-letter exchange and key of arguments override those of the policy", Tag.POLICIES)
 async def argument_wins(subject: Subject) -> None:
     for kind in BOTH:
         mine, other = await subject.classic(), await subject.classic()
@@ -82,7 +84,7 @@ async def argument_wins(subject: Subject) -> None:
         await subject.stays(other, 0, 0.1)
 
 
-@row("6.4b", "Of two times to live the shorter holds, argument or policy", Tag.POLICIES)
+@row("6.4b", "The shorter TTL of argument and policy applies", Tag.POLICIES)
 async def shorter_time_holds(subject: Subject) -> None:
     for kind in BOTH:
         for argument, policy in ((100, 60_000), (60_000, 100)):
@@ -92,7 +94,7 @@ async def shorter_time_holds(subject: Subject) -> None:
             await subject.holds(queue, 0)
 
 
-@row("6.4c", "Of two delivery limits the lower holds, argument or policy", Tag.POLICIES)
+@row("6.4c", "The lower delivery limit of argument and policy applies", Tag.POLICIES)
 async def lower_limit_holds(subject: Subject) -> None:
     for argument, policy in ((1, 50), (50, 1)):
         queue = await subject.quorum({"x-delivery-limit": argument})
@@ -105,7 +107,7 @@ async def lower_limit_holds(subject: Subject) -> None:
 
 @row(
     "6.4d",
-    "A policy limit of -1 lifts the default limit of 4.0 and later",
+    "A policy limit of -1 lifts the default limit from 4.0 on",
     Tag.POLICIES,
     since=V4_0,
 )
@@ -118,7 +120,11 @@ async def limit_lifted(subject: Subject) -> None:
     await subject.holds(queue, 1)
 
 
-@row("6.4e", "Only the policy of highest priority applies; policies do not add up", Tag.POLICIES)
+@row(
+    "6.4e",
+    "Only the policy with the highest priority applies. Policies do not add up",
+    Tag.POLICIES,
+)
 async def one_policy_only(subject: Subject) -> None:
     queue, dead = await subject.classic(), await subject.classic()
     await _apply(subject, queue, 1, dead_letter_exchange="", dead_letter_routing_key=dead)
@@ -130,7 +136,7 @@ async def one_policy_only(subject: Subject) -> None:
 
 @row(
     "6.4f",
-    "A quorum queue's overflow follows the policy, a classic one's the argument",
+    "The policy's overflow applies to a quorum queue, the argument's to a classic queue",
     Tag.POLICIES,
 )
 async def overflow_precedence(subject: Subject) -> None:

@@ -76,7 +76,7 @@ async def _through(
     return await subject.take_done(queue)
 
 
-@row("10.1", "A body of more than 16 MiB gives 406 from 4.0 on, and passes before")
+@row("10.1", "A body of more than 16 MiB gives 406 from 4.0 on and is accepted before")
 async def large_body(subject: Subject) -> None:
     queue = await subject.classic()
     exact = await _through(subject, queue, Properties(), b"x" * (16 * _MIB))
@@ -93,7 +93,7 @@ async def large_body(subject: Subject) -> None:
     equal("kept", await subject.count(queue), 0)
 
 
-@row("10.2", "Headers that do not fit one frame cannot be published; those that do, can")
+@row("10.2", "Headers must fit into one frame")
 async def headers_of_a_frame(subject: Subject) -> None:
     queue = await subject.classic()
     fits = Properties(headers={"h": "x" * (_FRAME_BYTES - _WITHOUT_TEXT)})
@@ -110,7 +110,7 @@ async def headers_of_a_frame(subject: Subject) -> None:
     await subject.stays(queue, 0, 0.1)
 
 
-@row("10.3a", "Headers of every type come back equal in value and type")
+@row("10.3a", "Headers of every type keep value and type")
 async def header_types(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
@@ -121,7 +121,7 @@ async def header_types(subject: Subject) -> None:
                 equal(name, _typed(found[name]), _typed(value))
 
 
-@row("10.3b", "Headers come back sorted by name from 4.0 on, as sent before")
+@row("10.3b", "Headers are delivered sorted by name from 4.0 on, and in the sent order before")
 async def header_order(subject: Subject) -> None:
     queue = await subject.classic()
     found = await _through(subject, queue, Properties(headers={"b": 1, "c": 2, "a": 3}))
@@ -132,7 +132,7 @@ async def header_order(subject: Subject) -> None:
 
 @row(
     "10.3d",
-    "A value nested 1000 deep comes back as it was; so does a nested table with a key twice",
+    "A value nested 1000 deep is unchanged, as is a nested table with a repeated key",
 )
 async def header_depth(subject: Subject) -> None:
     twice = RawValue(b"F\0\0\0\x06\x01aV\x01aV")
@@ -145,7 +145,8 @@ async def header_depth(subject: Subject) -> None:
 
 @row(
     "10.3e",
-    "A header that comes twice is kept before 4.0, the first of them since; any name passes",
+    "A repeated header is kept before 4.0. From then on only the first is kept. Any name "
+    "is accepted",
 )
 async def header_repeated(subject: Subject) -> None:
     for kind in BOTH:
@@ -159,7 +160,7 @@ async def header_repeated(subject: Subject) -> None:
 
 @row(
     "10.3f",
-    "An empty header table and no header table are different, and so is what a consumer gets",
+    "An empty header table and an absent one are different, also at delivery",
 )
 async def empty_headers(subject: Subject) -> None:
     for kind in BOTH:
@@ -172,7 +173,7 @@ async def empty_headers(subject: Subject) -> None:
 
 @row(
     "10.3g",
-    "Bytes that are not UTF-8 pass in every property, header and routing key, and in x-death",
+    "Bytes that are not UTF-8 are accepted in every property, header, routing key and x-death",
 )
 async def any_bytes(subject: Subject) -> None:
     odd = "a\udcff"
@@ -197,14 +198,14 @@ async def any_bytes(subject: Subject) -> None:
     equal("properties of the dead letter", kept, sent)
 
 
-@row("10.3c", "A 64-bit unsigned header comes back equal in value")
+@row("10.3c", "A 64-bit unsigned header keeps its value")
 async def unsigned_64(subject: Subject) -> None:
     queue = await subject.classic()
     found = await _through(subject, queue, Properties(headers={"u": UInt64(2**40)}))
     equal("value", found.properties.headers["u"], 2**40)
 
 
-@row("10.4", "Every property comes back as it was sent, empty or full")
+@row("10.4", "Every property is delivered as it was sent, empty or not")
 async def every_property(subject: Subject) -> None:
     full = Properties(
         content_type="application/json", content_encoding="gzip", headers={"h": 1}, delivery_mode=2,
@@ -221,7 +222,7 @@ async def every_property(subject: Subject) -> None:
             equal(name, value, getattr(full, name))
 
 
-@row("10.5", "Another's user id gives 406 for the channel; one's own passes")
+@row("10.5", "Another user's id gives 406. The own id is accepted")
 async def user_id(subject: Subject) -> None:
     queue = await subject.classic()
     channel = await subject.open_channel()
@@ -245,7 +246,7 @@ async def transient_stays(subject: Subject) -> None:
         equal("mode", (await subject.take_done(dead)).properties.delivery_mode, 1)
 
 
-@row("10.6b", "An unknown delivery mode is refused with 406 before 4.0, and passes since")
+@row("10.6b", "An unknown delivery mode gives 406 before 4.0 and is accepted later")
 async def unknown_mode(subject: Subject) -> None:
     queue = await subject.classic()
     channel = await subject.open_channel()
@@ -258,7 +259,7 @@ async def unknown_mode(subject: Subject) -> None:
     await subject.refused(lambda _: fate)
 
 
-@row("10.7", "Priority is a byte and timestamp counts seconds; both keep their extremes")
+@row("10.7", "Priority is a byte, timestamp counts seconds, and both keep their extreme values")
 async def extremes(subject: Subject) -> None:
     queue = await subject.classic()
     for priority, timestamp in ((0, 0), (255, 2**40)):
@@ -267,7 +268,7 @@ async def extremes(subject: Subject) -> None:
         equal("values", (found.priority, found.timestamp), (priority, timestamp))
 
 
-@row("10.8", "Bodies come back bit for bit, empty or many frames long")
+@row("10.8", "Bodies are unchanged, whether empty or many frames long")
 async def bodies(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)

@@ -27,7 +27,7 @@ async def _fate(publish: Awaitable[None]) -> str:
     return "confirmed"
 
 
-@row("9.1a", "A mandatory message without route is returned with 312; the channel goes on")
+@row("9.1a", "A mandatory unroutable message is returned with 312, and the channel stays open")
 async def returned(subject: Subject) -> None:
     missing = subject.name("missing")
     error = await subject.refused(lambda _: subject.put(missing))
@@ -38,7 +38,7 @@ async def returned(subject: Subject) -> None:
     await subject.put(await subject.classic())
 
 
-@row("9.1b", "Without mandatory a message without route is confirmed, and gone")
+@row("9.1b", "Without mandatory an unroutable message is confirmed and lost")
 async def confirmed_and_gone(subject: Subject) -> None:
     name = subject.name("missing")
     await subject.channel.publish(Message("", name, b"m"), mandatory=False)
@@ -46,7 +46,7 @@ async def confirmed_and_gone(subject: Subject) -> None:
     await subject.stays(name, 0, 0.1)
 
 
-@row("9.1c", "Each of many publishes in flight learns its own fate, equal ids or not")
+@row("9.1c", "Each of many publishes in flight gets its own result, also with equal ids")
 async def own_fates(subject: Subject) -> None:
     queue, missing = await subject.quorum(), subject.name("missing")
     same = Properties(message_id="same", delivery_mode=2)
@@ -57,7 +57,7 @@ async def own_fates(subject: Subject) -> None:
     await subject.holds(queue, targets.count(queue))
 
 
-@row("9.2a", "A full classic queue with reject-publish nacks, and keeps what it had")
+@row("9.2a", "A full classic queue with reject-publish nacks and keeps its messages")
 async def refused_by_length(subject: Subject) -> None:
     queue = await subject.classic({"x-max-length": 2, "x-overflow": "reject-publish"})
     fates = [await _fate(subject.put(queue, body)) for body in "1234"]
@@ -65,7 +65,9 @@ async def refused_by_length(subject: Subject) -> None:
     equal("kept", await subject.bodies(queue), ["1", "2"])
 
 
-@row("9.2b", "If one of several queues refuses, the publish is nacked though the others have it")
+@row(
+    "9.2b", "If one of several queues refuses, the publish is nacked although the others stored it"
+)
 async def refused_by_one(subject: Subject) -> None:
     exchange, open_queue = await subject.exchange("fanout"), await subject.classic()
     full = await subject.classic({"x-max-length": 1, "x-overflow": "reject-publish"})
@@ -78,7 +80,7 @@ async def refused_by_one(subject: Subject) -> None:
     equal("the full queue", await subject.bodies(full), ["there"])
 
 
-@row("9.2c", "max-length-bytes counts bodies only and drops from the head")
+@row("9.2c", "max-length-bytes counts only bodies and drops from the head")
 async def length_in_bytes(subject: Subject) -> None:
     queue = await subject.classic({"x-max-length-bytes": 10})
     await subject.put(queue, "1234", "5678", "90ab", headers={"long": "x" * 100})
@@ -86,7 +88,10 @@ async def length_in_bytes(subject: Subject) -> None:
     equal("kept", await subject.bodies(queue), ["5678", "90ab"])
 
 
-@row("9.3a", "An alternate exchange that routes satisfies mandatory; one that does not returns")
+@row(
+    "9.3a",
+    "An alternate exchange that routes satisfies mandatory. One that does not causes a return",
+)
 async def alternate_exchange(subject: Subject) -> None:
     spare, caught = await subject.exchange("fanout"), await subject.classic()
     exchange = await subject.exchange("direct", {"alternate-exchange": spare})
@@ -97,7 +102,7 @@ async def alternate_exchange(subject: Subject) -> None:
     equal("exchange and key", (found.exchange, found.routing_key), (exchange, "key"))
 
 
-@row("9.3b", "Publishing to a missing exchange gives 404 and ends the channel")
+@row("9.3b", "A publish to a missing exchange gives 404 and closes the channel")
 async def missing_exchange(subject: Subject) -> None:
     queue = await subject.classic()
     channel = await subject.open_channel()
@@ -109,7 +114,7 @@ async def missing_exchange(subject: Subject) -> None:
     that(isinstance(late, NotFound), f"later calls raise it again, not {late!r}")
 
 
-@row("9.3c", "An unknown tag gives 406, and everything held on the channel goes back")
+@row("9.3c", "An unknown tag gives 406, and all unacked messages of the channel are requeued")
 async def unknown_tag(subject: Subject) -> None:
     for settle_twice in (False, True):
         queue = await subject.classic()
@@ -125,7 +130,7 @@ async def unknown_tag(subject: Subject) -> None:
         await subject.holds(queue, 2 if settle_twice else 3)
 
 
-@row("9.3d", "ack with multiple settles everything up to the tag, and nothing after it")
+@row("9.3d", "ack with multiple settles all messages up to the tag and none after it")
 async def ack_multiple(subject: Subject) -> None:
     queue = await subject.classic()
     await subject.put(queue, *"12345")
@@ -137,7 +142,7 @@ async def ack_multiple(subject: Subject) -> None:
     equal("left", await subject.bodies(queue), ["4", "5"])
 
 
-@row("9.3e", "nack with multiple dead-letters or returns everything up to the tag")
+@row("9.3e", "nack with multiple dead-letters or requeues all messages up to the tag")
 async def nack_multiple(subject: Subject) -> None:
     dead = await subject.classic()
     queue = await subject.classic({"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
@@ -151,7 +156,7 @@ async def nack_multiple(subject: Subject) -> None:
     equal("back", await subject.bodies(queue), ["3", "4", "5"])
 
 
-@row("9.3f", "Tag 0 with multiple settles everything that is held")
+@row("9.3f", "Tag 0 with multiple settles all unacked messages")
 async def ack_everything(subject: Subject) -> None:
     queue = await subject.classic()
     await subject.put(queue, *"123")
@@ -181,12 +186,12 @@ async def _direct_reply(subject: Subject, *, mandatory: bool) -> tuple[str, byte
             return fate, came
 
 
-@row("9.4a", "A direct reply reaches the channel that asked, and is confirmed")
+@row("9.4a", "A direct reply reaches the requesting channel and is confirmed")
 async def direct_reply(subject: Subject) -> None:
     equal("reply", await _direct_reply(subject, mandatory=False), ("confirmed", b"!"))
 
 
-@row("9.4b", "A mandatory direct reply comes, and before 4.3 it is returned all the same")
+@row("9.4b", "A mandatory direct reply arrives, but before 4.3 it is also returned")
 async def mandatory_direct_reply(subject: Subject) -> None:
     fate = "confirmed" if subject.version >= V4_3 else "Returned"
     equal("reply", await _direct_reply(subject, mandatory=True), (fate, b"!"))

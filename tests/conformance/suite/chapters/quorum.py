@@ -57,7 +57,7 @@ async def _return(
     return delivery
 
 
-@row("5.1", "From 4.0 on a message is gone after 21 deliveries; before there is no limit")
+@row("5.1", "From 4.0 on a message is removed after 21 deliveries. Before, there is no limit")
 async def default_limit(subject: Subject) -> None:
     queue, dead = await pair(subject, QueueType.QUORUM)
     await subject.put(queue)
@@ -72,7 +72,7 @@ async def default_limit(subject: Subject) -> None:
         await subject.stays(queue, 0, 0.1)
 
 
-@row("5.1b", "Over its limit and without a dead-letter exchange a message is deleted")
+@row("5.1b", "Above the limit a message without a dead-letter exchange is deleted")
 async def deleted_over_the_limit(subject: Subject) -> None:
     queue = await subject.quorum({"x-delivery-limit": 1})
     await subject.put(queue)
@@ -86,7 +86,7 @@ def _count(delivery: Delivery, name: str = "x-delivery-count") -> FieldValue:
     return delivery.properties.headers.get(name)
 
 
-@row("5.2a", "x-delivery-count begins with 0 before 3.12 and is absent at first from then on")
+@row("5.2a", "x-delivery-count starts at 0 before 3.12. From then on it is absent at first")
 async def first_delivery_count(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue)
@@ -94,7 +94,7 @@ async def first_delivery_count(subject: Subject) -> None:
     equal("x-delivery-count", found, [0 if subject.version < V3_12 else None, 1, 2])
 
 
-@row("5.2e", "What a consumer gets for the first time has no x-delivery-count on any version")
+@row("5.2e", "The first delivery to a consumer has no x-delivery-count on any version")
 async def first_count_of_a_consumer(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue, "waiting")
@@ -113,7 +113,7 @@ async def first_count_of_a_consumer(subject: Subject) -> None:
     equal("x-delivery-count", found, [None, None, 1, 1])
 
 
-@row("5.2b", "On 4.3 x-delivery-count counts failures only, x-acquired-count every return")
+@row("5.2b", "On 4.3 x-delivery-count counts only failures, x-acquired-count every return")
 async def counts_by_kind(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue)
@@ -125,14 +125,14 @@ async def counts_by_kind(subject: Subject) -> None:
     equal("x-acquired-count", _count(found, "x-acquired-count"), acquired)
 
 
-@row("5.2c", "A published x-delivery-count is shown on the first delivery from 4.0 on")
+@row("5.2c", "A published x-delivery-count is visible at the first delivery from 4.0 on")
 async def stale_count(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue, headers={"x-delivery-count": 7})
     equal("count", _count(await subject.take_done(queue)), 0 if subject.version < V3_12 else 7)
 
 
-@row("5.2d", "On 4.0 x-delivery-count travels through dead-lettering; before it begins anew")
+@row("5.2d", "On 4.0 x-delivery-count survives dead-lettering. Before, it restarts")
 async def travelling_count(subject: Subject) -> None:
     main, _ = await reject_loop(subject, QueueType.QUORUM, 10)
     await subject.put(main)
@@ -143,7 +143,7 @@ async def travelling_count(subject: Subject) -> None:
     equal("x-delivery-count", found, expected)
 
 
-@row("5.2f", "On 4.0 the count that came through dead-lettering falls back with the next return")
+@row("5.2f", "On 4.0 a count that survived dead-lettering decreases at the next return")
 async def falling_count(subject: Subject) -> None:
     main, _ = await reject_loop(subject, QueueType.QUORUM, 10)
     await subject.put(main)
@@ -167,7 +167,10 @@ async def _counts_of_three(subject: Subject, queue: str) -> list[tuple[FieldValu
     return [tuple(_count(look, name) for name in _COUNTS) for look in looks]
 
 
-@row("5.2g", "Returned once and then pushed out, a message carries its counts on from 4.0")
+@row(
+    "5.2g",
+    "From 4.0 on the counts of a returned message survive dead-lettering by max-length",
+)
 async def counts_through_maxlen(subject: Subject) -> None:
     queue, dead = await pair(subject, QueueType.QUORUM, QueueType.QUORUM, max_length=1)
     await subject.put(queue)
@@ -184,7 +187,7 @@ async def counts_through_maxlen(subject: Subject) -> None:
     equal("counts", await _counts_of_three(subject, dead), expected)
 
 
-@row("5.2h", "Returned once and then rejected, a message carries on 4.0 one count more")
+@row("5.2h", "On 4.0 the count of a message that was returned and rejected is higher by one")
 async def counts_through_rejection(subject: Subject) -> None:
     queue, dead = await pair(subject, QueueType.QUORUM, QueueType.QUORUM)
     await subject.put(queue)
@@ -214,7 +217,7 @@ async def _survives(subject: Subject, way: Callable[[Channel, Delivery], Awaitab
     return await subject.count(queue) == 1
 
 
-@row("5.3a", "nack with requeue counts towards the limit before 4.3, and no longer since")
+@row("5.3a", "nack with requeue counts towards the limit before 4.3")
 async def nack_counts(subject: Subject) -> None:
     equal("survives", await _survives(subject, _by_nack), subject.version >= V4_3)
 
@@ -229,12 +232,12 @@ async def close_counts(subject: Subject) -> None:
     equal("survives", await _survives(subject, _by_close), False)
 
 
-@row("5.3d", "recover counts towards the limit before 4.3, and no longer since")
+@row("5.3d", "recover counts towards the limit before 4.3")
 async def recover_counts(subject: Subject) -> None:
     equal("survives", await _survives(subject, _by_recover), subject.version >= V4_3)
 
 
-@row("5.3e", "Everything a crashing consumer had prefetched is counted, the innocent too")
+@row("5.3e", "All prefetched messages of a crashing consumer are counted")
 async def prefetched_count(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue, "1", "2", "3")
@@ -252,7 +255,7 @@ async def prefetched_count(subject: Subject) -> None:
     equal("counts", [_count(await subject.take(queue)) for _ in range(3)], [1, 1, 1])
 
 
-@row("5.5a", "x-delivery-limit -1 means no limit from 4.0 on; before, the first return deletes")
+@row("5.5a", "x-delivery-limit -1 means no limit from 4.0 on. Before, the first return deletes")
 async def negative_limit(subject: Subject) -> None:
     queue = await subject.quorum({"x-delivery-limit": -1})
     await subject.put(queue)
@@ -265,7 +268,7 @@ async def negative_limit(subject: Subject) -> None:
     await subject.holds(queue, 1)
 
 
-@row("5.5b", "x-delivery-limit 0 removes the message on its first return")
+@row("5.5b", "x-delivery-limit 0 removes the message at its first return")
 async def zero_limit(subject: Subject) -> None:
     queue, dead = await pair(subject, QueueType.QUORUM, delivery_limit=0)
     await subject.put(queue)
@@ -273,7 +276,7 @@ async def zero_limit(subject: Subject) -> None:
     equal("reason", deaths(await subject.take_done(dead))[0]["reason"], "delivery_limit")
 
 
-@row("5.5c", "A very large x-delivery-limit makes returning harmless on every version")
+@row("5.5c", "With a very large x-delivery-limit returns are harmless on every version")
 async def large_limit(subject: Subject) -> None:
     queue = await subject.quorum({"x-delivery-limit": 1_000_000_000})
     await subject.put(queue, "1", "2", "3")
@@ -287,7 +290,7 @@ async def large_limit(subject: Subject) -> None:
 
 @row(
     "5.8a",
-    "at-least-once holds a dead letter without target, unseen, and delivers after repair",
+    "at-least-once holds a dead letter without target invisibly and delivers it after the repair",
     Tag.SLOW,
 )
 async def held_until_repaired(subject: Subject) -> None:
@@ -304,7 +307,7 @@ async def held_until_repaired(subject: Subject) -> None:
 
 @row(
     "5.8b",
-    "at-least-once without overflow reject-publish falls back: the dead letter is lost",
+    "at-least-once without overflow reject-publish falls back, and the dead letter is lost",
     Tag.SLOW,
 )
 async def strategy_falls_back(subject: Subject) -> None:
@@ -317,7 +320,7 @@ async def strategy_falls_back(subject: Subject) -> None:
     await subject.stays(dead, 0, 2 * subject.timings.dead_letter_retry + 1)
 
 
-@row("5.8c", "at-least-once delivers to a target that is there, with x-death")
+@row("5.8c", "at-least-once delivers to an existing target, with x-death")
 async def delivered_at_least_once(subject: Subject) -> None:
     for target in (QueueType.CLASSIC, QueueType.QUORUM):
         dead = await subject.queue(target)
@@ -328,7 +331,10 @@ async def delivered_at_least_once(subject: Subject) -> None:
         await subject.stays(dead, 0, 0.1)
 
 
-@row("5.13a", "Quorum queues ignore priority before 4.0, know two classes on 4.0, all on 4.3")
+@row(
+    "5.13a",
+    "Quorum queues ignore priority before 4.0, have two classes on 4.0 and all levels on 4.3",
+)
 async def quorum_priorities(subject: Subject) -> None:
     queue = await subject.quorum()
     for priority in (1, 3, 9, 6):
@@ -345,7 +351,9 @@ async def quorum_priorities(subject: Subject) -> None:
         equal("order", found, ["9", "6", "none", "3", "1"])
 
 
-@row("5.13b", "A classic queue with x-max-priority delivers by priority, none counting as 0")
+@row(
+    "5.13b", "A classic queue with x-max-priority delivers by priority, and no priority counts as 0"
+)
 async def classic_priorities(subject: Subject) -> None:
     queue = await subject.classic({"x-max-priority": 5})
     await subject.put(queue, "none")
@@ -362,7 +370,7 @@ async def no_priorities(subject: Subject) -> None:
     equal("order", await subject.bodies(queue), ["1", "9", "3"])
 
 
-@row("5.10", "A full quorum queue with reject-publish comes to refuse")
+@row("5.10", "A full quorum queue with reject-publish refuses messages near its limit")
 async def full_quorum(subject: Subject) -> None:
     queue = await subject.quorum({"x-max-length": 2, "x-overflow": "reject-publish"})
     for number in range(20):
@@ -384,7 +392,7 @@ def _delayed(kind: str, least_ms: int, most_ms: int) -> Headers:
     }
 
 
-@row("5.12a", "A rejected message stays away for min times its failures, at most max", since=V4_3)
+@row("5.12a", "A rejected message waits for min times its failures, at most max", since=V4_3)
 async def grows_with_failures(subject: Subject) -> None:
     queue = await subject.quorum(_delayed("failed", 500, 1200))
     await subject.put(queue)
@@ -410,7 +418,7 @@ async def delayed_by_type(subject: Subject) -> None:
         await subject.take_done(queue)
 
 
-@row("5.12c", "A delayed message is not counted as ready and holds up nobody", since=V4_3)
+@row("5.12c", "A delayed message is not counted as ready and does not delay others", since=V4_3)
 async def delayed_out_of_sight(subject: Subject) -> None:
     queue = await subject.quorum(_delayed("all", 1500, 1500))
     await subject.put(queue, "delayed", "next")
@@ -420,7 +428,7 @@ async def delayed_out_of_sight(subject: Subject) -> None:
     equal("delayed", (await subject.take_done(queue)).body, b"delayed")
 
 
-@row("5.12d", "Before 4.3 the arguments of delayed retry are accepted and do nothing", until=V4_3)
+@row("5.12d", "Before 4.3 the arguments of delayed retry are accepted and ignored", until=V4_3)
 async def ignored_before(subject: Subject) -> None:
     queue = await subject.quorum(_delayed("all", 60_000, 60_000))
     await subject.put(queue)

@@ -32,7 +32,7 @@ def _counts(delivery: Delivery) -> dict[str, int]:
     return {str(entry["queue"]): int(str(entry["count"])) for entry in deaths(delivery)}
 
 
-@row("2.1", "A published x-death is counted on before 3.13; from 4.0 the next death replaces it")
+@row("2.1", "A published x-death counts before 3.13. From 4.0 on the next death replaces it")
 async def republished_deaths(subject: Subject) -> None:
     (queue, dead), (older, _) = await pair(subject), await pair(subject)
     aside = await subject.classic(to(queue))
@@ -58,7 +58,7 @@ async def republished_unchanged(subject: Subject) -> None:
     equal("x-death", deaths(back), deaths(found))
 
 
-@row("2.3b", "x-first-death-* of a published message are overwritten from 4.0 on, kept before")
+@row("2.3b", "x-first-death-* of a published message are overwritten from 4.0 on and kept before")
 async def republished_first_death(subject: Subject) -> None:
     one, two = await pair(subject)
     other, end = await pair(subject)
@@ -70,7 +70,7 @@ async def republished_first_death(subject: Subject) -> None:
     equal("x-first-death-queue", first, subject.since({"3.0": one, "4.0": other}))
 
 
-@row("2.4", "A message published into two waits with its x-death is dropped before 3.13")
+@row("2.4", "A message published into two retry queues with its x-death is dropped before 3.13")
 async def republished_into_a_chain(subject: Subject) -> None:
     main = await subject.classic()
     second = await subject.classic(to(main, message_ttl=20))
@@ -84,7 +84,7 @@ async def republished_into_a_chain(subject: Subject) -> None:
         that(await subject.take_done(main), "the message is back")
 
 
-@row("2.5", "A loop of the broker alone counts right on every version")
+@row("2.5", "x-death counts correctly in a retry loop of the broker on every version")
 async def broker_loop_counts(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         main, _ = await reject_loop(subject, kind, 10)
@@ -94,7 +94,7 @@ async def broker_loop_counts(subject: Subject) -> None:
             equal("count", _counts(found).get(main, 0), laps)
 
 
-@row("3.1", "Parking by publish keeps x-death and x-first-death-* as they are, types and all")
+@row("3.1", "Parking by publish keeps x-death and x-first-death-* with their types")
 async def parked_as_received(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         main, _ = await reject_loop(subject, kind, 10)
@@ -111,7 +111,7 @@ async def parked_as_received(subject: Subject) -> None:
         that("x-death" in parked, "x-death is there")
 
 
-@row("3.2a", "Parked with its expiration, a message expires in the parking queue")
+@row("3.2a", "A message that is parked with its expiration expires in the parking queue")
 async def parked_with_expiration(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         queue, parking = await subject.queue(kind), await subject.queue(kind)
@@ -121,14 +121,14 @@ async def parked_with_expiration(subject: Subject) -> None:
         await subject.holds(parking, 0)
 
 
-@row("3.2b", "A published x-delivery-count stays, stale, in a classic queue")
+@row("3.2b", "A published x-delivery-count remains in a classic queue")
 async def stale_delivery_count(subject: Subject) -> None:
     queue = await subject.classic()
     await subject.put(queue, headers={"x-delivery-count": 7})
     equal("header", (await subject.take_done(queue)).properties.headers["x-delivery-count"], 7)
 
 
-@row("8.1", "A crash between confirm and ack leaves a copy in both queues, never in none")
+@row("8.1", "A crash between confirm and ack leaves a copy in both queues, never in neither")
 async def crash_while_moving(subject: Subject) -> None:
     source, target = await subject.quorum(), await subject.quorum()
     await subject.put(source, "moved")
@@ -145,7 +145,7 @@ async def crash_while_moving(subject: Subject) -> None:
 
 @row(
     "8.6",
-    "Back through the original exchange a message reaches every bound queue, by name only one",
+    "Through the original exchange a message reaches every bound queue, by name only one",
 )
 async def targets_of_a_redrive(subject: Subject) -> None:
     exchange, mine, other = (

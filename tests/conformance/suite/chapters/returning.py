@@ -53,20 +53,24 @@ async def _order(
     return "".join(await subject.bodies(queue))
 
 
-@row("7.2a", "A classic queue keeps its order however messages are given back")
+@row("7.2a", "A classic queue keeps its order for every way of returning messages")
 async def classic_order(subject: Subject) -> None:
     for way in (_ascending, _descending, _multiple, _close):
         equal(way.__name__, await _order(subject, QueueType.CLASSIC, way), _KEPT)
 
 
-@row("7.2b", "Nacked in order, a quorum queue's messages go to the tail before 4.0, the head since")
+@row(
+    "7.2b",
+    "A quorum queue returns messages nacked in order to the tail before 4.0, to the head "
+    "from 4.0 on",
+)
 async def quorum_ascending(subject: Subject) -> None:
     expected = subject.since({"3.0": _TAIL, "4.0": _KEPT})
     for way in (_ascending, _multiple):
         equal(way.__name__, await _order(subject, QueueType.QUORUM, way), expected)
 
 
-@row("7.2c", "Nacked backwards, a quorum queue's messages stand in reverse")
+@row("7.2c", "Messages nacked in reverse are in reverse order in a quorum queue")
 async def quorum_descending(subject: Subject) -> None:
     expected = subject.since({"3.0": "456321", "4.0": "321456"})
     equal("order", await _order(subject, QueueType.QUORUM, _descending), expected)
@@ -77,20 +81,20 @@ async def quorum_close(subject: Subject) -> None:
     equal("order", await _order(subject, QueueType.QUORUM, _close), _KEPT)
 
 
-@row("5.7a", "With a limit a quorum queue puts returned messages back at its head")
+@row("5.7a", "A quorum queue with a limit returns messages to its head")
 async def limited_head(subject: Subject) -> None:
     found = await _order(subject, QueueType.QUORUM, _ascending, {"x-delivery-limit": 50})
     equal("order", found, _KEPT)
 
 
-@row("5.7b", "Without a limit a quorum queue appends nacked messages at its tail before 4.3")
+@row("5.7b", "A quorum queue without a limit returns nacked messages to its tail before 4.3")
 async def unlimited_tail(subject: Subject) -> None:
     none: Headers = subject.since({"3.0": {}, "4.0": {"x-delivery-limit": -1}})
     expected = subject.since({"3.0": _TAIL, "4.3": _KEPT})
     equal("order", await _order(subject, QueueType.QUORUM, _ascending, none), expected)
 
 
-@row("7.1", "What is held is out of sight for others, and comes back marked as redelivered")
+@row("7.1", "Unacked messages are invisible to others and return as redelivered")
 async def held_and_returned(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
@@ -105,7 +109,7 @@ async def held_and_returned(subject: Subject) -> None:
         equal("redelivered", again.redelivered, True)
 
 
-@row("7.2e", "Taken and given back one at a time, the same message comes each time from the head")
+@row("7.2e", "A message that is taken and returned alone is at the head again each time")
 async def one_at_a_time(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(
@@ -129,7 +133,7 @@ async def _look(subject: Subject, queue: str, times: int, *, count: int = 1) -> 
         await subject.pause(0.01)
 
 
-@row("7.4a", "Looking 21 times by nack deletes a quorum queue's message on 4.0 only")
+@row("7.4a", "Browsing 21 times by nack deletes a quorum queue's message on 4.0 only")
 async def looked_at_by_nack(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue)
@@ -140,7 +144,9 @@ async def looked_at_by_nack(subject: Subject) -> None:
     await subject.stays(queue, 0 if deleted else 1, 0.2)
 
 
-@row("7.4b", "Looking 21 times by closing deletes a quorum queue's message from 4.0 on")
+@row(
+    "7.4b", "Browsing 21 times by closing the channel deletes a quorum queue's message from 4.0 on"
+)
 async def looked_at_by_close(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue)
@@ -149,7 +155,7 @@ async def looked_at_by_close(subject: Subject) -> None:
     await subject.stays(queue, 0 if subject.version >= V4_0 else 1, 0.2)
 
 
-@row("7.4c", "A classic queue may be looked at any number of times")
+@row("7.4c", "A classic queue can be browsed any number of times")
 async def classic_looked_at(subject: Subject) -> None:
     queue = await subject.classic()
     await subject.put(queue, "1", "2", "3")
@@ -159,7 +165,7 @@ async def classic_looked_at(subject: Subject) -> None:
 
 @row(
     "7.5",
-    "Get and close, with no limit in force, keeps order and content however often",
+    "Without a limit, get and close keep order and content any number of times",
     Tag.POLICIES,
 )
 async def safest_look(subject: Subject) -> None:

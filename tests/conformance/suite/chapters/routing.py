@@ -41,7 +41,7 @@ async def _reaches(subject: Subject, exchange: str, key: str, headers: Headers, 
     return found is not None
 
 
-@row("A.20", "direct: the key must be equal; one queue may be bound under many keys")
+@row("A.20", "direct: the key must be equal. A queue may be bound with several keys")
 async def direct(subject: Subject) -> None:
     exchange, queue = await subject.exchange("direct"), await subject.classic()
     await subject.bind(exchange, queue, "one")
@@ -50,7 +50,7 @@ async def direct(subject: Subject) -> None:
     equal("reached", found, [True, True, False, False])
 
 
-@row("A.21", "fanout: every bound queue gets one copy, whatever the key")
+@row("A.21", "fanout: every bound queue gets one copy with any key")
 async def fanout(subject: Subject) -> None:
     exchange, one, two = (
         await subject.exchange("fanout"),
@@ -64,7 +64,7 @@ async def fanout(subject: Subject) -> None:
     await subject.holds(two, 1)
 
 
-@row("A.22", "topic: * is one word, # any number of words, none included")
+@row("A.22", "topic: * is one word, # any number of words, also none")
 async def topic(subject: Subject) -> None:
     queue = await subject.classic()
     for pattern in _PATTERNS:
@@ -89,7 +89,7 @@ def _matches(pattern: list[str], words: list[str]) -> bool:
     return bool(words) and head in ("*", words[0]) and _matches(rest, words[1:])
 
 
-@row("A.23", "headers: x-match all needs every pair, any needs one, and nothing else matters")
+@row("A.23", "headers: x-match all needs every pair, any needs one. Other headers are ignored")
 async def headers(subject: Subject) -> None:
     queue = await subject.classic()
     cases: tuple[tuple[Headers, Headers, bool], ...] = (
@@ -112,7 +112,7 @@ async def headers(subject: Subject) -> None:
         equal(f"{arguments} {sent}", await _reaches(subject, exchange, "", sent, queue), expected)
 
 
-@row("A.24", "Exchanges bound to exchanges route on; a ring delivers once")
+@row("A.24", "Exchanges bound to exchanges route further. A cycle delivers once")
 async def between_exchanges(subject: Subject) -> None:
     first, second = await subject.exchange("topic"), await subject.exchange("topic")
     queue = await subject.classic()
@@ -126,7 +126,7 @@ async def between_exchanges(subject: Subject) -> None:
     equal("by another key", await _reaches(subject, first, "c.b", {}, queue), False)
 
 
-@row("A.25", "The default exchange reaches exactly the queue that the key names")
+@row("A.25", "The default exchange routes only to the queue with the name of the key")
 async def default_exchange(subject: Subject) -> None:
     one, two = await subject.classic(), await subject.classic()
     await subject.put(one)
@@ -134,7 +134,7 @@ async def default_exchange(subject: Subject) -> None:
     await subject.stays(two, 0, 0.1)
 
 
-@row("A.26", "An unbound key no longer routes; other keys of the queue still do")
+@row("A.26", "An unbound key no longer routes. Other keys of the queue still do")
 async def unbound(subject: Subject) -> None:
     exchange, queue = await subject.exchange("direct"), await subject.classic()
     for key in ("one", "two"):
@@ -144,7 +144,7 @@ async def unbound(subject: Subject) -> None:
     equal("reached", found, [False, True])
 
 
-@row("A.27", "Alternate exchanges form a chain, and stop at one that is missing")
+@row("A.27", "Alternate exchanges form a chain that ends at a missing one")
 async def alternates(subject: Subject) -> None:
     queue = await subject.classic()
     last = await subject.exchange("fanout")
