@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -43,6 +42,7 @@ from hopback.ops.http import (
     unauthorized,
 )
 from hopback.runtime import Clock
+from hopback.systems.file_pipeline.register import format_moment
 from hopback.systems.file_pipeline.settings import PipelineSettings
 
 ACCEPTED = tuple(
@@ -216,7 +216,6 @@ class _AdminEndpoints:
 
     def _refusal(self, refused: Refused, request: Request, correlation: str) -> Response:
         """Return a problem document that also has the error fields of the pipeline's document."""
-        moment = datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="milliseconds")
         error: dict[str, object] = {"code": refused.code, "message": refused.detail}
         if refused.more:
             error["details"] = refused.more
@@ -225,7 +224,7 @@ class _AdminEndpoints:
             "statusCode": refused.status,
             "path": request.url.path,
             "method": request.method,
-            "timestamp": moment.replace("+00:00", "Z"),
+            "timestamp": format_moment(self.clock.now()),
         }
         headers = {**refused.headers, "Cache-Control": "no-store"}
         return Response(json.dumps(body), refused.status, headers, "application/problem+json")

@@ -29,7 +29,7 @@ def add_audit(app: App, runtime: PartRuntime) -> None:
         }
         async with runtime.database.transaction() as tx:
             if await tx.first_time(_QUEUE, message_id):
-                await tx.execute(insert(audit).values(**row))
+                await tx.execute(insert(audit), row)
 
 
 def _plain(text: str) -> str:

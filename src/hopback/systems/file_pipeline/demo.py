@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
-import struct
-import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import httpx
+from PIL import Image
 
 from hopback.systems.file_pipeline.consumers import create_consumers
 from hopback.systems.file_pipeline.gateway import gateway
@@ -36,13 +36,8 @@ async def _start(host: Host) -> AsyncIterator[Running]:
 
 async def _traffic(host: Host) -> None:
     """Upload pictures and texts. One has a wrong type, one breaks Pillow."""
-    # A gradient. PNG starts each line with its filter type.
-    lines = (
-        b"\x00" + b"".join(bytes((255 * x // 120, 255 * y // 90, 128)) for x in range(120))
-        for y in range(90)
-    )
-    good = _picture(zlib.compress(b"".join(lines)), 120, 90)
-    broken = _picture(b"these are no compressed pixels", 120, 90)
+    good = _picture()
+    broken = good[: len(good) // 2]
     files = (
         ("holiday.png", good, "image/png"),
         ("notes.txt", b"Buy cheese.\nCall the broker.\n", "text/plain"),
@@ -59,15 +54,11 @@ async def _traffic(host: Host) -> None:
             await asyncio.sleep(_EVERY_S)
 
 
-def _picture(pixels: bytes, width: int, height: int) -> bytes:
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = _chunk(b"IHDR", head) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + chunks
-
-
-def _chunk(name: bytes, content: bytes) -> bytes:
-    check = struct.pack(">I", zlib.crc32(name + content))
-    return struct.pack(">I", len(content)) + name + content + check
+def _picture() -> bytes:
+    """Return a gradient as PNG."""
+    target = io.BytesIO()
+    Image.radial_gradient("L").resize((120, 90)).save(target, "PNG")
+    return target.getvalue()
 
 
 SYSTEM = System(

@@ -20,8 +20,9 @@ from hopback.runtime import Clock
 from hopback.systems.file_pipeline.admin_endpoints import admin_routes
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import receive
-from hopback.systems.file_pipeline.register import STATUSES, Register, is_file_id
+from hopback.systems.file_pipeline.register import STATUSES, Register
 from hopback.systems.file_pipeline.settings import PipelineSettings
+from hopback.systems.file_pipeline.storage import is_file_id
 from hopback.systems.web import RequestRefused, TopologyPublisher, web_application
 
 _MOST = 500

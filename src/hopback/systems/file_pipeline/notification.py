@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
-from dataclasses import dataclass
 from email.message import EmailMessage
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 from urllib.parse import unquote, urlsplit
 
 from sqlalchemy import insert, select
 
-from hopback import App, Park
+from hopback import App, Rule, Verdict
+from hopback.systems.database import find_row
 from hopback.systems.file_pipeline.messages import (
     FileRejected,
     Malformed,
@@ -33,46 +33,8 @@ _PORTS = {"smtp": 25, "smtps": 465}
 """The default ports of mail servers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mailer:
-    """Sends plain text to the addresses of the settings. STARTTLS is used if the server offers it."""
-
-    address: str
-    sender: str
-    recipients: tuple[str, ...]
-
-    @classmethod
-    def of(cls, settings: PipelineSettings) -> Mailer | None:
-        """Return the mailer of the settings, or None without SMTP_URL."""
-        if not settings.smtp:
-            return None
-        return cls(settings.smtp, settings.mail_from, settings.mail_to)
-
-    def send(self, message_id: str, subject: str, text: str) -> None:
-        """Send a mail. Raises OSError or SMTPException if the server does not accept it. Blocks.
-
-        Its id is derived from the id of the event, so that most mailboxes show a repeated mail once.
-        """
-        mail = EmailMessage()
-        mail["From"] = self.sender
-        mail["To"] = ", ".join(self.recipients)
-        mail["Subject"] = " ".join(subject.split())[:200]
-        mail["Message-ID"] = f"<{message_id}@file-pipeline.hopback>"
-        mail.set_content(text)
-        where = urlsplit(self.address)
-        host, port = where.hostname or "localhost", where.port or _PORTS[where.scheme]
-        secure = where.scheme == "smtps"
-        kind = smtplib.SMTP_SSL if secure else smtplib.SMTP
-        with kind(host, port, timeout=_LONGEST_WAIT_S) as server:
-            if not secure and server.has_extn("starttls"):
-                server.starttls()
-            if where.username:
-                server.login(unquote(where.username), unquote(where.password or ""))
-            server.send_message(mail)
-
-
 _QUEUE = "q.notification"
-_NEWS = (FileRejected, ProcessingCompleted, ProcessingFailed, ProcessingTimedOut)
+_NEWS: tuple[type[News], ...] = get_args(News)
 
 
 def text_of(news: News) -> str:
@@ -94,32 +56,47 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
     The mail is sent before the event is marked as processed. If the process dies in between, the mail is
     sent twice.
     """
-    mailer = Mailer.of(runtime.settings)
 
-    @app.handler(_QUEUE, concurrency=4)
-    async def notify(event: PipelineMessage) -> Park | None:
-        try:
-            news: News = payload_of(event, *_NEWS)
-        except Malformed as error:
-            return Park(str(error))
+    @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
+    async def notify(event: PipelineMessage) -> None:
+        news: News = payload_of(event, *_NEWS)
         text = text_of(news)
-        if mailer is not None:
+        if runtime.settings.smtp:
             # The row is written after the mail was sent.
-            known = select(notifications.c.number).where(
-                notifications.c.message_id == event.messageId
-            )
-            async with runtime.database.engine.connect() as connection:
-                found = (await connection.execute(known)).first()
-            if found is None:
-                await asyncio.to_thread(mailer.send, event.messageId, text, text)
+            same = notifications.c.message_id == event.messageId
+            if await find_row(runtime.database, select(notifications).where(same)) is None:
+                await asyncio.to_thread(send_mail, runtime.settings, event.messageId, text)
+        row = {
+            "message_id": event.messageId,
+            "file_id": news.fileId,
+            "type": event.type,
+            "text": text,
+            "created_at": runtime.clock.now(),
+        }
         async with runtime.database.transaction() as tx:
             if await tx.first_time(_QUEUE, event.messageId):
-                row = {
-                    "message_id": event.messageId,
-                    "file_id": news.fileId,
-                    "type": event.type,
-                    "text": text,
-                    "created_at": runtime.clock.now(),
-                }
-                await tx.execute(insert(notifications).values(**row))
-        return None
+                await tx.execute(insert(notifications), row)
+
+
+def send_mail(settings: PipelineSettings, message_id: str, text: str) -> None:
+    """Send a text to the addresses of the settings. STARTTLS is used if the server offers it. Blocks.
+
+    Its id is derived from the id of the event, so that most mailboxes show a repeated mail once. Raises
+    OSError or SMTPException if the server does not accept it.
+    """
+    mail = EmailMessage()
+    mail["From"] = settings.mail_from
+    mail["To"] = ", ".join(settings.mail_to)
+    mail["Subject"] = " ".join(text.split())[:200]
+    mail["Message-ID"] = f"<{message_id}@file-pipeline.hopback>"
+    mail.set_content(text)
+    where = urlsplit(settings.smtp)
+    secure = where.scheme == "smtps"
+    kind = smtplib.SMTP_SSL if secure else smtplib.SMTP
+    port = where.port or _PORTS[where.scheme]
+    with kind(where.hostname or "localhost", port, timeout=_LONGEST_WAIT_S) as server:
+        if not secure and server.has_extn("starttls"):
+            server.starttls()
+        if where.username:
+            server.login(unquote(where.username), unquote(where.password or ""))
+        server.send_message(mail)

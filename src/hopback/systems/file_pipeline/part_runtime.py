@@ -12,7 +12,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from hopback import HopbackError
 from hopback.runtime import SystemClock
 from hopback.store import Database
-from hopback.systems.file_pipeline.messages import message_of
 from hopback.systems.file_pipeline.storage import open_storage
 from hopback.systems.file_pipeline.tables import METADATA
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from hopback import App
     from hopback.runtime import Clock
-    from hopback.store import Transaction
-    from hopback.systems.file_pipeline.messages import PipelineMessage, PipelinePayload
     from hopback.systems.file_pipeline.settings import PipelineSettings
     from hopback.systems.file_pipeline.storage import FileStorage
     from hopback.systems.web import TopologyPublisher
@@ -41,13 +38,20 @@ class NotReady(HopbackError):
 
 
 class PartRuntime:
-    """The tools of one process. `open` is entered while the process works."""
+    """The tools of one process. `open` is entered while the process works.
 
-    def __init__(self, settings: PipelineSettings, clock: Clock | None = None) -> None:
+    A process with `relays=False` does not publish from the outbox.
+    """
+
+    def __init__(
+        self, settings: PipelineSettings, clock: Clock | None = None, *, relays: bool = True
+    ) -> None:
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
         self.storage: FileStorage = open_storage(settings)
-        self.database = Database(settings.database_url, tables=METADATA, clock=self.clock)
+        self.database = Database(
+            settings.database_url, tables=METADATA, clock=self.clock, relays=relays
+        )
         self._attendants: list[Callable[[], Awaitable[None]]] = []
 
     def attend(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -86,24 +90,3 @@ class PartRuntime:
                 _LOG.warning("%s", reason)
             await asyncio.sleep(1)
             waited += 1
-
-    async def announce(
-        self,
-        tx: Transaction,
-        payload: PipelinePayload,
-        *,
-        producer: str,
-        correlation_id: str | None = None,
-        cause: PipelineMessage | None = None,
-        occasion: str = "",
-    ) -> None:
-        """Publish after the commit. Messages of one file keep their order."""
-        message = message_of(
-            payload,
-            producer=producer,
-            now=self.clock.now(),
-            correlation_id=correlation_id,
-            cause=cause,
-            occasion=occasion,
-        )
-        await tx.send(message, key=payload.fileId)

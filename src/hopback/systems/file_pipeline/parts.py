@@ -23,8 +23,9 @@ validator = create_consumers(PartRuntime(_SETTINGS), "validator")
 thumbnail = create_consumers(PartRuntime(_SETTINGS), "thumbnail")
 extractor = create_consumers(PartRuntime(_SETTINGS), "extractor")
 projection = create_consumers(PartRuntime(_SETTINGS), "projection")
-notification = create_consumers(PartRuntime(_SETTINGS), "notification")
-audit = create_consumers(PartRuntime(_SETTINGS), "audit")
+# These two publish nothing, so they need no relay of the outbox.
+notification = create_consumers(PartRuntime(_SETTINGS, relays=False), "notification")
+audit = create_consumers(PartRuntime(_SETTINGS, relays=False), "audit")
 
 
 def create_gateway() -> Starlette:

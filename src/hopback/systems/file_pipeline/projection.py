@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 
-from hopback import App, Context, Park
+from hopback import App, Rule, Verdict
 from hopback.store import Transaction
 from hopback.systems.file_pipeline.contents import is_image
 from hopback.systems.file_pipeline.messages import (
@@ -24,20 +24,12 @@ from hopback.systems.file_pipeline.messages import (
     ProcessingFailed,
     ProcessingTimedOut,
     ThumbnailGenerated,
+    message_of,
     payload_of,
 )
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
-from hopback.systems.file_pipeline.tables import files, insert_once
+from hopback.systems.file_pipeline.tables import files
 
-FACTS = (
-    FileUploaded,
-    FileValidated,
-    FileRejected,
-    ThumbnailGenerated,
-    MetadataExtracted,
-    ProcessingFailed,
-)
-"""The events that add a fact."""
 Fact: TypeAlias = (
     FileUploaded
     | FileValidated
@@ -46,6 +38,7 @@ Fact: TypeAlias = (
     | MetadataExtracted
     | ProcessingFailed
 )
+"""The events that change the status of a file."""
 UNFINISHED = ("uploaded", "processing")
 """The states of a file with missing results."""
 
@@ -120,7 +113,14 @@ _PRODUCER = "projection"
 _MOST_AT_ONCE = 100
 """Maximum files of one sweep. Each is a transaction. The next sweep handles the rest."""
 _COLUMNS = [field.name for field in fields(Process)]
-_KNOWN = frozenset(fact.message_type() for fact in FACTS)
+_LOCK = (
+    select(*(files.c[name] for name in _COLUMNS))
+    .where(files.c.file_id == bindparam("locked_id"))
+    .with_for_update()
+)
+_SAVE = update(files).where(files.c.file_id == bindparam("saved_id"))
+_FACTS: tuple[type[Fact], ...] = get_args(Fact)
+_KNOWN = frozenset(fact.message_type() for fact in _FACTS)
 
 
 class Projection:
@@ -131,52 +131,53 @@ class Projection:
 
     async def apply(self, event: PipelineMessage) -> None:
         """Add a fact to its process. A fact of an earlier run is ignored."""
-        fact: Fact = payload_of(event, *FACTS)
+        fact: Fact = payload_of(event, *_FACTS)
         async with self._runtime.database.transaction() as tx:
             if not await tx.first_time(_QUEUE, event.messageId):
                 return
-            # The locked process of this file, or a new one for a new file or run.
             now = self._runtime.clock.now()
             fresh = Process(fact.fileId, fact.run, event.correlationId, now)
-            await insert_once(tx.connection, files, {**_row(fresh), "updated_at": now})
-            known = await _locked(tx, fact.fileId)
-            before = fresh if known is None or known.run < fact.run else known
-            if before.run > fact.run:
+            known = await _lock(tx, fact.fileId)
+            if known is None:
+                # If another consumer inserts the row at the same time, this waits for its commit.
+                await tx.execute(tx.insert(files).on_conflict_do_nothing(), _row(fresh, now))
+                known = await _lock(tx, fact.fileId) or fresh
+            if known.run > fact.run:
                 return
+            before = fresh if known.run < fact.run else known
             after = before.after(fact)
-            values = {**_row(after), "updated_at": self._runtime.clock.now()}
-            await tx.execute(update(files).where(files.c.file_id == after.file_id).values(**values))
+            await _save(tx, after, now)
             if after.status == "completed" != before.status:
                 done = ProcessingCompleted(after.file_id, after.run, after.name or "")
-                await self._runtime.announce(tx, done, producer=_PRODUCER, cause=event)
+                message = message_of(done, producer=_PRODUCER, now=now, cause=event)
+                await tx.send(message, key=done.fileId)
 
     async def time_out(self) -> int:
         """Mark late processes as timed out and return their number."""
         limit = self._runtime.clock.now() - self._runtime.settings.timeout_s
-        late = (
+        unfinished = (
             select(files.c.file_id)
             .where(files.c.status.in_(UNFINISHED), files.c.started_at <= limit)
             .order_by(files.c.started_at)
             .limit(_MOST_AT_ONCE)
         )
         async with self._runtime.database.engine.connect() as connection:
-            found = list((await connection.execute(late)).scalars())
+            found = list((await connection.execute(unfinished)).scalars())
         for file_id in found:
             async with self._runtime.database.transaction() as tx:
-                process = await _locked(tx, file_id)
+                process = await _lock(tx, file_id)
                 if process is None or process.started_at > limit:
                     continue  # another process was faster
                 if process.status not in UNFINISHED:
                     continue  # completed in the meantime
                 now = self._runtime.clock.now()
-                changed = {"timed_out": 1, "status": "timed-out", "updated_at": now}
-                await tx.execute(update(files).where(files.c.file_id == file_id).values(**changed))
-                told = ProcessingTimedOut(
+                await _save(tx, replace(process, timed_out=True), now)
+                late = ProcessingTimedOut(
                     file_id, process.run, process.name or "", process.waiting_for
                 )
-                await self._runtime.announce(
-                    tx, told, producer=_PRODUCER, correlation_id=process.correlation_id
-                )
+                about = process.correlation_id
+                message = message_of(late, producer=_PRODUCER, now=now, correlation_id=about)
+                await tx.send(message, key=file_id)
         return len(found)
 
     async def keep_time(self) -> None:
@@ -189,18 +190,18 @@ class Projection:
                 _LOG.exception("the check for late files failed and is repeated")
 
 
-async def _locked(tx: Transaction, file_id: str) -> Process | None:
-    query = select(files).where(files.c.file_id == file_id).with_for_update()
-    row = (await tx.execute(query)).mappings().first()
-    if row is None:
-        return None
-    known = {name: row[name] for name in _COLUMNS}
-    return Process(**{**known, "timed_out": bool(row["timed_out"])})
+async def _lock(tx: Transaction, file_id: str) -> Process | None:
+    row = (await tx.execute(_LOCK, {"locked_id": file_id})).mappings().first()
+    return None if row is None else Process(**{name: row[name] for name in _COLUMNS})
 
 
-def _row(process: Process) -> dict[str, Any]:
+async def _save(tx: Transaction, process: Process, now: float) -> None:
+    await tx.execute(_SAVE, _row(process, now) | {"saved_id": process.file_id})
+
+
+def _row(process: Process, now: float) -> dict[str, Any]:
     values = {name: getattr(process, name) for name in _COLUMNS}
-    return {**values, "timed_out": int(process.timed_out), "status": process.status}
+    return {**values, "status": process.status, "updated_at": now}
 
 
 def add_projection(app: App, runtime: PartRuntime) -> None:
@@ -208,12 +209,8 @@ def add_projection(app: App, runtime: PartRuntime) -> None:
     projection = Projection(runtime)
     runtime.attend(projection.keep_time)
 
-    @app.handler(_QUEUE, concurrency=4)
-    async def project(event: PipelineMessage, context: Context) -> Park | None:
-        if event.type not in _KNOWN:
-            return None  # the queue gets every event, and most do not change the status of a file
-        try:
+    @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
+    async def project(event: PipelineMessage) -> None:
+        # The queue gets every event, and most do not change the status of a file.
+        if event.type in _KNOWN:
             await projection.apply(event)
-        except Malformed as error:
-            return Park(str(error))
-        return None

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Select, and_, func, insert, select, update
 
-from hopback.systems.file_pipeline.messages import ReprocessFileRequested, UploadRequested
+from hopback.systems.database import find_rows
+from hopback.systems.file_pipeline.messages import (
+    ReprocessFileRequested,
+    UploadRequested,
+    message_of,
+)
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
 from hopback.systems.file_pipeline.reception import ReceivedFile
 from hopback.systems.file_pipeline.tables import audit, files, notifications, uploads
@@ -27,24 +32,17 @@ class Register:
     """The queries and changes of the gateway."""
 
     def __init__(self, runtime: PartRuntime) -> None:
-        self._runtime = runtime
+        self._runtime, self._database = runtime, runtime.database
 
     async def enter(self, received: ReceivedFile, correlation_id: str) -> None:
         """Register a received file and request its upload in one transaction."""
-        row = {
-            "file_id": received.file_id,
-            "name": received.name,
-            "declared_type": received.declared_type,
-            "size": received.size,
-            "run": 1,
-            "received_at": self._runtime.clock.now(),
-        }
+        now = self._runtime.clock.now()
+        row = asdict(received) | {"run": 1, "received_at": now}
         wanted = UploadRequested(received.file_id, 1, received.name, received.declared_type)
-        async with self._runtime.database.transaction() as tx:
-            await tx.execute(insert(uploads).values(**row))
-            await self._runtime.announce(
-                tx, wanted, producer=_PRODUCER, correlation_id=correlation_id
-            )
+        message = message_of(wanted, producer=_PRODUCER, now=now, correlation_id=correlation_id)
+        async with self._database.transaction() as tx:
+            await tx.execute(insert(uploads), row)
+            await tx.send(message, key=received.file_id)
 
     async def reprocess(self, file_id: str, correlation_id: str) -> int | None:
         """Request another run of a file. Return its number, or None if the file does not exist."""
@@ -54,20 +52,19 @@ class Register:
             .values(run=uploads.c.run + 1)
             .returning(uploads)
         )
-        async with self._runtime.database.transaction() as tx:
+        async with self._database.transaction() as tx:
             row = (await tx.execute(counted)).mappings().first()
             if row is None:
                 return None
             wanted = ReprocessFileRequested(file_id, row["run"], row["name"], row["declared_type"])
-            await self._runtime.announce(
-                tx, wanted, producer=_PRODUCER, correlation_id=correlation_id
-            )
-        run: int = row["run"]
-        return run
+            now = self._runtime.clock.now()
+            message = message_of(wanted, producer=_PRODUCER, now=now, correlation_id=correlation_id)
+            await tx.send(message, key=file_id)
+        return wanted.run
 
     async def file(self, file_id: str) -> dict[str, Any] | None:
         """Return a file with its status, or None."""
-        rows = await self._rows(_files().where(uploads.c.file_id == file_id))
+        rows = await find_rows(self._database, _files().where(uploads.c.file_id == file_id))
         return _shown(rows[0], whole=True) if rows else None
 
     async def files(self, status: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
@@ -77,8 +74,8 @@ class Register:
             query = query.where(func.coalesce(files.c.status, ACCEPTED) == status)
         counted = select(func.count().label("total")).select_from(query.subquery())
         newest = query.order_by(uploads.c.received_at.desc(), uploads.c.file_id).limit(limit)
-        found = [_shown(row, whole=False) for row in await self._rows(newest)]
-        return found, (await self._rows(counted))[0]["total"]
+        found = [_shown(row, whole=False) for row in await find_rows(self._database, newest)]
+        return found, (await find_rows(self._database, counted))[0]["total"]
 
     async def events(self, file_id: str) -> list[dict[str, Any]]:
         """Return the audited events of the present run in order.
@@ -86,13 +83,15 @@ class Register:
         Files may share a correlation id: the caller chooses it.
         """
         mine = files.c.file_id == file_id
-        present = await self._rows(select(files.c.run, files.c.correlation_id).where(mine))
+        present = await find_rows(
+            self._database, select(files.c.run, files.c.correlation_id).where(mine)
+        )
         if not present:
             return []
         same = audit.c.correlation_id == present[0]["correlation_id"]
-        rows = await self._rows(select(audit).where(same).order_by(audit.c.number))
+        rows = await find_rows(self._database, select(audit).where(same).order_by(audit.c.number))
         return [
-            {"type": row["type"], "at": _moment(row["recorded_at"])}
+            {"type": row["type"], "at": format_moment(row["recorded_at"])}
             for row in rows
             if _about(row["body"]) == (file_id, present[0]["run"])
         ]
@@ -107,14 +106,10 @@ class Register:
                 "fileId": row["file_id"],
                 "type": row["type"],
                 "text": row["text"],
-                "at": _moment(row["created_at"]),
+                "at": format_moment(row["created_at"]),
             }
-            for row in await self._rows(query.limit(limit))
+            for row in await find_rows(self._database, query.limit(limit))
         ]
-
-    async def _rows(self, query: Select[Any]) -> list[Mapping[str, Any]]:
-        async with self._runtime.database.engine.connect() as connection:
-            return [dict(row) for row in (await connection.execute(query)).mappings()]
 
 
 def _about(body: str) -> tuple[object, object]:
@@ -142,7 +137,7 @@ def _shown(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
         "run": row["run"],
         "declaredType": row["declared_type"],
         "size": row["size"] if row["known_size"] is None else row["known_size"],
-        "receivedAt": _moment(row["received_at"]),
+        "receivedAt": format_moment(row["received_at"]),
     }
     if not whole:
         return shown
@@ -150,18 +145,11 @@ def _shown(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
     for name in (*_SHOWN, "correlation_id"):
         first, *rest = name.split("_")
         more[first + "".join(word.capitalize() for word in rest)] = row[name]
-    changed = None if row["updated_at"] is None else _moment(row["updated_at"])
+    changed = None if row["updated_at"] is None else format_moment(row["updated_at"])
     return shown | {name: value for name, value in more.items() if value} | {"updatedAt": changed}
 
 
-def _moment(seconds: float) -> str:
+def format_moment(seconds: float) -> str:
+    """Return a time as in `2026-01-31T12:00:00.000Z`."""
     stamp = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return stamp.replace("+00:00", "Z")
-
-
-def is_file_id(text: str) -> bool:
-    """Whether the text has the form of a file id."""
-    try:
-        return str(uuid.UUID(text)) == text
-    except ValueError:
-        return False

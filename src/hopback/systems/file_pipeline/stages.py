@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from hopback import App, Context, Park
+from hopback import App, Context, Rule, Verdict
 from hopback.systems.file_pipeline.contents import Rejection, is_image, judge
 from hopback.systems.file_pipeline.messages import (
     FileRejected,
@@ -30,6 +30,7 @@ from hopback.systems.file_pipeline.messages import (
     ReprocessFileRequested,
     ThumbnailGenerated,
     UploadRequested,
+    message_of,
     payload_of,
 )
 from hopback.systems.file_pipeline.part_runtime import PartRuntime
@@ -41,6 +42,7 @@ Inspect: TypeAlias = Callable[[FileUploaded, bytes], Rejection | None]
 rejection or None. If it raises, the message is retried."""
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
+_HOPELESS = (Rule(Malformed, Verdict.PARK), Rule(HopelessFile, Verdict.PARK))
 _REDRIVES = "hopback-redrives"
 """The header with the number of re-drives of a message."""
 
@@ -159,42 +161,47 @@ def _stage(
     """Make `work` the handler of a queue. Its result is announced."""
     producer = queue.split(".")[1]
 
-    @app.handler(queue, concurrency=concurrency)
-    async def handle(message: PipelineMessage, context: Context) -> Park | None:
+    @app.handler(queue, concurrency=concurrency, rules=_HOPELESS)
+    async def handle(message: PipelineMessage, context: Context) -> None:
+        payload = payload_of(message, *wanted)
         try:
-            result = await asyncio.to_thread(work, payload_of(message, *wanted))
-        except Malformed as error:
-            return Park(str(error))
-        except HopelessFile as error:
-            await _give_up(runtime, message, context, producer, str(error))
-            return Park(str(error))
+            result = await asyncio.to_thread(work, payload)
         except Exception as error:
-            if context.is_last_attempt:
-                # The reason is public, so it must not contain paths of this machine.
-                text = getattr(error, "strerror", None) or str(error)
-                reason = f"{type(error).__name__}: {text}"
-                await _give_up(runtime, message, context, producer, reason)
+            if context.is_last_attempt or isinstance(error, HopelessFile):
+                await _give_up(runtime, payload, message, context, producer, error)
             raise
         async with runtime.database.transaction() as tx:
             if await tx.first_time(queue, message.messageId) and result is not None:
-                await runtime.announce(tx, result, producer=producer, cause=message)
-        return None
+                now = runtime.clock.now()
+                event = message_of(result, producer=producer, now=now, cause=message)
+                await tx.send(event, key=result.fileId)
 
 
 async def _give_up(
-    runtime: PartRuntime, message: PipelineMessage, context: Context, producer: str, reason: str
+    runtime: PartRuntime,
+    payload: PipelinePayload,
+    message: PipelineMessage,
+    context: Context,
+    producer: str,
+    error: Exception,
 ) -> None:
     """Announce the failure of the file, once for each re-drive.
 
     The message is parked even if this fails.
     """
-    file_id, run = message.payload.get("fileId"), message.payload.get("run")
-    if not isinstance(file_id, str) or not isinstance(run, int):
-        return
-    failed = ProcessingFailed(file_id, run, producer, reason[:500])
+    # The reason is public, so it must not contain paths of this machine.
+    text = getattr(error, "strerror", None) or str(error)
+    reason = text if isinstance(error, HopelessFile) else f"{type(error).__name__}: {text}"
+    failed = ProcessingFailed(payload.fileId, payload.run, producer, reason[:500])
+    event = message_of(
+        failed,
+        producer=producer,
+        now=runtime.clock.now(),
+        cause=message,
+        occasion=str(context.headers.get(_REDRIVES, "")),
+    )
     try:
         async with runtime.database.transaction() as tx:
-            redrives = str(context.headers.get(_REDRIVES, ""))
-            await runtime.announce(tx, failed, producer=producer, cause=message, occasion=redrives)
+            await tx.send(event, key=payload.fileId)
     except Exception:
-        _LOG.exception("the failure of file %s was not announced", file_id)
+        _LOG.exception("the failure of file %s was not announced", payload.fileId)

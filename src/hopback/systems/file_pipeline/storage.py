@@ -211,14 +211,19 @@ class S3Storage(FileStorage):
             return None
 
 
+def is_file_id(text: str) -> bool:
+    """Whether the text has the form of a file id."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
+
+
 def checked_id(file_id: str) -> str:
     """Return a valid file id. Messages may contain arbitrary text."""
-    try:
-        if str(uuid.UUID(file_id)) == file_id:
-            return file_id
-    except ValueError:
-        pass
-    raise ValueError(f"expected the id of a file, got {file_id[:60]!r}")
+    if not is_file_id(file_id):
+        raise ValueError(f"expected the id of a file, got {file_id[:60]!r}")
+    return file_id
 
 
 def shown_name(given: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
     DDL,
     JSON,
     BigInteger,
+    Boolean,
     Column,
     Double,
     Index,
@@ -18,8 +18,6 @@ from sqlalchemy import (
     Text,
     event,
 )
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 METADATA = MetaData()
 _NUMBER = BigInteger().with_variant(Integer, "sqlite")
@@ -52,7 +50,7 @@ files: Table = Table(
     Column("metadata", _JSON),
     Column("rejection", _JSON),
     Column("failure", _JSON),
-    Column("timed_out", Integer, nullable=False),
+    Column("timed_out", Boolean, nullable=False),
     Column("correlation_id", Text, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("updated_at", Double, nullable=False),
@@ -104,11 +102,3 @@ for _dialect, _statements in _APPEND_ONLY.items():
     for _statement in _statements:
         _ddl: Any = DDL(_statement)  # type: ignore[no-untyped-call]
         event.listen(audit, "after_create", _ddl.execute_if(dialect=_dialect))
-
-
-async def insert_once(
-    connection: AsyncConnection, table: Table, values: Mapping[str, object]
-) -> None:
-    """Insert a row unless its key exists. A concurrent insert waits and then has no effect."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    await connection.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
