@@ -1,4 +1,4 @@
-"""What the subject may use beside AMQP when it stands before a private RabbitMQ node."""
+"""Policies, restarts and alarms of the brokers under test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
     "EmbeddedNode",
     "EmbeddedPolicies",
     "HttpPolicies",
-    "NodeInHand",
+    "PrivateNode",
     "ServerNode",
     "ServerPolicies",
 ]
@@ -34,7 +34,7 @@ class HttpPolicies:
     vhost: str
 
     async def set_policy(self, policy: Policy) -> None:
-        """Set it; it holds when this returns."""
+        """Set the policy. It applies when the call returns."""
         body = {
             "pattern": policy.pattern,
             "definition": dict(policy.definition),
@@ -44,7 +44,7 @@ class HttpPolicies:
         await asyncio.to_thread(self.management.call, "PUT", self._path(policy.name), body)
 
     async def clear_policy(self, name: str) -> None:
-        """Remove it; a missing one is no error."""
+        """Remove the policy. A missing one is ignored."""
         try:
             await asyncio.to_thread(self.management.call, "DELETE", self._path(name))
         except ManagementFailed as error:
@@ -56,21 +56,20 @@ class HttpPolicies:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeInHand:
-    """A private node that rows may restart and starve."""
+class PrivateNode:
+    """A private node that rows may restart and put under alarm."""
 
     node: RabbitNode
 
     async def restart(self) -> None:
-        """Stop it in order and start it again."""
         await asyncio.to_thread(self.node.restart)
 
     async def raise_alarm(self) -> None:
-        """Leave it no memory."""
+        """Reduce the memory limit to one byte."""
         await self._watermark("absolute", "1")
 
     async def clear_alarm(self) -> None:
-        """Give it memory again."""
+        """Restore the memory limit."""
         await self._watermark("0.4")
 
     async def _watermark(self, *value: str) -> None:
@@ -79,35 +78,30 @@ class NodeInHand:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedPolicies:
-    """Policies of an embedded broker."""
-
     broker: EmbeddedBroker
 
     async def set_policy(self, policy: Policy) -> None:
-        """Set it."""
         self.broker.set_policy(policy)
 
     async def clear_policy(self, name: str) -> None:
-        """Remove it."""
         self.broker.clear_policy(name)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedNode:
-    """An embedded broker that rows may restart and starve."""
+    """An embedded broker that rows may restart and put under alarm."""
 
     broker: EmbeddedBroker
 
     async def restart(self) -> None:
-        """Stop and start."""
         self.broker.restart()
 
     async def raise_alarm(self) -> None:
-        """Hold publishers back."""
+        """Block publishers."""
         self.broker.block(blocked=True)
 
     async def clear_alarm(self) -> None:
-        """Let them go on."""
+        """Unblock publishers."""
         self.broker.block(blocked=False)
 
 
@@ -118,28 +112,25 @@ class ServerPolicies:
     server: BrokerServer
 
     async def set_policy(self, policy: Policy) -> None:
-        """Set it."""
         self.server.set_policy(policy)
 
     async def clear_policy(self, name: str) -> None:
-        """Remove it."""
         self.server.clear_policy(name)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerNode:
-    """The embedded broker on a socket, which rows may restart and starve."""
+    """The embedded broker on a socket, which rows may restart and put under alarm."""
 
     server: BrokerServer
 
     async def restart(self) -> None:
-        """Stop and start."""
         await self.server.restart()
 
     async def raise_alarm(self) -> None:
-        """Hold publishers back."""
+        """Block publishers."""
         self.server.block(blocked=True)
 
     async def clear_alarm(self) -> None:
-        """Let them go on."""
+        """Unblock publishers."""
         self.server.block(blocked=False)

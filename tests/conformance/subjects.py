@@ -1,4 +1,4 @@
-"""Who is put to the test: the embedded broker in process and on a socket, and RabbitMQ nodes."""
+"""The brokers under test: the embedded broker in process and on a socket, and RabbitMQ nodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.conformance.facilities import (
     EmbeddedNode,
     EmbeddedPolicies,
     HttpPolicies,
-    NodeInHand,
+    PrivateNode,
     ServerNode,
     ServerPolicies,
 )
-from tests.conformance.suite import Facilities, Outcome, Result, Tag, Timings, play
+from tests.conformance.suite import Facilities, Outcome, Result, Tag, Timings, run_row
 from tests.harness.configuration import QUICK_DEAD_LETTERS_MS
 from tests.harness.configuration import Timings as NodeTimings
 from tests.harness.installation import HOST
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.conformance.suite import Row
     from tests.harness.installation import Installation
 
-__all__ = ["RealSubject", "Subjects", "needs_expendable", "play_embedded", "play_served"]
+__all__ = ["RealSubject", "Subjects", "needs_expendable", "run_embedded", "run_on_socket"]
 
 _QUICK = NodeTimings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
 _SHORT = replace(_QUICK, consumer_timeout_ms=3_000)
@@ -38,14 +38,14 @@ _EXPENDABLE = frozenset({Tag.TIMEOUT, Tag.NODE, Tag.DESTRUCTIVE})
 
 
 def needs_expendable(row: Row) -> bool:
-    """Whether the row may only be played on a node that nobody else uses."""
+    """Return whether the row needs a node without other users."""
     return bool(row.tags & _EXPENDABLE)
 
 
-def play_embedded(row: Row, version: BrokerVersion) -> Result:
-    """Play a row on a fresh embedded broker, in virtual time; what is about sockets is not about it."""
+def run_embedded(row: Row, version: BrokerVersion) -> Result:
+    """Run a row on a new embedded broker, in virtual time. Rows about sockets do not apply."""
     if Tag.SOCKET in row.tags:
-        return Result(row, Outcome.SAYS_NOTHING)
+        return Result(row, Outcome.NOT_APPLICABLE)
     return run_virtual(_play_embedded(row, EmbeddedBroker(version=version)))
 
 
@@ -53,67 +53,67 @@ async def _play_embedded(row: Row, broker: EmbeddedBroker) -> Result:
     loop = asyncio.get_running_loop()
     policies, node = EmbeddedPolicies(broker), EmbeddedNode(broker)
     facilities = Facilities(policies=policies, node=node, now=loop.time, wall=loop.time)
-    return await play(row, broker, facilities)
+    return await run_row(row, broker, facilities)
 
 
-async def play_served(row: Row, version: BrokerVersion) -> Result:
-    """Play a row on a fresh server over a socket, in the server's virtual time."""
+async def run_on_socket(row: Row, version: BrokerVersion) -> Result:
+    """Run a row on a new server over a socket, in the server's virtual time."""
     settings = ServerSettings(port=0, http_port=None, version=version, clock=ClockKind.VIRTUAL)
     async with BrokerServer(settings) as server:
         clock = server.time.clock
         facilities = Facilities(
             policies=ServerPolicies(server),
             node=ServerNode(server),
-            pause=lambda seconds: _let_pass(server, seconds),
+            pause=lambda seconds: _advance(server, seconds),
             now=clock.now,
             wall=clock.now,
             address=server.url,
         )
-        return await play(row, RabbitMQ(server.url), facilities)
+        return await run_row(row, RabbitMQ(server.url), facilities)
 
 
-async def _let_pass(server: BrokerServer, seconds: float) -> None:
-    """As `server.advance`, but clients in this very process need only a few turns of the loop."""
+async def _advance(server: BrokerServer, seconds: float) -> None:
+    """Advance like `server.advance`. Clients in this process need only a few turns of the loop."""
     node, clock = server.broker.node, server.time.clock
     assert isinstance(clock, ManualClock)
-    moment = clock.now() + seconds
-    await _turns()
-    while (due := node.next_deadline()) is not None and due <= moment:
+    end = clock.now() + seconds
+    await _run_loop()
+    while (due := node.next_deadline()) is not None and due <= end:
         clock.advance_to(max(due, clock.now()))
         node.run_due()
-        await _turns()
-    clock.advance_to(max(moment, clock.now()))
-    await _turns()
+        await _run_loop()
+    clock.advance_to(max(end, clock.now()))
+    await _run_loop()
 
 
-async def _turns() -> None:
+async def _run_loop() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 @dataclass(slots=True)
 class RealSubject:
-    """A RabbitMQ version: one node for most rows, and one to be wrecked; started when needed."""
+    """A RabbitMQ version with two nodes, started when needed. The second one is for destructive rows."""
 
     installation: Installation
     version: str = ""
-    """What the broker says of itself, once it has been asked."""
+    """The version that the broker reports, known after the start."""
     _nodes: dict[bool, RabbitNode] = field(default_factory=dict)
 
-    async def play(self, row: Row) -> Result:
-        """Play a row on the node that is fit for it."""
+    async def run_row(self, row: Row) -> Result:
+        """Run a row on the node that it needs."""
         expendable = needs_expendable(row)
         node = await asyncio.to_thread(self._node, expendable)
         facilities = Facilities(
             policies=HttpPolicies(node.management, "/"),
-            node=NodeInHand(node) if expendable else None,
+            node=PrivateNode(node) if expendable else None,
             timings=_timings(node.timings),
             address=node.url,
         )
-        return await play(row, RabbitMQ(node.url), facilities)
+        return await run_row(row, RabbitMQ(node.url), facilities)
 
     def remove(self) -> None:
-        """End its nodes."""
+        """Remove the nodes."""
         for node in self._nodes.values():
             node.remove()
 
@@ -128,18 +128,18 @@ class RealSubject:
 
 @dataclass(slots=True)
 class Subjects:
-    """RabbitMQ by suite: `host` is what is installed here, the others are built if missing."""
+    """RabbitMQ by suite. `host` is the installed one, the others are built if missing."""
 
     _known: dict[str, RealSubject] = field(default_factory=dict)
 
     def get(self, suite: str) -> RealSubject:
-        """The RabbitMQ of that suite."""
+        """Return the RabbitMQ of a suite."""
         if suite not in self._known:
             self._known[suite] = RealSubject(HOST if suite == "host" else build(suite))
         return self._known[suite]
 
     def remove(self) -> None:
-        """End them all."""
+        """Remove all nodes."""
         for subject in self._known.values():
             subject.remove()
 

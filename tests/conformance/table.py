@@ -1,4 +1,4 @@
-"""The table of results per broker and version, written by the run that found them."""
+"""The table of results by broker and version, written by the test run."""
 
 from __future__ import annotations
 
@@ -36,38 +36,38 @@ policies, *node* and *timeout* rows need control of the node, *socket* rows writ
 """
 _SIGNS = {
     Outcome.HOLDS: "✓",
-    Outcome.SAYS_NOTHING: "–",
+    Outcome.NOT_APPLICABLE: "–",
     Outcome.FAILS: "✗",
-    Outcome.NOT_SHOWN: "?",
+    Outcome.NOT_TESTED: "?",
 }
-_NOT_SHOWN = """
+_NOT_TESTED = """
 ## Not covered
 
 Three situations need a cluster: dead letters that are lost while the target's node is down, confirms while
 a quorum queue has no leader, and queues without a quorum. The embedded broker does not model them.
 """
 
-_OURS = ("embedded", "socket")
+_EMBEDDED = ("embedded", "socket")
 """The embedded broker in the process, and on a socket."""
 
 Results = dict[tuple[str, str], str]
 
 
 class ConformanceTable:
-    """Gathers what the tests recorded, and writes the page when all brokers were played."""
+    """Collects the recorded results and writes the page after a run on all brokers."""
 
     def __init__(self) -> None:
         self.results: Results = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what a test recorded, whichever worker ran it."""
+        """Store a recorded result of any worker."""
         for name, value in report.user_properties:
             if name == "conformance" and report.when == "call":
                 row, subject, outcome = map(str, cast("list[str]", value))
                 self.results[row, subject] = outcome
 
     def pytest_sessionfinish(self) -> None:
-        """Write the page if every row was played on every subject."""
+        """Write the page if every row ran on every subject."""
         subjects = {subject for _, subject in self.results}
         if len(self.results) == len(rows()) * len(subjects) and len(subjects) >= 9:
             PAGE.parent.mkdir(parents=True, exist_ok=True)
@@ -75,14 +75,14 @@ class ConformanceTable:
 
 
 def render(results: Mapping[tuple[str, str], str]) -> str:
-    """The page."""
+    """Return the page."""
     subjects = sorted({subject for _, subject in results}, key=_by_kind_and_version)
     lines = [_HEAD, _summary(results, subjects), _line("Row", "", *subjects)]
     lines.append(_line(*["---"] * (len(subjects) + 2)))
     lines.extend(_row_line(row, results, subjects) for row in rows())
     lines.append("\n## Known differences of the embedded broker\n")
     lines.extend(f"- {each.row}: {each.reason}" for each in EMBEDDED_DIFFERENCES)
-    return "\n".join(lines) + "\n" + _NOT_SHOWN
+    return "\n".join(lines) + "\n" + _NOT_TESTED
 
 
 def _summary(results: Mapping[tuple[str, str], str], subjects: list[str]) -> str:
@@ -92,7 +92,7 @@ def _summary(results: Mapping[tuple[str, str], str], subjects: list[str]) -> str
 
 def _by_kind_and_version(subject: str) -> tuple[int, BrokerVersion]:
     kind, _, version = subject.partition(" ")
-    order = _OURS.index(kind) if kind in _OURS else len(_OURS)
+    order = _EMBEDDED.index(kind) if kind in _EMBEDDED else len(_EMBEDDED)
     return order, BrokerVersion.parse(version)
 
 
@@ -106,7 +106,7 @@ def _sign(row: Row, subject: str, outcome: str | None) -> str:
     kind, _, version = subject.partition(" ")
     if outcome is None:
         return "?"
-    known = [each for each in EMBEDDED_DIFFERENCES if kind in _OURS]
+    known = [each for each in EMBEDDED_DIFFERENCES if kind in _EMBEDDED]
     if any(each.concerns(row.id, BrokerVersion.parse(version)) for each in known):
         return "≠"
     return _SIGNS[Outcome(outcome)]

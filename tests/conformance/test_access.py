@@ -1,7 +1,7 @@
 """Users, virtual hosts and permissions: RabbitMQ and the broker on a socket answer the same.
 
-Every call of the management API is compared by its status, and by its words where it is refused;
-every conversation over AMQP by names, codes and texts.
+Calls of the management API are compared by status, and by text if refused. AMQP conversations are
+compared by names, codes and texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SOME = {"configure": "^a", "write": r"^(a|amq\.topic)", "read": r"^(a|amq\.topi
 _ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 _NONE = {"configure": "", "write": "", "read": ""}
 
-# Who, method, path, body. VHOST and the users' names are made up for each run.
+# User, method, path, body. VHOST and the user names are made unique for each run.
 _CALLS: list[_Call] = [
     ("guest", "PUT", "/vhosts/VHOST", {}),
     ("guest", "PUT", "/vhosts/VHOST", {}),
@@ -126,7 +126,7 @@ def _publish(exchange: str, key: str) -> _Step:
     return ("publish", {"exchange": exchange, "key": key, "mandatory": True})
 
 
-# Each on a connection of its own, as ANN, who has the rights of _SOME.
+# Each step runs on a separate connection as ANN, who has the permissions of _SOME.
 _TALKS: list[_Step] = [
     _queue("a"),
     _queue("b"),
@@ -171,144 +171,148 @@ _LOGINS = [
 
 
 class _Side:
-    """One of the two brokers, with names that nobody else has."""
+    """One of the two brokers, with unique names."""
 
     def __init__(self, amqp: str, management: str) -> None:
         self._amqp = amqp
         self._management = urlsplit(management)
         self._mark = uuid.uuid4().hex[:8]
 
-    def _own(self, text: str) -> str:
+    def _unique(self, text: str) -> str:
         return re.sub(r"\b(VHOST|ANN|BOB|POL|TOM|ZOE)\b", rf"\1-{self._mark}", text)
 
-    def _common(self, text: str) -> str:
+    def _normalize(self, text: str) -> str:
         plain = text.replace(f"-{self._mark}", "")
         return re.sub(r"amq\.gen-[\w-]+", "amq.gen-made-up", plain)
 
     def call(self, call: _Call) -> str:
-        """What a call of the API comes to."""
+        """Return the result of a call of the API."""
         who, method, path, body = call
         connection = http.client.HTTPConnection(
             self._management.hostname or "", self._management.port, timeout=20
         )
-        login = self._own(f"{who}:{'guest' if who == 'guest' else 'p'}").encode()
+        login = self._unique(f"{who}:{'guest' if who == 'guest' else 'p'}").encode()
         headers = {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
         connection.request(
-            method, f"/api{self._own(path)}", None if body is None else json.dumps(body), headers
+            method, f"/api{self._unique(path)}", None if body is None else json.dumps(body), headers
         )
         answer = connection.getresponse()
         text = answer.read().decode()
         connection.close()
-        said = f"{who} {method} {path} {body or ''}: {answer.status}"
+        result = f"{who} {method} {path} {body or ''}: {answer.status}"
         if answer.status >= 400:
-            told = json.loads(text)
-            return self._common(f"{said} {told['error']} {told['reason']}")
+            body_ = json.loads(text)
+            return self._normalize(f"{result} {body_['error']} {body_['reason']}")
         if method == "GET" and path in (
             "/whoami",
             "/permissions/VHOST/ANN",
             "/users/ANN/permissions",
         ):
-            told = json.loads(text)
+            body_ = json.loads(text)
             if path == "/whoami":
-                told.pop("is_internal_user", None)
-            return self._common(f"{said} {told}")
+                body_.pop("is_internal_user", None)
+            return self._normalize(f"{result} {body_}")
         if "topic-permissions" in path and method == "GET":
-            return self._common(f"{said} {json.loads(text)}")
-        return said
+            return self._normalize(f"{result} {json.loads(text)}")
+        return result
 
     async def log_in(self, user: str, password: str, vhost: str) -> str:
-        """What becomes of a login."""
+        """Return the result of a login."""
         client = RawClient(self._amqp)
         await client.connect()
         try:
-            await client.log_in(self._own(user), password, virtual_host=self._own(vhost))
-        except ConnectionFailed as refused:
-            return self._common(f"{user} {vhost}: {refused}")
+            await client.log_in(self._unique(user), password, virtual_host=self._unique(vhost))
+        except ConnectionFailed as error:
+            return self._normalize(f"{user} {vhost}: {error}")
         finally:
             client.writer.close()
-        return f"{user} {vhost}: let in"
+        return f"{user} {vhost}: logged in"
 
     async def talk(self, step: _Step) -> str:
-        """What one method is answered, on a connection of its own."""
-        client = await self._connected("ANN")
+        """Return the answer to one method, on a separate connection."""
+        client = await self._connect("ANN")
         name, arguments = step
         if name == "publish":
-            client.publish(**{**arguments, "key": self._own(arguments["key"])})
-            client.send(1, "basic.qos")  # so that something is answered in any case
+            client.publish(**{**arguments, "key": self._unique(arguments["key"])})
+            client.send(1, "basic.qos")  # so that there is an answer in any case
         else:
             client.send(1, name, **arguments)
-        heard = await client.rest(_shown, 1)
+        answers = await client.rest(_describe, 1)
         client.writer.close()
-        return self._common(f"{name} {arguments}: {heard}")
+        return self._normalize(f"{name} {arguments}: {answers}")
 
-    async def _connected(self, user: str) -> RawClient:
+    async def _connect(self, user: str) -> RawClient:
         client = RawClient(self._amqp)
         await client.connect()
-        await client.log_in(self._own(user), "p", virtual_host=self._own("VHOST"))
+        await client.log_in(self._unique(user), "p", virtual_host=self._unique("VHOST"))
         await client.call(1, "channel.open")
         return client
 
-    async def farewell(self, call: _Call) -> str:
-        """What a connection of ANN hears when her user, or her virtual host, is deleted."""
-        client = await self._connected("ANN")
-        said = await asyncio.to_thread(self.call, call)
+    async def delete_under_connection(self, call: _Call) -> str:
+        """Return the result for ANN's connection when her user or virtual host is deleted."""
+        client = await self._connect("ANN")
+        result = await asyncio.to_thread(self.call, call)
         try:
-            heard = _shown(await client.event())
+            heard = _describe(await client.event())
         except (EOFError, OSError):
             heard = "hung up"
         except TimeoutError:
             heard = "nothing"
         client.writer.close()
-        # RabbitMQ does either, by chance: it may end the connection before its farewell is written.
+        # RabbitMQ may close the connection with or without a close method.
         if heard == "hung up" or heard.startswith("connection.close 320"):
             heard = "let go"
-        return self._common(f"{said}: {heard}")
+        return self._normalize(f"{result}: {heard}")
 
 
-def _shown(event: Event) -> str:
+def _describe(event: Event) -> str:
     if not isinstance(event, MethodReceived):
         return type(event).__name__
-    told = event.arguments
-    return f"{event.name} {told.get('reply_code', '')} {told.get('reply_text', '')}".strip()
+    arguments = event.arguments
+    return (
+        f"{event.name} {arguments.get('reply_code', '')} {arguments.get('reply_text', '')}".strip()
+    )
 
 
 async def _all(side: _Side) -> list[str]:
-    """Everything that one broker answers, in order."""
-    heard = [await asyncio.to_thread(side.call, call) for call in (*_CALLS, *_TOPIC)]
-    heard += [await side.log_in(*login) for login in _LOGINS]
-    heard += [await side.talk(step) for step in _TALKS]
-    heard += [await side.farewell(("guest", "DELETE", "/users/ANN", None))]
+    """Return all answers of one broker in order."""
+    answers = [await asyncio.to_thread(side.call, call) for call in (*_CALLS, *_TOPIC)]
+    answers += [await side.log_in(*login) for login in _LOGINS]
+    answers += [await side.talk(step) for step in _TALKS]
+    answers += [await side.delete_under_connection(("guest", "DELETE", "/users/ANN", None))]
     again: list[_Call] = [
         ("guest", "PUT", "/users/ANN", {"password": "p", "tags": ""}),
         ("guest", "PUT", "/permissions/VHOST/ANN", _NONE),
     ]
-    heard += [await asyncio.to_thread(side.call, call) for call in again]
-    heard += [await side.talk(step) for step in (_queue(""), _publish("", "a"))]
-    heard += [await side.farewell(("guest", "DELETE", "/vhosts/VHOST", None))]
-    return heard + [await asyncio.to_thread(side.call, call) for call in _END]
+    answers += [await asyncio.to_thread(side.call, call) for call in again]
+    answers += [await side.talk(step) for step in (_queue(""), _publish("", "a"))]
+    answers += [await side.delete_under_connection(("guest", "DELETE", "/vhosts/VHOST", None))]
+    return answers + [await asyncio.to_thread(side.call, call) for call in _END]
 
 
-async def _compared(
+async def _differences(
     amqp: str, management: str, version: BrokerVersion
 ) -> Iterator[tuple[str, str]]:
     settings = ServerSettings(port=0, http_port=0, version=version)
     async with BrokerServer(settings) as server:
-        ours = await _all(_Side(server.url, server.http_url or ""))
-    theirs = await _all(_Side(amqp, management))
-    return ((one, other) for one, other in zip(ours, theirs, strict=True) if one != other)
+        embedded = await _all(_Side(server.url, server.http_url or ""))
+    real = await _all(_Side(amqp, management))
+    return ((one, other) for one, other in zip(embedded, real, strict=True) if one != other)
 
 
-async def test_both_answer_the_same_about_access(rabbitmq: SharedNode) -> None:
-    """Every answer, one by one."""
+async def test_embedded_broker_and_rabbitmq_answer_the_same_about_access(
+    rabbitmq: SharedNode,
+) -> None:
     version = rabbitmq.management.call("GET", "/overview")["rabbitmq_version"]
-    differing = await _compared(rabbitmq.url, rabbitmq.management_url, BrokerVersion.parse(version))
+    differing = await _differences(
+        rabbitmq.url, rabbitmq.management_url, BrokerVersion.parse(version)
+    )
     assert list(differing) == []
 
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", SUITES)
-def test_both_answer_the_same_about_access_on_other_versions(suite: str) -> None:
-    """The same on RabbitMQ 4.0 and 4.3."""
+def test_embedded_broker_and_newer_rabbitmq_answer_the_same_about_access(suite: str) -> None:
     with RabbitNode(build(suite)) as node:
         version = BrokerVersion.parse(node.management.call("GET", "/overview")["rabbitmq_version"])
-        assert list(asyncio.run(_compared(node.url, node.management_url, version))) == []
+        assert list(asyncio.run(_differences(node.url, node.management_url, version))) == []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.version import BrokerVersion
-from tests.conformance.subjects import Subjects, needs_expendable, play_embedded, play_served
+from tests.conformance.subjects import Subjects, needs_expendable, run_embedded, run_on_socket
 from tests.conformance.suite import Outcome, Row, rows
 from tests.conformance.suite.exercise import EMBEDDED_DIFFERENCES, judge
 from tests.harness.versions import SUITES
@@ -26,7 +26,7 @@ def _number(row: object) -> str:
 
 
 def _real(suite: str) -> Iterator[ParameterSet]:
-    """Every row on one RabbitMQ; what wrecks its node runs in a worker of its own."""
+    """Yield every row for one RabbitMQ. Destructive rows have a separate worker."""
     for row in _ROWS:
         group = pytest.mark.xdist_group(f"{suite}-{'wrecked' if needs_expendable(row) else 'kept'}")
         marks = [group] if suite == "host" else [group, pytest.mark.all_brokers]
@@ -35,11 +35,11 @@ def _real(suite: str) -> Iterator[ParameterSet]:
 
 @pytest.mark.parametrize("version", _VERSIONS, ids=str)
 @pytest.mark.parametrize("row", _ROWS, ids=_number)
-def test_the_embedded_broker_does_as_rabbitmq_does(
+def test_embedded_broker_matches_rabbitmq(
     row: Row, version: BrokerVersion, record_property: Callable[[str, object], None]
 ) -> None:
-    """Each row holds on the embedded broker, or is a listed difference that is still one."""
-    result = play_embedded(row, version)
+    """Each row holds, or is listed as a difference and fails."""
+    result = run_embedded(row, version)
     record_property("conformance", [row.id, f"embedded {version}", str(result.outcome)])
     assert judge(result, version) is None
 
@@ -47,21 +47,20 @@ def test_the_embedded_broker_does_as_rabbitmq_does(
 @pytest.mark.socket
 @pytest.mark.parametrize("version", _VERSIONS, ids=str)
 @pytest.mark.parametrize("row", _ROWS, ids=_number)
-async def test_the_broker_on_a_socket_does_as_rabbitmq_does(
+async def test_embedded_broker_on_a_socket_matches_rabbitmq(
     row: Row, version: BrokerVersion, record_property: Callable[[str, object], None]
 ) -> None:
-    """Each row holds over the socket too, as it does in the process."""
-    result = await play_served(row, version)
+    result = await run_on_socket(row, version)
     record_property("conformance", [row.id, f"socket {version}", str(result.outcome)])
     assert judge(result, version) is None
 
 
 @pytest.fixture(scope="session")
 def subjects() -> Iterator[Subjects]:
-    """RabbitMQ by the suite it comes from; each is started once, and all end with the session."""
-    chosen = Subjects()
-    yield chosen
-    chosen.remove()
+    """RabbitMQ by suite. Each is started once and removed at the end of the session."""
+    subjects_ = Subjects()
+    yield subjects_
+    subjects_.remove()
 
 
 @pytest.mark.broker
@@ -69,18 +68,16 @@ def subjects() -> Iterator[Subjects]:
     ("row", "suite"),
     [parameters for suite in ("host", *SUITES) for parameters in _real(suite)],
 )
-async def test_rabbitmq_does_as_the_row_says(
+async def test_row_holds_on_rabbitmq(
     row: Row, suite: str, subjects: Subjects, record_property: Callable[[str, object], None]
 ) -> None:
-    """Each row holds on RabbitMQ itself: the suite tells the truth."""
     subject = subjects.get(suite)
-    result = await subject.play(row)
+    result = await subject.run_row(row)
     record_property("conformance", [row.id, f"RabbitMQ {subject.version}", str(result.outcome)])
-    assert result.outcome in (Outcome.HOLDS, Outcome.SAYS_NOTHING), result.reason
+    assert result.outcome in (Outcome.HOLDS, Outcome.NOT_APPLICABLE), result.reason
 
 
-def test_every_difference_is_about_a_row_that_exists() -> None:
-    """A difference names its row and gives a reason."""
+def test_every_difference_names_an_existing_row_and_a_reason() -> None:
     known = {row.id for row in _ROWS}
     assert {each.row for each in EMBEDDED_DIFFERENCES} <= known
     assert all(each.reason for each in EMBEDDED_DIFFERENCES)

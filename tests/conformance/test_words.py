@@ -1,7 +1,7 @@
-"""The same words to RabbitMQ and to the broker on a socket: both must answer the same.
+"""The same requests to RabbitMQ and to the broker on a socket give the same answers.
 
-The conformance suite sees brokers through our own client. Here every answer is compared: names,
-arguments, codes and texts, in their order.
+The conformance suite uses Hopback's client. These tests compare every answer: names, arguments,
+codes and texts, in order.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _TALKS: dict[str, list[_Step]] = {
     "bind without exchange": [_Q, ("queue.bind", {"queue": "q", "exchange": "none"})],
     "bind without queue": [("queue.bind", {"queue": "none", "exchange": "amq.direct"})],
     "bind to the default exchange": [_Q, ("queue.bind", {"queue": "q", "exchange": ""})],
-    "unbind what is not bound": [_Q, ("queue.unbind", {"queue": "q", "exchange": "amq.direct"})],
+    "unbind a missing binding": [_Q, ("queue.unbind", {"queue": "q", "exchange": "amq.direct"})],
     "no queue declared": [("basic.get", {"queue": ""})],
     "get from nowhere": [("basic.get", {"queue": "none"})],
     "get": [_Q, _publish("q"), ("basic.get", {"queue": "q", "no_ack": True})],
@@ -89,7 +89,7 @@ _TALKS: dict[str, list[_Step]] = {
         _consume("q", exclusive=True),
         ("basic.consume", {"queue": "q", "consumer_tag": "other"}),
     ],
-    "cancel what does not consume": [("basic.cancel", {"consumer_tag": "nobody"})],
+    "cancel a missing consumer": [("basic.cancel", {"consumer_tag": "missing"})],
     "delete a queue that is consumed": [_Q, _consume("q"), ("queue.delete", {"queue": "q"})],
     "delete if unused": [_Q, _consume("q"), ("queue.delete", {"queue": "q", "if_unused": True})],
     "delete if empty": [
@@ -99,7 +99,10 @@ _TALKS: dict[str, list[_Step]] = {
         ("await", {}),
         ("queue.delete", {"queue": "q", "if_empty": True}),
     ],
-    "delete nothing": [("queue.delete", {"queue": "none"}), ("exchange.delete", {"exchange": "x"})],
+    "delete missing objects": [
+        ("queue.delete", {"queue": "none"}),
+        ("exchange.delete", {"exchange": "x"}),
+    ],
     "delete a system exchange": [("exchange.delete", {"exchange": "amq.topic"})],
     "delete an exchange in use": [
         _Q,
@@ -114,7 +117,7 @@ _TALKS: dict[str, list[_Step]] = {
         _exchange("e", "fanout", internal=True),
         _publish("k", exchange="e"),
     ],
-    "publish as somebody else": [_publish("q", properties=_headers({}, user_id="ann"))],
+    "publish as another user": [_publish("q", properties=_headers({}, user_id="ann"))],
     "wrong expiration": [_publish("q", properties=_headers({}, expiration="soon"))],
     "immediate": [_Q, _publish("q", immediate=True)],
     "an unknown tag": [("ack", {"tag": 7})],
@@ -155,8 +158,8 @@ _TALKS: dict[str, list[_Step]] = {
 
 
 async def _talk(client: RawClient, steps: list[_Step], least: int) -> list[object]:
-    """Say it all; everything that is heard, at least so much of it."""
-    heard: list[object] = []
+    """Send all steps and return at least `least` answers."""
+    answers: list[object] = []
     for name, arguments in steps:
         if client.core.channels.get(1) is None or not client.core.channels[1].open:
             break
@@ -166,31 +169,31 @@ async def _talk(client: RawClient, steps: list[_Step], least: int) -> list[objec
             case "ack":
                 client.core.channels[1].settlements.ack(arguments["tag"])
             case "await":
-                heard.append(_shown(await client.event()))
+                answers.append(_describe(await client.event()))
             case _:
                 client.send(1, name, **arguments)
-                heard += await _until_answered(client, name)
+                answers += await _wait_for_answer(client, name)
     if steps[-1][0] in ("publish", "ack", "queue.delete"):
-        heard += await client.rest(_shown, least - len(heard))
-    # RabbitMQ cancels a consumer beside its answer to whoever deleted the queue.
-    return sorted(heard, key=str) if "delete" in steps[-1][0] else heard
+        answers += await client.rest(_describe, least - len(answers))
+    # RabbitMQ sends a consumer cancel concurrently with the answer to the delete.
+    return sorted(answers, key=str) if "delete" in steps[-1][0] else answers
 
 
-async def _until_answered(client: RawClient, name: str) -> list[object]:
-    heard: list[object] = []
+async def _wait_for_answer(client: RawClient, name: str) -> list[object]:
+    answers: list[object] = []
     while True:
         event = await client.event()
-        heard.append(_shown(event))
+        answers.append(_describe(event))
         if isinstance(event, Got):
-            return heard
+            return answers
         if isinstance(event, MethodReceived):
             closing = event.name in ("channel.close", "connection.close")
             if closing or event.name.removesuffix("-empty").removesuffix("-ok") == name:
-                return heard
+                return answers
 
 
-def _shown(event: object) -> object:
-    """An event without what differs from run to run."""
+def _describe(event: object) -> object:
+    """Return an event without values that differ between runs."""
     match event:
         case MethodReceived():
             text = f"{event.name} {dict(sorted(event.arguments.items()))}"
@@ -206,8 +209,8 @@ def _shown(event: object) -> object:
     return re.sub(r"amq\.(gen|ctag)-[\w-]+", r"amq.\1-made-up", text)
 
 
-def _apart(steps: list[_Step], number: int) -> list[_Step]:
-    """The same talk about things that no other talk is about."""
+def _with_unique_names(steps: list[_Step], number: int) -> list[_Step]:
+    """Return the steps with names that no other conversation uses."""
     return [
         (
             name,
@@ -217,42 +220,43 @@ def _apart(steps: list[_Step], number: int) -> list[_Step]:
     ]
 
 
-async def test_both_answer_the_same(rabbitmq: SharedNode, vhost: str, amqp_url: str) -> None:
-    """Every answer of every talk, in order."""
+async def test_embedded_broker_and_rabbitmq_answer_the_same(
+    rabbitmq: SharedNode, vhost: str, amqp_url: str
+) -> None:
+    """Every answer of every conversation, in order."""
     connection = await RabbitMQ(amqp_url).connect()
     version = connection.version
     await connection.close()
-    assert await _differing(rabbitmq.url, vhost, version) == {}
+    assert await _differences(rabbitmq.url, vhost, version) == {}
 
 
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("suite", SUITES)
-def test_both_answer_the_same_on_other_versions(suite: str) -> None:
-    """The same on RabbitMQ 4.0 and 4.3."""
+def test_embedded_broker_and_newer_rabbitmq_answer_the_same(suite: str) -> None:
     with RabbitNode(build(suite)) as node:
         version = BrokerVersion.parse(node.management.call("GET", "/overview")["rabbitmq_version"])
-        assert asyncio.run(_differing(node.url, "/", version)) == {}
+        assert asyncio.run(_differences(node.url, "/", version)) == {}
 
 
-async def _differing(url: str, vhost: str, version: BrokerVersion) -> dict[str, object]:
+async def _differences(url: str, vhost: str, version: BrokerVersion) -> dict[str, object]:
     differing: dict[str, object] = {}
     async with BrokerServer(ServerSettings(port=0, http_port=None, version=version)) as server:
         for number, (name, talk) in enumerate(_TALKS.items()):
-            steps = _apart(talk, number)
-            ours = await _heard(server.url, "/", steps)
-            theirs = await _heard(url, vhost, steps, least=len(ours))
-            if ours != theirs:
-                differing[name] = (ours, theirs)
+            steps = _with_unique_names(talk, number)
+            embedded = await _answers(server.url, "/", steps)
+            real = await _answers(url, vhost, steps, least=len(embedded))
+            if embedded != real:
+                differing[name] = (embedded, real)
     return differing
 
 
-async def _heard(url: str, vhost: str, steps: list[_Step], least: int = 0) -> list[object]:
+async def _answers(url: str, vhost: str, steps: list[_Step], least: int = 0) -> list[object]:
     client = RawClient(url)
     await client.connect()
     await client.log_in(virtual_host=vhost)
     await client.call(1, "channel.open")
-    heard = await _talk(client, steps, least)
+    answers = await _talk(client, steps, least)
     client.writer.close()
     with suppress(OSError):
         await client.writer.wait_closed()
-    return heard
+    return answers

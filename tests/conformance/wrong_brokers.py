@@ -1,4 +1,4 @@
-"""Brokers that are wrong in one thing each, to see that the suite bites."""
+"""Brokers with one error each, for tests of the suite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["WRONGS", "Liar", "WrongBroker"]
 
 
-class _Passing:
-    """Passes everything on to what it wraps."""
+class _Wrapper:
+    """Forwards everything to the wrapped object."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -28,22 +28,21 @@ class _Passing:
 
 @dataclass
 class WrongBroker:
-    """A broker whose channels are wrapped in a class that does one thing wrong."""
+    """A broker whose channels are wrapped in a class with one error."""
 
     real: Broker
     channel: Callable[[Any], Any]
 
     @property
     def address(self) -> str:
-        """Where the wrapped one is."""
         return self.real.address
 
     async def connect(self, name: str = "hopback") -> Any:
-        """A connection that opens wrong channels."""
+        """Return a connection that opens wrong channels."""
         return _WrongConnection(await self.real.connect(name), self.channel)
 
 
-class _WrongConnection(_Passing):
+class _WrongConnection(_Wrapper):
     def __init__(self, real: Any, channel: Callable[[Any], Any]) -> None:
         super().__init__(real)
         self._channel = channel
@@ -54,81 +53,80 @@ class _WrongConnection(_Passing):
 
 @dataclass
 class Liar:
-    """A broker that tells a false version."""
+    """A broker that reports a false version."""
 
     real: Broker
     version: BrokerVersion
 
     @property
     def address(self) -> str:
-        """Where the wrapped one is."""
         return self.real.address
 
     async def connect(self, name: str = "hopback") -> Any:
-        """A connection that lies."""
-        connection = _Passing(await self.real.connect(name))
+        """Return a connection with the false version."""
+        connection = _Wrapper(await self.real.connect(name))
         connection.version = self.version  # type: ignore[attr-defined]
         return connection
 
 
-class _AcksInsteadOfNacks(_Passing):
+class _AcksInsteadOfNacks(_Wrapper):
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
         self._real.ack(tag, multiple=multiple)
 
 
-class _IgnoresRequeue(_Passing):
+class _IgnoresRequeue(_Wrapper):
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
         self._real.nack(tag, requeue=True, multiple=multiple)
 
 
-class _IgnoresMultiple(_Passing):
+class _IgnoresMultiple(_Wrapper):
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         self._real.ack(tag)
 
 
-class _IgnoresMandatory(_Passing):
+class _IgnoresMandatory(_Wrapper):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
         return self._real.publish(message, mandatory=False)
 
 
-class _IgnoresExpiration(_Passing):
+class _IgnoresExpiration(_Wrapper):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
         never = replace(message, properties=replace(message.properties, expiration=None))
         return self._real.publish(never, mandatory=mandatory)
 
 
-class _LosesHeaders(_Passing):
+class _LosesHeaders(_Wrapper):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
         bare = replace(message, properties=replace(message.properties, headers={}))
         return self._real.publish(bare, mandatory=mandatory)
 
 
-class _IgnoresPrefetch(_Passing):
+class _IgnoresPrefetch(_Wrapper):
     async def qos(self, prefetch: int) -> None:
         await self._real.qos(0)
 
 
-class _IgnoresArguments(_Passing):
+class _IgnoresArguments(_Wrapper):
     async def declare_queue(self, queue: Queue, *, passive: bool = False) -> Any:
         return await self._real.declare_queue(replace(queue, arguments={}), passive=passive)
 
 
-class _ForgetsRedelivery(_Passing):
+class _ForgetsRedelivery(_Wrapper):
     async def get(self, queue: str) -> Delivery | None:
         found = await self._real.get(queue)
         return None if found is None else _Fresh(found)
 
 
-class _Fresh(_Passing):
+class _Fresh(_Wrapper):
     redelivered = False
 
 
-class _KeepsOnClose(_Passing):
+class _KeepsOnClose(_Wrapper):
     async def close(self) -> None:
-        """Leaves the channel open, and what it holds out of reach."""
+        """Leave the channel open with its unacked messages."""
 
 
-class _RejectsAsNack(_Passing):
+class _RejectsAsNack(_Wrapper):
     def reject(self, tag: int, *, requeue: bool) -> None:
         self._real.nack(tag, requeue=requeue)
 
@@ -146,4 +144,4 @@ WRONGS: dict[type[Any], set[str]] = {
     _KeepsOnClose: {"5.2a", "5.3c", "7.2d", "7.4c"},
     _RejectsAsNack: {"5.3b", "5.1"},
 }
-"""What each does wrong, and rows that must notice (the last only on 4.3)."""
+"""Each error, and the rows that must detect it (the last only on 4.3)."""

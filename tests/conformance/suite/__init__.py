@@ -1,7 +1,8 @@
-"""The conformance suite: RabbitMQ's behaviour, row by row, for any broker behind the port.
+"""The conformance suite: RabbitMQ's behaviour, row by row, for every broker that implements the
+port.
 
-The embedded broker and RabbitMQ both pass it. Run it from the root of the repository against another
-broker::
+The embedded broker and RabbitMQ both pass it. Run it against another broker from the root of the
+repository::
 
     from hopback.broker.rabbitmq import RabbitMQ
     from tests.conformance.suite import exercise
@@ -9,11 +10,11 @@ broker::
     for result in await exercise(RabbitMQ("amqp://localhost/test")):
         print(result.row.id, result.outcome, result.reason)
 
-Use a virtual host without other clients. Rows that set policies or restart nodes are not shown
+Use a virtual host without other clients. Rows that set policies or restart nodes are not tested
 unless `Facilities` contains a way to do so.
 """
 
-from tests.conformance.suite.exercise import Outcome, Result, exercise, play
+from tests.conformance.suite.exercise import Outcome, Result, exercise, run_row
 from tests.conformance.suite.row import Mismatch, Row, Tag, rows
 from tests.conformance.suite.subject import (
     Facilities,
@@ -37,6 +38,6 @@ __all__ = [
     "Tag",
     "Timings",
     "exercise",
-    "play",
     "rows",
+    "run_row",
 ]

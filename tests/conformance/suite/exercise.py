@@ -1,6 +1,6 @@
-"""Play rows against a broker, tell what came of each, and judge it.
+"""Run rows against a broker and judge the results.
 
-Where the embedded broker is known to differ from RabbitMQ, and why, stands here, as short as can be.
+Known differences between the embedded broker and RabbitMQ are listed here with their reasons.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _COSTLY = frozenset({Tag.SLOW, Tag.DESTRUCTIVE})
 class Outcome(StrEnum):
     HOLDS = "holds"
     FAILS = "fails"
-    SAYS_NOTHING = "says nothing"
-    """The row is not about this version."""
-    NOT_SHOWN = "not shown"
-    """The subject lacks what the row needs."""
+    NOT_APPLICABLE = "does not apply"
+    """The row does not apply to this version."""
+    NOT_TESTED = "not tested"
+    """The subject lacks a facility of the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of one row, and the reason where it does not hold."""
+    """The outcome of one row, with a reason unless the row holds."""
 
     row: Row
     outcome: Outcome
@@ -48,29 +48,29 @@ async def exercise(
     only: Iterable[Row] | None = None,
     without: Iterable[Tag] = _COSTLY,
 ) -> tuple[Result, ...]:
-    """Play the rows one after the other; by default all but those that are slow or destructive."""
-    unwanted = frozenset(without)
-    chosen = rows() if only is None else tuple(only)
+    """Run the rows one after the other, by default without slow and destructive ones."""
+    excluded = frozenset(without)
+    selected = rows() if only is None else tuple(only)
     return tuple(
-        [await play(each, broker, facilities) for each in chosen if not each.tags & unwanted]
+        [await run_row(each, broker, facilities) for each in selected if not each.tags & excluded]
     )
 
 
-async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -> Result:
-    """Play one row on a subject of its own."""
+async def run_row(row: Row, broker: Broker, facilities: Facilities | None = None) -> Result:
+    """Run one row on a new subject."""
     subject = await Subject.set_up(broker, facilities)
     try:
         if not row.holds_for(subject.version):
-            return Result(row, Outcome.SAYS_NOTHING)
+            return Result(row, Outcome.NOT_APPLICABLE)
         # Longer than any row takes on such a broker.
         timings = subject.timings
         limit = 120 + 10 * timings.dead_letter_retry + 4 * timings.consumer_timeout
         async with asyncio.timeout(limit):
             await row.experiment(subject)
     except TimeoutError:
-        return Result(row, Outcome.FAILS, "it came to no end")
+        return Result(row, Outcome.FAILS, "timeout")
     except Lacking as lack:
-        return Result(row, Outcome.NOT_SHOWN, str(lack))
+        return Result(row, Outcome.NOT_TESTED, str(lack))
     except (AssertionError, HopbackError, KeyError, IndexError) as error:
         return Result(row, Outcome.FAILS, f"{type(error).__name__}: {error}")
     finally:
@@ -80,7 +80,7 @@ async def play(row: Row, broker: Broker, facilities: Facilities | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class BrokerDifference:
-    """A row that the embedded broker does not show as RabbitMQ does."""
+    """A row in which the embedded broker differs from RabbitMQ."""
 
     row: str
     reason: str
@@ -88,7 +88,7 @@ class BrokerDifference:
     until: BrokerVersion | None = None
 
     def concerns(self, row: str, version: BrokerVersion) -> bool:
-        """Whether it is about this row on this version."""
+        """Return whether the difference concerns this row on this version."""
         early = self.since is not None and version < self.since
         late = self.until is not None and version >= self.until
         return self.row == row and not early and not late
@@ -105,7 +105,7 @@ EMBEDDED_DIFFERENCES: tuple[BrokerDifference, ...] = (
 
 
 def judge(result: Result, version: BrokerVersion) -> str | None:
-    """What is wrong with a result of the embedded broker; None if it is as it should be.
+    """Return the error of the embedded broker's result, or None.
 
     A row that fails must be listed as a difference, and a listed one must fail.
     """
@@ -113,7 +113,7 @@ def judge(result: Result, version: BrokerVersion) -> str | None:
     if result.outcome is Outcome.FAILS and not known:
         return result.reason
     if result.outcome is not Outcome.FAILS and known:
-        return f"listed as a difference, but the row {result.outcome}: take it off the list"
-    if result.outcome is Outcome.NOT_SHOWN:
-        return f"the subject should have everything, but it {result.reason}"
+        return f"listed as a difference, but the row {result.outcome}: remove it from the list"
+    if result.outcome is Outcome.NOT_TESTED:
+        return f"expected a subject with all facilities, but it {result.reason}"
     return None

@@ -1,6 +1,7 @@
-"""A row of the conformance suite: one sentence about RabbitMQ, and the experiment that shows it.
+"""A row of the conformance suite: a statement about RabbitMQ and an experiment that checks it.
 
-Rows compare by `equal` and its like: errors say what was looked at, what was expected and what was found.
+Rows compare with `equal` and `expect`. Errors contain the compared item, the expected and the
+actual value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Mismatch(AssertionError):
-    """The broker under test does not do what the row says."""
+    """The broker under test contradicts the row."""
 
 
 def equal(what: str, found: object, expected: object) -> None:
@@ -25,22 +26,22 @@ def equal(what: str, found: object, expected: object) -> None:
         raise Mismatch(f"{what}: expected {expected!r}, found {found!r}")
 
 
-def that(condition: object, what: str) -> None:
+def expect(condition: object, what: str) -> None:
     if not condition:
         raise Mismatch(f"expected that {what}")
 
 
 Experiment: TypeAlias = "Callable[[Subject], Awaitable[None]]"
-"""Plays the row; an AssertionError, or an error of the broker, says that the row does not hold."""
+"""Runs the row. It raises an AssertionError or a broker error if the row does not hold."""
 
 
 class Tag(StrEnum):
-    """What a row costs, and what it needs beside AMQP."""
+    """The cost of a row, and its needs besides AMQP."""
 
     SLOW = "slow"
-    """Takes a minute or more on a broker with RabbitMQ's own timings."""
+    """Takes a minute or more with RabbitMQ's default timings."""
     DESTRUCTIVE = "destructive"
-    """Wrecks what it runs on: not for a broker that others use."""
+    """Damages its broker. Not for a broker with other users."""
     POLICIES = "policies"
     """Sets policies."""
     NODE = "node"
@@ -48,14 +49,15 @@ class Tag(StrEnum):
     TIMEOUT = "timeout"
     """Waits for the consumer timeout."""
     SOCKET = "socket"
-    """Writes frames of its own: only for a broker on a socket."""
+    """Writes raw frames. Only for a broker on a socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: `id` is stable, `title` a sentence that holds for versions from `since` to `until`.
+    """One row. `id` is stable. `title` is a statement that holds for versions from `since` to
+    `until`.
 
-    What differs between versions within these bounds is part of the experiment.
+    The experiment covers differences between versions within these bounds.
     """
 
     id: str
@@ -67,7 +69,7 @@ class Row:
     """The first version for which it no longer holds."""
 
     def holds_for(self, version: BrokerVersion) -> bool:
-        """Whether the row says anything about that version."""
+        """Return whether the row applies to that version."""
         early = self.since is not None and version < self.since
         late = self.until is not None and version >= self.until
         return not early and not late
@@ -83,7 +85,7 @@ def row(
     since: BrokerVersion | None = None,
     until: BrokerVersion | None = None,
 ) -> Callable[[Experiment], Experiment]:
-    """Enter the decorated experiment as a row; ValueError if the number is taken."""
+    """Register the decorated experiment as a row. Raises ValueError for a used number."""
 
     def enter(experiment: Experiment) -> Experiment:
         if number in _rows:
@@ -95,14 +97,14 @@ def row(
 
 
 def rows() -> tuple[Row, ...]:
-    """All rows, in the order of their numbers."""
-    import tests.conformance.suite.chapters  # noqa: F401  entering is importing
+    """Return all rows in the order of their numbers."""
+    import tests.conformance.suite.chapters  # noqa: F401  the import registers the rows
 
     return tuple(sorted(_rows.values(), key=lambda each: _order(each.id)))
 
 
 def _order(number: str) -> tuple[bool, str, int, str]:
-    """`1.10b` after `1.9`, and letters after figures."""
+    """Order `1.10b` after `1.9`, and letters after digits."""
     chapter, _, rest = number.partition(".")
     digits = "".join(sign for sign in rest if sign.isdigit())
     return chapter.isalpha(), chapter.rjust(3), int(digits or 0), rest

@@ -1,4 +1,4 @@
-"""The broker under test as rows see it: names of its own, and time to answer."""
+"""The broker under test with unique names, and time to answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopback.errors import BrokerError
 from hopback.message import Message, Properties
 from hopback.topology.model import Binding, Exchange, ExchangeType, Queue, QueueType
 from hopback.version import BrokerVersion
-from tests.conformance.suite.row import Mismatch, equal, that
+from tests.conformance.suite.row import Mismatch, equal, expect
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -27,63 +27,63 @@ _T = TypeVar("_T")
 
 
 class Lacking(Exception):
-    """The subject has not what the row needs; the row is neither shown nor refuted."""
+    """The subject lacks a facility of the row, so the row is not tested."""
 
 
 class PolicyControl(Protocol):
-    """Sets policies on the broker under test; they hold when the call returns."""
+    """Sets policies on the broker under test. They apply when the call returns."""
 
     async def set_policy(self, policy: Policy) -> None:
-        """Set it in the virtual host of the subject, in place of one of the same name."""
+        """Set the policy in the subject's virtual host. Replace one of the same name."""
 
     async def clear_policy(self, name: str) -> None:
-        """Remove it."""
+        pass
 
 
 class NodeControl(Protocol):
-    """Has the broker's node in hand."""
+    """Controls the broker's node."""
 
     async def restart(self) -> None:
-        """End the node and start it again; what is durable survives."""
+        """Stop and start the node. Durable objects survive."""
 
     async def raise_alarm(self) -> None:
-        """Let it run out of a resource."""
+        """Raise a resource alarm."""
 
     async def clear_alarm(self) -> None:
-        """Give the resource back."""
+        """Clear the resource alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the broker under test waits; the defaults are RabbitMQ's own."""
+    """Waiting times of the broker under test. The defaults are RabbitMQ's."""
 
     consumer_timeout: float = 1800.0
     consumer_check: float = 60.0
-    """How often it looks for consumers that have timed out."""
+    """Interval of checks for consumer timeouts."""
     dead_letter_retry: float = 180.0
     quorum_tick: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Facilities:
-    """What the subject may use beside the broker port."""
+    """Facilities of the subject besides the broker port."""
 
     policies: PolicyControl | None = None
     node: NodeControl | None = None
     pause: Callable[[float], Awaitable[object]] = asyncio.sleep
     now: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
-    """What the broker takes for the time of day, in seconds since 1970."""
+    """The broker's time of day, in seconds since 1970."""
     timings: Timings = Timings()
     user: str = "guest"
-    """Whom the broker takes us for."""
+    """The user of the connections."""
     address: str | None = None
-    """Where the broker is, for rows that write frames of their own; None: it is not on a socket."""
+    """The broker's URL, for rows that write raw frames. None without a socket."""
 
 
 @dataclass(slots=True)
 class Subject:
-    """The broker as one row sees it: everything it declares has a name of its own and is removed after."""
+    """The broker as seen by one row. Everything it declares has a unique name and is removed afterwards."""
 
     broker: Broker
     connection: Connection
@@ -97,13 +97,13 @@ class Subject:
 
     @classmethod
     async def set_up(cls, broker: Broker, facilities: Facilities | None = None) -> Subject:
-        """A subject with a connection and a channel."""
+        """Return a subject with a connection and a channel."""
         connection = await broker.connect("conformance")
         channel = await connection.open_channel()
         return cls(broker, connection, channel, facilities or Facilities())
 
     async def tear_down(self) -> None:
-        """Remove everything the row made, whatever it has broken."""
+        """Remove everything the row declared, also after a failure."""
         with contextlib.suppress(BrokerError):
             await self.connection.close()
         for connection in self._connections:
@@ -112,7 +112,7 @@ class Subject:
         connection = await self.broker.connect("conformance")
         for name in self._policies:
             await self._policy_control().clear_policy(name)
-        # Each on a channel of its own: a refusal closes it.
+        # On separate channels, because a refusal closes the channel.
         for name in self._names:
             with contextlib.suppress(BrokerError):
                 channel = await connection.open_channel()
@@ -132,11 +132,11 @@ class Subject:
 
     @property
     def timings(self) -> Timings:
-        """How long the broker under test waits."""
+        """Waiting times of the broker under test."""
         return self.facilities.timings
 
     def since(self, values: Mapping[str, _T]) -> _T:
-        """The value for the broker's version: that of the newest version named up to it."""
+        """Return the value for the broker's version: the one of the newest version up to it."""
         known = {BrokerVersion.parse(text): value for text, value in values.items()}
         return known[max(version for version in known if version <= self.version)]
 
@@ -147,10 +147,10 @@ class Subject:
     async def eventually(
         self, check: Callable[[], Awaitable[_T | None]], what: str, within: float = 10.0
     ) -> _T:
-        """Ask until the answer is true, and return it; AssertionError names `what` after that."""
+        """Call `check` until it returns a true value and return that. The AssertionError contains `what`."""
         deadline = self.facilities.now() + within
         while not (answer := await check()):
-            that(self.facilities.now() < deadline, f"within {within} s there is {what}")
+            expect(self.facilities.now() < deadline, f"within {within} s there is {what}")
             await self.pause(within / 500)
         return answer
 
@@ -160,26 +160,26 @@ class Subject:
         return connection
 
     async def reconnect(self) -> None:
-        """Replace the subject's own connection and channel after the node was away."""
+        """Replace the subject's connection and channel after a restart of the node."""
         with contextlib.suppress(BrokerError):
             await self.connection.close()
         self.connection = await self.broker.connect("conformance")
         self.channel = await self.connection.open_channel()
 
     async def open_channel(self) -> Channel:
-        """A further channel of the subject's connection."""
+        """Open another channel on the subject's connection."""
         return await self.connection.open_channel()
 
     async def end_of(self, channel: Channel) -> BrokerError | None:
-        """Why the channel ends, as it must."""
+        """Wait until the broker closes the channel and return the error."""
         try:
             async with asyncio.timeout(10):
                 return await channel.wait_closed()
         except TimeoutError:
-            raise Mismatch("expected the broker to end the channel, and it did not") from None
+            raise Mismatch("expected the broker to close the channel, and it did not") from None
 
     def name(self, what: str = "queue") -> str:
-        """A name that nobody else uses; a queue of that name is removed afterwards."""
+        """Return a unique name. A queue of that name is removed afterwards."""
         name = f"{self._prefix}.{what}.{len(self._names) + len(self._exchanges)}"
         self._names.append(name)
         return name
@@ -219,14 +219,14 @@ class Subject:
         await self.channel.bind(Binding(source, destination, key, arguments=arguments or {}))
 
     async def set_policy(self, policy: Policy) -> None:
-        """Set a policy; Lacking where the subject cannot."""
+        """Set a policy. Raises Lacking if the subject cannot."""
         control = self._policy_control()
         if policy.name not in self._policies:
             self._policies.append(policy.name)
         await control.set_policy(policy)
 
     async def clear_policy(self, name: str) -> None:
-        """Remove a policy; Lacking where the subject cannot."""
+        """Remove a policy. Raises Lacking if the subject cannot."""
         await self._policy_control().clear_policy(name)
         self._policies.remove(name)
 
@@ -237,14 +237,14 @@ class Subject:
 
     @property
     def node(self) -> NodeControl:
-        """The broker's node; Lacking where the subject has it not in hand."""
+        """The broker's node. Raises Lacking if the subject cannot control it."""
         if self.facilities.node is None:
-            raise Lacking("needs the broker's node in hand")
+            raise Lacking("needs control of the broker's node")
         return self.facilities.node
 
     @property
     def address(self) -> str:
-        """Where the broker is; Lacking where it is not on a socket."""
+        """The broker's URL. Raises Lacking without a socket."""
         if self.facilities.address is None:
             raise Lacking("needs a broker on a socket")
         return self.facilities.address
@@ -257,7 +257,7 @@ class Subject:
         headers: Headers | None = None,
         **properties: FieldValue,
     ) -> None:
-        """Publish messages to a queue, or to an exchange with that key, confirmed one by one."""
+        """Publish messages to a queue, or to an exchange with that key, and wait for each confirm."""
         for body in bodies or ("m",):
             content = Properties(headers=headers or {}, delivery_mode=2, **properties)  # type: ignore[arg-type]
             await self.channel.publish(Message(exchange, queue, body.encode(), content))
@@ -265,25 +265,25 @@ class Subject:
     async def take(
         self, queue: str, *, channel: Channel | None = None, within: float = 10.0
     ) -> Delivery:
-        """Get one message, unsettled, as soon as there is one."""
+        """Wait for a message, get it and leave it unacked."""
         taker = channel or self.channel
         return await self.eventually(lambda: taker.get(queue), f"a message in {queue}", within)
 
     async def take_done(self, queue: str, within: float = 10.0) -> Delivery:
-        """Get one message as soon as there is one, and ack it."""
+        """Wait for a message, get it and ack it."""
         delivery = await self.take(queue, within=within)
         self.channel.ack(delivery.tag)
         return delivery
 
     async def count(self, queue: str) -> int:
-        """How many messages are ready, by passive declare on a channel of its own."""
+        """Return the number of ready messages, by passive declare on a separate channel."""
         channel = await self.connection.open_channel()
         state = await channel.declare_queue(Queue(queue), passive=True)
         await channel.close()
         return state.messages
 
     async def holds(self, queue: str, count: int, within: float = 10.0) -> None:
-        """Wait until the queue has exactly so many ready messages."""
+        """Wait until the queue has exactly `count` ready messages."""
 
         async def check() -> bool:
             return await self.count(queue) == count
@@ -291,12 +291,12 @@ class Subject:
         await self.eventually(check, f"{count} ready in {queue}", within)
 
     async def stays(self, queue: str, count: int, seconds: float = 0.5) -> None:
-        """Make sure that the queue still has exactly so many ready messages after a while."""
+        """Check after a while that the queue still has exactly `count` ready messages."""
         await self.pause(seconds)
         equal(f"ready in {queue}", await self.count(queue), count)
 
     async def bodies(self, queue: str) -> list[str]:
-        """Take everything that is ready, ack it, and return the bodies in order."""
+        """Get all ready messages, ack them, and return their bodies in order."""
         found: list[str] = []
         while (delivery := await self.channel.get(queue)) is not None:
             self.channel.ack(delivery.tag)
@@ -304,7 +304,7 @@ class Subject:
         return found
 
     async def exists(self, queue: str) -> bool:
-        """Whether there is a queue of that name."""
+        """Return whether the queue exists."""
         channel = await self.connection.open_channel()
         try:
             await channel.declare_queue(Queue(queue), passive=True)
@@ -313,8 +313,8 @@ class Subject:
         await channel.close()
         return True
 
-    async def refused(self, attempt: Callable[[Channel], Awaitable[object]]) -> BrokerError:
-        """What a fresh channel says to an attempt that must fail; AssertionError if it does not."""
+    async def error_of(self, attempt: Callable[[Channel], Awaitable[object]]) -> BrokerError:
+        """Return the error of an attempt on a new channel. AssertionError if it succeeds."""
         channel = await self.connection.open_channel()
         try:
             await attempt(channel)

@@ -1,4 +1,4 @@
-"""The rows, by subject. Importing this package enters them all."""
+"""The rows by subject. Importing this package registers them."""
 
 from tests.conformance.suite.chapters import (
     arguments,

@@ -1,4 +1,4 @@
-"""Arrangements of queues that many rows need: a queue with its dead-letter queue, a loop, a death."""
+"""Queues for several rows: a queue with its dead-letter queue, a retry loop, a death."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ AT_LEAST_ONCE: Headers = {
 
 
 def to(queue: str, **further: FieldValue) -> dict[str, FieldValue]:
-    """Arguments that dead-letter straight to a queue; further ones have `_` for `-`, and no `x-`."""
+    """Return arguments that dead-letter directly to a queue. Further keys have `_` for `-` and no `x-`."""
     rest = {f"x-{key.replace('_', '-')}": value for key, value in further.items()}
     return {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, **rest}
 
 
 def nested(levels: int) -> RawValue:
-    """A table in a table in a table, as it stands on the wire."""
+    """Return nested tables in wire format."""
     raw = b"V"
     for _ in range(levels):
         raw = b"F" + (len(raw) + 2).to_bytes(4, "big") + b"\x01k" + raw
@@ -48,7 +48,7 @@ async def pair(
     target: QueueType = QueueType.CLASSIC,
     **arguments: FieldValue,
 ) -> tuple[str, str]:
-    """A queue that dead-letters to a second one; both names."""
+    """Declare a queue that dead-letters to a second one. Return both names."""
     dead = await subject.queue(target)
     return await subject.queue(kind, to(dead, **arguments)), dead
 
@@ -59,7 +59,7 @@ async def reject_loop(
     wait_ms: int = 50,
     **arguments: FieldValue,
 ) -> tuple[str, str]:
-    """main -rejected→ wait -expired→ main; both names."""
+    """Declare main -rejected→ wait -expired→ main. Return both names."""
     main, wait = subject.name("main"), subject.name("wait")
     await subject.queue(kind, to(main, message_ttl=wait_ms), name=wait)
     await subject.queue(kind, to(wait, **arguments), name=main)
@@ -67,13 +67,13 @@ async def reject_loop(
 
 
 async def lap(subject: Subject, queue: str) -> Delivery:
-    """Take one message and dead-letter it; the delivery."""
+    """Get a message, dead-letter it and return the delivery."""
     delivery = await subject.take(queue)
     subject.channel.nack(delivery.tag, requeue=False)
     return delivery
 
 
 def deaths(delivery: Delivery) -> list[Mapping[str, FieldValue]]:
-    """The entries of the delivery's `x-death`, as they stand there."""
+    """Return the entries of the delivery's `x-death`."""
     found = delivery.properties.headers.get("x-death", [])
     return list(cast("list[Mapping[str, FieldValue]]", found))

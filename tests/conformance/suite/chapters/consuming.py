@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import AccessRefused, BrokerError, NotFound, PreconditionFailed
 from hopback.topology.model import Queue, QueueType
 from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, V4_3
-from tests.conformance.suite.row import Tag, equal, row, that
+from tests.conformance.suite.row import Tag, equal, expect, row
 
 if TYPE_CHECKING:
     from hopback.broker.port import Channel
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Listener:
-    """A consumer that keeps what it gets."""
+    """A consumer that records its deliveries."""
 
     subject: Subject
     channel: Channel
@@ -42,16 +42,16 @@ class _Listener:
         return "".join(delivery.body.decode() for delivery in self.got)
 
     async def has(self, bodies: str) -> None:
-        """Wait until exactly this has come."""
+        """Wait until exactly these bodies have been delivered."""
 
         async def check() -> bool:
             return len(self.got) >= len(bodies)
 
-        await self.subject.eventually(check, f"{bodies} at the consumer")
+        await self.subject.eventually(check, f"a delivery of {bodies}")
         equal("deliveries", self.bodies(), bodies)
 
     async def is_cancelled(self, within: float = 10.0) -> None:
-        """Wait until the broker has ended the consumer."""
+        """Wait until the broker has cancelled the consumer."""
 
         async def check() -> bool:
             return self.cancelled == [self.tag]
@@ -60,7 +60,7 @@ class _Listener:
 
 
 async def _listener(subject: Subject, prefetch: int = 0) -> _Listener:
-    """A listener on a channel of its own."""
+    """Return a listener on a separate channel."""
     channel = await subject.open_channel()
     await channel.qos(prefetch)
     return _Listener(subject, channel)
@@ -129,7 +129,7 @@ async def consumer_priority(subject: Subject) -> None:
 
 
 @row("9.8a", "Deleting a queue cancels its consumers. The channel stays open")
-async def deleted_under_consumer(subject: Subject) -> None:
+async def queue_deletion_cancels(subject: Subject) -> None:
     for kind in BOTH:
         queue, listener = await subject.queue(kind), await _listener(subject)
         await listener.start(queue)
@@ -142,8 +142,8 @@ async def deleted_under_consumer(subject: Subject) -> None:
 async def exclusive_consumer(subject: Subject) -> None:
     queue, listener = await subject.classic(), await _listener(subject)
     await listener.start(queue, exclusive=True)
-    error = await subject.refused(lambda channel: channel.consume(queue, lambda _: None))
-    that(isinstance(error, AccessRefused), f"403, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.consume(queue, lambda _: None))
+    expect(isinstance(error, AccessRefused), f"403, not {error!r}")
 
 
 @row("9.8k", "A quorum queue ignores the exclusive flag of a consumer")
@@ -172,7 +172,7 @@ async def single_active(subject: Subject) -> None:
         await two.start(queue)
         await subject.put(queue, *"123")
         await one.has("123")
-        equal("the second waits", two.bodies(), "")
+        equal("deliveries to the second consumer", two.bodies(), "")
         for delivery in one.got:
             one.channel.ack(delivery.tag)
         await one.channel.cancel(one.tag)
@@ -193,14 +193,14 @@ async def get_beside_single_active(subject: Subject) -> None:
 @row("9.8e", "Consuming from a missing queue gives 404")
 async def consume_missing(subject: Subject) -> None:
     missing = subject.name("missing")
-    error = await subject.refused(lambda channel: channel.consume(missing, lambda _: None))
-    that(isinstance(error, NotFound), f"404, not {error!r}")
-    error = await subject.refused(lambda channel: channel.get(missing))
-    that(isinstance(error, NotFound), f"404 for get, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.consume(missing, lambda _: None))
+    expect(isinstance(error, NotFound), f"404, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.get(missing))
+    expect(isinstance(error, NotFound), f"404 for get, not {error!r}")
 
 
 @row("9.8f", "A cancelled consumer gets no more messages and keeps its unacked ones")
-async def cancelled(subject: Subject) -> None:
+async def consumer_cancel(subject: Subject) -> None:
     queue, listener = await subject.classic(), await _listener(subject, 1)
     await subject.put(queue, *"12")
     await listener.start(queue)
@@ -217,7 +217,7 @@ async def cancelled(subject: Subject) -> None:
     "A quorum queue counts a cancelled consumer while it has unacked messages, but not "
     "consumers that wait to be active",
 )
-async def counted(subject: Subject) -> None:
+async def consumer_count(subject: Subject) -> None:
     for kind in BOTH:
         for single in (False, True):
             arguments: Headers = {"x-single-active-consumer": True} if single else {}
@@ -271,7 +271,7 @@ async def same_tag_again(subject: Subject) -> None:
     "When a single active consumer with unacked messages is cancelled, the next one is "
     "served at once, on a classic queue before 4.0 only after a message was requeued",
 )
-async def cancelled_active(subject: Subject) -> None:
+async def active_consumer_cancel(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind, {"x-single-active-consumer": True})
         one, two = await _listener(subject, 2), await _listener(subject, 2)
@@ -285,7 +285,7 @@ async def cancelled_active(subject: Subject) -> None:
             await subject.stays(queue, 3, 0.2)
             equal("served", two.bodies(), "")
             one.channel.nack(one.got[1].tag, requeue=True)
-            await two.has("23")  # a publish in this state ends the queue's process: it is nacked
+            await two.has("23")  # a publish in this state crashes the queue process and is nacked
         else:
             await two.has("34")
 
@@ -296,7 +296,7 @@ async def consumer_tags(subject: Subject) -> None:
     own = await subject.channel.consume(queue, lambda _: None, tag="mine")
     made = await subject.channel.consume(queue, lambda _: None)
     equal("own tag", own, "mine")
-    that(made not in ("", "mine"), "a tag was made")
+    expect(made not in ("", "mine"), "the broker generates a tag")
 
 
 @row("9.8h", "Delivery tags of a channel count from 1, for consumers and basic.get together")
@@ -324,7 +324,7 @@ async def recover(subject: Subject) -> None:
 
 
 @row("9.8j", "A lost connection requeues its messages in order, as redelivered")
-async def connection_closed(subject: Subject) -> None:
+async def connection_loss(subject: Subject) -> None:
     for kind in BOTH:
         queue, connection = await subject.queue(kind), await subject.connect()
         await subject.put(queue, *"123")
@@ -338,8 +338,8 @@ async def connection_closed(subject: Subject) -> None:
         equal("redelivered", {each.redelivered for each in found}, {True})
 
 
-async def _timed_out(subject: Subject) -> float:
-    """How long to wait for a consumer timeout, with room."""
+async def _timeout_with_margin(subject: Subject) -> float:
+    """Return how long to wait for a consumer timeout, with a margin."""
     timings = subject.timings
     return timings.consumer_timeout + 3 * timings.consumer_check + 5
 
@@ -368,12 +368,12 @@ async def consumer_timeout(subject: Subject) -> None:
     Tag.SLOW,
     since=V4_3,
 )
-async def consumer_cancelled_by_timeout(subject: Subject) -> None:
+async def cancel_by_timeout(subject: Subject) -> None:
     queue, listener = await subject.quorum(), await _listener(subject)
     await subject.put(queue)
     await listener.start(queue)
     await listener.has("m")
-    await listener.is_cancelled(await _timed_out(subject))
+    await listener.is_cancelled(await _timeout_with_margin(subject))
     await subject.holds(queue, 1)
     listener.channel.ack(listener.got[0].tag)
     await subject.pause(0.3)
@@ -403,7 +403,7 @@ async def classic_never_times_out(subject: Subject) -> None:
     queue, channel = await subject.classic(), await subject.open_channel()
     await subject.put(queue)
     held = await subject.take(queue, channel=channel)
-    await subject.pause(await _timed_out(subject))
+    await subject.pause(await _timeout_with_margin(subject))
     channel.ack(held.tag)
     await channel.close()
     await subject.stays(queue, 0, 0.2)
@@ -426,7 +426,7 @@ async def timeout_after_cancelled_consumer(subject: Subject) -> None:
 
 
 async def _ends(subject: Subject, channel: Channel) -> None:
-    """Wait until the broker has ended the channel with 406."""
+    """Wait until the broker has closed the channel with 406."""
 
     async def closed() -> BrokerError | None:
         try:
@@ -435,5 +435,5 @@ async def _ends(subject: Subject, channel: Channel) -> None:
             return error
         return None
 
-    error = await subject.eventually(closed, "a timeout", await _timed_out(subject))
-    that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
+    error = await subject.eventually(closed, "a timeout", await _timeout_with_margin(subject))
+    expect(isinstance(error, PreconditionFailed), f"406, not {error!r}")

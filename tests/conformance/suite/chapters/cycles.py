@@ -1,4 +1,4 @@
-"""Dead-letter cycles: which loops the broker cuts by dropping the message."""
+"""Dead-letter cycles, and the loops in which the broker drops the message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.suite.chapters.arrangements import (
     reject_loop,
     to,
 )
-from tests.conformance.suite.row import Tag, equal, row, that
+from tests.conformance.suite.row import Tag, equal, expect, row
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 async def _lost(subject: Subject, *queues: str, seconds: float = 1.2) -> None:
-    """Make sure that none of the queues has, or gets, the message."""
+    """Check that the queues stay without ready messages."""
     await subject.pause(seconds)
     for _ in range(4):
         await subject.pause(0.1)
         equal("ready", [await subject.count(queue) for queue in queues], [0] * len(queues))
 
 
-async def _break_the_limit(subject: Subject, queue: str, returns: int) -> None:
+async def _requeue(subject: Subject, queue: str, returns: int) -> None:
     for _ in range(returns):
         subject.channel.reject((await subject.take(queue)).tag, requeue=True)
 
@@ -67,7 +67,7 @@ async def length_loop(subject: Subject) -> None:
 async def limit_loop(subject: Subject) -> None:
     main, wait = await reject_loop(subject, QueueType.QUORUM, 1000, delivery_limit=1)
     await subject.put(main)
-    await _break_the_limit(subject, main, 2)
+    await _requeue(subject, main, 2)
     await subject.holds(wait, 1)
     await _lost(subject, main, wait)
 
@@ -77,16 +77,16 @@ async def limit_after_a_lap(subject: Subject) -> None:
     main, wait = await reject_loop(subject, QueueType.QUORUM, 1000, delivery_limit=1)
     await subject.put(main)
     await lap(subject, main)
-    await _break_the_limit(subject, main, 1)
-    if await subject.count(main) or await _comes_to(subject, main):
-        await _break_the_limit(subject, main, 1)
+    await _requeue(subject, main, 1)
+    if await subject.count(main) or await _is_redelivered(subject, main):
+        await _requeue(subject, main, 1)
     if subject.version >= V4_0:
         await _lost(subject, main, wait, seconds=0)
     else:
         await subject.holds(wait, 1)
 
 
-async def _comes_to(subject: Subject, queue: str) -> bool:
+async def _is_redelivered(subject: Subject, queue: str) -> bool:
     await subject.pause(0.1)
     return bool(await subject.count(queue))
 
@@ -122,7 +122,7 @@ async def limit_self_loop(subject: Subject) -> None:
     name = subject.name("self")
     await subject.quorum(to(name, delivery_limit=1), name=name)
     await subject.put(name)
-    await _break_the_limit(subject, name, 2)
+    await _requeue(subject, name, 2)
     await _lost(subject, name)
 
 
@@ -157,11 +157,15 @@ async def chain_of_waits(subject: Subject) -> None:
     if subject.version < V4_0:
         await _lost(subject, main, first, second)
     else:
-        that(await subject.take_done(main), "the message is back")
+        expect(await subject.take_done(main), "the message is back")
 
 
-@row("5.6", "On 4.3 rejections add up over laps until one crash loses the message", since=V4_3)
-async def counted_laps(subject: Subject) -> None:
+@row(
+    "5.6",
+    "On 4.3 rejections add up over laps until one crash loses the message",
+    since=V4_3,
+)
+async def laps_count(subject: Subject) -> None:
     for leave_by_reject in (True, False):
         main, wait = await reject_loop(subject, QueueType.QUORUM, 5)
         await subject.put(main)
@@ -177,4 +181,4 @@ async def counted_laps(subject: Subject) -> None:
         if leave_by_reject:
             await _lost(subject, main, wait)
         else:
-            that(await subject.take_done(main), "the message is back")
+            expect(await subject.take_done(main), "the message is back")

@@ -1,4 +1,4 @@
-"""Dead-lettering: why, what is written, what changes, what is lost."""
+"""Dead-lettering: reasons, headers, changed properties, and lost messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.conformance.suite.chapters.arrangements import (
     pair,
     to,
 )
-from tests.conformance.suite.row import Tag, equal, row, that
+from tests.conformance.suite.row import Tag, equal, expect, row
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @row("1.1a", "Reject and nack without requeue dead-letter with reason rejected")
-async def rejected(subject: Subject) -> None:
+async def reject_and_nack(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind)
         await subject.put(queue, "by reject", "by nack")
@@ -41,7 +41,7 @@ async def rejected(subject: Subject) -> None:
 
 
 @row("1.1b", "An expired message dead-letters with reason expired")
-async def expired(subject: Subject) -> None:
+async def message_expiry(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, message_ttl=50)
         await subject.put(queue)
@@ -51,7 +51,7 @@ async def expired(subject: Subject) -> None:
 
 
 @row("1.1c", "Above max-length the oldest messages dead-letter with reason maxlen")
-async def dropped_from_head(subject: Subject) -> None:
+async def drop_from_head(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, max_length=2)
         await subject.put(queue, "1", "2", "3", "4")
@@ -62,12 +62,12 @@ async def dropped_from_head(subject: Subject) -> None:
 
 
 @row("1.1d", "With reject-publish-dlx a full classic queue nacks a new message and dead-letters it")
-async def refused_to_dlx(subject: Subject) -> None:
+async def refuse_to_dlx(subject: Subject) -> None:
     queue, dead = await pair(subject, max_length=1, overflow="reject-publish-dlx")
     await subject.put(queue, "kept")
     fate = subject.channel.publish(Message("", queue, b"refused"))
-    error = await subject.refused(lambda _: fate)
-    that(isinstance(error, Nacked), f"the publish is nacked, not {error!r}")
+    error = await subject.error_of(lambda _: fate)
+    expect(isinstance(error, Nacked), f"the publish is nacked, not {error!r}")
     found = await subject.take_done(dead)
     equal("dead", (found.body, deaths(found)[0]["reason"]), (b"refused", "maxlen"))
     equal("kept", await subject.bodies(queue), ["kept"])
@@ -92,8 +92,8 @@ async def no_death_by_removal(subject: Subject) -> None:
         await subject.put(queue)
     equal("deleted", await subject.channel.delete_queue(deleted), 1)
     equal("purged", await subject.channel.purge_queue(purged), 1)
-    await subject.pause(1.5)  # asking meanwhile would renew the lease
-    that(not await subject.exists(expiring), "the expiring queue is gone")
+    await subject.pause(1.5)  # a declare in between would renew the lease
+    expect(not await subject.exists(expiring), "the expiring queue is gone")
     await subject.stays(dead, 0, 0.2)
 
 
@@ -107,7 +107,7 @@ async def form_of_a_death(subject: Subject) -> None:
     equal("types", types.pop("routing-keys") in (list, tuple), True)
     text = dict.fromkeys(("reason", "queue", "exchange", "original-expiration"), str)
     equal("types", types, {"count": int, "time": Timestamp, **text})
-    that(
+    expect(
         abs(cast("int", entry.pop("time")) - subject.facilities.wall()) < 86400,
         "the time is in seconds",
     )
@@ -171,7 +171,8 @@ async def first_and_last_death(subject: Subject) -> None:
 
 
 @row(
-    "1.6a", "A dead letter keeps key and properties, but not its expiration or its redelivered flag"
+    "1.6a",
+    "A dead letter keeps key and properties, but not its expiration or its redelivered flag",
 )
 async def effects_on_the_message(subject: Subject) -> None:
     exchange, dead = await subject.exchange("fanout"), await subject.classic()
@@ -206,7 +207,7 @@ async def dead_letter_key(subject: Subject) -> None:
 
 
 @row("1.6c", "On 4.3 a message that was returned before it died is delivered as redelivered")
-async def returned_before_death(subject: Subject) -> None:
+async def return_before_death(subject: Subject) -> None:
     found: dict[str, bool] = {}
     for kind, target in product(BOTH, BOTH):
         queue, dead = await pair(subject, kind, target)
@@ -229,10 +230,13 @@ async def copies(subject: Subject) -> None:
     for queue in queues:
         headers = (await subject.take_done(queue)).properties.headers
         equal("CC", list(cast("list[str]", headers["CC"])), [queues[1]])
-        that("BCC" not in headers, "BCC is taken off")
+        expect("BCC" not in headers, "BCC is removed")
 
 
-@row("1.9b", "Without a dead-letter key a message is dead-lettered with all its keys and keeps CC")
+@row(
+    "1.9b",
+    "Without a dead-letter key a message is dead-lettered with all its keys and keeps CC",
+)
 async def copies_die_together(subject: Subject) -> None:
     exchange = await subject.exchange()
     one, two = await subject.classic(), await subject.classic()
@@ -272,7 +276,7 @@ async def copies_named_twice(subject: Subject) -> None:
     kept = subject.since({"3.0": ((b"CC", [other]),), "4.0": ()})
     equal("CC", found.properties.headers["CC"], [copy])
     equal("further", found.properties.further_headers, kept)
-    # Before 4.0 the dead-letter key removes the first: the second is all that is left.
+    # Before 4.0 the dead-letter key removes the first CC, so only the second is left.
     died = (await subject.take_done(dead)).properties
     equal("CC of the dead letter", died.headers["CC"], [copy if subject.version >= V4_0 else other])
     equal("further of the dead letter", died.further_headers, ())
@@ -300,7 +304,7 @@ async def copies_behind_depth(subject: Subject) -> None:
 
 
 @row("1.16", "Dead-lettering sorts headers by name on every version")
-async def sorted_by_death(subject: Subject) -> None:
+async def header_order_after_death(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         queue, dead = await pair(subject, kind)
         await subject.put(queue, headers={"z": 1, "aaa": nested(40), "m": 2})
@@ -311,7 +315,7 @@ async def sorted_by_death(subject: Subject) -> None:
 
 
 @row("1.10a", "A dead letter without exchange, route or target is dropped without an error")
-async def dropped_dead_letters(subject: Subject) -> None:
+async def drop_without_target(subject: Subject) -> None:
     unbound = await subject.exchange()
     nowhere: list[Headers] = [
         to(subject.name("missing")),
@@ -322,11 +326,14 @@ async def dropped_dead_letters(subject: Subject) -> None:
             queue = await subject.queue(kind, arguments)
             await subject.put(queue, "first", "second")
             await lap(subject, queue)
-            equal("what is left", await subject.bodies(queue), ["second"])
+            equal("left", await subject.bodies(queue), ["second"])
             await subject.stays(queue, 0, 0.1)
 
 
-@row("1.10b", "An alternate exchange of the dead-letter exchange receives unroutable dead letters")
+@row(
+    "1.10b",
+    "An alternate exchange of the dead-letter exchange receives unroutable dead letters",
+)
 async def alternate_for_dead_letters(subject: Subject) -> None:
     spare, caught = await subject.exchange("fanout"), await subject.classic()
     await subject.bind(spare, caught)
@@ -341,8 +348,8 @@ async def alternate_for_dead_letters(subject: Subject) -> None:
 async def key_without_exchange(subject: Subject) -> None:
     for kind in BOTH:
         queue = Queue(subject.name(), kind, arguments={"x-dead-letter-routing-key": "k"})
-        error = await subject.refused(lambda channel, queue=queue: channel.declare_queue(queue))  # type: ignore[misc]
-        that(isinstance(error, PreconditionFailed), f"the declare gives 406, not {error!r}")
+        error = await subject.error_of(lambda channel, queue=queue: channel.declare_queue(queue))  # type: ignore[misc]
+        expect(isinstance(error, PreconditionFailed), f"the declare gives 406, not {error!r}")
 
 
 @row(
@@ -374,7 +381,7 @@ async def stream_target(subject: Subject) -> None:
 
 
 @row("1.14", "Without a dead-letter exchange a rejected message is deleted")
-async def deleted_without_dlx(subject: Subject) -> None:
+async def delete_without_dlx(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
         await subject.put(queue, "first", "second")
@@ -394,8 +401,8 @@ async def malformed_death(subject: Subject) -> None:
     await lap(subject, queue)
     if subject.version < V4_0:
         await subject.pause(1.0)
-        await subject.reconnect()  # a client that asks while the queue is down loses the connection
-        equal("comes back", (await subject.take(queue)).body, b"poison")
+        await subject.reconnect()  # a request while the queue is down closes the connection
+        equal("redelivered body", (await subject.take(queue)).body, b"poison")
         await subject.stays(dead, 0, 0.3)
     else:
         equal("count", deaths(await subject.take_done(dead))[0]["count"], 1)

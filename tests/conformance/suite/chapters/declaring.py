@@ -16,7 +16,7 @@ from hopback.errors import (
 from hopback.message import Message
 from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, to
-from tests.conformance.suite.row import equal, row, that
+from tests.conformance.suite.row import equal, expect, row
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 async def _conflict(subject: Subject, queue: Queue) -> str:
-    """The text by which the broker refuses the declare with 406."""
-    error = await subject.refused(lambda channel: channel.declare_queue(queue))
+    """Return the text with which the broker refuses the declare with 406."""
+    error = await subject.error_of(lambda channel: channel.declare_queue(queue))
     if not isinstance(error, PreconditionFailed):
-        that(condition=False, what=f"{queue} gives 406, not {error!r}")
+        expect(condition=False, what=f"{queue} gives 406, not {error!r}")
     return str(error)
 
 
@@ -42,7 +42,7 @@ async def other_arguments(subject: Subject) -> None:
     )
     for argument, arguments in others:
         text = await _conflict(subject, Queue(name, arguments=arguments))
-        that(argument in text and name in text, f"{argument} and {name} are named in {text!r}")
+        expect(argument in text and name in text, f"{argument} and {name} are named in {text!r}")
 
 
 @row("6.1b", "A different type, durability or auto-delete gives 406")
@@ -80,8 +80,8 @@ async def other_exchange(subject: Subject) -> None:
         Exchange(name, "direct", arguments={"alternate-exchange": "two"}),
     )
     for other in others:
-        error = await subject.refused(lambda channel, other=other: channel.declare_exchange(other))  # type: ignore[misc]
-        that(isinstance(error, PreconditionFailed), f"{other} gives 406, not {error!r}")
+        error = await subject.error_of(lambda channel, other=other: channel.declare_exchange(other))  # type: ignore[misc]
+        expect(isinstance(error, PreconditionFailed), f"{other} gives 406, not {error!r}")
     await subject.channel.declare_exchange(Exchange(name, "direct", arguments=same))
 
 
@@ -96,7 +96,7 @@ async def passive(subject: Subject) -> None:
 
 
 @row("6.2b", "A passive declare of a missing object gives 404 and closes the channel")
-async def passive_missing(subject: Subject) -> None:
+async def missing_passive(subject: Subject) -> None:
     name = subject.name()
     channel = await subject.open_channel()
     for attempt in (
@@ -108,10 +108,10 @@ async def passive_missing(subject: Subject) -> None:
             await attempt
         except BrokerError as found:
             error = found
-        that(isinstance(error, NotFound), f"404 at once and ever after, not {error!r}")
+        expect(isinstance(error, NotFound), f"404 for this and later calls, not {error!r}")
     missing = Exchange(subject.name("exchange"))
-    error = await subject.refused(lambda fresh: fresh.declare_exchange(missing, passive=True))
-    that(isinstance(error, NotFound), f"404 for the exchange, not {error!r}")
+    error = await subject.error_of(lambda fresh: fresh.declare_exchange(missing, passive=True))
+    expect(isinstance(error, NotFound), f"404 for the exchange, not {error!r}")
 
 
 @row("6.2c", "A declare counts the consumers")
@@ -124,7 +124,7 @@ async def counts_consumers(subject: Subject) -> None:
 
 
 @row("6.7", "New channels can use a queue that was deleted and declared with another type")
-async def changed_type(subject: Subject) -> None:
+async def type_change(subject: Subject) -> None:
     name = await subject.quorum()
     await subject.put(name)
     equal("deleted", await subject.channel.delete_queue(name), 1)
@@ -139,7 +139,7 @@ async def changed_type(subject: Subject) -> None:
     "6.7b",
     "A client that used a queue before its type changed loses the connection at the next get",
 )
-async def changed_type_under_a_channel(subject: Subject) -> None:
+async def type_change_under_a_channel(subject: Subject) -> None:
     for before, after in (
         (QueueType.QUORUM, QueueType.CLASSIC),
         (QueueType.CLASSIC, QueueType.QUORUM),
@@ -163,8 +163,8 @@ async def changed_type_under_a_channel(subject: Subject) -> None:
 async def server_named(subject: Subject) -> None:
     one = await subject.channel.declare_queue(Queue("", durable=False, exclusive=True))
     two = await subject.channel.declare_queue(Queue("", durable=False, exclusive=True))
-    that(one.name.startswith("amq.gen-"), f"the broker's own names begin so, not {one.name}")
-    that(one.name != two.name, "each has its own")
+    expect(one.name.startswith("amq.gen-"), f"generated names start with amq.gen-, not {one.name}")
+    expect(one.name != two.name, "the names differ")
     await subject.put(one.name)
     equal("ready", await subject.count(one.name), 1)
 
@@ -175,8 +175,8 @@ async def exclusive(subject: Subject) -> None:
     channel = await owner.open_channel()
     queue = Queue(subject.name(), durable=False, exclusive=True)
     await channel.declare_queue(queue)
-    error = await subject.refused(lambda other: other.get(queue.name))
-    that(isinstance(error, ResourceLocked), f"405 for others, not {error!r}")
+    error = await subject.error_of(lambda other: other.get(queue.name))
+    expect(isinstance(error, ResourceLocked), f"405 for others, not {error!r}")
     await owner.close()
 
     async def gone() -> bool:
@@ -188,10 +188,10 @@ async def exclusive(subject: Subject) -> None:
 @row("A.3", "An auto-delete queue is deleted with its last consumer, not before the first")
 async def auto_delete(subject: Subject) -> None:
     name = await subject.declare(Queue(subject.name(), auto_delete=True))
-    that(await subject.exists(name), "it waits for its first consumer")
+    expect(await subject.exists(name), "it exists before its first consumer")
     tags = [await subject.channel.consume(name, lambda _: None) for _ in range(2)]
     await subject.channel.cancel(tags[0])
-    that(await subject.exists(name), "it is there while one consumes")
+    expect(await subject.exists(name), "it exists while one consumes")
     await subject.channel.cancel(tags[1])
 
     async def gone() -> bool:
@@ -200,15 +200,18 @@ async def auto_delete(subject: Subject) -> None:
     await subject.eventually(gone, "an end of the auto-delete queue")
 
 
-@row("A.4", "Delete respects if-unused and if-empty, counts messages, and accepts a missing queue")
+@row(
+    "A.4",
+    "Delete respects if-unused and if-empty, counts messages, and accepts a missing queue",
+)
 async def delete(subject: Subject) -> None:
     name = await subject.classic()
     await subject.put(name, "1", "2")
-    error = await subject.refused(lambda channel: channel.delete_queue(name, if_empty=True))
-    that(isinstance(error, PreconditionFailed), f"406 when not empty, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.delete_queue(name, if_empty=True))
+    expect(isinstance(error, PreconditionFailed), f"406 when not empty, not {error!r}")
     tag = await subject.channel.consume(name, lambda _: None)
-    error = await subject.refused(lambda channel: channel.delete_queue(name, if_unused=True))
-    that(isinstance(error, PreconditionFailed), f"406 when in use, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.delete_queue(name, if_unused=True))
+    expect(isinstance(error, PreconditionFailed), f"406 when in use, not {error!r}")
     await subject.channel.cancel(tag)
     await subject.put(name, "3")
     equal("deleted", await subject.channel.delete_queue(name) >= 1, True)
@@ -228,12 +231,12 @@ async def purge(subject: Subject) -> None:
 
 
 @row("A.6", "Names that start with amq. are reserved")
-async def reserved_names(subject: Subject) -> None:
+async def name_prefix(subject: Subject) -> None:
     queue, exchange = Queue("amq.conformance"), Exchange("amq.conformance")
-    error = await subject.refused(lambda channel: channel.declare_queue(queue))
-    that(isinstance(error, AccessRefused), f"403 for the queue, not {error!r}")
-    error = await subject.refused(lambda channel: channel.declare_exchange(exchange))
-    that(isinstance(error, AccessRefused), f"403 for the exchange, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.declare_queue(queue))
+    expect(isinstance(error, AccessRefused), f"403 for the queue, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.declare_exchange(exchange))
+    expect(isinstance(error, AccessRefused), f"403 for the exchange, not {error!r}")
 
 
 @row("A.7", "The default exchange cannot be declared, deleted or bound")
@@ -246,16 +249,16 @@ async def default_exchange(subject: Subject) -> None:
         lambda channel: channel.unbind(Binding("", name, name)),
     )
     for attempt in attempts:
-        error = await subject.refused(attempt)
-        that(isinstance(error, AccessRefused), f"403, not {error!r}")
+        error = await subject.error_of(attempt)
+        expect(isinstance(error, AccessRefused), f"403, not {error!r}")
 
 
 @row("A.8", "Binding a missing object gives 404. Unbinding a missing binding succeeds")
 async def bind_missing(subject: Subject) -> None:
     name, exchange = await subject.classic(), await subject.exchange()
     for binding in (Binding("no-such", name), Binding(exchange, "no-such")):
-        error = await subject.refused(lambda channel, binding=binding: channel.bind(binding))  # type: ignore[misc]
-        that(isinstance(error, NotFound), f"404 for {binding}, not {error!r}")
+        error = await subject.error_of(lambda channel, binding=binding: channel.bind(binding))  # type: ignore[misc]
+        expect(isinstance(error, NotFound), f"404 for {binding}, not {error!r}")
     await subject.channel.unbind(Binding(exchange, name, "never bound"))
     await subject.channel.delete_exchange("no-such")
 
@@ -264,13 +267,15 @@ async def bind_missing(subject: Subject) -> None:
 async def delete_exchange_in_use(subject: Subject) -> None:
     name, exchange = await subject.classic(), await subject.exchange()
     await subject.bind(exchange, name, "key")
-    error = await subject.refused(lambda channel: channel.delete_exchange(exchange, if_unused=True))
-    that(isinstance(error, PreconditionFailed), f"406 while bound, not {error!r}")
+    error = await subject.error_of(
+        lambda channel: channel.delete_exchange(exchange, if_unused=True)
+    )
+    expect(isinstance(error, PreconditionFailed), f"406 while bound, not {error!r}")
     await subject.channel.unbind(Binding(exchange, name, "key"))
     await subject.channel.delete_exchange(exchange, if_unused=True)
     missing = Exchange(exchange)
-    error = await subject.refused(lambda channel: channel.declare_exchange(missing, passive=True))
-    that(isinstance(error, NotFound), f"it is gone, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.declare_exchange(missing, passive=True))
+    expect(isinstance(error, NotFound), f"it is gone, not {error!r}")
 
 
 @row("A.10", "An auto-delete exchange is deleted with its last binding")
@@ -281,18 +286,18 @@ async def auto_delete_exchange(subject: Subject) -> None:
     await subject.bind(exchange.name, queue)
     await subject.channel.declare_exchange(exchange, passive=True)
     await subject.channel.unbind(Binding(exchange.name, queue))
-    error = await subject.refused(lambda channel: channel.declare_exchange(exchange, passive=True))
-    that(isinstance(error, NotFound), f"it is gone, not {error!r}")
+    error = await subject.error_of(lambda channel: channel.declare_exchange(exchange, passive=True))
+    expect(isinstance(error, NotFound), f"it is gone, not {error!r}")
 
 
 @row("A.11", "Deleting a queue deletes its bindings")
-async def bindings_go_too(subject: Subject) -> None:
+async def binding_removal(subject: Subject) -> None:
     exchange, name = await subject.exchange("fanout"), await subject.classic()
     await subject.bind(exchange, name)
     await subject.channel.delete_queue(name)
     await subject.classic(name=name)
-    error = await subject.refused(lambda _: subject.put("", exchange=exchange))
-    that(not isinstance(error, ChannelClosed), f"the message has no route, not {error!r}")
+    error = await subject.error_of(lambda _: subject.put("", exchange=exchange))
+    expect(not isinstance(error, ChannelClosed), f"the message has no route, not {error!r}")
     equal("ready", await subject.count(name), 0)
 
 
@@ -309,8 +314,8 @@ async def internal_exchange(subject: Subject) -> None:
     channel = await subject.open_channel()
     fate = channel.publish(Message(exchange.name, "", b""))
     error = await subject.end_of(channel)
-    that(isinstance(error, AccessRefused), f"403 for the publish, not {error!r}")
-    await subject.refused(lambda _: fate)
+    expect(isinstance(error, AccessRefused), f"403 for the publish, not {error!r}")
+    await subject.error_of(lambda _: fate)
     await subject.channel.delete_exchange(exchange.name)
 
 
@@ -326,8 +331,10 @@ async def unknown_exchange_type(subject: Subject) -> None:
         await channel.declare_exchange(Exchange(name, "x-no-such-type"))
     except BrokerError as error:
         kind = subject.since({"3.10": ConnectionLost, "4.0": PreconditionFailed})
-        that(isinstance(error, kind), f"{kind.__name__}, not {error!r}")
-        that("unknown exchange type 'x-no-such-type'" in str(error), f"the type is named: {error}")
+        expect(isinstance(error, kind), f"{kind.__name__}, not {error!r}")
+        expect(
+            "unknown exchange type 'x-no-such-type'" in str(error), f"the type is named: {error}"
+        )
     else:
-        that(condition=False, what="the exchange type is refused")
+        expect(condition=False, what="the exchange type is refused")
     await subject.classic(to("still here"))

@@ -1,4 +1,4 @@
-"""Time to live: of messages and of queues."""
+"""Time to live of messages and of queues."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hopback.errors import PreconditionFailed
 from hopback.message import Message, Properties
 from hopback.topology.model import Policy, Queue, QueueType
 from tests.conformance.suite.chapters.arrangements import BOTH, deaths, pair, to
-from tests.conformance.suite.row import Tag, equal, row, that
+from tests.conformance.suite.row import Tag, equal, expect, row
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from tests.conformance.suite.subject import Subject
 
-_TEN_YEARS_MS = 315_360_000_000  # RabbitMQ's own limit of an expiration
+_TEN_YEARS_MS = 315_360_000_000  # RabbitMQ's limit of an expiration
 
 
 @row("4.1", "Messages expire only at the head: a long TTL delays a short one behind it")
@@ -36,11 +36,12 @@ async def lone_message(subject: Subject) -> None:
         await subject.put(queue)
         await subject.take_done(dead)
         waited = subject.facilities.now() - start
-        that(waited >= 0.49, f"it lived 500 ms, not {waited:.3f} s")
+        expect(waited >= 0.49, f"it lived 500 ms, not {waited:.3f} s")
 
 
 @row(
-    "4.3a", "The shorter of queue TTL and expiration applies. original-expiration is the message's"
+    "4.3a",
+    "The shorter of queue TTL and expiration applies. original-expiration is the message's",
 )
 async def shorter_wins(subject: Subject) -> None:
     for kind in BOTH:
@@ -52,7 +53,7 @@ async def shorter_wins(subject: Subject) -> None:
 
 
 @row("4.3b", "A TTL of 0 expires messages that no consumer receives at once")
-async def no_time_at_all(subject: Subject) -> None:
+async def zero_ttl(subject: Subject) -> None:
     for kind in BOTH:
         queue, dead = await pair(subject, kind, message_ttl=0)
         await subject.put(queue)
@@ -61,7 +62,7 @@ async def no_time_at_all(subject: Subject) -> None:
 
 
 @row("4.3c", "With a TTL of 0 a waiting consumer still receives the message")
-async def no_time_but_a_consumer(subject: Subject) -> None:
+async def zero_ttl_with_consumer(subject: Subject) -> None:
     queue, dead = await pair(subject, message_ttl=0)
     got: list[bytes] = []
     await subject.channel.consume(queue, lambda delivery: got.append(delivery.body))
@@ -82,8 +83,8 @@ async def wrong_expirations(subject: Subject) -> None:
         channel = await subject.open_channel()
         fate = channel.publish(message)
         error = await subject.end_of(channel)
-        that(isinstance(error, PreconditionFailed), f"{text!r} gives 406, not {error!r}")
-        that(await subject.refused(lambda _, fate=fate: fate), "the publish has failed")  # type: ignore[misc]
+        expect(isinstance(error, PreconditionFailed), f"{text!r} gives 406, not {error!r}")
+        expect(await subject.error_of(lambda _, fate=fate: fate), "the publish has failed")  # type: ignore[misc]
     await subject.put(queue, expiration=str(_TEN_YEARS_MS))
     equal("kept", await subject.count(queue), 1)
 
@@ -97,8 +98,10 @@ async def wrong_ttl_arguments(subject: Subject) -> None:
     for name, values in wrong.items():
         for value in values:
             queue = Queue(subject.name(), arguments={name: value})
-            error = await subject.refused(lambda channel, queue=queue: channel.declare_queue(queue))  # type: ignore[misc]
-            that(isinstance(error, PreconditionFailed), f"{name}={value!r}: 406, not {error!r}")
+            error = await subject.error_of(
+                lambda channel, queue=queue: channel.declare_queue(queue)  # type: ignore[misc]
+            )
+            expect(isinstance(error, PreconditionFailed), f"{name}={value!r}: 406, not {error!r}")
     await subject.classic({"x-message-ttl": _TEN_YEARS_MS, "x-expires": 600_000})
 
 
@@ -107,7 +110,7 @@ async def wrong_ttl_arguments(subject: Subject) -> None:
     "The TTL is set on arrival: a new policy does not affect earlier messages",
     Tag.POLICIES,
 )
-async def stamped_on_arrival(subject: Subject) -> None:
+async def ttl_set_on_arrival(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
         await subject.put(queue, "old")
@@ -137,7 +140,7 @@ async def queue_lease(subject: Subject) -> None:
     for _ in range(4):
         await subject.pause(0.6)
         await subject.declare(queue)
-    that(await subject.exists(queue.name), "the lease was renewed")
+    expect(await subject.exists(queue.name), "the lease was renewed")
     await _gone(subject, queue.name)
 
 
@@ -146,7 +149,7 @@ async def lease_with_consumer(subject: Subject) -> None:
     name = await subject.classic({"x-expires": 1000})
     tag = await subject.channel.consume(name, lambda _: None)
     await subject.pause(1.6)
-    that(await subject.exists(name), "the queue is kept while it is consumed")
+    expect(await subject.exists(name), "the queue is kept while it is consumed")
     await subject.channel.cancel(tag)
     await _gone(subject, name)
 
@@ -154,7 +157,7 @@ async def lease_with_consumer(subject: Subject) -> None:
 @row("4.7c", "x-expires deletes an unused quorum queue, which is checked only at intervals")
 async def quorum_lease(subject: Subject) -> None:
     name = await subject.queue(QueueType.QUORUM, {"x-expires": 1000})
-    that(await subject.exists(name), "it is there at first")
+    expect(await subject.exists(name), "it is there at first")
     await subject.pause(2 * subject.timings.quorum_tick + 1)
     await _gone(subject, name)
 
@@ -180,6 +183,6 @@ async def lease_takes_messages(subject: Subject) -> None:
 
 
 async def _gone(subject: Subject, name: str) -> None:
-    # Asking by passive declare would renew the lease: ask rarely.
+    # A passive declare would renew the lease, so wait first.
     await subject.pause(3.0)
-    that(not await subject.exists(name), f"{name} has expired")
+    expect(not await subject.exists(name), f"{name} has expired")

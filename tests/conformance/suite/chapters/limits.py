@@ -1,4 +1,4 @@
-"""Queues of bounded length, single messages held long, and what a channel may hold."""
+"""Queues of limited length, and the order of their messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def expires_after_get(subject: Subject) -> None:
 
 
 @row("A.32", "A returned message that exceeds the length of a classic queue drops the oldest one")
-async def returned_over_length(subject: Subject) -> None:
+async def return_over_length(subject: Subject) -> None:
     queue = await subject.classic({"x-max-length": 1})
     await subject.put(queue, "held")
     held = await subject.take(queue)

@@ -1,4 +1,4 @@
-"""Rows that need the node in hand: restarts and alarms."""
+"""Rows that control the node: restarts and alarms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue
 from tests.conformance.suite.chapters.arrangements import BOTH
-from tests.conformance.suite.row import Tag, equal, row, that
+from tests.conformance.suite.row import Tag, equal, expect, row
 
 if TYPE_CHECKING:
     from tests.conformance.suite.subject import Subject
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @row(
     "10.6c",
-    "A restart keeps persistent messages of durable classic queues and all messages of "
-    "quorum queues",
+    "A restart keeps persistent messages of durable classic queues and all messages of quorum "
+    "queues",
     Tag.NODE,
     Tag.DESTRUCTIVE,
 )
@@ -31,7 +31,7 @@ async def restart(subject: Subject) -> None:
     await subject.reconnect()
     equal("durable classic", await subject.bodies(durable), ["2"])
     equal("quorum", await subject.bodies(safe), ["1", "2"])
-    that(not await subject.exists(fleeting), "the transient queue is gone")
+    expect(not await subject.exists(fleeting), "the transient queue is gone")
 
 
 @row(

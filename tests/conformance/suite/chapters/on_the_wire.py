@@ -1,4 +1,4 @@
-"""What one sees only on the wire: many frames in one write, limits of frames and channels, goodbyes."""
+"""Behaviour visible on the wire: many frames in one write, limits of frames and channels, closing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
     from tests.conformance.suite.subject import Subject
 
-_PATIENCE_S = 15.0
-"""A broker on a busy machine may take its time."""
+_TIMEOUT_S = 15.0
+"""Timeout of a read. Answers on a busy machine are slow."""
 _FRAME_MAX = 131_072
-"""What RabbitMQ proposes, and this client accepts."""
+"""The limit that RabbitMQ proposes and this client accepts."""
 _CHANNEL_MAX = 2047
-"""As above."""
+"""The limit that RabbitMQ proposes and this client accepts."""
 
 
-class _Conversation:
-    """A connection on which bytes are written as they are, and methods read one by one."""
+class _RawConnection:
+    """A connection that writes raw bytes and reads methods one by one."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
 
     async def method(self) -> tuple[int, str, dict[str, Any]]:
-        """The next method: its channel, its name and its arguments; contents are passed over."""
+        """Return channel, name and arguments of the next method. Contents are skipped."""
         while True:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 head = await self.reader.readexactly(7)
                 size = int.from_bytes(head[3:], "big")
                 payload = (await self.reader.readexactly(size + 1))[:-1]
@@ -45,42 +45,46 @@ class _Conversation:
                 return channel, found.name, decode_arguments(found, payload)
 
     async def answers(self, write: bytes, *expected: str) -> None:
-        """Write this at once; the answers must be these: `channel method`, refusals with code and text."""
+        """Write the bytes at once and compare the answers: `channel method`, refusals with code and text."""
         self.writer.write(write)
         found = []
         for _ in expected:
             try:
-                channel, name, told = await self.method()
-                text = [told[key] for key in ("reply_code", "reply_text", "reason") if key in told]
+                channel, name, arguments = await self.method()
+                text = [
+                    arguments[key]
+                    for key in ("reply_code", "reply_text", "reason")
+                    if key in arguments
+                ]
                 found.append(" ".join(map(str, (channel, name, *text))))
             except (TimeoutError, asyncio.IncompleteReadError) as error:
                 raise Mismatch(f"expected {expected}, found {found} and then {error!r}") from error
-        # Between channels no order is promised; between those of one channel it is.
+        # Only the answers of one channel have a defined order.
         equal("answers", sorted(found, key=_channel), sorted(expected, key=_channel))
 
     async def stays_open(self) -> None:
-        """The broker does not hang up, whatever still comes."""
+        """Check that the broker keeps the connection open after further requests."""
         self.writer.write(_method(1, "basic.qos", prefetch_count=1) * 100)
         await self.writer.drain()
         await self.is_silent()
 
     async def is_silent(self) -> None:
-        """Nothing comes for a moment, not even the end."""
+        """Check that the broker sends no byte for a moment and keeps the connection open."""
         try:
             async with asyncio.timeout(0.3):
                 data = await self.reader.read(1)
         except TimeoutError:
             return
-        raise Mismatch(f"expected silence and an open line, found {data!r}")
+        raise Mismatch(f"expected no data and an open connection, found {data!r}")
 
 
-def _channel(shown: str) -> int:
-    return int(shown.partition(" ")[0])
+def _channel(answer: str) -> int:
+    return int(answer.partition(" ")[0])
 
 
 @asynccontextmanager
-async def _conversation(subject: Subject) -> AsyncIterator[_Conversation]:
-    """A connection of its own with channel 1 open."""
+async def _open_raw(subject: Subject) -> AsyncIterator[_RawConnection]:
+    """Open a connection with channel 1."""
     address = parse_url(subject.address)
     reader, writer = await asyncio.open_connection(*address.hosts[0])
     core = WireConnection(Side.CLIENT)
@@ -93,10 +97,10 @@ async def _conversation(subject: Subject) -> AsyncIterator[_Conversation]:
     try:
         while not handshake.done:
             writer.write(core.take())
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 for event in core.receive(await reader.read(65_536)):
                     handshake.on_event(event)
-        found = _Conversation(reader, writer)
+        found = _RawConnection(reader, writer)
         await found.answers(_method(1, "channel.open"), "1 channel.open-ok")
         yield found
     finally:
@@ -108,7 +112,7 @@ def _method(channel: int, name: str, **arguments: Any) -> bytes:
 
 
 def _publish(key: str, exchange: str = "", size: int = 1, **more: Any) -> bytes:
-    """A message whose body is one frame."""
+    """Return the frames of a message whose body is one frame."""
     header = b"\0\x3c\0\0" + size.to_bytes(8, "big") + b"\0\0"
     method = _method(1, "basic.publish", exchange=exchange, routing_key=key, **more)
     return method + frame(HEADER, 1, header) + frame(BODY, 1, b"x" * size)
@@ -120,13 +124,13 @@ _GOODBYE = _method(0, "connection.close", reply_code=200)
 
 @row("W.1", "An error is sent before the answer to a close in the same write", Tag.SOCKET)
 async def error_before_close(subject: Subject) -> None:
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             _publish("key", exchange="no-such-exchange") + _CLOSE,
             "1 channel.close 404 NOT_FOUND - no exchange 'no-such-exchange' in vhost '/'",
             "1 channel.close-ok",
         )
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             _method(1, "basic.ack", delivery_tag=77) + _CLOSE,
             "1 channel.close 406 PRECONDITION_FAILED - unknown delivery tag 77",
@@ -155,14 +159,18 @@ async def answers_before_close(subject: Subject) -> None:
         "1 tx.commit-ok",
         "1 channel.close-ok",
     )
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(write, *expected)
 
 
-@row("W.3", "A return and its confirm precede the answer to a close in the same write", Tag.SOCKET)
+@row(
+    "W.3",
+    "A return and its confirm precede the answer to a close in the same write",
+    Tag.SOCKET,
+)
 async def return_before_close(subject: Subject) -> None:
     nowhere = _method(1, "confirm.select") + _publish(subject.name(), mandatory=True)
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             nowhere + _CLOSE,
             "1 confirm.select-ok",
@@ -170,7 +178,7 @@ async def return_before_close(subject: Subject) -> None:
             "1 basic.ack",
             "1 channel.close-ok",
         )
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             nowhere + _GOODBYE,
             "1 confirm.select-ok",
@@ -187,7 +195,7 @@ async def return_before_close(subject: Subject) -> None:
     Tag.SOCKET,
 )
 async def open_after_goodbye(subject: Subject) -> None:
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(_GOODBYE, "0 connection.close-ok")
         await connection.stays_open()
 
@@ -199,11 +207,11 @@ async def open_after_goodbye(subject: Subject) -> None:
 )
 async def largest_body_frame(subject: Subject) -> None:
     nowhere = subject.name()
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             _publish(nowhere, size=_FRAME_MAX, mandatory=True), "1 basic.return 312 NO_ROUTE"
         )
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             _publish(nowhere, size=_FRAME_MAX + 1, mandatory=True),
             "0 connection.close 501 FRAME_ERROR - type 3, all octets = <<>>:"
@@ -213,7 +221,7 @@ async def largest_body_frame(subject: Subject) -> None:
 
 @row("W.6", "channel_max limits the number of channels, not their ids", Tag.SOCKET)
 async def channel_limit(subject: Subject) -> None:
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(_method(65_535, "channel.open"), "65535 channel.open-ok")
         rest = range(2, _CHANNEL_MAX)
         await connection.answers(
@@ -235,7 +243,7 @@ async def open_and_use(subject: Subject) -> None:
         + _method(2, "channel.close", reply_code=200)
     )
     expected = ("2 channel.open-ok", "2 queue.declare-ok", "2 channel.close-ok")
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(write, *expected)
 
 
@@ -245,7 +253,7 @@ async def open_and_use(subject: Subject) -> None:
     Tag.SOCKET,
 )
 async def flow(subject: Subject) -> None:
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(_method(1, "channel.flow", active=True), "1 channel.flow-ok")
         await connection.answers(
             _method(1, "channel.flow", active=False),
@@ -260,14 +268,14 @@ async def flow(subject: Subject) -> None:
 )
 async def nonsense(subject: Subject) -> None:
     declare = _method(1, "queue.declare", queue=subject.name())
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             declare + b"garbagegarbage",
             "1 queue.declare-ok",
             "0 connection.close 501 FRAME_ERROR - type 103, all octets = <<>>:"
             " {frame_too_large,1650550629,131064}",
         )
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         await connection.answers(
             declare + _method(1, "queue.declare-ok", queue="q"),
             "1 queue.declare-ok",
@@ -294,7 +302,7 @@ async def out_of_place(subject: Subject) -> None:
         " instead"
     )
     no_body = "505 UNEXPECTED_FRAME - expected content body, got non content body frame instead"
-    for write, said, method in (
+    for write, reason, method in (
         (_method(0, "queue.declare", queue="q"), channel_0, declare),
         (_method(0, "connection.open", virtual_host="/"), channel_0, METHODS["connection.open"].id),
         (_method(0, "connection.start"), channel_0, METHODS["connection.start"].id),
@@ -329,7 +337,7 @@ async def out_of_place(subject: Subject) -> None:
             METHODS["basic.publish"].id,
         ),
     ):
-        await _ends(subject, write, said, method)
+        await _check_close(subject, write, reason, method)
 
 
 @row(
@@ -351,10 +359,10 @@ async def undecodable(subject: Subject) -> None:
         ("tx.select", b"x"),
     ):
         method = METHODS[name].id
-        said = f"501 FRAME_ERROR - cannot decode <<{','.join(map(str, arguments))}>>"
-        said = said if len(said) <= 259 else f"{said[:256]}..."
+        reason = f"501 FRAME_ERROR - cannot decode <<{','.join(map(str, arguments))}>>"
+        reason = reason if len(reason) <= 259 else f"{reason[:256]}..."
         write = frame(METHOD, 1, method.to_bytes(4, "big") + arguments)
-        await _ends(subject, write, said, method)
+        await _check_close(subject, write, reason, method)
     for kind, payload, shown in (
         (METHOD, b"\0\x32\0", "<<0,50,0>>"),
         (METHOD, b"", "<<>>"),
@@ -362,14 +370,14 @@ async def undecodable(subject: Subject) -> None:
         (4, b"abc", '<<"abc">>'),
         (HEARTBEAT, b"abc", '<<"abc">>'),
     ):
-        said = f"501 FRAME_ERROR - type {kind}, all octets = {shown}: unknown_frame"
-        await _ends(subject, frame(kind, 1 if kind != HEARTBEAT else 0, payload), said, 0)
+        reason = f"501 FRAME_ERROR - type {kind}, all octets = {shown}: unknown_frame"
+        await _check_close(subject, frame(kind, 1 if kind != HEARTBEAT else 0, payload), reason, 0)
 
 
 @row(
     "W.13",
-    "Names, keys and tags that are not UTF-8 close the connection (501), except in a "
-    "publish. NUL is accepted",
+    "Names, keys and tags that are not UTF-8 close the connection (501), except in a publish. NUL "
+    "is accepted",
     Tag.SOCKET,
 )
 async def names_of_any_bytes(subject: Subject) -> None:
@@ -386,8 +394,8 @@ async def names_of_any_bytes(subject: Subject) -> None:
         _method(1, "basic.get", queue=odd),
         _method(1, "channel.close", reply_code=200, reply_text=odd),
     ):
-        await _ends(subject, write, "501 FRAME_ERROR - Malformed UTF-8 in shortstr", 0)
-    async with _conversation(subject) as connection:
+        await _check_close(subject, write, "501 FRAME_ERROR - Malformed UTF-8 in shortstr", 0)
+    async with _open_raw(subject) as connection:
         await connection.answers(_publish(odd, mandatory=True), "1 basic.return 312 NO_ROUTE")
         name = f"{queue}\0"
         await connection.answers(
@@ -409,7 +417,7 @@ async def heartbeats(subject: Subject) -> None:
         frame(BODY, 1, b"x"),
         frame(BODY, 1, b"y"),
     )
-    async with _conversation(subject) as connection:
+    async with _open_raw(subject) as connection:
         mixed = b"".join(part + HEARTBEAT_FRAME for part in frames)
         answers = ("1 confirm.select-ok", "1 queue.declare-ok", "1 basic.ack")
         await connection.answers(HEARTBEAT_FRAME + mixed, *answers)
@@ -418,17 +426,21 @@ async def heartbeats(subject: Subject) -> None:
         await connection.answers(mixed, "1 queue.delete-ok", "1 channel.close-ok")
 
 
-async def _ends(subject: Subject, write: bytes, said: str, method: int) -> None:
-    """Written at once, it ends the connection with this code and text, which name this method."""
-    async with _conversation(subject) as connection:
+async def _check_close(subject: Subject, write: bytes, reason: str, method: int) -> None:
+    """Check that the bytes close the connection with this code, text and method."""
+    async with _open_raw(subject) as connection:
         connection.writer.write(write)
         while True:
-            channel, name, told = await connection.method()
+            channel, name, arguments = await connection.method()
             if name == "connection.close":
                 break
-        found = f"{told['reply_code']} {told['reply_text']}"
-        equal("close", (channel, found), (0, said))
-        equal("method", (told["class_id"], told["method_id"]), (method >> 16, method & 0xFFFF))
+        found = f"{arguments['reply_code']} {arguments['reply_text']}"
+        equal("close", (channel, found), (0, reason))
+        equal(
+            "method",
+            (arguments["class_id"], arguments["method_id"]),
+            (method >> 16, method & 0xFFFF),
+        )
 
 
 @row(
@@ -439,10 +451,10 @@ async def _ends(subject: Subject, write: bytes, said: str, method: int) -> None:
     Tag.DESTRUCTIVE,
     Tag.SOCKET,
 )
-async def blocked(subject: Subject) -> None:
+async def alarm_on_the_wire(subject: Subject) -> None:
     queue = subject.name()
     declare = _method(1, "queue.declare", queue=queue)
-    async with _conversation(subject) as publisher, _conversation(subject) as consumer:
+    async with _open_raw(subject) as publisher, _open_raw(subject) as consumer:
         await publisher.answers(
             declare + _method(1, "confirm.select") + _publish(queue),
             "1 queue.declare-ok",

@@ -1,4 +1,4 @@
-"""Policies: what they change on living queues, and who wins against an argument."""
+"""Policies: their effect on existing queues, and precedence over arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def _apply(subject: Subject, queue: str, priority: int = 0, **definition: FieldValue) -> None:
-    """Set a policy on one queue; keys have `_` for `-`."""
+    """Set a policy on one queue. Keys have `_` for `-`."""
     keys = {key.replace("_", "-"): value for key, value in definition.items()}
     await subject.set_policy(Policy(f"{queue}-{priority}", f"^{queue}$", keys, priority))
 
@@ -58,7 +58,7 @@ async def live_limit(subject: Subject) -> None:
 
 
 @row("6.3d", "A cleared policy no longer applies", Tag.POLICIES)
-async def cleared(subject: Subject) -> None:
+async def no_policy_after_clear(subject: Subject) -> None:
     queue, dead = await subject.classic(), await subject.classic()
     policy = Policy(
         queue, f"^{queue}$", {"dead-letter-exchange": "", "dead-letter-routing-key": dead}
@@ -72,7 +72,11 @@ async def cleared(subject: Subject) -> None:
     await subject.stays(dead, 1, 0.3)
 
 
-@row("6.4a", "Dead-letter exchange and key of arguments override those of the policy", Tag.POLICIES)
+@row(
+    "6.4a",
+    "Dead-letter exchange and key of arguments override those of the policy",
+    Tag.POLICIES,
+)
 async def argument_wins(subject: Subject) -> None:
     for kind in BOTH:
         mine, other = await subject.classic(), await subject.classic()
@@ -111,7 +115,7 @@ async def lower_limit_holds(subject: Subject) -> None:
     Tag.POLICIES,
     since=V4_0,
 )
-async def limit_lifted(subject: Subject) -> None:
+async def no_limit_by_policy(subject: Subject) -> None:
     queue = await subject.quorum()
     await _apply(subject, queue, delivery_limit=-1)
     await subject.put(queue)
@@ -143,7 +147,7 @@ async def overflow_precedence(subject: Subject) -> None:
     for kind, kept in ((QueueType.CLASSIC, "last"), (QueueType.QUORUM, "first")):
         queue = await subject.queue(kind, {"x-max-length": 1, "x-overflow": "drop-head"})
         await _apply(subject, queue, overflow="reject-publish")
-        # Whether the first or the last of many messages is kept by a queue of length 1.
+        # A queue of length 1 keeps the first or the last of many messages.
         for number in range(10):
             try:
                 await subject.put(queue, str(number))

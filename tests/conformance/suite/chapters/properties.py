@@ -25,7 +25,7 @@ from hopback.headers import deaths
 from hopback.message import Message, Properties
 from hopback.topology.model import ExchangeType
 from tests.conformance.suite.chapters.arrangements import BOTH, V4_0, nested
-from tests.conformance.suite.row import equal, row, that
+from tests.conformance.suite.row import equal, expect, row
 
 if TYPE_CHECKING:
     from hopback.fields import FieldValue
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 # Bytes in a mebibyte, the unit of RabbitMQ's limits.
 _MIB = 1024 * 1024
-_FRAME_BYTES = 131_072  # RabbitMQ's usual frame_max, without the frame's own 8 bytes
+_FRAME_BYTES = 131_072  # RabbitMQ's default frame_max, without the 8 bytes of the frame
 _WITHOUT_TEXT = 14 + 1 + 4 + 2 + 5
-"""What a header frame has beside the text of one header: class, size and flags, the delivery mode, and the
+"""Bytes of a header frame without the text of one header: class, size and flags, the delivery mode, and the
 lengths of the table, its key and the text."""
 _VALUES: dict[str, FieldValue] = {
     "text": "größer",
@@ -60,16 +60,16 @@ _VALUES: dict[str, FieldValue] = {
 }
 
 
-def _typed(value: FieldValue) -> object:
-    """The value with the type of each part, so that equal numbers of other types differ."""
+def _with_types(value: FieldValue) -> object:
+    """Return the value with the types of its parts, so that equal numbers of different types differ."""
     if isinstance(value, list | tuple):
-        return [_typed(inner) for inner in value]
+        return [_with_types(inner) for inner in value]
     if isinstance(value, dict):
-        return {key: _typed(inner) for key, inner in value.items()}
+        return {key: _with_types(inner) for key, inner in value.items()}
     return type(value).__name__, value
 
 
-async def _through(
+async def _publish_and_take(
     subject: Subject, queue: str, properties: Properties, body: bytes = b""
 ) -> Delivery:
     await subject.channel.publish(Message("", queue, body, properties))
@@ -79,7 +79,7 @@ async def _through(
 @row("10.1", "A body of more than 16 MiB gives 406 from 4.0 on and is accepted before")
 async def large_body(subject: Subject) -> None:
     queue = await subject.classic()
-    exact = await _through(subject, queue, Properties(), b"x" * (16 * _MIB))
+    exact = await _publish_and_take(subject, queue, Properties(), b"x" * (16 * _MIB))
     equal("16 MiB", len(exact.body), 16 * _MIB)
     channel = await subject.open_channel()
     fate = channel.publish(Message("", queue, b"x" * (16 * _MIB + 1)))
@@ -88,8 +88,8 @@ async def large_body(subject: Subject) -> None:
         equal("kept", await subject.count(queue), 1)
         return
     error = await subject.end_of(channel)
-    that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
-    await subject.refused(lambda _: fate)
+    expect(isinstance(error, PreconditionFailed), f"406, not {error!r}")
+    await subject.error_of(lambda _: fate)
     equal("kept", await subject.count(queue), 0)
 
 
@@ -97,7 +97,11 @@ async def large_body(subject: Subject) -> None:
 async def headers_of_a_frame(subject: Subject) -> None:
     queue = await subject.classic()
     fits = Properties(headers={"h": "x" * (_FRAME_BYTES - _WITHOUT_TEXT)})
-    equal("fits", (await _through(subject, queue, fits)).properties.headers["h"], fits.headers["h"])
+    equal(
+        "fits",
+        (await _publish_and_take(subject, queue, fits)).properties.headers["h"],
+        fits.headers["h"],
+    )
     connection = await subject.connect()
     channel = await connection.open_channel()
     large = Message("", queue, b"", Properties(headers={"h": f"x{fits.headers['h']}"}))
@@ -106,7 +110,7 @@ async def headers_of_a_frame(subject: Subject) -> None:
         await channel.publish(large)
     except BrokerError as found:
         error = found
-    that(error is not None, "the publish fails")
+    expect(error is not None, "the publish fails")
     await subject.stays(queue, 0, 0.1)
 
 
@@ -115,16 +119,18 @@ async def header_types(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
         headers: Headers = {**_VALUES, "array": [*_VALUES.values()], "table": {"inner": _VALUES}}
-        found = (await _through(subject, queue, Properties(headers=headers))).properties.headers
+        found = (
+            await _publish_and_take(subject, queue, Properties(headers=headers))
+        ).properties.headers
         for name, value in headers.items():
             if not (kind == "quorum" and name in ("array", "table")):
-                equal(name, _typed(found[name]), _typed(value))
+                equal(name, _with_types(found[name]), _with_types(value))
 
 
 @row("10.3b", "Headers are delivered sorted by name from 4.0 on, and in the sent order before")
 async def header_order(subject: Subject) -> None:
     queue = await subject.classic()
-    found = await _through(subject, queue, Properties(headers={"b": 1, "c": 2, "a": 3}))
+    found = await _publish_and_take(subject, queue, Properties(headers={"b": 1, "c": 2, "a": 3}))
     equal(
         "order", list(found.properties.headers), list(subject.since({"3.0": "bca", "4.0": "abc"}))
     )
@@ -138,7 +144,9 @@ async def header_depth(subject: Subject) -> None:
     twice = RawValue(b"F\0\0\0\x06\x01aV\x01aV")
     for kind in BOTH:
         queue = await subject.queue(kind)
-        found = await _through(subject, queue, Properties(headers={"d": nested(1000), "t": twice}))
+        found = await _publish_and_take(
+            subject, queue, Properties(headers={"d": nested(1000), "t": twice})
+        )
         equal("nested", found.properties.headers["d"], nested(1000))
         equal("twice", found.properties.headers["t"], twice)
 
@@ -152,7 +160,7 @@ async def header_repeated(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
         sent = Properties(headers={"a": 1}, further_headers=((b"a", "two"), (b"\xff", None)))
-        found = (await _through(subject, queue, sent)).properties
+        found = (await _publish_and_take(subject, queue, sent)).properties
         kept = set(subject.since({"3.0": sent.further_headers, "4.0": sent.further_headers[1:]}))
         equal("first", found.headers["a"], 1)
         equal("further", set(found.further_headers), kept)
@@ -166,7 +174,7 @@ async def empty_headers(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
         for sent in (Properties(app_id="a"), Properties(app_id="a", headers={})):
-            found = (await _through(subject, queue, sent)).properties
+            found = (await _publish_and_take(subject, queue, sent)).properties
             if "x-delivery-count" not in found.headers:  # 3.10 counts in every quorum queue
                 equal("has a table", found.has_headers, sent.has_headers)
 
@@ -201,7 +209,7 @@ async def any_bytes(subject: Subject) -> None:
 @row("10.3c", "A 64-bit unsigned header keeps its value")
 async def unsigned_64(subject: Subject) -> None:
     queue = await subject.classic()
-    found = await _through(subject, queue, Properties(headers={"u": UInt64(2**40)}))
+    found = await _publish_and_take(subject, queue, Properties(headers={"u": UInt64(2**40)}))
     equal("value", found.properties.headers["u"], 2**40)
 
 
@@ -214,7 +222,7 @@ async def every_property(subject: Subject) -> None:
     )  # fmt: skip
     for kind in BOTH:
         queue = await subject.queue(kind)
-        found = (await _through(subject, queue, full)).properties
+        found = (await _publish_and_take(subject, queue, full)).properties
         for name in (field.name for field in fields(Properties)):
             value = getattr(found, name)
             if name == "headers":
@@ -226,11 +234,11 @@ async def every_property(subject: Subject) -> None:
 async def user_id(subject: Subject) -> None:
     queue = await subject.classic()
     channel = await subject.open_channel()
-    fate = channel.publish(Message("", queue, b"", Properties(user_id="somebody-else")))
+    fate = channel.publish(Message("", queue, b"", Properties(user_id="another-user")))
     error = await subject.end_of(channel)
-    that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
-    that("user_id" in str(error), f"user_id is named in {error}")
-    await subject.refused(lambda _: fate)
+    expect(isinstance(error, PreconditionFailed), f"406, not {error!r}")
+    expect("user_id" in str(error), f"user_id is named in {error}")
+    await subject.error_of(lambda _: fate)
     await subject.put(queue, user_id=subject.facilities.user)
     equal("kept", await subject.count(queue), 1)
 
@@ -255,8 +263,8 @@ async def unknown_mode(subject: Subject) -> None:
         await fate
         return
     error = await subject.end_of(channel)
-    that(isinstance(error, PreconditionFailed), f"406, not {error!r}")
-    await subject.refused(lambda _: fate)
+    expect(isinstance(error, PreconditionFailed), f"406, not {error!r}")
+    await subject.error_of(lambda _: fate)
 
 
 @row("10.7", "Priority is a byte, timestamp counts seconds, and both keep their extreme values")
@@ -264,7 +272,7 @@ async def extremes(subject: Subject) -> None:
     queue = await subject.classic()
     for priority, timestamp in ((0, 0), (255, 2**40)):
         sent = Properties(priority=priority, timestamp=timestamp)
-        found = (await _through(subject, queue, sent)).properties
+        found = (await _publish_and_take(subject, queue, sent)).properties
         equal("values", (found.priority, found.timestamp), (priority, timestamp))
 
 
@@ -273,4 +281,4 @@ async def bodies(subject: Subject) -> None:
     for kind in BOTH:
         queue = await subject.queue(kind)
         for body in (b"", b"\x00\xce", bytes(range(256)) * 1500):
-            equal("body", (await _through(subject, queue, Properties(), body)).body, body)
+            equal("body", (await _publish_and_take(subject, queue, Properties(), body)).body, body)

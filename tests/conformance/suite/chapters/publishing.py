@@ -10,7 +10,7 @@ from hopback.broker.port import REPLY_TO
 from hopback.errors import BrokerError, Nacked, NotFound, PublishInterrupted, Returned
 from hopback.message import Message, Properties
 from tests.conformance.suite.chapters.arrangements import V4_3
-from tests.conformance.suite.row import equal, row, that
+from tests.conformance.suite.row import equal, expect, row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def _fate(publish: Awaitable[None]) -> str:
-    """What became of a publish: confirmed, or the name of the error."""
+    """Return "confirmed", or the name of the error."""
     try:
         await publish
     except BrokerError as error:
@@ -28,18 +28,18 @@ async def _fate(publish: Awaitable[None]) -> str:
 
 
 @row("9.1a", "A mandatory unroutable message is returned with 312, and the channel stays open")
-async def returned(subject: Subject) -> None:
+async def mandatory_return(subject: Subject) -> None:
     missing = subject.name("missing")
-    error = await subject.refused(lambda _: subject.put(missing))
+    error = await subject.error_of(lambda _: subject.put(missing))
     if not isinstance(error, Returned):
-        that(condition=False, what=f"it is returned, not {error!r}")
+        expect(condition=False, what=f"it is returned, not {error!r}")
         return
     equal("return", (error.code, error.exchange, error.routing_key), (312, "", missing))
     await subject.put(await subject.classic())
 
 
 @row("9.1b", "Without mandatory an unroutable message is confirmed and lost")
-async def confirmed_and_gone(subject: Subject) -> None:
+async def confirm_without_route(subject: Subject) -> None:
     name = subject.name("missing")
     await subject.channel.publish(Message("", name, b"m"), mandatory=False)
     await subject.classic(name=name)
@@ -58,7 +58,7 @@ async def own_fates(subject: Subject) -> None:
 
 
 @row("9.2a", "A full classic queue with reject-publish nacks and keeps its messages")
-async def refused_by_length(subject: Subject) -> None:
+async def nack_by_length(subject: Subject) -> None:
     queue = await subject.classic({"x-max-length": 2, "x-overflow": "reject-publish"})
     fates = [await _fate(subject.put(queue, body)) for body in "1234"]
     equal("fates", fates, ["confirmed", "confirmed", "Nacked", "Nacked"])
@@ -68,14 +68,14 @@ async def refused_by_length(subject: Subject) -> None:
 @row(
     "9.2b", "If one of several queues refuses, the publish is nacked although the others stored it"
 )
-async def refused_by_one(subject: Subject) -> None:
+async def nack_by_one_queue(subject: Subject) -> None:
     exchange, open_queue = await subject.exchange("fanout"), await subject.classic()
     full = await subject.classic({"x-max-length": 1, "x-overflow": "reject-publish"})
     await subject.put(full, "there")
     for queue in (open_queue, full):
         await subject.bind(exchange, queue)
-    error = await subject.refused(lambda _: subject.put("", "again", exchange=exchange))
-    that(isinstance(error, Nacked), f"it is nacked, not {error!r}")
+    error = await subject.error_of(lambda _: subject.put("", "again", exchange=exchange))
+    expect(isinstance(error, Nacked), f"it is nacked, not {error!r}")
     equal("the other queue", await subject.bodies(open_queue), ["again"])
     equal("the full queue", await subject.bodies(full), ["there"])
 
@@ -103,15 +103,15 @@ async def alternate_exchange(subject: Subject) -> None:
 
 
 @row("9.3b", "A publish to a missing exchange gives 404 and closes the channel")
-async def missing_exchange(subject: Subject) -> None:
+async def no_exchange(subject: Subject) -> None:
     queue = await subject.classic()
     channel = await subject.open_channel()
     fate = channel.publish(Message(subject.name("exchange"), "key", b""))
     error = await subject.end_of(channel)
-    that(isinstance(error, NotFound), f"404, not {error!r}")
+    expect(isinstance(error, NotFound), f"404, not {error!r}")
     equal("fate", await _fate(fate), PublishInterrupted.__name__)
-    late = await subject.refused(lambda _: channel.get(queue))
-    that(isinstance(late, NotFound), f"later calls raise it again, not {late!r}")
+    late = await subject.error_of(lambda _: channel.get(queue))
+    expect(isinstance(late, NotFound), f"later calls raise it again, not {late!r}")
 
 
 @row("9.3c", "An unknown tag gives 406, and all unacked messages of the channel are requeued")
@@ -169,21 +169,23 @@ async def ack_everything(subject: Subject) -> None:
 
 
 async def _direct_reply(subject: Subject, *, mandatory: bool) -> tuple[str, bytes]:
-    """Ask, answer to the name that the request carries; the fate of the answer, and what came."""
+    """Send a request and reply to its address. Return the result of the reply and its body."""
     queue, answers = await subject.classic(), asyncio.Queue[bytes]()
-    asking = await subject.open_channel()
-    await asking.consume(REPLY_TO, lambda reply: answers.put_nowait(reply.body), no_ack=True)
-    await asking.publish(Message("", queue, b"?", Properties(reply_to=REPLY_TO)))
+    requester = await subject.open_channel()
+    await requester.consume(REPLY_TO, lambda reply: answers.put_nowait(reply.body), no_ack=True)
+    await requester.publish(Message("", queue, b"?", Properties(reply_to=REPLY_TO)))
     request = await subject.take_done(queue)
     name = str(request.properties.reply_to)
-    that(condition=name.startswith(f"{REPLY_TO}."), what=f"the request has a name, not {name!r}")
+    expect(
+        condition=name.startswith(f"{REPLY_TO}."), what=f"the request has an address, not {name!r}"
+    )
     while True:
         fate = await _fate(subject.channel.publish(Message("", name, b"!"), mandatory=mandatory))
-        # RabbitMQ 4.0.5 confirms the first reply of a node's life and loses it; the second comes.
+        # RabbitMQ 4.0.5 confirms the first reply after a start and loses it. The second arrives.
         with contextlib.suppress(TimeoutError):
-            came = await asyncio.wait_for(answers.get(), 2)
-            await asking.close()
-            return fate, came
+            body = await asyncio.wait_for(answers.get(), 2)
+            await requester.close()
+            return fate, body
 
 
 @row("9.4a", "A direct reply reaches the requesting channel and is confirmed")

@@ -17,7 +17,7 @@ from tests.conformance.suite.chapters.arrangements import (
     reject_loop,
     to,
 )
-from tests.conformance.suite.row import Tag, equal, row, that
+from tests.conformance.suite.row import Tag, equal, expect, row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,14 +50,17 @@ async def _by_recover(channel: Channel, _: Delivery) -> None:
 async def _return(
     subject: Subject, queue: str, way: Callable[[Channel, Delivery], Awaitable[None]]
 ) -> Delivery:
-    """Take the message on a channel of its own and give it back that way."""
+    """Get the message on a separate channel and return it in that way."""
     channel = await subject.open_channel()
     delivery = await subject.take(queue, channel=channel)
     await way(channel, delivery)
     return delivery
 
 
-@row("5.1", "From 4.0 on a message is removed after 21 deliveries. Before, there is no limit")
+@row(
+    "5.1",
+    "From 4.0 on a message is removed after 21 deliveries. Before, there is no limit",
+)
 async def default_limit(subject: Subject) -> None:
     queue, dead = await pair(subject, QueueType.QUORUM)
     await subject.put(queue)
@@ -73,7 +76,7 @@ async def default_limit(subject: Subject) -> None:
 
 
 @row("5.1b", "Above the limit a message without a dead-letter exchange is deleted")
-async def deleted_over_the_limit(subject: Subject) -> None:
+async def delete_over_the_limit(subject: Subject) -> None:
     queue = await subject.quorum({"x-delivery-limit": 1})
     await subject.put(queue)
     for _ in range(2):
@@ -132,8 +135,11 @@ async def stale_count(subject: Subject) -> None:
     equal("count", _count(await subject.take_done(queue)), 0 if subject.version < V3_12 else 7)
 
 
-@row("5.2d", "On 4.0 x-delivery-count survives dead-lettering. Before, it restarts")
-async def travelling_count(subject: Subject) -> None:
+@row(
+    "5.2d",
+    "On 4.0 x-delivery-count survives dead-lettering. Before, it restarts",
+)
+async def count_through_laps(subject: Subject) -> None:
     main, _ = await reject_loop(subject, QueueType.QUORUM, 10)
     await subject.put(main)
     found = [_count(await lap(subject, main)) for _ in range(3)]
@@ -144,7 +150,7 @@ async def travelling_count(subject: Subject) -> None:
 
 
 @row("5.2f", "On 4.0 a count that survived dead-lettering decreases at the next return")
-async def falling_count(subject: Subject) -> None:
+async def count_after_return(subject: Subject) -> None:
     main, _ = await reject_loop(subject, QueueType.QUORUM, 10)
     await subject.put(main)
     for _ in range(3):
@@ -162,9 +168,9 @@ _COUNTS = ("x-delivery-count", "x-acquired-count")
 
 
 async def _counts_of_three(subject: Subject, queue: str) -> list[tuple[FieldValue, ...]]:
-    """Both counts of a message on three deliveries, each ended by closing its channel."""
-    looks = [await _return(subject, queue, _by_close) for _ in range(3)]
-    return [tuple(_count(look, name) for name in _COUNTS) for look in looks]
+    """Return both counts of a message on three deliveries. Each channel is closed without ack."""
+    deliveries = [await _return(subject, queue, _by_close) for _ in range(3)]
+    return [tuple(_count(delivery, name) for name in _COUNTS) for delivery in deliveries]
 
 
 @row(
@@ -204,7 +210,7 @@ async def counts_through_rejection(subject: Subject) -> None:
 
 
 async def _survives(subject: Subject, way: Callable[[Channel, Delivery], Awaitable[None]]) -> bool:
-    """Whether a message with limit 1 is still there after two such returns."""
+    """Return whether a message with limit 1 remains after two such returns."""
     queue, dead = await pair(subject, QueueType.QUORUM, delivery_limit=1)
     await subject.put(queue)
     await _return(subject, queue, way)
@@ -238,7 +244,7 @@ async def recover_counts(subject: Subject) -> None:
 
 
 @row("5.3e", "All prefetched messages of a crashing consumer are counted")
-async def prefetched_count(subject: Subject) -> None:
+async def count_of_prefetch(subject: Subject) -> None:
     queue = await subject.quorum()
     await subject.put(queue, "1", "2", "3")
     connection = await subject.connect()
@@ -255,7 +261,10 @@ async def prefetched_count(subject: Subject) -> None:
     equal("counts", [_count(await subject.take(queue)) for _ in range(3)], [1, 1, 1])
 
 
-@row("5.5a", "x-delivery-limit -1 means no limit from 4.0 on. Before, the first return deletes")
+@row(
+    "5.5a",
+    "x-delivery-limit -1 means no limit from 4.0 on. Before, the first return deletes",
+)
 async def negative_limit(subject: Subject) -> None:
     queue = await subject.quorum({"x-delivery-limit": -1})
     await subject.put(queue)
@@ -321,7 +330,7 @@ async def strategy_falls_back(subject: Subject) -> None:
 
 
 @row("5.8c", "at-least-once delivers to an existing target, with x-death")
-async def delivered_at_least_once(subject: Subject) -> None:
+async def delivery_at_least_once(subject: Subject) -> None:
     for target in (QueueType.CLASSIC, QueueType.QUORUM):
         dead = await subject.queue(target)
         queue = await subject.quorum({**AT_LEAST_ONCE, **to(dead, message_ttl=50)})
@@ -380,11 +389,11 @@ async def full_quorum(subject: Subject) -> None:
             break
         await subject.pause(0.05)
     found = await subject.bodies(queue)
-    that(2 <= len(found) < 20, f"it refuses near its limit of 2, not at {len(found)}")
+    expect(2 <= len(found) < 20, f"it refuses near its limit of 2, not at {len(found)}")
     equal("kept", found, [str(number) for number in range(len(found))])
 
 
-def _delayed(kind: str, least_ms: int, most_ms: int) -> Headers:
+def _delay_arguments(kind: str, least_ms: int, most_ms: int) -> Headers:
     return {
         "x-delayed-retry-type": kind,
         "x-delayed-retry-min": least_ms,
@@ -394,7 +403,7 @@ def _delayed(kind: str, least_ms: int, most_ms: int) -> Headers:
 
 @row("5.12a", "A rejected message waits for min times its failures, at most max", since=V4_3)
 async def grows_with_failures(subject: Subject) -> None:
-    queue = await subject.quorum(_delayed("failed", 500, 1200))
+    queue = await subject.quorum(_delay_arguments("failed", 500, 1200))
     await subject.put(queue)
     held = await subject.take(queue)
     for least in (0.5, 1.0, 1.2, 1.2):
@@ -402,13 +411,13 @@ async def grows_with_failures(subject: Subject) -> None:
         start = subject.facilities.now()
         held = await subject.take(queue)
         waited = subject.facilities.now() - start
-        that(least - 0.02 <= waited < least + 0.45, f"it waits {least} s, not {waited:.3f} s")
+        expect(least - 0.02 <= waited < least + 0.45, f"it waits {least} s, not {waited:.3f} s")
 
 
 @row("5.12b", "Type failed does not delay nack; type returned does not delay reject", since=V4_3)
-async def delayed_by_type(subject: Subject) -> None:
+async def delay_by_type(subject: Subject) -> None:
     for kind, by_nack in (("failed", True), ("returned", False)):
-        queue = await subject.quorum(_delayed(kind, 60_000, 60_000))
+        queue = await subject.quorum(_delay_arguments(kind, 60_000, 60_000))
         await subject.put(queue)
         held = await subject.take(queue)
         if by_nack:
@@ -419,8 +428,8 @@ async def delayed_by_type(subject: Subject) -> None:
 
 
 @row("5.12c", "A delayed message is not counted as ready and does not delay others", since=V4_3)
-async def delayed_out_of_sight(subject: Subject) -> None:
-    queue = await subject.quorum(_delayed("all", 1500, 1500))
+async def delay_is_invisible(subject: Subject) -> None:
+    queue = await subject.quorum(_delay_arguments("all", 1500, 1500))
     await subject.put(queue, "delayed", "next")
     subject.channel.nack((await subject.take(queue)).tag, requeue=True)
     await subject.holds(queue, 1)
@@ -429,8 +438,8 @@ async def delayed_out_of_sight(subject: Subject) -> None:
 
 
 @row("5.12d", "Before 4.3 the arguments of delayed retry are accepted and ignored", until=V4_3)
-async def ignored_before(subject: Subject) -> None:
-    queue = await subject.quorum(_delayed("all", 60_000, 60_000))
+async def no_delay_before(subject: Subject) -> None:
+    queue = await subject.quorum(_delay_arguments("all", 60_000, 60_000))
     await subject.put(queue)
     subject.channel.reject((await subject.take(queue)).tag, requeue=True)
     await subject.holds(queue, 1)

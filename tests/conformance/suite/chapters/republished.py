@@ -1,4 +1,4 @@
-"""What becomes of broker-written headers that a client publishes again; parking; moving."""
+"""Broker headers in messages that a client publishes again, for parking and moving."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.conformance.suite.chapters.arrangements import (
     reject_loop,
     to,
 )
-from tests.conformance.suite.row import equal, row, that
+from tests.conformance.suite.row import equal, expect, row
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def _again(subject: Subject, delivery: Delivery, queue: str) -> None:
-    """Publish what was received, headers and all."""
+    """Publish a received message with its headers."""
     await subject.channel.publish(Message("", queue, delivery.body, delivery.properties))
 
 
@@ -33,7 +33,7 @@ def _counts(delivery: Delivery) -> dict[str, int]:
 
 
 @row("2.1", "A published x-death counts before 3.13. From 4.0 on the next death replaces it")
-async def republished_deaths(subject: Subject) -> None:
+async def deaths_of_a_publish(subject: Subject) -> None:
     (queue, dead), (older, _) = await pair(subject), await pair(subject)
     aside = await subject.classic(to(queue))
     await subject.put(aside)
@@ -44,11 +44,11 @@ async def republished_deaths(subject: Subject) -> None:
         equal("count", _counts(found)[queue], expected if subject.version < V3_13 else 1)
         await _again(subject, found, queue)
     equal("history of the other queue", aside in _counts(found), subject.version < V3_13)
-    that(older not in _counts(found), "no queue stands there that was never died in")
+    expect(older not in _counts(found), "x-death contains no other queue")
 
 
 @row("2.3a", "A published x-death is delivered unchanged until the next death")
-async def republished_unchanged(subject: Subject) -> None:
+async def deaths_until_the_next(subject: Subject) -> None:
     queue, dead = await pair(subject)
     await subject.put(queue)
     await lap(subject, queue)
@@ -59,7 +59,7 @@ async def republished_unchanged(subject: Subject) -> None:
 
 
 @row("2.3b", "x-first-death-* of a published message are overwritten from 4.0 on and kept before")
-async def republished_first_death(subject: Subject) -> None:
+async def first_death_of_a_publish(subject: Subject) -> None:
     one, two = await pair(subject)
     other, end = await pair(subject)
     await subject.put(one)
@@ -71,7 +71,7 @@ async def republished_first_death(subject: Subject) -> None:
 
 
 @row("2.4", "A message published into two retry queues with its x-death is dropped before 3.13")
-async def republished_into_a_chain(subject: Subject) -> None:
+async def publish_into_a_chain(subject: Subject) -> None:
     main = await subject.classic()
     second = await subject.classic(to(main, message_ttl=20))
     first = await subject.classic(to(second, message_ttl=20))
@@ -81,7 +81,7 @@ async def republished_into_a_chain(subject: Subject) -> None:
         await subject.pause(0.5)
         equal("ready", [await subject.count(queue) for queue in (first, second, main)], [0, 0, 0])
     else:
-        that(await subject.take_done(main), "the message is back")
+        expect(await subject.take_done(main), "the message is back")
 
 
 @row("2.5", "x-death counts correctly in a retry loop of the broker on every version")
@@ -95,7 +95,7 @@ async def broker_loop_counts(subject: Subject) -> None:
 
 
 @row("3.1", "Parking by publish keeps x-death and x-first-death-* with their types")
-async def parked_as_received(subject: Subject) -> None:
+async def park_as_received(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         main, _ = await reject_loop(subject, kind, 10)
         parking = await subject.queue(kind)
@@ -108,11 +108,11 @@ async def parked_as_received(subject: Subject) -> None:
             if "death" in name:
                 equal(name, parked[name], value)
                 equal(f"type of {name}", type(parked[name]), type(value))
-        that("x-death" in parked, "x-death is there")
+        expect("x-death" in parked, "x-death is there")
 
 
 @row("3.2a", "A message that is parked with its expiration expires in the parking queue")
-async def parked_with_expiration(subject: Subject) -> None:
+async def park_with_expiration(subject: Subject) -> None:
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         queue, parking = await subject.queue(kind), await subject.queue(kind)
         await subject.put(queue, expiration="1000")

@@ -75,12 +75,12 @@ async def topic(subject: Subject) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """The words between the dots, empty ones too; an empty text has none."""
+    """Return the words between the dots, including empty ones. An empty text has none."""
     return text.split(".") if text else []
 
 
 def _matches(pattern: list[str], words: list[str]) -> bool:
-    """The rule, by recursion."""
+    """Match recursively by the definition."""
     if not pattern:
         return not words
     head, rest = pattern[0], pattern[1:]
@@ -89,7 +89,10 @@ def _matches(pattern: list[str], words: list[str]) -> bool:
     return bool(words) and head in ("*", words[0]) and _matches(rest, words[1:])
 
 
-@row("A.23", "headers: x-match all needs every pair, any needs one. Other headers are ignored")
+@row(
+    "A.23",
+    "headers: x-match all needs every pair, any needs one. Other headers are ignored",
+)
 async def headers(subject: Subject) -> None:
     queue = await subject.classic()
     cases: tuple[tuple[Headers, Headers, bool], ...] = (
@@ -135,7 +138,7 @@ async def default_exchange(subject: Subject) -> None:
 
 
 @row("A.26", "An unbound key no longer routes. Other keys of the queue still do")
-async def unbound(subject: Subject) -> None:
+async def no_route_after_unbind(subject: Subject) -> None:
     exchange, queue = await subject.exchange("direct"), await subject.classic()
     for key in ("one", "two"):
         await subject.bind(exchange, queue, key)
@@ -153,4 +156,4 @@ async def alternates(subject: Subject) -> None:
     first = await subject.exchange("direct", {"alternate-exchange": middle})
     equal("by the chain", await _reaches(subject, first, "key", {}, queue), True)
     broken = await subject.exchange("direct", {"alternate-exchange": subject.name("no-exchange")})
-    equal("into nothing", await _reaches(subject, broken, "key", {}, queue), False)
+    equal("to a missing exchange", await _reaches(subject, broken, "key", {}, queue), False)

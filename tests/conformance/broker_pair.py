@@ -1,4 +1,4 @@
-"""Two brokers that are told the same, and must be seen to do the same."""
+"""Two brokers that receive the same requests and must give the same results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
     from hopback.message import Delivery
 
-__all__ = ["Held", "Step", "Twins", "seen"]
+__all__ = ["BrokerPair", "Held", "Step", "describe"]
 
 _SETTLE_SECONDS = 3.0
 Step: TypeAlias = "Callable[[Channel], Awaitable[object]]"
@@ -26,7 +26,7 @@ Step: TypeAlias = "Callable[[Channel], Awaitable[object]]"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One message held on both sides: its tags."""
+    """A message that is unacked on both brokers, with its delivery tags."""
 
     queue: str
     tags: tuple[int, int]
@@ -44,7 +44,7 @@ class _Side:
 
     @classmethod
     async def open(cls, broker: Broker) -> _Side:
-        connection = await broker.connect("side by side")
+        connection = await broker.connect("broker pair")
         channels = [await connection.open_channel() for _ in range(3)]
         return cls(broker, connection, await connection.open_channel(), channels)
 
@@ -54,26 +54,25 @@ class _Side:
         self.channels[number] = await self.connection.open_channel()
 
     async def counts(self, queues: list[str]) -> dict[str, object]:
-        """What a client sees: ready messages and consumers, and what has arrived."""
+        """Return the ready messages of each queue and the deliveries of each consumer."""
         states = [await self.watcher.declare_queue(Queue(name), passive=True) for name in queues]
         ready: dict[str, object] = {state.name: state.messages for state in states}
-        arrived = {tag: list(map(seen, deliveries)) for tag, deliveries in self.arrived.items()}
+        arrived = {tag: list(map(describe, deliveries)) for tag, deliveries in self.arrived.items()}
         return {**ready, "arrived": arrived}
 
 
-class Twins:
-    """Does everything twice and compares; AssertionError where the two differ."""
+class BrokerPair:
+    """Does everything on both brokers and compares. Raises AssertionError if they differ."""
 
     def __init__(self, left: _Side, right: _Side) -> None:
         self._sides = (left, right)
 
     @classmethod
-    async def open(cls, left: Broker, right: Broker) -> Twins:
-        """Connect to both."""
+    async def open(cls, left: Broker, right: Broker) -> BrokerPair:
         return cls(await _Side.open(left), await _Side.open(right))
 
     async def do(self, number: int, step: Step) -> object:
-        """Take the step on that channel of both; both must answer alike. A dead channel is renewed."""
+        """Run the step on that channel of both brokers and compare the answers. Reopen a closed channel."""
         left, right = [await _answer(step(side.channels[number])) for side in self._sides]
         assert left == right, f"RabbitMQ answered {left!r}, the embedded broker {right!r}"
         if isinstance(left, tuple) and left[0] == "closed":
@@ -81,35 +80,37 @@ class Twins:
         return left
 
     async def reopen(self, number: int) -> None:
-        """Close a channel on both sides and open it anew."""
+        """Close a channel on both brokers and open a new one."""
         for side in self._sides:
             await side.reopen(number)
 
     async def get(self, number: int, queue: str) -> Held | None:
-        """Take one message from both; both must give the same one, or none."""
+        """Get one message from both brokers and compare."""
         left, right = [await side.channels[number].get(queue) for side in self._sides]
-        assert seen(left) == seen(right), f"RabbitMQ gave {seen(left)}, embedded {seen(right)}"
+        assert describe(left) == describe(right), (
+            f"RabbitMQ gave {describe(left)}, embedded {describe(right)}"
+        )
         return None if left is None or right is None else Held(queue, (left.tag, right.tag))
 
     async def consume(self, number: int, queue: str, tag: str, prefetch: int) -> None:
-        """Start a consumer on both."""
+        """Start a consumer on both brokers."""
         for side in self._sides:
             side.arrived[tag] = []
             await side.channels[number].qos(prefetch)
             await side.channels[number].consume(queue, side.arrived[tag].append, tag=tag)
 
     def arrivals(self, tag: str, queue: str, since: int) -> list[Held]:
-        """What the consumer has got, from the delivery of that number on."""
+        """Return the consumer's deliveries from that number on."""
         left, right = (side.arrived[tag][since:] for side in self._sides)
         return [Held(queue, (one.tag, two.tag)) for one, two in zip(left, right, strict=True)]
 
     def settle(self, number: int, held: Held, way: str, **options: Any) -> None:
-        """Settle a held message on both, the same way."""
+        """Settle an unacked message in the same way on both brokers."""
         for side, tag in zip(self._sides, held.tags, strict=True):
             getattr(side.channels[number], way)(tag, **options)
 
     async def agree(self, queues: list[str]) -> None:
-        """Wait until a client sees the same on both; AssertionError if that does not come."""
+        """Wait until both brokers show the same to a client. AssertionError after a timeout."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             left, right = [await side.counts(queues) for side in self._sides]
@@ -131,7 +132,7 @@ class Twins:
 
 
 async def _answer(step: Awaitable[object]) -> object:
-    """What came of a step: its value, or the kind of error."""
+    """Return the value of a step, or the kind of error."""
     try:
         return await step
     except ChannelClosed as error:
@@ -140,8 +141,8 @@ async def _answer(step: Awaitable[object]) -> object:
         return type(error).__name__
 
 
-def seen(delivery: Delivery | None) -> object:
-    """A delivery as a client sees it, without what depends on the moment."""
+def describe(delivery: Delivery | None) -> object:
+    """Return a delivery as a client sees it, without times."""
     if delivery is None:
         return None
     properties = replace(delivery.properties, headers=_timeless(delivery.properties.headers))
@@ -150,7 +151,7 @@ def seen(delivery: Delivery | None) -> object:
 
 
 def _timeless(headers: Mapping[str, FieldValue]) -> dict[str, Any]:
-    """The headers with the times of deaths left out."""
+    """Return the headers without the times of deaths."""
     plain: dict[str, Any] = dict(headers)
     if isinstance(plain.get("x-death"), list | tuple):
         plain["x-death"] = [

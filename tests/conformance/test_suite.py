@@ -1,4 +1,4 @@
-"""The suite itself: wrong brokers do not pass it, lists and tables stay true."""
+"""Tests of the suite: wrong brokers fail, and lists and tables are up to date."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.conformance.suite import (
     Row,
     Tag,
     exercise,
-    play,
     rows,
+    run_row,
 )
 from tests.conformance.suite.exercise import EMBEDDED_DIFFERENCES, judge
 from tests.conformance.suite.row import row as enter
@@ -32,18 +32,18 @@ _V3_10, _V4_0, _V4_3 = map(BrokerVersion.parse, ("3.10", "4.0", "4.3"))
 
 
 def _exercise(broker: Any, numbers: set[str]) -> dict[str, Outcome]:
-    async def play() -> tuple[Result, ...]:
+    async def run_row() -> tuple[Result, ...]:
         loop = asyncio.get_running_loop()
         facilities = Facilities(now=loop.time, wall=loop.time)
         chosen = [_ROWS[number] for number in sorted(numbers)]
         return await exercise(broker, facilities, only=chosen)
 
-    return {result.row.id: result.outcome for result in run_virtual(play())}
+    return {result.row.id: result.outcome for result in run_virtual(run_row())}
 
 
 @pytest.mark.parametrize("wrong", WRONGS, ids=lambda kind: kind.__name__.strip("_"))
-def test_a_broker_that_is_wrong_in_one_thing_fails(wrong: type[Any]) -> None:
-    """Each of the rows that ought to notice the wrong does notice it."""
+def test_broker_with_one_error_fails(wrong: type[Any]) -> None:
+    """All rows that must detect the error fail."""
     outcomes = _exercise(WrongBroker(EmbeddedBroker(version=_V4_3), wrong), WRONGS[wrong])
     assert outcomes == dict.fromkeys(WRONGS[wrong], Outcome.FAILS)
 
@@ -57,39 +57,36 @@ def test_a_broker_that_is_wrong_in_one_thing_fails(wrong: type[Any]) -> None:
         (_V4_3, _V4_0, {"5.2b", "5.2d", "5.3a", "5.3d", "5.12d", "5.13a", "7.4a", "9.10a"}),
     ],
 )  # fmt: skip
-def test_a_broker_of_another_version_fails(
+def test_broker_of_another_version_fails(
     real: BrokerVersion, claimed: BrokerVersion, numbers: set[str]
 ) -> None:
-    """Rows that tell versions apart do not hold for a broker that is not what it claims."""
     outcomes = _exercise(Liar(EmbeddedBroker(version=real), claimed), numbers)
     assert outcomes == dict.fromkeys(numbers, Outcome.FAILS)
 
 
 @pytest.mark.socket
 @pytest.mark.parametrize("number", ["W.5", "W.6"])
-async def test_a_server_with_other_limits_fails(number: str) -> None:
-    """The rows about frames and channels notice limits that are not RabbitMQ's."""
+async def test_server_with_other_limits_fails(number: str) -> None:
     limits = ServerLimits(channels=100, frame_max=65_536)
     async with BrokerServer(ServerSettings(port=0, http_port=None, limits=limits)) as server:
-        result = await play(_ROWS[number], RabbitMQ(server.url), Facilities(address=server.url))
+        result = await run_row(_ROWS[number], RabbitMQ(server.url), Facilities(address=server.url))
     assert result.outcome is Outcome.FAILS
 
 
-def test_by_default_costly_rows_are_left_out() -> None:
-    """Whoever points the suite at a broker does not wreck it by default."""
+def test_costly_rows_do_not_run_by_default() -> None:
     costly = {row.id for row in rows() if row.tags & {Tag.SLOW, Tag.DESTRUCTIVE}}
     assert costly
     assert _exercise(EmbeddedBroker(), costly) == {}
 
 
-def test_what_the_subject_lacks_is_not_shown() -> None:
-    """A row that sets policies is neither held nor failed where no policies can be set."""
-    assert _exercise(EmbeddedBroker(), {"6.3a"}) == {"6.3a": Outcome.NOT_SHOWN}
-    assert _exercise(EmbeddedBroker(), {"W.1"}) == {"W.1": Outcome.NOT_SHOWN}
+def test_row_without_its_facility_is_not_tested() -> None:
+    """Here rows that set policies or need a socket."""
+    assert _exercise(EmbeddedBroker(), {"6.3a"}) == {"6.3a": Outcome.NOT_TESTED}
+    assert _exercise(EmbeddedBroker(), {"W.1"}) == {"W.1": Outcome.NOT_TESTED}
 
 
-def test_rows_stand_in_order_and_a_number_is_given_once() -> None:
-    """1.10 comes after 1.9; a second row of a number is refused."""
+def test_rows_are_ordered_and_numbers_are_unique() -> None:
+    """1.10 follows 1.9."""
     numbers = [row.id for row in rows()]
     assert numbers.index("1.10a") > numbers.index("1.9a")
     assert numbers.index("A.1") > numbers.index("10.8")
@@ -98,8 +95,7 @@ def test_rows_stand_in_order_and_a_number_is_given_once() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.HOLDS, Outcome.FAILS])
-def test_a_difference_must_be_listed_and_must_be_one(outcome: Outcome) -> None:
-    """An unlisted failure is wrong, and so is a listed row that holds."""
+def test_failure_must_be_listed_and_listed_row_must_fail(outcome: Outcome) -> None:
     listed = EMBEDDED_DIFFERENCES[0].row
     plain = next(number for number in _ROWS if number != listed)
     verdicts = [judge(_result(number, outcome), _V4_0) for number in (plain, listed)]
@@ -111,8 +107,8 @@ def _result(number: str, outcome: Outcome) -> Result:
     return Result(_ROWS[number], outcome, "as found")
 
 
-def test_the_table_in_the_docs_has_every_row_and_every_difference() -> None:
-    """The page was written by a run of this very suite: `make test-brokers` writes it anew."""
+def test_table_of_the_page_has_every_row_and_difference() -> None:
+    """`make test-brokers` writes the page."""
     lines = PAGE.read_text().splitlines()
     for row in rows():
         assert any(line.startswith(f"| {row.id} | {row.title}") for line in lines), row.id
@@ -121,8 +117,8 @@ def test_the_table_in_the_docs_has_every_row_and_every_difference() -> None:
     assert not [line for line in lines if "✗" in line.partition(" | ")[2] and line[0] == "|"]
 
 
-def test_the_table_shows_what_was_found() -> None:
-    """A cell is the sign of its result; a known difference of the embedded broker is marked."""
+def test_table_has_the_sign_of_each_result() -> None:
+    """A known difference of the embedded broker has a sign as well."""
     row: Row = rows()[0]
     listed = EMBEDDED_DIFFERENCES[0].row
     page = render(
