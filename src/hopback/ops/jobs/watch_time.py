@@ -15,6 +15,7 @@ from hopback.durations import format_duration
 from hopback.headers import deaths
 from hopback.headers.names import X_DEATH
 from hopback.ops.contract.requests import LONGEST_FOUND_WATCH_S, LONGEST_WATCH_S
+from hopback.ops.messages.attempts import attempts_in
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -28,13 +29,6 @@ _SLACK = 1.5
 """Factor for brokers that expire messages late under load, and for consumers that handle other messages."""
 _USUAL_LAPS = 3
 """Laps through a retry queue if neither a plan nor the messages specify a number: a common setting."""
-_MOST_LAPS = 100
-"""Largest number of laps in a header. A larger number counts something else."""
-_COUNTERS = (
-    "x-retry-count", "x-retries", "x-retry", "retry-count", "retries", "x-attempts", "x-attempt",
-    "attempts", "x-delivery-attempts",
-)  # fmt: skip
-"""Headers in which consumers count attempts."""
 _MOST_SEEN = 1000
 """Messages whose headers are read. More messages of the same queue rarely change the result."""
 
@@ -66,9 +60,7 @@ class WatchTimer:
             return
         self._seen += 1
         headers = delivery.properties.headers
-        for count in map(headers.get, _COUNTERS):
-            if isinstance(count, int) and not isinstance(count, bool) and count <= _MOST_LAPS:
-                self._counted = max(self._counted, int(count))
+        self._counted = max(self._counted, attempts_in(headers) - 1)  # one lap before each retry
         if X_DEATH not in headers:
             return
         found = deaths(headers)

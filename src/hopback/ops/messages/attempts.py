@@ -21,7 +21,7 @@ _RUN_COUNTERS = ("x-attempts", "x-attempt", "attempts", "x-delivery-attempts")
 _MOST_RUNS = 100  # a larger number is not a count of attempts and is ignored
 
 
-def _read_counters(headers: Headers) -> int:
+def attempts_in(headers: Headers) -> int:
     """Return the attempts that a consumer counted under a usual header name, 0 without one."""
     retries = max((counter_in(headers, name) for name in _RETRY_COUNTERS), default=0)
     runs = max((counter_in(headers, name) for name in _RUN_COUNTERS), default=0)
@@ -48,7 +48,7 @@ def count_attempts(
         # A framework that counted no retry may not know about those by the broker.
         1 + retries if retries else 0,
         *counters,
-        _read_counters(headers),
+        attempts_in(headers),
         0,
     )
     rejected = known.broker_failures

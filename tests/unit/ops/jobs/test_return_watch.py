@@ -395,6 +395,16 @@ def test_expiration_of_message_gives_retry_wait() -> None:
     assert "3 waits in work.later" in timer.time.text
 
 
+@pytest.mark.parametrize(
+    ("header", "count"), [("x-retries", 5), ("retry_count", 5), ("x-attempts", 6)]
+)
+def test_counted_retries_of_message_give_retry_wait(header: str, count: int) -> None:
+    (source,) = dead_letter_queues(_topology({"work.retry": 4}))
+    timer = WatchTimer(source)
+    timer.see(Received("work.dlq", "", "", b"", Properties(headers={header: count})))
+    assert "5 rounds are assumed" in timer.time.text
+
+
 def test_watch_text_states_source_of_its_duration() -> None:
     """The total duration of an earlier failure is longer than its waits."""
     (source,) = dead_letter_queues(_topology({"work.retry": 4}))
