@@ -44,17 +44,11 @@ class CursorDriver:
     """
 
     def __init__(
-        self,
-        messages: JobMessages,
-        cursor: SelectionCursor,
-        *,
-        rate: float | None,
-        is_type_known: bool,
+        self, messages: JobMessages, cursor: SelectionCursor, *, is_type_known: bool
     ) -> None:
         self.messages = messages
         self.cursor = cursor
         self._is_type_known = is_type_known
-        self._rate = rate
         self._waiting: deque[Delivery] = deque()
         self.acked = 0
         """Number of messages that this run has acked."""
@@ -73,10 +67,13 @@ class CursorDriver:
             self._waiting.append(delivery)
         return bool(self._waiting)
 
-    async def begin(self, checkpoint: Checkpoint) -> None:
-        """Take messages until the cursor knows where the selection ends, or has stopped."""
+    async def begin(self, checkpoint: Checkpoint, rate: float | None) -> None:
+        """Take messages until the cursor knows where the selection ends, or has stopped.
+
+        A job with a `rate` holds no more messages than it sends in ten minutes.
+        """
         cursor = self.cursor
-        most = _MOST_FOUND if self._rate is None else min(_MOST_FOUND, int(self._rate * _HELD_S))
+        most = _MOST_FOUND if rate is None else min(_MOST_FOUND, int(rate * _HELD_S))
         most += checkpoint.kept + len(checkpoint.window)
         held_bytes, step = 0, 1
         while cursor.state is CursorState.FINDING:

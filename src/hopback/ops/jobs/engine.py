@@ -164,7 +164,7 @@ class Engine:
             if job.run > 1:
                 await progress.save()  # not in place until the cursor has found the selection
             await self._check_not_shared()
-            await self._driver.begin(job.checkpoint)
+            await self._driver.begin(job.checkpoint, job.rate)
         if cursor.state is CursorState.STOPPED:
             reason = cursor.doubt or cursor.reason.format(queue=job.queue)
             raise EndJob(JobState.FAILED, reason)

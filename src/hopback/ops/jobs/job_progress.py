@@ -86,14 +86,15 @@ class JobProgress:
     async def obey(self) -> None:
         """Wait while the job is paused. EndJob if it is cancelled. No message may be in flight."""
         control = self._leased.control
-        if control.is_paused and not control.is_cancelled:
+        while control.is_paused:
             await self.enter(JobState.PAUSED, "paused")
-            while not await control.wait_at(self._leased.job.rate):
+            if control.rate == self._leased.job.rate:
+                await control.wait_for_change()
+            else:
                 await self.save()  # shows that the new rate was accepted
-            if not control.is_cancelled:
-                await self.enter(JobState.RUNNING, "")
         if control.is_cancelled:
             raise EndJob(JobState.CANCELLED, "cancelled")
+        await self.enter(JobState.RUNNING, "")
 
     def _count(self, counts: Counts, now: float) -> JobRecord:
         self._driver.receive_delivered()

@@ -20,43 +20,48 @@ class ControlRequest:
 
 
 class Control:
-    """The requests of operators to a running job: its rate, a pause or its end."""
+    """The last request of operators to a job that runs in this process."""
 
     def __init__(self, rate: float | None = None) -> None:
-        self.rate = rate
-        self.is_paused: bool = False
-        self.is_cancelled: bool = False
+        self._request = ControlRequest(rate=rate)
         self._changed = asyncio.Event()
+
+    @property
+    def rate(self) -> float | None:
+        return self._request.rate
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._request.cancelled
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the job has to wait. A cancelled job ends instead."""
+        return self._request.paused and not self._request.cancelled
 
     @property
     def is_interrupting(self) -> bool:
         """Whether the job has to pause or end."""
         return self.is_paused or self.is_cancelled
 
-    def set(self, new: ControlRequest) -> None:
-        if new != ControlRequest(self.is_paused, self.is_cancelled, self.rate):
-            self.is_paused, self.is_cancelled, self.rate = new.paused, new.cancelled, new.rate
+    def set(self, request: ControlRequest) -> None:
+        if request != self._request:
+            self._request = request
             self._changed.set()
 
-    async def wait(self) -> None:
-        """Wait until the job is no longer paused, or is cancelled."""
-        while self.is_paused and not self.is_cancelled:
-            self._changed.clear()
-            await self._changed.wait()
+    async def wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
-    async def wait_at(self, rate: float | None) -> bool:
-        """Wait as `wait` does. Return False if the rate is changed from `rate` meanwhile."""
-        while self.is_paused and not self.is_cancelled and self.rate == rate:
-            self._changed.clear()
-            await self._changed.wait()
-        return self.is_cancelled or not self.is_paused
+    async def wait_while_paused(self) -> None:
+        while self.is_paused:
+            await self.wait_for_change()
 
     async def sleep(self, seconds: float) -> bool:
-        """Wait for some seconds. Return False at once if a request changes."""
-        self._changed.clear()
+        """Wait for some seconds. Return False at once if the request changes."""
         try:
             async with asyncio.timeout(seconds):
-                await self._changed.wait()
+                await self.wait_for_change()
         except TimeoutError:
             return True
         return False

@@ -60,9 +60,9 @@ class Recovery:
         until = asyncio.get_running_loop().time() + self._patience_s
         for failures in itertools.count(1):
             await leased.control.sleep(_RECONNECT.delay(failures, random.random()))
-            if leased.control.is_paused and not leased.control.is_cancelled:
+            if leased.control.is_paused:
                 await self._write_reason(leased, reason, JobState.PAUSED)
-                await leased.control.wait()
+                await leased.control.wait_while_paused()
                 await self._write_reason(leased, reason, JobState.RUNNING)
             if leased.control.is_cancelled:
                 raise EndJob(JobState.CANCELLED, "cancelled")

@@ -268,7 +268,7 @@ class JobRunner:
             job, snapshot, await connection.open_channel(), cursor, await self._journal.store_id()
         )
         is_known = snapshot.effective(job.queue) is not None
-        driver = CursorDriver(messages, cursor, rate=job.rate, is_type_known=is_known)
+        driver = CursorDriver(messages, cursor, is_type_known=is_known)
         progress = JobProgress(leased, driver, self._clock)
         limit = None if spec.force else snapshot.cost(job.queue).limit
         counter = ArrivalCounter(self._broker, job, snapshot)
