@@ -114,7 +114,7 @@ def test_site_contains_every_page_and_every_public_name(site: Path) -> None:
     door = _Page((site / "api" / "hopback.html").read_text(encoding="utf-8"))
     assert {"hopback.App", "hopback.App.handler", "hopback.Park", "hopback.compose"} <= door.anchors
     inner = _Page((site / "api" / "hopback.ops.html").read_text(encoding="utf-8"))
-    assert "hopback.ops.DeadLetters.survey" in inner.anchors
+    assert "hopback.ops.DeadLetters.search" in inner.anchors
     for module, names in {
         "faststream": {"FastStreamPlans.queue", "FastStreamPlans.start"},
         "aio_pika": {"AioPikaPlans.consume", "PlannedMessage.reject"},
