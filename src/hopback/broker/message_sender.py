@@ -53,6 +53,10 @@ _IDLE_CHANNELS = 4
 _IDLE_S = 5.0
 """Seconds after which an idle scratch channel is closed."""
 
+_NOT_STARTED = (
+    "message not sent: the Publisher is not connected. Use `async with Publisher(…)`, or call `start()`"
+    " first"
+)
 _LOST = (
     "message not sent: the channel of the delivery that is being handled has ended, and the broker"
     " delivers it again"
@@ -307,6 +311,8 @@ class MessageSender:
         """
         if await self._apart_at_once(message, mandatory, ended):
             return None
+        if self._task is None and self._current is None:  # neither started nor closed
+            raise ConnectionFailed(_NOT_STARTED)
         try:
             async with asyncio.timeout(self._timeout) as limit:
                 while True:

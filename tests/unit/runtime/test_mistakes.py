@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,13 @@ from hopback import (
     compose,
 )
 from hopback.broker import EmbeddedBroker
-from hopback.errors import InvalidDeclaration, InvalidMessage, ProtocolError, PublishRefused
+from hopback.errors import (
+    ConnectionFailed,
+    InvalidDeclaration,
+    InvalidMessage,
+    ProtocolError,
+    PublishRefused,
+)
 from hopback.fields import table_size
 from hopback.store import Database
 from hopback.testing import AppTest, in_virtual_time
@@ -269,6 +276,18 @@ async def test_delay_beyond_the_longest_is_refused_as_written() -> None:
     async with AppTest(app) as test:
         with pytest.raises(InvalidDeclaration, match=r"publish: delay: .*longest=….*, got 2h$"):
             await test.publish("orders", {}, delay="2h")
+
+
+@in_virtual_time
+async def test_publisher_that_was_not_started_refuses_to_publish_at_once() -> None:
+    publisher, loop = Publisher(EmbeddedBroker()), asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(ConnectionFailed, match=r"not connected.*`async with Publisher\(…\)`"):
+        await publisher.publish("orders", {})
+    assert loop.time() == began
+    await publisher.close()
+    with pytest.raises(ConnectionFailed, match="the publisher is closed"):
+        await publisher.publish("orders", {})
 
 
 @in_virtual_time
