@@ -12,7 +12,7 @@ import click
 
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import did_you_mean, group_options
-from hopback.errors import ConnectionFailed
+from hopback.errors import ConnectionFailed, InvalidDeclaration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -134,6 +134,8 @@ def rabbitmq(url: str) -> RabbitMQ:
         return RabbitMQ(url)
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--broker") from error
+    except InvalidDeclaration as error:
+        raise click.BadParameter(f"{error.problems[0]}.", param_hint="--broker") from error
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from hopback import HopbackError, RabbitMQ
 from hopback.broker import Broker, EmbeddedBroker
+from hopback.errors import InvalidDeclaration
 
 T = TypeVar("T")
 
@@ -125,5 +126,5 @@ def broker_named(variables: Mapping[str, str]) -> Broker:
         return EmbeddedBroker()
     try:
         return RabbitMQ(url)
-    except ValueError as error:
+    except InvalidDeclaration as error:
         raise SettingsError(f"HOPBACK_BROKER: {error}") from None

@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote
 
-from hopback.errors import describe_scheme
+from hopback.errors import Problem, describe_scheme
 from hopback.wire.handshake import Credentials, secret_from_environment, secret_from_file
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
@@ -43,6 +43,14 @@ _OPTIONS = frozenset(
         "server_name_indication",
     }
 )
+
+
+class InvalidUrl(ValueError):
+    """Raised if a URL is invalid. The text does not contain the password."""
+
+    def __init__(self, expected: str, got: str, *, option: str = "") -> None:
+        self.problem = Problem(f"broker URL: {option}" if option else "broker URL", expected, got)
+        super().__init__(str(self.problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +91,29 @@ def _place(host: tuple[str, int]) -> str:
 
 
 def parse_url(url: str) -> Address:
-    """Parse a URL. Raises ValueError if it is invalid. The message does not contain the password."""
+    """Parse a URL. Raises InvalidUrl if it is invalid."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _PORTS:
-        raise ValueError(f"broker URL: expected amqp://… or amqps://…, got {describe_scheme(url)}")
+        hint = ", which is that of the management API" if scheme in ("http", "https") else ""
+        raise InvalidUrl(
+            "amqp://… or amqps://…, such as amqp://guest:guest@localhost:5672/",
+            f"{describe_scheme(url)}{hint}",
+        )
     # `urlsplit` only supports a single host. Since Python 3.13 it rejects lists that contain an
     # IPv6 address.
     before, _, fragment = rest.translate(_LINE_ENDS).partition("#")
     if fragment:
-        raise ValueError("broker URL: expected no '#'. Write it as %23")
+        raise InvalidUrl("no '#'", "one. Write it as %23")
     place, _, query = before.partition("?")
     authority, _, path = place.partition("/")
     user_part, _, host_part = authority.rpartition("@")
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
-        known = ", ".join(sorted(_OPTIONS))
-        raise ValueError(f"broker URL: unknown option {', '.join(unknown)}. Known options: {known}")
+        raise InvalidUrl(f"no options except {', '.join(sorted(_OPTIONS))}", ", ".join(unknown))
     hosts = tuple(_host(part, _PORTS[scheme]) for part in host_part.split(","))
     if "/" in path:
-        raise ValueError(f"broker URL: expected one virtual host, got {path!r}. Write '/' as %2F")
+        raise InvalidUrl("one virtual host", f"{path!r}. Write '/' as %2F")
     return Address(
         hosts=hosts,
         virtual_host=unquote(path) or "/",
@@ -118,10 +129,10 @@ def parse_url(url: str) -> Address:
 def _host(text: str, default_port: int) -> tuple[str, int]:
     found = _HOST.fullmatch(text)
     if found is None:
-        raise ValueError(f"broker URL: expected host or host:port, got {text!r}")
+        raise InvalidUrl("host or host:port", repr(text))
     port = int(found["port"] or default_port)
     if not 0 < port < 65_536:
-        raise ValueError(f"broker URL: expected a port from 1 to 65535, got {port}")
+        raise InvalidUrl("a port from 1 to 65535", str(port))
     return found["six"] or unquote(found["name"]) or "localhost", port
 
 
@@ -130,7 +141,7 @@ def _integer(options: dict[str, str], name: str, default: int, low: int, high: i
     if text is None:
         return default
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise ValueError(f"broker URL: {name}: expected {low} to {high}, got {text!r}")
+        raise InvalidUrl(f"{low} to {high}", repr(text), option=name)
     return int(text)
 
 
@@ -138,9 +149,7 @@ def _credentials(user_part: str, options: dict[str, str]) -> Credentials:
     user, has_password, password = user_part.partition(":")
     mechanism = options.get("auth_mechanism", "plain").upper()
     if mechanism not in ("PLAIN", "EXTERNAL"):
-        raise ValueError(
-            f"broker URL: auth_mechanism: expected plain or external, got {mechanism!r}"
-        )
+        raise InvalidUrl("plain or external", repr(mechanism), option="auth_mechanism")
     if mechanism == "EXTERNAL":
         return Credentials(unquote(user), mechanism=mechanism)
     name = unquote(user) or "guest"
@@ -156,11 +165,11 @@ def _tls(scheme: str, options: dict[str, str]) -> TlsOptions | None:
     named = [name for name in ("cacertfile", "certfile", "keyfile", "verify") if name in options]
     if scheme == "amqp":
         if named:
-            raise ValueError(f"broker URL: {', '.join(named)} needs amqps://, got amqp://")
+            raise InvalidUrl(f"amqps:// with {', '.join(named)}", "amqp://")
         return None
     verify = options.get("verify", "verify_peer")
     if verify not in ("verify_peer", "verify_none"):
-        raise ValueError(f"broker URL: verify: expected verify_peer or verify_none, got {verify!r}")
+        raise InvalidUrl("verify_peer or verify_none", repr(verify), option="verify")
     name = options.get("server_name_indication")
     return TlsOptions(
         cacertfile=options.get("cacertfile"),

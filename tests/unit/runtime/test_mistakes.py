@@ -13,6 +13,7 @@ from hopback import (
     BreakerPolicy,
     Depends,
     Publisher,
+    RabbitMQ,
     Retry,
     Rule,
     Service,
@@ -235,13 +236,31 @@ def _two_handlers(app: Any) -> None:
         ),
         (
             lambda _app: Publisher("localhost"),
-            ValueError,
-            "broker URL: expected amqp://… or amqps://…, got no scheme",
+            InvalidDeclaration,
+            "RabbitMQ: broker URL: expected amqp://… or amqps://…, such as"
+            " amqp://guest:guest@localhost:5672/, got no scheme",
         ),
         (
             lambda _app: Publisher("http://localhost:15672"),
-            ValueError,
-            "broker URL: expected amqp://… or amqps://…, got the scheme 'http'",
+            InvalidDeclaration,
+            "RabbitMQ: broker URL: expected amqp://… or amqps://…, such as"
+            " amqp://guest:guest@localhost:5672/, got the scheme 'http', which is that of the"
+            " management API",
+        ),
+        (
+            lambda app: Service(app, "amqp://localhost?hartbeat=5"),
+            InvalidDeclaration,
+            "RabbitMQ: broker URL: expected no options except auth_mechanism, ",
+        ),
+        (
+            lambda _app: RabbitMQ([]),
+            InvalidDeclaration,
+            "RabbitMQ: broker URL: expected at least one, got none",
+        ),
+        (
+            lambda _app: RabbitMQ(window=0),
+            InvalidDeclaration,
+            "RabbitMQ: window: expected at least 1 message, got 0",
         ),
         (
             lambda _app: Database("sqlite:///shop.db", remember="soon"),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from hopback.broker.rabbitmq.connection import ANSWER_TIMEOUT_S, RabbitConnection
 from hopback.durations import Duration, read_seconds
-from hopback.errors import ConnectionFailed, LoginRefused
+from hopback.errors import ConnectionFailed, InvalidDeclaration, LoginRefused, Problem
 from hopback.wire.handshake import Credentials, Secret
 from hopback.wire.transport import tls_context
-from hopback.wire.url import Address, parse_url
+from hopback.wire.url import Address, InvalidUrl, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,10 +42,11 @@ class RabbitMQ:
         answer_timeout: Duration = ANSWER_TIMEOUT_S,
     ) -> None:
         self._address = _address(url, password)
-        if window < 1:
-            raise ValueError(f"window: expected at least 1, got {window}")
-        self._window = window
         where = "RabbitMQ"
+        if window < 1:
+            problem = Problem("window", "at least 1 message", str(window))
+            raise InvalidDeclaration((problem,), where=where)
+        self._window = window
         self._confirm_timeout = read_seconds(
             confirm_timeout, "confirm_timeout", where=where, zero=False
         )
@@ -127,9 +128,12 @@ class RabbitMQ:
 
 def _address(url: str | Sequence[str], password: Secret | None) -> Address:
     urls = [url] if isinstance(url, str) else list(url)
-    if not urls:
-        raise ValueError("broker URL: expected at least one, got none")
-    found = [parse_url(one) for one in urls]
+    try:
+        if not urls:
+            raise InvalidUrl("at least one", "none")
+        found = [parse_url(one) for one in urls]
+    except InvalidUrl as error:
+        raise InvalidDeclaration((error.problem,), where="RabbitMQ") from None
     hosts = tuple(host for one in found for host in one.hosts)
     first = replace(found[0], hosts=hosts)
     if password is not None:
