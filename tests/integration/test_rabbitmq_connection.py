@@ -88,18 +88,46 @@ async def test_silent_broker_exceeds_connection_timeout(amqp_url: str) -> None:
             await RabbitMQ(proxy.url + "?connection_timeout=1").connect()
 
 
-async def test_http_server_at_amqp_port_is_named() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(8)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await reader.read()
-        writer.close()
+_PORTS = "AMQP usually has 5672, .* 15672 is the management API, 25672 is for other nodes"
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "AMQP 0-9-1 frame, got an HTTP answer"),
+        (b"\0\0\0\0\0\0\0\0\0", "AMQP 0-9-1 frame, got b'.*'"),
+        (b"", "the broker hung up"),
+        (None, r"no answer within 1 s \(connection_timeout\)"),
+    ],
+)
+async def test_error_for_a_port_that_is_not_amqp_names_the_usual_ports(
+    answer: bytes | None, error: str
+) -> None:
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        if answer is not None:
+            writer.write(answer)
+        if answer != b"":
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    with pytest.raises(ConnectionFailed, match="HTTP"):
-        await RabbitMQ(f"amqp://127.0.0.1:{port}").connect()
+    expected = f"{error}. Check the port {port}: {_PORTS}"
+    with pytest.raises(ConnectionFailed, match=expected):
+        await RabbitMQ(f"amqp://127.0.0.1:{port}?connection_timeout=1").connect()
+    await ended.wait()
     server.close()
+
+
+async def test_refused_login_does_not_suggest_another_port(rabbitmq: SharedNode) -> None:
+    with pytest.raises(LoginRefused) as refused:
+        await RabbitMQ(rabbitmq.url.replace("guest:guest", "guest:hunter2")).connect()
+    assert "15672" not in str(refused.value)
 
 
 async def test_dead_connection_is_detected_by_heartbeat(amqp_url: str) -> None:

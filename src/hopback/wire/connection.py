@@ -290,8 +290,9 @@ class WireConnection:
                 f"type {kind}, all octets = <<>>: {{frame_too_large,{size},{self.frame_max - 8}}}",
             )
         if self.role is Side.CLIENT:
-            found = data[position : position + 8]
-            raise Broken(ReplyCode.FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found!r}")
+            start = data[position : position + 8]
+            found = "an HTTP answer" if start.startswith(b"HTTP/") else repr(start)
+            raise Broken(ReplyCode.FRAME_ERROR, f"expected an AMQP 0-9-1 frame, got {found}")
 
     def _emit(self, channel: ChannelCore, found: Content, events: list[Event]) -> None:
         """Add a message to the events. A delivery is unsettled from now on."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("hopback.broker.rabbitmq")
+_AMQP_PORT = 5672
 
 
 class RabbitMQ:
@@ -105,9 +106,15 @@ class RabbitMQ:
                 await connection.opened
         except TimeoutError:
             connection.wire.abort()
-            raise ConnectionFailed(
-                f"no answer within {address.connection_timeout:g} s (connection_timeout)"
-            ) from None
+            waited = f"no answer within {address.connection_timeout:g} s (connection_timeout)"
+            advice = "" if connection.has_broker else _port_advice(port)
+            raise ConnectionFailed(waited + advice) from None
+        except ConnectionFailed as error:
+            connection.wire.abort()
+            advice = _port_advice(port)
+            if connection.has_broker or not advice:
+                raise
+            raise ConnectionFailed(f"{error}{advice}") from error
         except BaseException:
             connection.wire.abort()
             raise
@@ -140,6 +147,16 @@ def _address(url: str | Sequence[str], password: Secret | None) -> Address:
         user = first.credentials.user
         first = replace(first, credentials=Credentials(user, password, first.credentials.mechanism))
     return first
+
+
+def _port_advice(port: int) -> str:
+    """Return advice for a port that does not answer as an AMQP broker."""
+    if port == _AMQP_PORT:
+        return ""
+    return (
+        f". Check the port {port}: AMQP usually has {_AMQP_PORT}, with TLS (amqps://) 5671. 15672 is the"
+        " management API, 25672 is for other nodes"
+    )
 
 
 def _is_loopback(host: str) -> bool:

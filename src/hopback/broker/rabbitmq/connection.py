@@ -74,6 +74,11 @@ class RabbitConnection:
         """The broker's version, as it announced it."""
         return BrokerVersion.parse(str(self.server_properties.get("version", "0")))
 
+    @property
+    def has_broker(self) -> bool:
+        """Whether the peer has answered as an AMQP broker."""
+        return self._handshake is None or bool(self._handshake.server_properties)
+
     async def open_channel(self) -> RabbitChannel:
         """A new channel in confirm mode."""
         self._check()
