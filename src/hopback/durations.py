@@ -17,7 +17,7 @@ LONGEST_MS = 315_360_000_000
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _FORM = re.compile("".join(rf"(?:(\d{{1,12}}){unit})?" for unit, _ in _UNITS), re.ASCII)
-_EXAMPLES = "a duration like 250ms, 30s, 5m or 1h30m"
+_EXAMPLES = "a duration like 250ms, 30s, 5m, 1h30m or 7d (at most 3650d)"
 
 
 def parse_duration_ms(value: str | int | timedelta) -> int:

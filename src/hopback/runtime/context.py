@@ -289,6 +289,7 @@ def context_with(codecs: Codecs | None, reply_queues: Sequence[str], clock: Cloc
         _reply_queues = queues
         _clock = time
 
+    AppContext.__name__ = AppContext.__qualname__ = Context.__name__  # for errors and `repr`
     return AppContext
 
 

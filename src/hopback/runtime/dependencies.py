@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origi
 from hopback.errors import InvalidDeclaration, Problem
 from hopback.policy.outcome import FAILURES
 from hopback.runtime.context import Context
+from hopback.text import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +30,16 @@ Overrides: TypeAlias = "Mapping[Provider, Provider]"
 """Maps providers to their replacements."""
 
 _LOG = logging.getLogger("hopback.runtime")
+
+_OTHER_SCOPES = {
+    "app": "application",
+    "function": "run",
+    "message": "delivery",
+    "request": "delivery",
+    "session": "application",
+    "singleton": "application",
+}
+"""Scopes of other libraries, used for hints."""
 
 
 class Scope(StrEnum):
@@ -57,8 +68,10 @@ class Depends:
             problem = Problem("provider", "a function, not its result", repr(given))
             raise InvalidDeclaration((problem,), where="Depends")
         if self.scope not in [*Scope]:
-            problem = Problem("scope", ", ".join(Scope), repr(self.scope))
-            raise InvalidDeclaration((problem,), where="Depends")
+            meant = _OTHER_SCOPES.get(str(self.scope), "")
+            hint = f" (did you mean {meant}?)" if meant else did_you_mean(str(self.scope), Scope)
+            problem = Problem("scope", ", ".join(Scope), f"{self.scope!r}{hint}")
+            raise InvalidDeclaration((problem,), where=f"Depends({_name(self.provider)})")
         object.__setattr__(self, "scope", Scope(self.scope))
 
 
@@ -184,25 +197,33 @@ class Injector:
         for need in _provider_needs(provider, self._where):
             if need.depends is None:
                 if scope is Scope.APPLICATION:
-                    found = "a parameter of type Context"
-                    self._refuse(_name(provider), "values that exist before any delivery", found)
+                    expected = "no Context, because its value is made before any delivery"
+                    self._refuse(_name(provider), expected, "one. Give it scope='run'")
                 if not self._has_context:
-                    found = "a parameter of type Context"
-                    self._refuse(
-                        _name(provider), "values that a batch of deliveries can have", found
-                    )
+                    expected = "no Context, because its value is made for several deliveries"
+                    self._refuse(_name(provider), expected, "one")
                 needs.append((need.name, None))
                 continue
-            inner = Scope(need.depends.scope)
-            if scope is Scope.APPLICATION and inner is not Scope.APPLICATION:
-                found = f"{_name(need.depends.provider)}, of scope {inner}"
-                self._refuse(_name(provider), "values that live as long as the application", found)
-            if scope is Scope.DELIVERY and inner is Scope.RUN:
-                found = f"{_name(need.depends.provider)}, which is closed before the settlement"
-                self._refuse(_name(provider), "values that live as long as the delivery", found)
+            self._check_scopes(provider, scope, need.depends)
             needs.append((need.name, self._plan(need.depends, (*above, provider))))
         self._steps[provider] = _step(provider, scope, tuple(needs))
         return provider
+
+    def _check_scopes(self, provider: Provider, scope: Scope, inner: Depends) -> None:
+        """Refuse a provider whose value outlives a value that it needs."""
+        if scope is Scope.RUN or inner.scope in (scope, Scope.APPLICATION):
+            return
+        name, needed = _name(provider), _name(inner.provider)
+        if scope is Scope.APPLICATION:
+            expected = (
+                "only providers of scope application, because its value is shared by all runs"
+            )
+            found = f"{needed}, which is made for each {inner.scope}"
+        else:
+            expected = "no provider of scope run, because its value is used until the settlement"
+            found = f"{needed}, which is closed before the settlement"
+        remedy = f"Give {name} scope={str(inner.scope)!r}, or {needed} scope={str(scope)!r}"
+        self._refuse(name, expected, f"{found}. {remedy}")
 
     def _refuse(self, place: str, expected: str, found: str) -> None:
         raise InvalidDeclaration((Problem(place, expected, found),), where=self._where)
@@ -230,9 +251,7 @@ def _step(
         return _ProviderCall(provider, asynccontextmanager(provider), True, scope, needs)
     if inspect.isgeneratorfunction(provider):
         return _ProviderCall(provider, contextmanager(provider), False, scope, needs)
-    called = getattr(provider, "__call__", None)  # noqa: B004 - the method itself is asked
-    is_async = inspect.iscoroutinefunction(provider) or inspect.iscoroutinefunction(called)
-    return _ProviderCall(provider, None, is_async, scope, needs)
+    return _ProviderCall(provider, None, is_async(provider), scope, needs)
 
 
 def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
@@ -270,6 +289,19 @@ def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
         raise InvalidDeclaration((problem,), where=where) from error
     except AttributeError:
         return {}  # implemented in C, no annotations
+
+
+def show_function(call: Callable[..., Any]) -> str:
+    """Format the first line of a function as it was written, for errors."""
+    keyword = "async def" if is_async(call) or inspect.isasyncgenfunction(call) else "def"
+    return f"{keyword} {getattr(call, '__name__', call)}{inspect.signature(call)}"
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Return True if a function or callable object must be awaited."""
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004 - the method itself is asked
+    )
 
 
 def _name(provider: Provider) -> str:

@@ -29,7 +29,14 @@ from hopback.policy.breaker import BreakerPolicy
 from hopback.policy.outcome import MENU, Outcome, Rule, check_rules
 from hopback.runtime.codecs import Codec
 from hopback.runtime.context import Context
-from hopback.runtime.dependencies import Injector, Need, hints_of, needs_of
+from hopback.runtime.dependencies import (
+    Injector,
+    Need,
+    hints_of,
+    is_async,
+    needs_of,
+    show_function,
+)
 from hopback.runtime.payload import Decoder, decoder_for, guard
 from hopback.text import did_you_mean
 
@@ -317,6 +324,7 @@ def inspect_handler(
         InvalidDeclaration: If the signature is not supported.
     """
     where = f"handler of queue {queue!r}"
+    _refuse_yield(call, where)
     needs = needs_of(call, where)
     Injector(needs, where=where)  # check the dependencies
     provided = {need.name for need in needs}
@@ -329,25 +337,21 @@ def inspect_handler(
         _NAMED if needs else _POSITIONAL
     )  # if there are dependencies, arguments are passed by name
     if len(payload) > 1 or any(one.kind not in kinds for one in parameters):
-        found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
-        raise InvalidDeclaration(
-            (
-                Problem(
-                    "parameters",
-                    "(payload), (payload, context: Context) or (context: Context), and "
-                    "further parameters as Annotated[T, Depends(provider)]",
-                    found,
-                ),
-            ),
-            where=where,
+        expected = (
+            "(payload), (payload, context: Context) or (context: Context), and "
+            "further parameters as Annotated[T, Depends(provider)]"
         )
+        found = show_function(call)
+        if any(_is_context(one, hints) for one in payload):
+            found += ". Put the payload first"
+        raise InvalidDeclaration((Problem("parameters", expected, found),), where=where)
     if not makes_row and not replies:
         _require_outcome(call, hints, where)
     names = tuple(one.name for one in parameters)
-    is_async = _is_async(call)
+    has_await = is_async(call)
     if not payload:
         return Handler(
-            queue, call, None, takes_context, is_async, options, needs, names, replies=replies
+            queue, call, None, takes_context, has_await, options, needs, names, replies=replies
         )
     wanted: Any = hints.get(payload[0].name, Any)
     fixed = _codec_of(hints_of(call, where).get(payload[0].name))
@@ -356,7 +360,7 @@ def inspect_handler(
     else:
         decode = _decoder(payload[0], hints, where)
     return Handler(
-        queue, call, decode, takes_context, is_async, options, needs, names, wanted, replies
+        queue, call, decode, takes_context, has_await, options, needs, names, wanted, replies
     )
 
 
@@ -368,14 +372,15 @@ def inspect_batch_handler(
 ) -> BatchHandler:
     """Create a batch handler from an async function with a list parameter."""
     where = f"batch handler of queue {queue!r}"
+    _refuse_yield(call, where)
     needs = needs_of(call, where)
     Injector(needs, where=where, has_context=False)
     provided = {need.name for need in needs}
     signature = inspect.signature(call).parameters.values()
     parameters = [one for one in signature if one.name not in provided]
     wanted = _hints(call, where).get(parameters[0].name, list) if parameters else None
-    if len(parameters) != 1 or not _is_async(call) or not _is_list_type(wanted):
-        found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
+    if len(parameters) != 1 or not is_async(call) or not _is_list_type(wanted):
+        found = show_function(call)
         raise InvalidDeclaration(
             (Problem("signature", "async def (payloads: list[T])", found),), where=where
         )
@@ -393,17 +398,19 @@ def inspect_batch_handler(
     return BatchHandler(queue, call, decode, options, None, needs, name, item)
 
 
+def _refuse_yield(call: Callable[..., Any], where: str) -> None:
+    """Refuse a generator function, whose body would never run."""
+    for function in (call, getattr(call, "__call__", None)):  # noqa: B004 - the method itself
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            expected = "a function without `yield`, which belongs in a provider of `Depends(…)`"
+            problem = Problem("handler", expected, show_function(call))
+            raise InvalidDeclaration((problem,), where=where)
+
+
 def _is_list_type(annotation: object) -> bool:
     """Whether a list is of this type: `list[T]`, a base class such as `Sequence[T]`, or `Any`."""
     base = get_origin(annotation) or annotation
     return base is Any or (isinstance(base, type) and issubclass(list, base))
-
-
-def _is_async(call: Callable[..., Any]) -> bool:
-    """Return True if a function or callable object must be awaited."""
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
-        getattr(call, "__call__", None)  # noqa: B004 - the method itself is asked
-    )
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -428,10 +435,10 @@ def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str
     Other values would cause messages to be dead-lettered.
     """
     if not _may_be_outcome(hints.get("return", Any)):
-        found = f"{getattr(call, '__name__', call)}{inspect.signature(call)}"
+        found = show_function(call)
         expected = (
-            f"{MENU}: publish a result with `await context.publish(...)`, "
-            "and annotate the handler `-> None`"
+            f"{MENU}: publish a result with `await context.publish(...)` and annotate the handler "
+            "`-> None`, or send it as the reply with `replies=True`"
         )
         raise InvalidDeclaration((Problem("return value", expected, found),), where=where)
 

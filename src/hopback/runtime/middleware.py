@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from hopback.errors import InvalidDeclaration, Problem
 from hopback.policy.outcome import raised_outcome
 from hopback.runtime.context import Context
+from hopback.runtime.dependencies import is_async, show_function
 
 NextRun: TypeAlias = Callable[[], Awaitable[object]]
 """Calls the next middleware or the handler, and returns the result of the handler."""
@@ -26,11 +27,11 @@ Middleware: TypeAlias = Callable[[Context, NextRun], Awaitable[object]]
 
 def check_middleware(middleware: Middleware) -> None:
     """Raise InvalidDeclaration if the middleware does not have the right signature."""
-    called = getattr(middleware, "__call__", None)  # noqa: B004 - the method itself is asked
-    is_async = inspect.iscoroutinefunction(middleware) or inspect.iscoroutinefunction(called)
-    if is_async and len(inspect.signature(middleware).parameters) == 2:
+    if is_async(middleware) and len(inspect.signature(middleware).parameters) == 2:
         return
-    found = f"{getattr(middleware, '__name__', middleware)}{inspect.signature(middleware)}"
+    found = show_function(middleware)
+    if not is_async(middleware):
+        found += ", which is not async"
     problem = Problem("middleware", "async def (context: Context, run: NextRun)", found)
     raise InvalidDeclaration((problem,), where="middleware")
 

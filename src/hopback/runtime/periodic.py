@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel, Connection
     from hopback.runtime.settling import Environment
 
+_CRON_FIELDS = 5
+
 _RENEW_S = 300.0
 """How long the message is held at most: far less than the 30 minutes after which RabbitMQ takes a delivery
 that is not acknowledged for that of a dead consumer."""
@@ -99,6 +101,8 @@ def read_schedule(
         return parse_cron(cron or "", timezone)
     except ValueError as error:
         expected, _, got = str(error).removeprefix("expected ").rpartition(", got ")
+        if option == "period" and isinstance(period, str) and len(period.split()) == _CRON_FIELDS:
+            got += f" (did you mean cron={period!r}?)"
         raise InvalidDeclaration((Problem(option, expected, got),), where=where) from None
 
 

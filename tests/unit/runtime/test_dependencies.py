@@ -244,6 +244,10 @@ async def _long_lived(one: Annotated[int, Depends(_short_lived)]) -> int:
     return one
 
 
+async def _settled(one: Annotated[int, Depends(_short_lived, scope="run")]) -> int:
+    return one
+
+
 async def _of_a_delivery(context: Context) -> int:
     return context.attempt
 
@@ -259,8 +263,22 @@ def _needing(depends: Depends) -> Any:
     ("depends", "told"),
     [
         (Depends(_needs_itself), "two: expected a provider"),
-        (Depends(_long_lived, scope="application"), "as long as the application"),
-        (Depends(_of_a_delivery, scope="application"), "before any delivery"),
+        (
+            Depends(_long_lived, scope="application"),
+            "_long_lived: expected only providers of scope application, because its value is shared"
+            " by all runs, got _short_lived, which is made for each delivery. Give _long_lived"
+            " scope='delivery', or _short_lived scope='application'",
+        ),
+        (
+            Depends(_settled),
+            "_settled: expected no provider of scope run, because its value is used until the"
+            " settlement, got _short_lived, which is closed before the settlement. Give _settled"
+            " scope='run', or _short_lived scope='delivery'",
+        ),
+        (
+            Depends(_of_a_delivery, scope="application"),
+            "before any delivery, got one. Give it scope='run'",
+        ),
     ],
 )
 def test_invalid_dependency_is_refused_at_declaration(depends: Depends, told: str) -> None:
@@ -276,14 +294,20 @@ def test_invalid_depends_marker_is_refused() -> None:
     """
     with pytest.raises(InvalidDeclaration, match="a function, not its result"):
         Depends(5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidDeclaration, match="run, delivery, application"):
+    with pytest.raises(
+        InvalidDeclaration,
+        match=r"Depends\(open_session\): scope: expected run, delivery, application, got 'request'"
+        r" \(did you mean delivery\?\)",
+    ):
         Depends(open_session, scope="request")
+    with pytest.raises(InvalidDeclaration, match=r"did you mean application\?"):
+        Depends(open_session, scope="aplication")
     with pytest.raises(InvalidDeclaration, match=r"Annotated\[…, Depends\(greeting\)\]"):
 
         @App("shop").handler("orders", retry=None)
         async def handle(payload: bytes, text: Any = Depends(greeting)) -> None: ...  # noqa: B008
 
-    with pytest.raises(InvalidDeclaration, match="a batch of deliveries"):
+    with pytest.raises(InvalidDeclaration, match="made for several deliveries"):
 
         @App("shop").batch("orders", retry=None)
         async def insert(rows: list[int], one: Annotated[int, Depends(_of_a_delivery)]) -> None: ...

@@ -135,7 +135,11 @@ async def test_middleware_changes_outcome_only_by_returning_one(
 
 
 def test_invalid_middleware_signature_is_refused() -> None:
-    with pytest.raises(InvalidDeclaration, match=r"async def \(context: Context, run: NextRun\)"):
+    expected = (
+        r"expected async def \(context: Context, run: NextRun\), got def sync\(.*\) -> 'None',"
+        " which is not async$"
+    )
+    with pytest.raises(InvalidDeclaration, match=expected):
 
         @App("shop").middleware  # type: ignore[type-var]
         def sync(context: Context, run: NextRun) -> None: ...

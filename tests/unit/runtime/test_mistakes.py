@@ -11,6 +11,7 @@ import pytest
 from hopback import (
     App,
     BreakerPolicy,
+    Context,
     Depends,
     Publisher,
     RabbitMQ,
@@ -35,7 +36,7 @@ from hopback.testing import AppTest, in_virtual_time
 from hopback.wire.tables import encode_entries
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Generator
 
 
 async def _first(order: dict[str, Any]) -> None: ...
@@ -45,6 +46,26 @@ async def _second(order: dict[str, Any]) -> None: ...
 
 
 async def _two_payloads(order: dict[str, Any], customer: dict[str, Any]) -> None: ...
+
+
+async def _context_first(context: Context, order: dict[str, Any]) -> None: ...
+
+
+async def _count(order: dict[str, Any]) -> int:
+    return 1
+
+
+async def _yields_async(order: dict[str, Any]) -> AsyncGenerator[None]:
+    yield
+
+
+def _yields(order: dict[str, Any]) -> Generator[None]:
+    yield
+
+
+class _YieldingHandler:
+    def __call__(self, order: dict[str, Any]) -> Generator[None]:
+        yield
 
 
 async def _lifespan(app: App) -> AsyncGenerator[None]:
@@ -68,7 +89,8 @@ def _two_handlers(app: Any) -> None:
         (
             lambda app: app.queue("orders", retry=["30s", "soon"]),
             InvalidDeclaration,
-            "queue 'orders': retry[1]: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+            "queue 'orders': retry[1]: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
+            " (at most 3650d), got 'soon'",
         ),
         (
             lambda app: app.queue("orders", retry=["30s"], attempts=0),
@@ -106,7 +128,59 @@ def _two_handlers(app: Any) -> None:
         (
             lambda app: app.handler("orders", retry=["1s"])(_two_payloads),
             InvalidDeclaration,
-            "handler of queue 'orders': parameters: expected (payload), (payload, context: Context)",
+            "handler of queue 'orders': parameters: expected (payload), (payload, context: Context)"
+            " or (context: Context), and further parameters as Annotated[T, Depends(provider)], got"
+            " async def _two_payloads(order: 'dict[str, Any]', ",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["1s"])(_context_first),
+            InvalidDeclaration,
+            "handler of queue 'orders': parameters: expected (payload), (payload, context: Context)"
+            " or (context: Context), and further parameters as Annotated[T, Depends(provider)], got"
+            " async def _context_first(context: 'Context', order: 'dict[str, Any]') -> 'None'."
+            " Put the payload first",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["1s"])(_count),
+            InvalidDeclaration,
+            "handler of queue 'orders': return value: expected None, Done(), Retry(reason,"
+            " after=None), Park(reason), Snooze(delay) or a ConsumerStatus: publish a result with"
+            " `await context.publish(...)` and annotate the handler `-> None`, or send it as the"
+            " reply with `replies=True`, got async def _count(",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["1s"])(_yields_async),
+            InvalidDeclaration,
+            "handler of queue 'orders': handler: expected a function without `yield`, which belongs"
+            " in a provider of `Depends(…)`, got async def _yields_async(",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["1s"])(_yields),
+            InvalidDeclaration,
+            "handler of queue 'orders': handler: expected a function without `yield`, which belongs"
+            " in a provider of `Depends(…)`, got def _yields(",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["1s"], replies=True)(_YieldingHandler()),
+            InvalidDeclaration,
+            "handler of queue 'orders': handler: expected a function without `yield`",
+        ),
+        (
+            lambda app: app.batch("orders", retry=["1s"])(_yields_async),
+            InvalidDeclaration,
+            "batch handler of queue 'orders': handler: expected a function without `yield`",
+        ),
+        (
+            lambda app: app.every("0 3 * * *"),
+            InvalidDeclaration,
+            "app 'shop'.every: period: expected a duration like 250ms, 30s, 5m, 1h30m or 7d (at"
+            " most 3650d), got '0 3 * * *' (did you mean cron='0 3 * * *'?)",
+        ),
+        (
+            lambda app: app.queue("orders", retry=["20y"]),
+            InvalidDeclaration,
+            "queue 'orders': retry[0]: expected a duration like 250ms, 30s, 5m, 1h30m or 7d (at"
+            " most 3650d), got '20y'",
         ),
         (
             lambda app: app.every(cron="61 * * * *"),
@@ -138,7 +212,8 @@ def _two_handlers(app: Any) -> None:
         (
             lambda _app: Depends(_first, scope="request"),
             InvalidDeclaration,
-            "Depends: scope: expected run, delivery, application, got 'request'",
+            "Depends(_first): scope: expected run, delivery, application, got 'request' (did you"
+            " mean delivery?)",
         ),
         (
             lambda app: app.handler("orders", rules=[KeyError]),
@@ -154,17 +229,20 @@ def _two_handlers(app: Any) -> None:
         (
             lambda _app: BreakerPolicy(cool_down="soon"),
             InvalidDeclaration,
-            "BreakerPolicy: cool_down: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+            "BreakerPolicy: cool_down: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
+            " (at most 3650d), got 'soon'",
         ),
         (
             lambda _app: ServiceOptions(grace="-5s"),
             InvalidDeclaration,
-            "ServiceOptions: grace: expected a duration like 250ms, 30s, 5m or 1h30m, got '-5s'",
+            "ServiceOptions: grace: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
+            " (at most 3650d), got '-5s'",
         ),
         (
             lambda _app: SyncPublisher("amqp://localhost", timeout="5"),
             InvalidDeclaration,
-            "SyncPublisher: timeout: expected a duration like 250ms, 30s, 5m or 1h30m, got '5'"
+            "SyncPublisher: timeout: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
+            " (at most 3650d), got '5'"
             " (add a unit, as in 5s)",
         ),
         (
@@ -181,7 +259,8 @@ def _two_handlers(app: Any) -> None:
         (
             lambda _app: compose("orders", {}, expiration="soon"),
             ValueError,
-            "expiration: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+            "expiration: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
+            " (at most 3650d), got 'soon'",
         ),
         (
             lambda _app: compose("", {}),
@@ -201,12 +280,14 @@ def _two_handlers(app: Any) -> None:
         (
             lambda app: app.delays(longest="soon"),
             InvalidDeclaration,
-            "app 'shop'.delays: longest: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+            "app 'shop'.delays: longest: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
+            " (at most 3650d), got 'soon'",
         ),
         (
             lambda app: app.batch("orders", retry=["1s"])(_first),
             InvalidDeclaration,
-            "batch handler of queue 'orders': signature: expected async def (payloads: list[T]), got _first(",
+            "batch handler of queue 'orders': signature: expected async def (payloads: list[T]), got"
+            " async def _first(",
         ),
         (
             lambda app: app.include(App("other")),
@@ -265,7 +346,8 @@ def _two_handlers(app: Any) -> None:
         (
             lambda _app: Database("sqlite:///shop.db", remember="soon"),
             InvalidDeclaration,
-            "Database: remember: expected a duration like 250ms, 30s, 5m or 1h30m, got 'soon'",
+            "Database: remember: expected a duration like 250ms, 30s, 5m, 1h30m or 7d"
+            " (at most 3650d), got 'soon'",
         ),
         (
             lambda _app: in_virtual_time(lambda: None)(),  # type: ignore[arg-type, return-value]
@@ -285,6 +367,20 @@ def test_mistake_is_refused_with_place_value_and_remedy(
     with pytest.raises(kind) as refused:
         mistake(App("shop"))
     assert str(refused.value).startswith(error)
+
+
+@in_virtual_time
+async def test_error_about_an_unknown_attribute_names_context_as_documented() -> None:
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(context: Context) -> None:
+        context.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {})
+        with pytest.raises(AttributeError, match="'Context' object has no attribute 'nothing'"):
+            await test.drain(reraise=True)
 
 
 @in_virtual_time

@@ -139,7 +139,7 @@ def test_all_problems_are_reported_with_paths() -> None:
         "queues.orders.bindings[1].exchange: expected the name of an exchange, got nothing",
         'queues."a b": expected a failure plan such as `retry = [{ delay = "30s" }]`,'
         " or `consumers = false` for a queue without consumers, got neither",
-        "queues.c.retry[0].delay: expected a duration like 250ms, 30s, 5m or 1h30m, or whole"
+        "queues.c.retry[0].delay: expected a duration like 250ms, 30s, 5m, 1h30m or 7d (at most 3650d), or whole"
         " milliseconds, got 5.5",
         'queues.c.retry[0].dely: expected one of delay, got "dely" (did you mean "delay"?)',
         "queues.c.retry[1].delay: expected a duration like 30s, got nothing",
