@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hopback.runtime.settling import Environment
 
 _CRON_FIELDS = 5
+"""Number of fields of a cron expression, from minute to day of the week."""
 
 _RENEW_S = 300.0
 """How long the message is held at most: far less than the 30 minutes after which RabbitMQ takes a delivery

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.broker.rabbitmq")
 _AMQP_PORT = 5672
+"""The port that IANA has registered for AMQP."""
 
 
 class RabbitMQ:
