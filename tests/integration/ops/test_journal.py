@@ -32,9 +32,7 @@ from hopback.ops.contract.requests import (
     Who,
 )
 from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobState, Moment
-from hopback.ops.jobs.checkpoint import Checkpoint
-from hopback.ops.jobs.job_record import JobRecord
-from hopback.ops.jobs.job_spec import JobSpec
+from hopback.ops.jobs.job_record import Checkpoint, JobRecord, JobSpec
 from hopback.ops.jobs.journal import Journal, JournalShare
 from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.retention import Retention, forget_old

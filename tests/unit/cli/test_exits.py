@@ -17,8 +17,7 @@ from hopback.errors import (
     SessionOver,
 )
 from hopback.ops.contract.requests import RedriveRequest
-from hopback.ops.jobs.job_record import JobRecord
-from hopback.ops.jobs.job_spec import JobSpec
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 
 _JOB = JobRecord(
     "j-1",

@@ -39,7 +39,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.jobs.cursor import (
     STAYS,
     UNKNOWN_END,
@@ -48,6 +47,7 @@ from hopback.ops.jobs.cursor import (
     SelectionCursor,
     Table,
 )
+from hopback.ops.jobs.job_record import Checkpoint
 from hopback.ops.messages.digest import content_digest
 from hopback.text import count_of
 

@@ -55,7 +55,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.jobs.cursor import (
     STAYS,
     TAKEN_BY_OTHERS,
@@ -65,6 +64,7 @@ from hopback.ops.jobs.cursor import (
     CursorState,
     Table,
 )
+from hopback.ops.jobs.job_record import Checkpoint
 
 if TYPE_CHECKING:
     from hopback.message import Delivery

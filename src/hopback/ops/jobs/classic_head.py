@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.jobs.checkpoint import Checkpoint
-    from hopback.ops.jobs.job_record import JobRecord
+    from hopback.ops.jobs.job_record import Checkpoint, JobRecord
     from hopback.ops.jobs.leased_job import LeasedJob
 
 _LOST_ACKS = 65_536

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hopback.message import Delivery
-    from hopback.ops.jobs.checkpoint import Checkpoint
+    from hopback.ops.jobs.job_record import Checkpoint
 
 
 UNKNOWN_END = (

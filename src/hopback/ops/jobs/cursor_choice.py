@@ -11,7 +11,6 @@ from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.classic_head import find_head
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
-from hopback.ops.jobs.read_ahead import choose_prefetch
 
 if TYPE_CHECKING:
     from hopback.broker.port import Channel
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.jobs.cursor import SelectionCursor
-    from hopback.ops.jobs.job_record import JobRecord
+    from hopback.ops.jobs.job_record import JobRecord, JobSpec
     from hopback.ops.jobs.leased_job import LeasedJob
 
 _REQUEUE_S = 2.0
@@ -30,6 +29,17 @@ _ASK_REQUEUED_S = 0.05
 _REMEMBERED = 6
 """Acks whose marks are remembered, as a multiple of the messages in flight: far more than a broker leaves
 unread."""
+_PACED = 3
+"""Messages that a job with a rate holds, as a multiple of those in flight: the last ones must not wait for
+too long."""
+_QUORUM = 8
+"""The multiple for a quorum queue. Each checkpoint costs a save and a passive declare, so it contains the
+marks of seven times as many messages as are in flight. A killed job requeues all of them."""
+_CLASSIC = 20
+"""The multiple for a long classic queue: 10,000 messages by default, which is the number that RabbitMQ moves
+in a second (benchmarks/ADMIN.md)."""
+_AHEAD_OF = 20
+"""At most one message in 20 of a selection is held: messages that are not held yet distinguish equal ones."""
 
 _DOUBT = (
     "when the job resumed, {queue!r} had more messages than expected: new ones, or finished ones that a"
@@ -103,6 +113,23 @@ def _doubt(job: JobRecord, ready: int) -> str:
     checkpoint, behind = job.checkpoint, job.spec.behind or 0
     expected = checkpoint.kept + len(checkpoint.window) + checkpoint.rest + behind
     return _DOUBT.format(queue=job.queue) if ready > expected else ""
+
+
+def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
+    """Return the number of messages that a job holds at a time.
+
+    A classic queue delivers no message while RabbitMQ collects the garbage of its process: 0.2 s at a time
+    with 150,000 messages, longer with more. The job continues with the messages it holds. Requeueing the
+    rest costs a classic queue little. A job with a rate holds few messages, because the broker would
+    requeue the last ones before their turn.
+    """
+    in_flight = spec.pace.in_flight
+    if is_paced:
+        return _PACED * in_flight
+    if not is_classic:
+        return _QUORUM * in_flight
+    ahead = min(spec.span // _AHEAD_OF, _CLASSIC * in_flight)
+    return max(ahead, _PACED * in_flight)
 
 
 def queue_messages(

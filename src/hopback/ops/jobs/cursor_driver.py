@@ -19,7 +19,7 @@ from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor
 if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.browse.job_messages import JobMessages
-    from hopback.ops.jobs.checkpoint import Checkpoint
+    from hopback.ops.jobs.job_record import Checkpoint
 
 _MOST_FOUND = 10_000
 """Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.

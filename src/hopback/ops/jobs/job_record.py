@@ -5,10 +5,107 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hopback.errors import JobConflict
-from hopback.ops.contract.requests import BY_DESIGN, JobKind, RedriveRequest
+from hopback.ops.browse.prefetch import FIRST_PREFETCH
+from hopback.ops.contract.requests import (
+    BY_DESIGN,
+    NOBODY,
+    JobKind,
+    JobRequest,
+    Pace,
+    RedriveRequest,
+    Submission,
+    Who,
+)
 from hopback.ops.contract.values import ACTIVE, Counts, Job, JobState, Moment
-from hopback.ops.jobs.checkpoint import Checkpoint
-from hopback.ops.jobs.job_spec import JobSpec  # noqa: TC001  msgspec reads it at run time
+
+
+class JobSpec(Submission, frozen=True, kw_only=True):
+    """A request with its submission and the facts that the planner added. It never changes.
+
+    The selection of the request contains the counted messages, without the ids of single messages. They are
+    among the first `span` messages of the queue: those with these `digests`, or all that match the filter if
+    `digests` is None. `behind` is the number of messages behind the first `span`, None if it was not counted.
+    `target_text` is the target of a re-drive in words.
+    """
+
+    request: JobRequest
+    by: Who = NOBODY
+    broker: str
+    span: int
+    digests: tuple[str, ...] | None = None
+    behind: int | None = None
+    target_text: str = ""
+
+    @property
+    def kind(self) -> JobKind:
+        return self.request.kind
+
+    @property
+    def queue(self) -> str:
+        return self.request.queue
+
+    @property
+    def pace(self) -> Pace:
+        return self.request.pace
+
+    @property
+    def force(self) -> bool:
+        return self.request.force
+
+    @property
+    def filter(self) -> str:
+        return self.request.selection.filter
+
+    @property
+    def most(self) -> int:
+        """The maximum number of selected messages."""
+        return self.span if self.digests is None else len(self.digests)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The values from which a new cursor finds the rest of a selection after a crash.
+
+    It is saved before messages are sent. `quorum_cursor`, `classic_cursor` and `chosen_cursor` explain
+    how it is used.
+    """
+
+    kept: int = 0
+    """Number of messages that the job has decided to leave in the queue."""
+    window: tuple[str, ...] = ()
+    """Marks of messages that the job holds, or has acked so recently that the queue may still have them."""
+    rest: int = 0
+    """Number of selected messages that the job has not taken."""
+    last: str = ""
+    """Mark of the anchor, the last message that was delivered to the job."""
+    last_digest: str = ""
+    """Digest of the anchor."""
+    last_stays: bool = False
+    """The anchor is in the queue: the job does not send it before the next checkpoint."""
+    is_shared: bool = False
+    """Another consumer has taken messages from the queue while the job ran."""
+    last_is_behind: bool = False
+    """Quorum queues: the anchor is the first message behind the selection."""
+    finding: int = 0
+    """Quorum queues: a job that was killed while it took redelivered messages had taken this number of
+    messages at once, if there were as many. 0 if no job was killed then."""
+    in_place: bool = False
+    """Quorum queues: the queue requeues all messages of the job in their original order, before all
+    others."""
+    acks_applied: bool = False
+    """Quorum queues: the queue still has every message of the window."""
+    unsure: int = 0
+    """Quorum queues: number of selected messages that may remain, besides `rest`."""
+    has_twins: bool = False
+    """Messages with equal marks or digests were seen."""
+    rest_is_untouched: bool = False
+    """Classic queues: no message of the rest was delivered before."""
+
+
+def first_checkpoint(count: int) -> Checkpoint:
+    """Return the checkpoint of a new job that selects the first `count` messages."""
+    return Checkpoint(rest=count, in_place=True, finding=min(FIRST_PREFETCH, count))
+
 
 _NEXT: dict[JobState, frozenset[JobState]] = {
     JobState.RUNNING: frozenset(JobState) - {JobState.RUNNING},

@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages
-    from hopback.ops.jobs.job_record import JobRecord
-    from hopback.ops.jobs.job_spec import JobSpec
+    from hopback.ops.jobs.job_record import JobRecord, JobSpec
     from hopback.topology.routing import RoutingTable
 
 _REACHED = 50

@@ -29,7 +29,7 @@ from hopback.ops.contract.values import (
     Price,
 )
 from hopback.ops.jobs.dry_run import DryRun
-from hopback.ops.jobs.job_spec import JobSpec
+from hopback.ops.jobs.job_record import JobSpec
 from hopback.ops.messages.archive import check_writable
 from hopback.ops.messages.filters import parse_filter
 

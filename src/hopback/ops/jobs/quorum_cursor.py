@@ -75,7 +75,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
-from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.jobs.cursor import (
     STAYS,
     TAKEN_BY_OTHERS,
@@ -86,6 +85,7 @@ from hopback.ops.jobs.cursor import (
     Table,
     mark_of,
 )
+from hopback.ops.jobs.job_record import Checkpoint
 from hopback.ops.messages.digest import content_digest
 from hopback.text import count_of
 

@@ -13,8 +13,7 @@ from hopback.ops.cli.job_follow import Bar, Lines, Meter, bar_line, record_line,
 from hopback.ops.contract.codec import to_json
 from hopback.ops.contract.requests import JobKind, RedriveRequest
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
-from hopback.ops.jobs.job_record import JobRecord
-from hopback.ops.jobs.job_spec import JobSpec
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 
 
 def _job(

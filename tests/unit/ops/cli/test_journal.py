@@ -16,8 +16,7 @@ from hopback.ops.cli.journal import journal
 from hopback.ops.contract.requests import NEWEST, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, Moment
 from hopback.ops.documents import Documents
-from hopback.ops.jobs.job_record import JobRecord
-from hopback.ops.jobs.job_spec import JobSpec
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.jobs.classic_head import HeadLimits, HeadMessage, decide_head
+from hopback.ops.jobs.job_record import Checkpoint
 
 
 def _length(

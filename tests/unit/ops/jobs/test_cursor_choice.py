@@ -22,13 +22,15 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.contract.requests import (
     RAMP,
     Pace,
+    RedriveRequest,
     Selection,
     SessionRequest,
 )
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.checkpoint import Checkpoint
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.cursor import CursorEvent, mark_of
+from hopback.ops.jobs.cursor_choice import choose_prefetch
+from hopback.ops.jobs.job_record import Checkpoint, JobSpec
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from hopback.broker.embedded import EmbeddedConnection
     from hopback.fields import FieldValue
     from hopback.message import Delivery
-    from hopback.ops.contract.requests import DiscardRequest, RedriveRequest
+    from hopback.ops.contract.requests import DiscardRequest
     from hopback.ops.contract.values import Job
 
 _COUNT, _LIMIT, _IN_FLIGHT = 120, 100, 2
@@ -603,3 +605,22 @@ async def test_stopped_job_with_failures_after_broker_loses_acks_retries_or_fail
             assert "unknown where the selection ends" in job.state_reason
         else:  # messages sent twice were redelivered twice
             assert (job.state, bool(forgotten)) == (JobState.STOPPED, True)
+
+
+@pytest.mark.parametrize(
+    ("count", "is_classic", "is_paced", "held"),
+    [
+        pytest.param(1_000, True, False, 1_500, id="a short queue: three windows"),
+        pytest.param(100_000, True, False, 5_000, id="a long one: a twentieth"),
+        pytest.param(1_000_000, True, False, 10_000, id="a very long one: a second's work"),
+        pytest.param(1_000_000, True, True, 1_500, id="at a rate: none waits for long"),
+        pytest.param(1_000_000, False, False, 4_000, id="a quorum queue: eight windows"),
+        pytest.param(1_000_000, False, True, 1_500, id="a quorum queue at a rate"),
+    ],
+)
+def test_prefetch_of_a_job_depends_on_queue_type_length_and_rate(
+    count: int, is_classic: bool, is_paced: bool, held: int
+) -> None:
+    request = RedriveRequest(queue="q", reason="t")
+    spec = JobSpec(request=request, broker="here", span=count)
+    assert choose_prefetch(spec, is_classic=is_classic, is_paced=is_paced) == held

@@ -6,8 +6,7 @@ from hopback.clock import ManualClock
 from hopback.ops.contract.requests import AuditQuery, RedriveRequest
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.http.settings import AdminSettings, parse_settings
-from hopback.ops.jobs.job_record import JobRecord
-from hopback.ops.jobs.job_spec import JobSpec
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.jobs.retention import Retention, forget_old
 

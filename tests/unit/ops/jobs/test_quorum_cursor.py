@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hopback.message import Properties, Received
-from hopback.ops.jobs.checkpoint import first_checkpoint
 from hopback.ops.jobs.cursor import CursorEvent, CursorState
+from hopback.ops.jobs.job_record import first_checkpoint
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 
 if TYPE_CHECKING:
-    from hopback.ops.jobs.checkpoint import Checkpoint
+    from hopback.ops.jobs.job_record import Checkpoint
 
 
 def _delivery(tag: int, body: str, *, redelivered: bool) -> Received:
