@@ -18,6 +18,7 @@ from msgspec import structs
 from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 from hopback.ops.alerts.book import AlertBook
 from hopback.ops.brokers.candidates import Recognition
+from hopback.ops.brokers.consumers import find_other_consumers
 from hopback.ops.brokers.queue_views import describe_queue, summarize_queue
 from hopback.ops.brokers.snapshot import queues_that_hold_back
 from hopback.ops.brokers.targets import queues_reached
@@ -69,7 +70,6 @@ from hopback.ops.documents import Documents
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
 from hopback.ops.jobs.journal import Journal, JournalShare, MemoryJournal
-from hopback.ops.jobs.other_consumers import OtherConsumers
 from hopback.ops.jobs.plan import make_plan
 from hopback.ops.jobs.planner import Planner, check_request, snapshot_for
 from hopback.ops.jobs.runner import JobRunner, new_job_id
@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from hopback.ops.alerts.values import AlertList, AlertTestResult
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer
     from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
@@ -126,7 +127,6 @@ class Operations:
         broker.recorded_overrides = self._recognition.overrides
         self._sessions = Sessions(broker)
         self._planner = Planner(broker, self._sessions, self.settings)
-        self._other_consumers = OtherConsumers(broker, self._sessions, self.journal.store_id)
         self._runner = JobRunner(broker, self.journal, self.settings)
         self.surveys: Surveys = Surveys(
             broker, self.journal, self.queues, self._sessions, self.settings.exports
@@ -342,7 +342,7 @@ class Operations:
         queue = request.queue
         active = next(iter(await self._records(queue=queue, active=True)), None)
         snapshot = await self.broker.snapshot(count=queue)
-        others = await self._other_consumers.find(queue, snapshot, active)
+        others = await self._find_other_consumers(snapshot, queue, has_job=active is not None)
         return await make_plan(
             self._planner, request, submission, snapshot, others, active, on_progress
         )
@@ -365,7 +365,7 @@ class Operations:
         check_request(request)
         snapshot = await self.broker.snapshot(count=request.queue)
         job_id = new_job_id()
-        others = await self._other_consumers.find(request.queue, snapshot)
+        others = await self._find_other_consumers(snapshot, request.queue, has_job=False)
         spec, chosen = await self._planner.spec(
             request, submission, self._who, snapshot, job_id, on_progress
         )
@@ -378,6 +378,16 @@ class Operations:
             return job.view
 
         return await self._runner.shield(start_and_audit())
+
+    async def _find_other_consumers(
+        self, snapshot: BrokerSnapshot, queue: str, *, has_job: bool
+    ) -> list[str]:
+        if not snapshot.consumers:
+            return []
+        store, sessions = await self.journal.store_id(), self._sessions.active(queue)
+        return await find_other_consumers(
+            self.broker, snapshot, queue, store, has_job=has_job, has_session=bool(sessions)
+        )
 
     async def _audit_job(
         self,

@@ -1,4 +1,4 @@
-"""The names of Hopback's consumers and connections, by which other processes recognise them."""
+"""The consumers of a queue, and the names by which other processes recognise those of Hopback."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.management.readings import ChannelReading, ConsumerReading
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
 
 
 LOOK_TAG = "hopback-look-"
+_NAMED = 5
+"""Other consumers that a warning names. Further ones are left out."""
 _OUR_CONNECTION = re.compile(r"hopback (?:job \S+|browse|look) (?P<queue>.+)", re.DOTALL)
 _JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}")
 
@@ -41,7 +45,38 @@ def look_connection_name(queue: str) -> str:
     return f"hopback look {queue}"
 
 
-def jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
+async def find_other_consumers(
+    broker: ManagedBroker,
+    snapshot: BrokerSnapshot,
+    queue: str,
+    store: str,
+    *,
+    has_job: bool,
+    has_session: bool,
+) -> list[str]:
+    """Describe the consumers of a dead-letter queue that are not jobs of this store.
+
+    The consumer count of the broker decides, because the management API may list consumers late or not at
+    all. `has_job` is whether a job of this store is active on the queue, `has_session` whether this process
+    holds messages of the queue.
+    """
+    named = [_describe_consumer(each, store) for each in await broker.consumers_of(queue)]
+    found = [each for each in named if each]
+    if not has_job and snapshot.consumers > len(found):
+        # A quorum queue counts ended consumers that hold messages. Management does not list them.
+        names = await broker.connection_names() or ()
+        others = [job for job in _jobs_on(queue, names) if job not in "".join(found)]
+        if others:
+            return [*found, *(f"job {job} of another store" for job in others)][:_NAMED]
+    # A quorum queue counts the ended consumers of a session that holds messages.
+    if not has_job and (snapshot.is_classic(queue) or not has_session):
+        unnamed = snapshot.consumers - len(found)
+        why = "that management does not name yet" if broker.management else "without a name"
+        found += [f"{unnamed} {why}"] if unnamed > 0 else []
+    return found[:_NAMED]
+
+
+def _jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
     """Return the ids of the jobs whose connections work on the queue."""
     begin, end = "hopback job ", f" {queue}"
     return sorted(
@@ -51,7 +86,7 @@ def jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
     )
 
 
-def describe_consumer(reading: ConsumerReading, store: str) -> str:
+def _describe_consumer(reading: ConsumerReading, store: str) -> str:
     """Return a consumer's job and connection in words, empty for a job of this store."""
     found = _JOB_TAG.fullmatch(reading.tag)
     if found is not None and found["store"] == store:
