@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -55,15 +55,18 @@ class Admin:
         return found
 
 
-def topology() -> Topology:
-    """One queue of the recommended design behind a topic exchange."""
+def topology(*others: str) -> Topology:
+    """Queues of the recommended design behind a topic exchange. All of them share one dead-letter queue."""
     plan = recommend_plan(MAIN, tiers_ms=[30_000], attempts=2)
+    plans = [recommend_plan(name, tiers_ms=[30_000], attempts=2) for name in others]
+    plans = [plan, *(replace(other, parking=plan.parking) for other in plans)]
+    queues = {queue.name: queue for each in plans for queue in harden_queues(each)}
     return Topology(
         "shop",
         exchanges=(Exchange("shop.events", ExchangeType.TOPIC),),
-        queues=tuple(harden_queues(plan)),
+        queues=tuple(queues.values()),
         bindings=(Binding("shop.events", MAIN, "order.#"),),
-        plans=(plan,),
+        plans=tuple(plans),
     )
 
 
@@ -117,12 +120,16 @@ async def admin(
     journal: Journal | None = None,
     scan: int = 1000,
     name: str = "",
+    others: tuple[str, ...] = (),
     **options: Any,
 ) -> AsyncIterator[Admin]:
-    """Run the service over these dead letters. `options` are passed to `create_app`."""
+    """Run the service over these dead letters. `options` are passed to `create_app`.
+
+    `others` are queues that share the dead-letter queue of the main queue.
+    """
     clock = ManualClock(NOW)
     opened = open_service(
-        topology(),
+        topology(*others),
         BrokerVersion.parse(version),
         name=name,
         clock=clock,

@@ -78,7 +78,9 @@ def target_text(target: Target, source: DeadLetterQueue) -> str:
     match target.kind:
         case TargetKind.DESIGN | TargetKind.FAILED_QUEUE if one is None:
             by_plan = source.has_plan and target.kind is TargetKind.DESIGN
-            return "by design" if by_plan else "to the queue in which each message failed"
+            if by_plan:
+                return "to the target of each message's design"
+            return "to the queue in which each message failed"
         case TargetKind.DESIGN if source.has_plan:
             ways, text = known_ways(target, source), f"for the queue {one}"
             if len(ways) == 1:

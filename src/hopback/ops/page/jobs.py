@@ -199,7 +199,7 @@ async def _show_review(
         visit, request, 3, trouble,
         plan=plan, expected=goes,
         least_s=watches * plan.watch_s + min(plan.watch_s, MEASURE_S),
-        busy=None, target_words=await _target_words(visit, request.queue, plan.target),
+        busy=None,
         key=visit.field("key") or secrets.token_hex(12), changes=changes,
     )  # fmt: skip
 
@@ -299,32 +299,7 @@ async def _job(visit: Visit) -> Response:
         may_download=visit.principal.allows(Role.OPERATOR, job.queue),
         speed=speed,
         left=left,
-        target_words=await _target_words(visit, job.queue, job.target),
     )
-
-
-_TARGET_WORDS = {
-    "failed-queue": "to the queue in which they failed",
-    "retry-exchange": "to the retry queue, to wait again",
-    "origin-exchange": "to the exchange of their first publish",
-}
-
-
-async def _target_words(visit: Visit, queue: str, target: str) -> str:
-    """Describe the target of a job, with the name of the failed queue if there is only one."""
-    swept = await visit.services.recent.sweep.get_or_last()
-    known = next((one for one in swept.queues if one.queue == queue), None)
-    origins = () if known is None else known.origins
-    if target == "design" and known is not None and known.known_by == "plan":
-        return "to the target of the plan"
-    if target in ("design", "failed-queue"):
-        named = (
-            f"back to queue {origins[0]}"
-            if len(origins) == 1
-            else "back to the queue in which each failed"
-        )
-        return visible(named)
-    return _TARGET_WORDS.get(target, f"back {visible(target)}")
 
 
 @JOB_PAGES.get("/jobs/{job}/live", Role.VIEWER, JOB_QUEUE)

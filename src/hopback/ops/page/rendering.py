@@ -277,8 +277,6 @@ def _details_line(entry: AuditEntry) -> str:
     details = dict(entry.details)
     if details.pop("came_back_at_least", False) and details.get("came_back"):
         details["came_back_least"] = details.pop("came_back")
-    if details.get("kind") == "discard" or details.get("target") == "design":
-        details.pop("target", None)  # a discard has none, and `design` is the default
     if isinstance(rate := details.get("rate"), float | int):
         details["rate"] = f"{rate:g} a second"
     parts = []

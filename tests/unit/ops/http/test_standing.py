@@ -14,7 +14,7 @@ from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Sessi
 from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.page.rendering import renderer, visible
 from hopback.topology.model import Queue
-from tests.unit.ops.admin_service import DLQ, NOW, admin, dead_letter
+from tests.unit.ops.admin_service import DLQ, MAIN, NOW, admin, dead_letter
 
 
 async def test_open_page_learns_that_its_session_is_over() -> None:
@@ -159,7 +159,27 @@ async def test_redrive_of_queue_without_design_names_target_queue() -> None:
         assert page.status_code == 200
         assert "by design" not in page.text
     assert pages[1].text.count('back to queue <b class="name">mail</b>') == 1
-    assert "go back to queue mail" in pages[2].text
+    assert "go to queue mail" in pages[2].text
+
+
+async def test_redrive_from_shared_queue_names_target_of_each_design() -> None:
+    async with admin(*(dead_letter(n) for n in range(3)), others=("mails",)) as service:
+        act = f"/queues/{DLQ}/re-drive"
+        review = await service.client.post(act, data={"step": "3", "on": "2", "reason": "x"})
+        job = await service.operations.start(RedriveRequest(queue=DLQ, reason="x"))
+        await service.operations.wait(job.id)
+        page = await service.client.get(f"/jobs/{job.id}")
+        audit = await service.client.get("/audit")
+    assert "go to the target of each message&#39;s design" in review.text
+    assert "<dd>to the target of each message&#39;s design</dd>" in page.text
+    assert "selected, to the target of each message&#39;s design" in audit.text
+
+
+async def test_redrive_names_target_of_the_design_once() -> None:
+    async with admin(*(dead_letter(n) for n in range(3))) as service:
+        act = f"/queues/{DLQ}/re-drive"
+        review = await service.client.post(act, data={"step": "3", "on": "2", "reason": "x"})
+    assert f"go to queue {MAIN}, by design.</p>" in review.text
 
 
 async def test_spring_stack_trace_is_shown_as_stack_trace() -> None:
@@ -198,7 +218,7 @@ async def test_times_show_their_zone_and_exact_value_on_hover() -> None:
         (
             {
                 "action": "job.start",
-                "details": {"kind": "discard", "selected": 1200, "target": "design"},
+                "details": {"kind": "discard", "selected": 1200},
             },
             "discard, 1,200 selected",
         ),
