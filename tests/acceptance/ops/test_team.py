@@ -142,7 +142,7 @@ def test_member_signs_in_follows_alert_link_and_signs_out(
     """The sign-in returns to the requested page. Signing out ends both sessions."""
     _sign_in(page, "admin", "/alerts")
     page.wait_for_url(re.compile("/alerts$"))
-    expect(page.get_by_role("heading", level=1)).to_have_text("1 alert fires", timeout=15_000)
+    expect(page.get_by_role("heading", level=1)).to_have_text("1 active alert", timeout=15_000)
     expect(page.get_by_role("cell", name="13 dead letters, more than 5.")).to_be_visible()
     _pictures(page, "alerts")
     page.get_by_role("button", name="Test ops").click()
@@ -161,7 +161,7 @@ def test_member_signs_in_follows_alert_link_and_signs_out(
 def test_viewer_sees_alerts_without_targets(page: Page) -> None:
     """Rules, targets and test notices are for admins."""
     _sign_in(page, "viewer", "/alerts")
-    expect(page.get_by_role("heading", level=1)).to_have_text("1 alert fires", timeout=15_000)
+    expect(page.get_by_role("heading", level=1)).to_have_text("1 active alert", timeout=15_000)
     expect(page.get_by_role("button", name="Test ops")).to_have_count(0)
     expect(page.get_by_role("heading", name="Rules")).to_have_count(0)
 

@@ -6,10 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.ops.http.lifespan import compile_pages
+from hopback.ops.page.rendering import renderer
 from tests.harness.loop_watch import watch_loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled_pages() -> None:
+    """A service compiles its pages in a thread when it starts. The first request of a test would do it."""
+    compile_pages(renderer())
 
 
 @pytest.fixture(autouse=True)

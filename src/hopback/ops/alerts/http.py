@@ -13,6 +13,7 @@ from hopback.ops.contract.roles import Role
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.auth import forbidden
 from hopback.ops.page.pages import Pages, Visit
+from hopback.text import count_of
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -69,10 +70,9 @@ async def _alerts(visit: Visit, tested: AlertTestResult | None = None) -> Respon
     found = await _list_alerts(visit)
     by_state = {state: [one for one in found.items if one.state is state] for state in AlertState}
     firing = by_state[AlertState.FIRING]
-    word = "alert fires" if len(firing) == 1 else "alerts fire"
     return visit.page(
         "alerts.html",
-        headline=f"{len(firing)} {word}" if firing else "No alert fires",
+        headline=count_of(len(firing), "active alert") if firing else "Alerts",
         firing=firing,
         pending=by_state[AlertState.PENDING],
         resolved=by_state[AlertState.RESOLVED],

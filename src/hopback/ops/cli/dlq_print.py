@@ -519,7 +519,7 @@ def print_jobs(jobs: Sequence[Job], now: float) -> None:
             one.kind,
             one.queue,
             one.state,
-            f"{one.counts.done:,}/{one.counts.selected:,}",
+            f"{one.counts.done:,}/{one.matching:,}",
             f"{one.counts.skipped:,}" if one.counts.skipped else "",
             f"{one.counts.failed:,}" if one.counts.failed else "",
             came_back_text(one.counts)
@@ -540,6 +540,11 @@ def came_back_text(counts: Counts) -> str:
     return f"{'≥ ' if counts.came_back_at_least else ''}{counts.came_back:,}"
 
 
+def about(job: Job) -> str:
+    """Return the word before the number of selected messages if it is an estimate."""
+    return "about " if job.selection.estimate else ""
+
+
 def print_job(job: Job) -> None:
     counts = job.counts
     aim = f" {job.target}" if job.kind is JobKind.REDRIVE else ""
@@ -547,12 +552,12 @@ def print_job(job: Job) -> None:
         (counts.skipped, "skipped"),
         (counts.failed, "failed"),
         (counts.gone, "no longer in the queue"),
-        (counts.remaining, "remaining"),
+        (job.left, "remaining"),
         (counts.returned, "requeued"),
         (not counts.came_back and counts.arrived_meanwhile, "arrived during the job"),
     )
     returned = f", {came_back_text(counts)} returned" if counts.came_back else ""
-    first = f"{counts.selected:,} selected, {counts.done:,} done"
+    first = f"{about(job)}{job.matching:,} selected, {counts.done:,} done"
     lines = [
         ("job", job.id),
         ("action", f"{job.kind} from {job.queue}{aim}"),

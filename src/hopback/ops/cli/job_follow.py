@@ -18,7 +18,7 @@ import click
 
 from hopback.cli.exits import Exit
 from hopback.cli.terminal import clock_text, json_line, on_terminal
-from hopback.ops.cli.dlq_print import came_back_text, output
+from hopback.ops.cli.dlq_print import about, came_back_text, output
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Job, JobState
 from hopback.text import count_of, safe_lines
@@ -236,7 +236,7 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
                 else "Start a new job for them."
             )
             text = (
-                f"Interrupted: {last.counts.done:,} of {count_of(last.counts.selected)}"
+                f"Interrupted: {last.counts.done:,} of {about(last)}{count_of(last.matching)}"
                 f" {_DONE[last.kind]}, the others are in {last.queue}. {again}"
             )
         else:
@@ -245,7 +245,7 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
             )
         click.echo(safe_lines(text), err=True)
         return Exit.INTERRUPTED
-    output(form, last, lambda: _print_end(last, noted=code is not Exit.OK))
+    output(form, last, lambda: print_end(last, noted=code is not Exit.OK))
     if last.can_resume and dead_letters.keeps_jobs and code is not Exit.OK:
         click.echo(safe_lines(f"Resume with:\n  {resume}"), err=True)
     return code
@@ -298,18 +298,20 @@ async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
     return Exit.OK
 
 
-def _print_end(job: Job, *, noted: bool) -> None:
+def print_end(job: Job, *, noted: bool) -> None:
+    """Print the result of a job. `noted` is whether some messages were not moved."""
     counts = job.counts
     first = f"{job.state.capitalize()}: {count_of(counts.done)} {_DONE[job.kind]}"
     if job.state is JobState.STOPPED:
-        first = f"Stopped: messages returned. {count_of(counts.done)} {_DONE[job.kind]}"
+        came = "returned" if counts.came_back else "arrived"
+        first = f"Stopped: messages {came}. {count_of(counts.done)} {_DONE[job.kind]}"
     more = [
         f"{number:,} {words}"
         for number, words in (
             (counts.skipped, "skipped"),
             (counts.failed, "failed"),
             (counts.gone, "no longer in the queue"),
-            (counts.remaining, "remaining"),
+            (job.left, "remaining"),
             (not counts.came_back and counts.arrived_meanwhile, "arrived during the job"),
         )
         if number

@@ -509,6 +509,21 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
         """Whether the job runs or is paused, so that no other job can start on its queue."""
         return self.state in ACTIVE
 
+    @property
+    def matching(self) -> int:
+        """The number of selected messages that match the filter, as of the start."""
+        known = self.selection.count
+        return self.counts.selected if known is None else known
+
+    @property
+    def left(self) -> int:
+        """The number of messages that the job may still move.
+
+        `counts.remaining` also includes messages that do not match the filter.
+        """
+        counts = self.counts
+        return min(max(self.matching - counts.done - counts.failed, 0), counts.remaining)
+
 
 class JobList(_AnswerStruct, frozen=True):
     """Jobs, the newest first."""

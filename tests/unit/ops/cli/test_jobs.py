@@ -9,9 +9,17 @@ import pytest
 from msgspec import structs
 
 from hopback.ops.cli.dlq_print import print_job, print_jobs
-from hopback.ops.cli.job_follow import Bar, Lines, Meter, bar_line, record_line, time_left
+from hopback.ops.cli.job_follow import (
+    Bar,
+    Lines,
+    Meter,
+    bar_line,
+    print_end,
+    record_line,
+    time_left,
+)
 from hopback.ops.contract.codec import to_json
-from hopback.ops.contract.requests import JobKind, RedriveRequest
+from hopback.ops.contract.requests import JobKind, RedriveRequest, Selection
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
 from hopback.ops.jobs.job_record import JobRecord, JobSpec
 
@@ -73,6 +81,30 @@ def test_paused_or_stalled_job_has_no_time_left() -> None:
     assert time_left(_job(50), 0.0) is None
     assert time_left(_job(50, state=JobState.PAUSED), 5.0) is None
     assert "paused" in bar_line(_job(50, state=JobState.PAUSED), 5.0, 120)
+
+
+def test_job_has_messages_left_that_match_its_filter() -> None:
+    """The other messages are read, too."""
+
+    def job(count: int | None, done: int, skipped: int, failed: int = 0) -> Job:
+        read = Counts(3000, done=done, skipped=skipped, failed=failed)
+        return structs.replace(_job(0), selection=Selection(count=count), counts=read)
+
+    assert (job(600, 1, 16).matching, job(600, 1, 16).left) == (600, 599)
+    assert job(600, 590, 2400, 4).left == 6
+    assert job(600, 590, 2410).left == 0
+    assert job(None, 1, 16).left == 2983
+
+
+def test_stopped_job_says_returned_only_if_its_messages_were_recognised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for came_back, word in ((None, "arrived"), (2, "returned")):
+        stopped = structs.replace(
+            _job(0, state=JobState.STOPPED), counts=Counts(9, done=3, came_back=came_back)
+        )
+        print_end(stopped, noted=False)
+        assert f"Stopped: messages {word}. 3 messages re-driven" in capsys.readouterr().out
 
 
 def test_watching_job_shows_deadline_without_rate() -> None:

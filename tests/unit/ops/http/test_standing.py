@@ -279,7 +279,7 @@ def test_alert_shows_targets_that_did_not_accept_it() -> None:
             me=None,
             told=[],
             now=NOW,
-            headline="1 alert fires",
+            headline="1 active alert",
             firing=[alert],
             pending=pending,
             resolved=[],

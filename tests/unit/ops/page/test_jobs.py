@@ -10,6 +10,9 @@ from urllib.parse import parse_qsl
 
 import pytest
 
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Target, TargetKind
+from hopback.ops.contract.values import JobState
+from hopback.testing import in_virtual_time
 from tests.harness.seeded import publish
 from tests.unit.ops.admin_service import DLQ, MAIN, admin, dead_letter
 
@@ -74,6 +77,32 @@ async def test_filtered_and_limited_job_starts_on_page(kind: str) -> None:
         assert _ids(service, DLQ) == [f"m-{n}" for n in range(0, 40, 2)]
 
 
+@in_virtual_time
+async def test_numbers_of_filtered_job_count_matching_messages() -> None:
+    async with admin(*_mixed(40)) as service:
+        selection = Selection(filter="error:LookupError", count=20)
+        target = Target(TargetKind.QUEUE, routing_key=MAIN)
+        request = RedriveRequest(
+            queue=DLQ, selection=selection, reason="x", target=target, pace=Pace(rate=2)
+        )
+        job = (await service.operations.start(request)).id
+        async for found in service.operations.events(job):
+            if found.state is JobState.PAUSED:
+                break
+            if found.counts.done:
+                await service.operations.pause(job)
+        done, left = found.counts.done, 20 - found.counts.done
+        page = (await service.client.get(f"/jobs/{job}")).text
+        listed = [(await service.client.get(path)).text for path in ("/jobs", f"/queues/{DLQ}")]
+        assert "Re-drive of 20 messages" in page
+        assert 0 < done < 20
+        assert f"<dt>Remaining</dt><dd>{left}</dd>" in page
+        assert f"Cancel, keep {left} in the queue" in page
+        assert all(f"{done} of 20" in each and f"{done} of 40" not in each for each in listed)
+        await service.operations.cancel(job)
+        await service.operations.wait(job)
+
+
 @pytest.mark.parametrize("limit", ["", "45"])
 async def test_review_counts_filter_matches_exactly_beyond_its_sample(
     limit: str,
@@ -108,6 +137,7 @@ async def test_job_moves_only_reviewed_messages_if_queue_changes_before_start(
 async def test_job_moves_only_reviewed_messages_if_review_sampled_queue() -> None:
     async with admin(*_mixed(40), scan=20) as service:
         review = await _review(service, "re-drive")
+        assert "Routing check <small>of 20 messages that were read</small>" in review
         await _consume(service, 3)
         await publish(service.broker, *_mixed(5, start=100))
         await _start(service, "re-drive", review)
