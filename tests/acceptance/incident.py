@@ -155,16 +155,18 @@ class Incident:
 
 def _make_others(channel: BlockingChannel, times: int) -> None:
     """Each queue as its framework leaves it."""
-    _rejected(channel, "billing", 30 * times, {"x-queue-type": "quorum"})
-    _rejected(channel, "images", 5 * times, {}, body=b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
+    _publish_rejected(channel, "billing", 30 * times, {"x-queue-type": "quorum"})
+    _publish_rejected(
+        channel, "images", 5 * times, {}, body=b"\x89PNG\r\n\x1a\n" + bytes(range(256))
+    )
     packed = gzip.compress(json.dumps({"document": "D-77", "customer": "C-00042"}).encode())
-    _rejected(channel, "documents", 3 * times, {}, body=packed, content_encoding="gzip")
+    _publish_rejected(channel, "documents", 3 * times, {}, body=packed, content_encoding="gzip")
     hostile = {
         "name": "<img src=x onerror=alert(1)>",
         "city": "\u202eegarots\x1b[31m",
         "crew": "👩‍🚀",
     }
-    _rejected(
+    _publish_rejected(
         channel, "users", 3 * times, {}, body=json.dumps(hostile, ensure_ascii=False).encode()
     )
     for main in (
@@ -181,7 +183,7 @@ def _make_others(channel: BlockingChannel, times: int) -> None:
     _plain(channel, "shipping_error", _mass_transit() * times)
     _plain(channel, "shipping_skipped", [{"MT-Reason": "skipped"}] * 2 * times)
     _plain(channel, "error", [_nservicebus(number) for number in range(10)] * times)
-    _plain(channel, "inventory.dlq", [_spring(number) for number in range(10)] * times)
+    _plain(channel, "inventory.dlq", [_spring_order(number) for number in range(10)] * times)
     _plain(channel, "celery.dead", [{"task": "mail.send", "retries": 3}] * 8 * times)
     _plain(channel, "emails_failed", [_symfony()] * 2 * times)
     _plain(channel, "reports_failed", [_aio_pika()] * 5 * times)
@@ -191,8 +193,8 @@ def _make_others(channel: BlockingChannel, times: int) -> None:
     _dramatiq(channel, 4 * times)
     for exchange, work, dead in (("dlx", "events", "events.dead"), ("", "imports", "imports.dead")):
         # FastStream and Broadway reject: RabbitMQ dead-letters the messages, and no header has an error.
-        _rejected(channel, work, OTHERS[dead] * times, {}, dead=dead, exchange=exchange)
-    _expired_and_pushed_out(channel, times)
+        _publish_rejected(channel, work, OTHERS[dead] * times, {}, dead=dead, exchange=exchange)
+    _publish_expired(channel, times)
     _ledger(channel, times)
 
 
@@ -272,7 +274,7 @@ def _nservicebus(number: int) -> dict[str, Any]:
     }
 
 
-def _spring(number: int) -> dict[str, Any]:
+def _spring_order(number: int) -> dict[str, Any]:
     out_of_stock = number % 4 != 3
     error = "shop.OutOfStockException" if out_of_stock else "org.postgresql.util.PSQLException"
     message = f"article A-{number} is out of stock" if out_of_stock else "deadlock detected"
@@ -289,7 +291,7 @@ def _symfony() -> dict[str, Any]:
     return {f"{_STAMP}ErrorDetailsStamp": json.dumps([error])}
 
 
-def _rejected(
+def _publish_rejected(
     channel: BlockingChannel,
     name: str,
     count: int,
@@ -324,7 +326,7 @@ def _plain(channel: BlockingChannel, queue: str, headers: list[dict[str, Any]]) 
         _put(channel, queue, {"number": number}, each, message_id=f"{queue}-{number}")
 
 
-def _expired_and_pushed_out(channel: BlockingChannel, times: int) -> None:
+def _publish_expired(channel: BlockingChannel, times: int) -> None:
     _queue(channel, "webhooks.dlq")
     _queue(channel, "webhooks", **{"x-message-ttl": 1}, **_dead_letters_to("webhooks.dlq"))
     _queue(channel, "search.dlq")

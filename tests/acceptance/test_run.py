@@ -74,7 +74,7 @@ def _publish(url: str, *does: str) -> None:
     asyncio.run(send())
 
 
-def _waiting(url: str) -> int:
+def _count_ready(url: str) -> int:
     """How many messages the broker has ready."""
 
     async def count() -> int:
@@ -177,7 +177,7 @@ def test_interrupted_message_is_reported_and_kept(
         service.until(lambda: "handling wait" in service.out)
         assert service.end(signal.SIGTERM, times=signals) == code
     assert "orders: 1 interrupted; the broker delivers them again." in service.out
-    assert _waiting(amqp_url) == 1
+    assert _count_ready(amqp_url) == 1
 
 
 def test_service_waits_for_unreachable_broker(installed: Installed, folder: Path) -> None:
@@ -314,7 +314,7 @@ def test_reload_keeps_embedded_broker_and_messages(installed: Installed, folder:
         (folder / "shop.py").write_text("1 / 0\n")
         service.until(lambda: "ZeroDivisionError" in service.err)
         _publish(url, "work")
-        assert _waiting(url) == 1
+        assert _count_ready(url) == 1
         (folder / "shop.py").write_text(_SHOP.replace("handling", "changed"))
         service.until(lambda: "changed work" in service.out)
         assert service.end(signal.SIGTERM) == 0

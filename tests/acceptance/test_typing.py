@@ -35,7 +35,7 @@ async def invoice(order: dict[str, int]) -> int:
 """
 
 
-def _checked(installed: Installed, folder: Path) -> list[tuple[int, str]]:
+def _type_errors(installed: Installed, folder: Path) -> list[tuple[int, str]]:
     """Line and rule of every pyright error of the files in a folder."""
     (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
     # It asks the first Python that it finds where packages lie.
@@ -59,13 +59,13 @@ def _checked(installed: Installed, folder: Path) -> list[tuple[int, str]]:
 
 def test_typed_service_passes_pyright_strict(installed: Installed, tmp_path: Path) -> None:
     shutil.copy(_SERVICE, tmp_path)
-    assert _checked(installed, tmp_path) == []
+    assert _type_errors(installed, tmp_path) == []
 
 
 def test_pyright_reports_mistakes_that_lose_messages(installed: Installed, tmp_path: Path) -> None:
     """An unawaited publish, waits as text, a handler that returns a value that is not an outcome."""
     (tmp_path / "wrong.py").write_text(_WRONG)
-    found = _checked(installed, tmp_path)
+    found = _type_errors(installed, tmp_path)
     assert [line for line, _ in found if line == 6] == [6]
     assert (8, "reportUnusedCoroutine") in found
     assert {line for line, _ in found} == {6, 8, 10}

@@ -35,7 +35,7 @@ def hostile_text(chance: random.Random, most: int = 255) -> bytes:
     return chance.randbytes(chance.choice((1, 3, 9, 64, most)))[:most]
 
 
-def _sized(octet: bytes, raw: bytes) -> bytes:
+def _with_length(octet: bytes, raw: bytes) -> bytes:
     return octet + len(raw).to_bytes(4, "big") + raw
 
 
@@ -48,9 +48,9 @@ def _entry(chance: random.Random, depth: int) -> bytes:
 def _value(chance: random.Random, depth: int) -> bytes:
     match chance.randrange(9 if depth < 3 else 6):
         case 0 | 1 | 2:
-            return _sized(b"S", hostile_text(chance, 2000))
+            return _with_length(b"S", hostile_text(chance, 2000))
         case 3:
-            return _sized(b"x", chance.randbytes(chance.randrange(40)))
+            return _with_length(b"x", chance.randbytes(chance.randrange(40)))
         case 4:
             kinds = (b"t\x01", b"V", b"b\xff", b"l" + b"\xff" * 8, b"D\xff\x80\x00\x00\x00")
             return chance.choice(kinds)
@@ -59,16 +59,16 @@ def _value(chance: random.Random, depth: int) -> bytes:
                 (b"d\x7f\xef" + b"\xff" * 6, b"T" + b"\xff" * 8, b"f\x7f\x7f\xff\xff")
             )
         case 6:
-            return _sized(
+            return _with_length(
                 b"A", b"".join(_value(chance, depth + 1) for _ in range(chance.randrange(4)))
             )
         case 7:
-            return _sized(
+            return _with_length(
                 b"F", b"".join(_entry(chance, depth + 1) for _ in range(chance.randrange(4)))
             )
     raw = b"V"
     for _ in range(chance.choice((29, 31, 33, 200))):
-        raw = _sized(b"F", b"\x01k" + raw)
+        raw = _with_length(b"F", b"\x01k" + raw)
     return raw
 
 

@@ -109,7 +109,7 @@ async def seeded(
     async with Operations(
         ManagedBroker(broker, management=view, topologies=declared), settings=settings
     ) as operations:
-        await _settled(operations)
+        await _wait_until_settled(operations)
         asgi = create_app(operations, **{"first_read_s": None, **admin})
         yield SeededService(broker, operations, shop, asgi)
     service.stop()
@@ -152,7 +152,7 @@ async def _declare_others(broker: EmbeddedBroker) -> None:
     await connection.close()
 
 
-async def _settled(operations: Operations) -> None:
+async def _wait_until_settled(operations: Operations) -> None:
     """Return when every failure has come to rest."""
     async with asyncio.timeout(20):
         while sum(one.depth.total or 0 for one in await operations.queues()) < _SEEDED:  # noqa: ASYNC110

@@ -122,16 +122,16 @@ def _fingerprint(body: bytes, properties: Properties) -> str:
         properties.type, properties.app_id, properties.cluster_id,
     )  # fmt: skip
     headers = sorted(
-        (name, _typed(value))
+        (name, _with_type(value))
         for name, value in properties.headers.items()
         if name not in _DROPPED and not name.startswith(("hopback-", "x-delivery", "x-acquired"))
     )
     return hashlib.sha256(body + repr((kept, headers)).encode()).hexdigest()
 
 
-def _typed(value: Any) -> str:
+def _with_type(value: Any) -> str:
     if isinstance(value, dict) or hasattr(value, "items"):
-        return f"table {sorted((key, _typed(inner)) for key, inner in value.items())}"
+        return f"table {sorted((key, _with_type(inner)) for key, inner in value.items())}"
     if isinstance(value, list | tuple):
-        return f"list {[_typed(inner) for inner in value]}"
+        return f"list {[_with_type(inner) for inner in value]}"
     return f"{type(value).__name__} {value!r}"

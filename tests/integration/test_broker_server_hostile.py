@@ -30,7 +30,7 @@ pytestmark = pytest.mark.socket
 _MIB = 1024 * 1024
 
 
-def _served(**limits: Any) -> BrokerServer:
+def _create_server(**limits: Any) -> BrokerServer:
     settings = ServerSettings(
         port=0, http_port=0, clock=ClockKind.SYSTEM, limits=ServerLimits(**limits)
     )
@@ -40,7 +40,7 @@ def _served(**limits: Any) -> BrokerServer:
 @pytest.fixture
 async def server() -> AsyncIterator[BrokerServer]:
     """A server that drops silent strangers soon."""
-    async with _served(handshake_seconds=1.0) as server:
+    async with _create_server(handshake_seconds=1.0) as server:
         yield server
 
 
@@ -96,7 +96,7 @@ def _conversation() -> bytes:
     )
 
 
-def _spoiled(data: bytes, chance: random.Random) -> bytes:
+def _spoil(data: bytes, chance: random.Random) -> bytes:
     """The same with bytes changed, left out, doubled, or cut off."""
     spoiled = bytearray(data)
     for _ in range(chance.randint(1, 6)):
@@ -122,7 +122,7 @@ async def test_corrupt_frames_affect_only_their_connection(
         client = RawClient(server.url)
         await client.connect()
         await client.log_in()
-        client.writer.write(_spoiled(_conversation(), chance))
+        client.writer.write(_spoil(_conversation(), chance))
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(0.02):
                 while await client.reader.read(65_536):
@@ -145,7 +145,7 @@ async def test_corrupt_handshakes_raise_no_error(
     opening = _method(0, "connection.open", virtual_host="/")
     for _ in range(40):
         _, writer = await asyncio.open_connection(*_place(server))
-        writer.write(_spoiled(PROTOCOL_HEADER + start + tune + opening, chance))
+        writer.write(_spoil(PROTOCOL_HEADER + start + tune + opening, chance))
         with suppress(OSError):
             await writer.drain()
         await asyncio.sleep(0)
@@ -209,7 +209,7 @@ async def test_slow_reader_delays_no_other_client_and_uses_little_memory(
         await asyncio.sleep(0.1)
         await _works(good)
         assert len(server.broker.node.queues["much"].ready) > 1000
-        assert max(_waiting(client.socket) for client in server.broker.clients) < 2 * _MIB
+        assert max(_unsent_bytes(client.socket) for client in server.broker.clients) < 2 * _MIB
         slow.writer.transport.resume_reading()  # type: ignore[attr-defined]
         await slow.method("basic.consume-ok")
         async with asyncio.timeout(20):
@@ -233,16 +233,16 @@ async def test_client_that_reads_no_answers_is_not_read_further(
                     await flood.writer.drain()
                     await _works(good)
         waiting = [client.socket for client in server.broker.clients]
-        assert max(map(_waiting, waiting)) < 12 * _MIB
+        assert max(map(_unsent_bytes, waiting)) < 12 * _MIB
         await _works(good)
 
 
-def _waiting(client: Any) -> int:
+def _unsent_bytes(client: Any) -> int:
     return int(client._socket.get_write_buffer_size())
 
 
 async def test_unfinished_large_messages_do_not_fill_memory() -> None:
-    async with _served(memory_bytes=8 * _MIB, message_bytes=4 * _MIB) as server:
+    async with _create_server(memory_bytes=8 * _MIB, message_bytes=4 * _MIB) as server:
         connection = await RabbitMQ(server.url).connect()
         good = await connection.open_channel()
         await good.declare_queue(Queue("good"))

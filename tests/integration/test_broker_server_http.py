@@ -40,7 +40,7 @@ _TOPOLOGY = Topology(
 )
 
 
-def _served(**settings: Any) -> BrokerServer:
+def _create_server(**settings: Any) -> BrokerServer:
     return BrokerServer(
         ServerSettings(**{"port": 0, "http_port": 0, "clock": ClockKind.VIRTUAL, **settings})
     )
@@ -49,7 +49,7 @@ def _served(**settings: Any) -> BrokerServer:
 @pytest.fixture
 async def server() -> AsyncIterator[BrokerServer]:
     """A server in virtual time."""
-    async with _served() as server:
+    async with _create_server() as server:
         yield server
 
 
@@ -134,7 +134,7 @@ async def test_policies_are_set_read_and_deleted(
 @pytest.mark.parametrize("definition", [{"max-lenght": 1}, {"delivery-limit": -1}])
 async def test_invalid_policy_is_400_and_not_set(definition: dict[str, int]) -> None:
     async with (
-        _served(version=BrokerVersion(3, 10)) as server,
+        _create_server(version=BrokerVersion(3, 10)) as server,
         Management(ManagementAddress.derive(None, server.http_url)) as management,
     ):
         with pytest.raises(ManagementError, match="expected") as caught:
@@ -320,7 +320,7 @@ async def test_invalid_advance_is_refused(http: httpx.AsyncClient, body: bytes) 
 
 async def test_advance_of_real_clock_is_refused_with_remedy() -> None:
     async with (
-        _served(clock=ClockKind.SYSTEM) as server,
+        _create_server(clock=ClockKind.SYSTEM) as server,
         httpx.AsyncClient(base_url=server.http_url or "", auth=("guest", "guest")) as http,
     ):
         answer = await http.post("/clock/advance", json={"seconds": 1})

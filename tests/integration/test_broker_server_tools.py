@@ -126,7 +126,7 @@ _ASKED = (
 )  # fmt: skip
 
 
-async def _compared(http: httpx.AsyncClient) -> dict[str, Any]:
+async def _answers(http: httpx.AsyncClient) -> dict[str, Any]:
     """Create the same objects, send the same requests and return the answers."""
     told: dict[str, Any] = {}
 
@@ -188,7 +188,7 @@ async def test_columns_order_limits_parameters_and_properties_equal_rabbitmq(
         ) as ours,
         httpx.AsyncClient(base_url=f"{rabbitmq.management_url}/api", trust_env=False) as theirs,
     ):
-        assert await _compared(ours) == await _compared(theirs)
+        assert await _answers(ours) == await _answers(theirs)
 
 
 @pytest.mark.socket

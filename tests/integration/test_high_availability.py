@@ -122,7 +122,7 @@ async def _fill(url: str) -> None:
     await connection.close()
 
 
-async def _arrived(url: str) -> Counter[int]:
+async def _count_arrivals(url: str) -> Counter[int]:
     """How often each message is in the queue it came from."""
     connection = await RabbitMQ(url).connect("count")
     channel = await connection.open_channel()
@@ -155,7 +155,7 @@ def test_job_is_taken_over_when_its_service_is_killed(
     assert before["state"] == "running"
     assert (done["state"], done["counts"]["remaining"], done["run"]) == ("completed", 0, 2)
     assert "job.take-over" in {entry["action"] for entry in audit}
-    arrived = asyncio.run(_arrived(amqp_url))
+    arrived = asyncio.run(_count_arrivals(amqp_url))
     assert set(arrived) == set(range(_COUNT))
     # Only messages in flight at the kill may be duplicated.
     assert arrived.total() - _COUNT <= 3 * _IN_FLIGHT
@@ -182,6 +182,6 @@ def test_killed_and_restarted_store_loses_no_job(
         assert [each.process.poll() for each in (first, second)] == [None, None]
     assert (away, alive) == ([503, 503], [200, 200])
     assert (done["state"], done["counts"]["remaining"]) == ("completed", 0)
-    arrived = asyncio.run(_arrived(amqp_url))
+    arrived = asyncio.run(_count_arrivals(amqp_url))
     assert set(arrived) == set(range(_COUNT))
     assert arrived.total() - _COUNT <= 3 * _IN_FLIGHT

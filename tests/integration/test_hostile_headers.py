@@ -48,7 +48,7 @@ _LOOPING = {
 }
 
 
-async def _published(url: str, cases: Iterable[Properties], queue: str) -> None:
+async def _publish(url: str, cases: Iterable[Properties], queue: str) -> None:
     """Publish as an attacker with write permission only for the exchange `front`, each message with
     a different body.
     """
@@ -95,7 +95,7 @@ async def test_hostile_headers_neither_route_elsewhere_nor_change_attempts(amqp_
     service = Service(app, RabbitMQ(amqp_url), environment=environment)
     task = asyncio.create_task(service.run())
     await asyncio.wait_for(service.ready.wait(), 20)
-    await _published(amqp_url, cases.values(), "orders")
+    await _publish(amqp_url, cases.values(), "orders")
     await until(lambda: len(parked) == len(cases))
     service.stop()
     await asyncio.wait_for(task, 20)
@@ -126,7 +126,7 @@ def test_redrive_of_hostile_headers_reaches_no_other_queue(
         await channel.declare_queue(Queue("orders", QueueType.CLASSIC, arguments=to_dlq))
         await channel.declare_queue(Queue("orders.dlq"))
         await connection.close()
-        await _published(amqp_url, _SMUGGLED.values(), "orders.dlq")
+        await _publish(amqp_url, _SMUGGLED.values(), "orders.dlq")
 
     asyncio.run(prepare())
     assert run(("dlq", "redrive", "orders.dlq", "--yes", "--reason", "test")) == 0

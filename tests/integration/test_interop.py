@@ -66,12 +66,12 @@ def pika_channel(amqp_url: str, channel: RabbitChannel) -> Iterator[Any]:
     connection.close()
 
 
-def _typed(value: Any) -> Any:
+def _with_types(value: Any) -> Any:
     """The value with its types spelled out: 1, True and Int32(1) differ."""
     if isinstance(value, dict):
-        return {key: _typed(inner) for key, inner in value.items()}
+        return {key: _with_types(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_typed(inner) for inner in value]
+        return [_with_types(inner) for inner in value]
     return type(value), value
 
 
@@ -108,7 +108,7 @@ async def test_every_header_type_round_trips_through_rabbitmq(
     found = await channel.get("q")
     assert found is not None
     assert found.body == _BODY
-    assert _typed(dict(found.properties.headers)) == _typed(_EVERY_TYPE)
+    assert _with_types(dict(found.properties.headers)) == _with_types(_EVERY_TYPE)
     assert found.properties == properties
 
 
@@ -118,7 +118,7 @@ async def test_unsigned_64_bit_header_round_trips_through_rabbitmq(channel: Rabb
     await channel.publish(Message("", "q", b"", Properties(headers=headers)))
     found = await channel.get("q")
     assert found is not None
-    assert _typed(dict(found.properties.headers)) == _typed(headers)
+    assert _with_types(dict(found.properties.headers)) == _with_types(headers)
 
 
 _PIKA_SENDS: dict[str, Any] = {
@@ -159,7 +159,7 @@ async def test_hopback_reads_messages_of_pika(channel: RabbitChannel, pika_chann
     while found is None:
         found = await channel.get("q")
     assert found.body == _BODY
-    assert _typed(dict(found.properties.headers)) == _typed(_WE_READ)
+    assert _with_types(dict(found.properties.headers)) == _with_types(_WE_READ)
     assert found.properties == Properties(
         headers=_WE_READ, delivery_mode=2, timestamp=_MOMENT, cluster_id="east", **_OTHERS
     )

@@ -98,17 +98,17 @@ async def test_browsing_counts_no_delivery_where_nack_is_not_counted(
                 "q.dlq", SessionRequest(limit=100, skip=200 * number)
             )
             await operations.release(session.id)
-        assert await _looked_at(operations, count) == [b"%d" % number for number in range(count)]
+        assert await _read_bodies(operations, count) == [b"%d" % number for number in range(count)]
         # A reader that leaves early puts its messages behind those returned before.
         for _ in range(6):
             async with aclosing(operations.search(SearchRequest("1"))) as progress:
                 await anext(progress)
-        seen = await _looked_at(operations, count)
+        seen = await _read_bodies(operations, count)
         assert sorted(map(int, seen)) == list(range(count))
     await connection.close()
 
 
-async def _looked_at(operations: Operations, count: int) -> list[bytes]:
+async def _read_bodies(operations: Operations, count: int) -> list[bytes]:
     session = await operations.open_session("q.dlq", SessionRequest(limit=count))
     found = (await operations.messages(session.id, limit=count)).dead_letters
     assert [one.delivery_count for one in found] == [0] * count

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.broker
 COUNT = 250
 
 
-def resting(topology: Topology) -> list[str]:
+def final_queues(topology: Topology) -> list[str]:
     """The queues in which a message stays: main and dead-letter queues."""
     return sorted({name for plan in topology.plans for name in (plan.queue, plan.parking.queue)})
 
@@ -42,7 +42,7 @@ async def prepare(url: str, topology: Topology) -> None:
     await declare(connection, topology)
     channel = await connection.open_channel()
     fates = []
-    for queue in resting(topology):
+    for queue in final_queues(topology):
         for number in range(COUNT):
             await channel.room()
             properties = Properties(delivery_mode=2, expiration="3600000")
@@ -57,7 +57,7 @@ async def take_all(url: str, topology: Topology) -> dict[str, list[int]]:
     await declare(connection, topology)
     channel = await connection.open_channel()
     found: dict[str, list[int]] = {}
-    for queue in resting(topology):
+    for queue in final_queues(topology):
         found[queue] = []
         while delivery := await channel.get(queue):
             found[queue].append(int(delivery.body))
@@ -86,7 +86,7 @@ async def test_event_bus_is_migrated_to_hardened_form_with_messages(
         await migrate(connection, planned, management=told, vhost=vhost, watch_s=2.0)
     await connection.close()
     found = await take_all(amqp_url, hardened)
-    assert sorted(found) == resting(hardened)
+    assert sorted(found) == final_queues(hardened)
     assert all(numbers == list(range(COUNT)) for numbers in found.values())
 
 
@@ -141,7 +141,7 @@ def test_application_replaces_faithful_design_with_its_messages(
     )
     assert done.exit_code == 0, done.output
     found = asyncio.run(take_all(amqp_url, hardened))
-    assert sorted(found) == resting(hardened)
+    assert sorted(found) == final_queues(hardened)
     assert all(numbers == list(range(COUNT)) for numbers in found.values())
     again = CliRunner().invoke(
         migrate_command, [name, *command(rabbitmq, amqp_url, "--yes", "-o", "json")]

@@ -85,13 +85,13 @@ async def test_migration_creates_the_tables_that_sqlalchemy_describes(
     described = open_database(other)
     async with described.begin() as connection:
         await connection.run_sync(database.metadata.create_all)
-        expected = await connection.run_sync(_described_tables)
+        expected = await connection.run_sync(_describe_tables)
     await described.dispose()
     async with engine.connect() as connection:
-        assert await connection.run_sync(_described_tables) == expected
+        assert await connection.run_sync(_describe_tables) == expected
 
 
-def _described_tables(connection: Connection) -> dict[str, object]:
+def _describe_tables(connection: Connection) -> dict[str, object]:
     found = inspect(connection)
     # SQLite keeps the type names of the statement.
     types = {"REAL": "DOUBLE", "DOUBLE PRECISION": "DOUBLE", "DOUBLE_PRECISION": "DOUBLE"}

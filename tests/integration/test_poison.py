@@ -65,7 +65,7 @@ _APP = """
 @pytest.mark.waits(14)
 async def test_poison_message_is_parked_alone(amqp_url: str, tmp_path: Path) -> None:
     """The prefetch is 40 and the limit 8."""
-    await _poisoned(amqp_url, tmp_path, {-1: "deaths"})
+    await _run_poison(amqp_url, tmp_path, {-1: "deaths"})
 
 
 @pytest.mark.all_brokers
@@ -75,10 +75,10 @@ async def test_poison_message_is_parked_alone_on_newer_brokers(
 ) -> None:
     """RabbitMQ 4.0 and 4.3, with a second message that exits."""
     node = start_rabbitmq(installation=installations()[suite])
-    await _poisoned(node.url, tmp_path, {-1: "deaths", -2: "exits"})
+    await _run_poison(node.url, tmp_path, {-1: "deaths", -2: "exits"})
 
 
-async def _poisoned(url: str, folder: Path, poisons: dict[int, str]) -> None:
+async def _run_poison(url: str, folder: Path, poisons: dict[int, str]) -> None:
     """`poisons`: the deadly messages, each with the file in which its handler counts."""
     (folder / "shop.py").write_text(textwrap.dedent(_APP))
     connection = await RabbitMQ(url).connect("test")

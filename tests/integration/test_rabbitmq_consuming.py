@@ -46,7 +46,7 @@ class _Inbox:
         return self.deliveries
 
 
-async def _filled(connection: RabbitConnection, count: int) -> RabbitChannel:
+async def _fill(connection: RabbitConnection, count: int) -> RabbitChannel:
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("q"))
     await asyncio.gather(*(channel.publish(Message("", "q", b"%d" % n)) for n in range(count)))
@@ -62,7 +62,7 @@ async def _ready(connection: RabbitConnection) -> int:
 
 async def test_prefetch_limits_unsettled_deliveries(connection: RabbitConnection) -> None:
     """Five at a time, in order. Each ack brings the next."""
-    channel, inbox = await _filled(connection, 12), _Inbox()
+    channel, inbox = await _fill(connection, 12), _Inbox()
     await channel.qos(5)
     await channel.consume("q", inbox)
     await inbox.wait_for(5)
@@ -78,7 +78,7 @@ async def test_prefetch_limits_unsettled_deliveries(connection: RabbitConnection
 async def test_unacked_messages_return_after_channel_closes(
     connection: RabbitConnection,
 ) -> None:
-    channel, inbox = await _filled(connection, 100), _Inbox()
+    channel, inbox = await _fill(connection, 100), _Inbox()
     await channel.consume("q", inbox)
     kept = {3, 50, 51, 99}
     for number, delivery in enumerate(await inbox.wait_for(100)):
@@ -117,7 +117,7 @@ async def test_nack_requeues_or_dead_letters(connection: RabbitConnection) -> No
 
 async def test_second_settlement_closes_channel_with_406(connection: RabbitConnection) -> None:
     """All unsettled deliveries are reported as lost."""
-    channel, inbox = await _filled(connection, 3), _Inbox()
+    channel, inbox = await _fill(connection, 3), _Inbox()
     await channel.consume("q", inbox)
     deliveries = await inbox.wait_for(3)
     channel.ack(deliveries[0].tag)
@@ -131,7 +131,7 @@ async def test_second_settlement_closes_channel_with_406(connection: RabbitConne
 
 async def test_late_ack_on_closed_channel_raises(connection: RabbitConnection) -> None:
     """A new channel with the same tags is not affected."""
-    channel, inbox = await _filled(connection, 2), _Inbox()
+    channel, inbox = await _fill(connection, 2), _Inbox()
     await channel.consume("q", inbox)
     old = (await inbox.wait_for(2))[0]
     await channel.close()
@@ -149,7 +149,7 @@ async def test_late_ack_on_closed_channel_raises(connection: RabbitConnection) -
 
 async def test_consumer_of_deleted_queue_is_cancelled(connection: RabbitConnection) -> None:
     """The channel stays open for a new consumer."""
-    channel, cancelled = await _filled(connection, 1), asyncio.Event()
+    channel, cancelled = await _fill(connection, 1), asyncio.Event()
     tags: list[str] = []
 
     def on_cancel(tag: str) -> None:
@@ -172,7 +172,7 @@ async def test_consumer_of_deleted_queue_is_cancelled(connection: RabbitConnecti
 
 async def test_no_delivery_follows_cancel(connection: RabbitConnection) -> None:
     """Held deliveries can still be settled."""
-    channel, inbox = await _filled(connection, 3), _Inbox()
+    channel, inbox = await _fill(connection, 3), _Inbox()
     await channel.qos(1)
     tag = await channel.consume("q", inbox)
     (held,) = await inbox.wait_for(1)
@@ -191,7 +191,7 @@ async def test_consuming_missing_queue_raises_not_found(connection: RabbitConnec
 
 async def test_callback_that_raises_keeps_connection(connection: RabbitConnection) -> None:
     """The error is logged, and the message stays unsettled."""
-    channel, inbox = await _filled(connection, 3), _Inbox()
+    channel, inbox = await _fill(connection, 3), _Inbox()
     reported: list[dict[str, object]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: reported.append(context))
@@ -212,7 +212,7 @@ async def test_callback_that_raises_keeps_connection(connection: RabbitConnectio
 async def test_cancelled_get_requeues_its_message(
     connection: RabbitConnection,
 ) -> None:
-    channel = await _filled(connection, 1)
+    channel = await _fill(connection, 1)
     getting = asyncio.ensure_future(channel.get("q"))
     await asyncio.sleep(0)
     getting.cancel()
@@ -225,7 +225,7 @@ async def test_cancelled_get_requeues_its_message(
 
 
 async def test_recover_redelivers_unsettled_messages(connection: RabbitConnection) -> None:
-    channel, inbox = await _filled(connection, 3), _Inbox()
+    channel, inbox = await _fill(connection, 3), _Inbox()
     await channel.consume("q", inbox)
     await inbox.wait_for(3)
     await channel.recover()
@@ -237,7 +237,7 @@ async def test_recover_redelivers_unsettled_messages(connection: RabbitConnectio
 
 
 async def test_ten_thousand_messages_keep_order(connection: RabbitConnection) -> None:
-    channel, inbox = await _filled(connection, 10_000), _Inbox()
+    channel, inbox = await _fill(connection, 10_000), _Inbox()
     await channel.qos(200)
 
     def on_delivery(delivery: Delivery) -> None:

@@ -94,7 +94,7 @@ async def _endpoint(reply: Reply) -> AsyncIterator[_Endpoint]:
         await asyncio.gather(*filter(None, endpoint.tasks), return_exceptions=True)
 
 
-def _pushing(url: str, **options: Any) -> App:
+def _push_app(url: str, **options: Any) -> App:
     app = App("bus")
     app.queue("events", retry=["10ms"], attempts=2)
     app.push("events", url, **options)
@@ -117,7 +117,7 @@ def _pushing(url: str, **options: Any) -> App:
 )
 async def test_status_of_push_is_the_outcome(status: int, tally: Tally) -> None:
     """2xx is done. All others except 425 are retried and then parked."""
-    async with _endpoint(_status(status)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+    async with _endpoint(_status(status)) as endpoint, AppTest(_push_app(endpoint.url)) as test:
         await test.publish("events", {"id": 1})
         assert await test.drain() == tally
         if tally.parked:
@@ -127,7 +127,7 @@ async def test_status_of_push_is_the_outcome(status: int, tally: Tally) -> None:
 
 async def test_push_request_has_body_and_message_headers() -> None:
     """Ids, type, routing key and attempt are headers."""
-    async with _endpoint(_status(500)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+    async with _endpoint(_status(500)) as endpoint, AppTest(_push_app(endpoint.url)) as test:
         await test.publish(
             "events", {"id": 1}, message_id="m1", correlation_id="c1", message_type="t1"
         )
@@ -149,17 +149,17 @@ async def test_push_logs_no_line_per_request(
     try:
         logger.setLevel(logging.NOTSET)
         caplog.set_level(logging.INFO)
-        await _posted_once()
+        await _post_once()
         assert [one.name for one in caplog.records if one.name.startswith("http")] == []
         logger.setLevel(logging.INFO)
-        await _posted_once()
+        await _post_once()
         assert "httpx" in {one.name for one in caplog.records}
     finally:
         logger.setLevel(before)
 
 
-async def _posted_once() -> None:
-    async with _endpoint(_status(200)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+async def _post_once() -> None:
+    async with _endpoint(_status(200)) as endpoint, AppTest(_push_app(endpoint.url)) as test:
         await test.publish("events", {})
         assert await test.drain() == Tally(done=1)
     assert len(endpoint.requests) == 1
@@ -180,7 +180,7 @@ async def test_message_cannot_inject_push_header() -> None:
             "x-evil": "1",
         },
     )
-    async with _endpoint(_status(200)) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+    async with _endpoint(_status(200)) as endpoint, AppTest(_push_app(endpoint.url)) as test:
         connection = await test.broker.connect("producer")
         channel = await connection.open_channel()
         await channel.publish(Message("", "events", b"body", properties))
@@ -202,7 +202,7 @@ async def test_message_cannot_inject_push_header() -> None:
 async def test_push_follows_no_redirects_and_keeps_no_cookies() -> None:
     async with _endpoint(_status(200)) as elsewhere:
         reply = _status(302, f"location: {elsewhere.url}", "set-cookie: session=1")
-        async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+        async with _endpoint(reply) as endpoint, AppTest(_push_app(endpoint.url)) as test:
             await test.publish("events", {})
             assert await test.drain() == Tally(retried=1, parked=1)
     assert elsewhere.requests == []
@@ -224,7 +224,7 @@ async def _drip(_request: bytes, writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize("reply", [_never, _drip])
 async def test_push_timeout_covers_whole_answer(reply: Reply) -> None:
-    async with _endpoint(reply) as endpoint, AppTest(_pushing(endpoint.url, timeout=0.5)) as test:
+    async with _endpoint(reply) as endpoint, AppTest(_push_app(endpoint.url, timeout=0.5)) as test:
         await test.publish("events", {})
         assert await test.drain() == Tally(retried=1, parked=1)
         test.assert_parked("events", reason="no answer within 0.5 s")
@@ -242,7 +242,7 @@ async def test_endless_push_answer_is_not_read() -> None:
             sent += 65_536
             await writer.drain()
 
-    async with _endpoint(flood) as endpoint, AppTest(_pushing(endpoint.url)) as test:
+    async with _endpoint(flood) as endpoint, AppTest(_push_app(endpoint.url)) as test:
         await test.publish("events", {})
         assert await test.drain() == Tally(done=1)
     assert sent < 50_000_000
@@ -251,7 +251,7 @@ async def test_endless_push_answer_is_not_read() -> None:
 async def test_refused_push_connection_is_retried() -> None:
     async with _endpoint(_status(200)) as endpoint:
         url = endpoint.url
-    async with AppTest(_pushing(url)) as test:
+    async with AppTest(_push_app(url)) as test:
         await test.publish("events", {})
         assert await test.drain() == Tally(retried=1, parked=1)
         test.assert_parked("events", reason="ConnectError")
@@ -264,7 +264,7 @@ async def test_push_concurrency_limits_connections() -> None:
 
     async with (
         _endpoint(slowly) as endpoint,
-        AppTest(_pushing(endpoint.url, concurrency=3)) as test,
+        AppTest(_push_app(endpoint.url, concurrency=3)) as test,
     ):
         for _ in range(15):
             await test.publish("events", {})
@@ -352,7 +352,7 @@ async def test_missing_push_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_push_sends_configured_headers_token_and_signature() -> None:
     async with _endpoint(_status(200)) as endpoint:
         options = {"headers": {"x-tenant": "north"}, "bearer": "tick", "secret": "hush"}
-        app = _pushing(endpoint.url, **options)
+        app = _push_app(endpoint.url, **options)
         async with AppTest(app, broker=EmbeddedBroker()) as test:
             await test.publish("events", {"order": 1})
             await until(lambda: bool(endpoint.requests))

@@ -51,7 +51,7 @@ class _Running:
 
 
 @asynccontextmanager
-async def _running(app: App, url: str, **options: Any) -> AsyncIterator[_Running]:
+async def _run(app: App, url: str, **options: Any) -> AsyncIterator[_Running]:
     running = _Running(app, url, **options)
     task = asyncio.create_task(running.service.run())
     await asyncio.wait(
@@ -96,7 +96,7 @@ async def test_outcomes_done_retried_parked_and_snoozed_on_rabbitmq(amqp_url: st
                 return Snooze(0.01)
         return None
 
-    async with _running(app, amqp_url) as running:
+    async with _run(app, amqp_url) as running:
         for what in ("work", "fail", "park", "snooze"):
             await app.publish("orders", {"do": what})
         await app.publish("orders", b"{")
@@ -118,7 +118,7 @@ async def test_raffle_has_documented_number_of_attempts(amqp_url: str, hardened:
         runs.append(context.attempt)
         raise ValueError("always")
 
-    async with _running(app, amqp_url) as running:
+    async with _run(app, amqp_url) as running:
         await app.publish(plan.queue, {})
         await until(lambda: running.count("delivery.parked") == 1)
     assert runs == [1, 2, 3, 4]
@@ -137,15 +137,15 @@ async def test_batch_bisection_parks_only_bad_rows_on_rabbitmq(amqp_url: str) ->
             raise ValueError(f"bad row {min(bad)}")
         rows.extend(batch)
 
-    async with _running(app, amqp_url) as running:
-        await asyncio.gather(*(_published(app, number) for number in range(100)))
+    async with _run(app, amqp_url) as running:
+        await asyncio.gather(*(_publish(app, number) for number in range(100)))
         await until(lambda: running.count("delivery.parked") == 2)
         await until(lambda: len(rows) == 98)
     assert sorted(rows) == sorted(set(range(100)) - {7, 77})
     assert await _messages(amqp_url, "users.dlq") == 2
 
 
-async def _published(app: App, number: int) -> None:
+async def _publish(app: App, number: int) -> None:
     await app.publish("users", number)
 
 
@@ -158,7 +158,7 @@ async def test_cut_connections_are_survived_without_stale_settlement(amqp_url: s
         await asyncio.sleep(0.01)
         done.add(number)
 
-    async with Proxy(amqp_url) as proxy, _running(app, proxy.url) as running:
+    async with Proxy(amqp_url) as proxy, _run(app, proxy.url) as running:
         async with _channel(amqp_url) as channel:
             for number in range(300):
                 await channel.room()
@@ -180,7 +180,7 @@ async def test_deleted_queue_is_declared_again_with_consumer(amqp_url: str) -> N
     async def handle(number: int) -> None:
         seen.append(number)
 
-    async with _running(app, amqp_url) as running:
+    async with _run(app, amqp_url) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_queue("orders")
         await until(lambda: running.count("consumer.started") == 2)
@@ -197,7 +197,7 @@ async def test_deleted_dead_letter_or_retry_queue_is_restored(amqp_url: str, que
     async def handle() -> None:
         raise ValueError("always")
 
-    async with _running(app, amqp_url) as running:
+    async with _run(app, amqp_url) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_queue(queue)
         await asyncio.gather(*(app.publish("orders", number) for number in range(50)))
@@ -215,7 +215,7 @@ async def test_deleted_exchange_is_restored_with_bindings(amqp_url: str) -> None
     async def handle() -> None:
         raise ValueError("always")
 
-    async with _running(app, amqp_url) as running:
+    async with _run(app, amqp_url) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_exchange("raffle_retry_exchange")
         await app.publish("raffle_queue", {})
@@ -250,7 +250,7 @@ async def test_consumers_do_not_recreate_queue_in_migration(
 
     connection = await RabbitMQ(amqp_url).connect("migration")
     channel = await connection.open_channel()
-    async with _running(app, amqp_url) as running:
+    async with _run(app, amqp_url) as running:
         limit = {"x-delivery-limit": NO_DELIVERY_LIMIT}
         shadow = Queue("orders" + SHADOW, QueueType.QUORUM, arguments=limit)
         await channel.declare_queue(shadow)
@@ -327,7 +327,7 @@ async def test_retry_without_its_queue_is_held_until_queue_returns(amqp_url: str
 
     operator = await RabbitMQ(amqp_url).connect("operator")
     await declare(operator, app.topology)
-    async with _running(app, amqp_url, ownership=Ownership.CHECK) as running:
+    async with _run(app, amqp_url, ownership=Ownership.CHECK) as running:
         async with _channel(amqp_url) as channel:
             await channel.delete_queue("orders.retry.50ms")
         await app.publish("orders", 1)
@@ -370,7 +370,7 @@ async def test_consumer_start_neither_requeues_nor_reorders_messages(amqp_url: s
     async with Proxy(amqp_url) as proxy:
         proxy.delay_s = 0.01  # ack and cancel reach the broker together
         proxy.on_bytes = notice_consume_ok
-        async with _running(app, proxy.url):
+        async with _run(app, proxy.url):
             await until(lambda: len(set(got)) == len(expected))
     await connection.close()
     assert redelivered == []

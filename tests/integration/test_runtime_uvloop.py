@@ -26,13 +26,13 @@ pytestmark = pytest.mark.broker
 
 
 def _on_uvloop(work: Coroutine[Any, Any, None]) -> None:
-    async def checked() -> None:
+    async def check() -> None:
         assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
         async with asyncio.timeout(60):
             await work
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(checked())
+        runner.run(check())
 
 
 def test_connection_runs_on_uvloop(amqp_url: str) -> None:

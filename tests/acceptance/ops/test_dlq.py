@@ -58,7 +58,7 @@ class Operator:
             timeout=60,
         )
 
-    def answering(self, *arguments: str, answers: tuple[str, ...]) -> tuple[int, str]:
+    def answer_prompts(self, *arguments: str, answers: tuple[str, ...]) -> tuple[int, str]:
         """Run the command on a terminal and type the answers when it asks: code and screen."""
         with self.at_terminal(*arguments) as seat:
             for answer in answers:
@@ -136,7 +136,7 @@ class Seat:
 @pytest.fixture
 def operator(installed: Installed, rabbitmq: SharedNode, amqp_url: str, tmp_path: Path) -> Operator:
     """An operator of a virtual host with the raffle's queues."""
-    _do(amqp_url, _declared)
+    _do(amqp_url, _declare)
     return Operator(
         installed,
         amqp_url,
@@ -152,24 +152,24 @@ def operator(installed: Installed, rabbitmq: SharedNode, amqp_url: str, tmp_path
 def _do(url: str, work: Any) -> Any:
     """Do something with a connection."""
 
-    async def doing() -> Any:
+    async def run_step() -> Any:
         connection = await RabbitMQ(url).connect("test")
         try:
             return await work(connection)
         finally:
             await connection.close()
 
-    return asyncio.run(doing())
+    return asyncio.run(run_step())
 
 
-async def _declared(connection: Any) -> None:
+async def _declare(connection: Any) -> None:
     await declare(connection, _TOPOLOGY)
 
 
 def _park(url: str, count: int, queue: str = _DLQ) -> None:
     """Put dead letters into a queue: texts and bytes, headers of several types."""
 
-    async def parking(connection: Any) -> None:
+    async def park(connection: Any) -> None:
         channel = await connection.open_channel()
         fates = []
         for number in range(count):
@@ -177,7 +177,7 @@ def _park(url: str, count: int, queue: str = _DLQ) -> None:
             fates.append(channel.publish(_dead_letter(number, queue)))
         await asyncio.gather(*fates)
 
-    _do(url, parking)
+    _do(url, park)
 
 
 def _dead_letter(number: int, queue: str) -> Message:
@@ -204,14 +204,14 @@ def _dead_letter(number: int, queue: str) -> Message:
 def _taken(url: str, queue: str) -> list[Delivery]:
     """All ready messages of a queue, which stay there."""
 
-    async def taking(connection: Any) -> list[Delivery]:
+    async def take(connection: Any) -> list[Delivery]:
         channel = await connection.open_channel()
         found = []
         while (delivery := await channel.get(queue)) is not None:
             found.append(delivery)
         return found
 
-    taken: list[Delivery] = _do(url, taking)
+    taken: list[Delivery] = _do(url, take)
     return taken
 
 
@@ -225,7 +225,7 @@ def test_count_and_peek_leave_queue_unchanged(operator: Operator) -> None:
     _park(operator.url, 7)
     groups = _lines(operator.run("dlq", "groups", _DLQ))
     assert [(one["key"], one["count"]) for one in groups] == [("aaaa1111", 4), ("bbbb2222", 3)]
-    code, screen = operator.answering("dlq", "peek", _DLQ, "--limit", "5", answers=())
+    code, screen = operator.answer_prompts("dlq", "peek", _DLQ, "--limit", "5", answers=())
     assert code == 0
     assert "TimeoutError" in screen
     assert "\x1b[2J" not in screen
@@ -238,11 +238,11 @@ def test_redrive_asks_for_confirmation_and_reason(operator: Operator) -> None:
     """The plan is shown first. Then the messages are in the queue that failed."""
     _park(operator.url, 9)
     act = ("dlq", "redrive", _DLQ, "--to", "failed-queue", "--filter", "group:aaaa1111")
-    code, screen = operator.answering(*act, answers=("n",))
+    code, screen = operator.answer_prompts(*act, answers=("n",))
     assert code == 8
     assert "6 of 9 match the filter" in screen
     assert f"queue {_MAIN}: 6, exists and routes" in screen
-    code, screen = operator.answering(*act, answers=("y", "the cause is repaired"))
+    code, screen = operator.answer_prompts(*act, answers=("y", "the cause is repaired"))
     assert code == 0, screen
     assert "6 messages re-driven" in screen
     assert len(_taken(operator.url, _MAIN)) == 6
@@ -298,8 +298,8 @@ def test_discard_requires_queue_name_and_import_restores_messages(
     before = _taken(operator.url, _DLQ)
     file = str(tmp_path / "gone.ndjson")
     act = ("dlq", "discard", _DLQ, "--reason", "junk", "--export-to", file)
-    assert operator.answering(*act, answers=("yes",))[0] == 8
-    code, screen = operator.answering(*act, answers=(_DLQ,))
+    assert operator.answer_prompts(*act, answers=("yes",))[0] == 8
+    code, screen = operator.answer_prompts(*act, answers=(_DLQ,))
     assert code == 0, screen
     assert _taken(operator.url, _DLQ) == []
     exported = operator.run("dlq", "import", file, "--yes")

@@ -22,7 +22,7 @@ _PATIENCE_S = 30
 
 
 @contextmanager
-def _serving(
+def _run_server(
     installed: Installed, folder: Path, *arguments: str
 ) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
@@ -64,7 +64,7 @@ def test_wheel_contains_templates_styles_and_vendored_scripts(installed: Install
 def test_dev_mode_signs_in_by_link_and_exits_with_0_on_sigterm(
     installed: Installed, tmp_path: Path
 ) -> None:
-    with _serving(installed, tmp_path, "--broker", "embedded", "--dev") as process:
+    with _run_server(installed, tmp_path, "--broker", "embedded", "--dev") as process:
         link = _told(process, r"Sign in: (http://\S+)")
         base = link.partition("/login")[0]
         with httpx.Client(base_url=base, timeout=_PATIENCE_S) as client:
@@ -85,7 +85,7 @@ def test_service_starts_without_broker_and_reports_not_ready(
     installed: Installed, tmp_path: Path
 ) -> None:
     away = ("--broker", "amqp://guest:guest@127.0.0.1:1/", "--amqp-only")
-    with _serving(installed, tmp_path, *away) as process:
+    with _run_server(installed, tmp_path, *away) as process:
         base = _told(process, r"Serving (http://\S+)")
         assert httpx.get(f"{base}healthz", timeout=_PATIENCE_S).status_code == 200
         assert httpx.get(f"{base}readyz", timeout=_PATIENCE_S).status_code == 503

@@ -24,7 +24,7 @@ _SHORT = Timeouts(head_s=0.3, idle_s=0.3, stalled_s=0.3)
 
 
 @asynccontextmanager
-async def _served(folder: Path, timeouts: Timeouts, **limits: float) -> AsyncIterator[int]:
+async def _run_service(folder: Path, timeouts: Timeouts, **limits: float) -> AsyncIterator[int]:
     """The service on a free port."""
     known = parse_settings({"limits": limits}, {}, "test")
     where: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -72,7 +72,7 @@ async def test_incomplete_request_times_out_with_408(
     tmp_path: Path, sent: bytes, first: bytes
 ) -> None:
     """A connection without any request is closed without a response."""
-    async with _served(tmp_path, _SHORT, request_seconds=0.3) as port:
+    async with _run_service(tmp_path, _SHORT, request_seconds=0.3) as port:
         answer = await _answer(port, sent)
     assert answer.startswith(first)
     assert bool(answer) == bool(first)
@@ -80,7 +80,7 @@ async def test_incomplete_request_times_out_with_408(
 
 async def test_slow_header_bytes_do_not_extend_request_timeout(tmp_path: Path) -> None:
     """The timeout starts with the first byte."""
-    async with _served(tmp_path, _SHORT, request_seconds=0.3) as port:
+    async with _run_service(tmp_path, _SHORT, request_seconds=0.3) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         reading = asyncio.create_task(reader.read())
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
@@ -95,7 +95,7 @@ async def test_slow_header_bytes_do_not_extend_request_timeout(tmp_path: Path) -
 
 
 async def test_open_event_stream_is_not_timed_out(tmp_path: Path) -> None:
-    async with _served(tmp_path, _SHORT, request_seconds=0.3) as port:
+    async with _run_service(tmp_path, _SHORT, request_seconds=0.3) as port:
         reader, writer = await _stream(port)
         assert b" 200 " in await reader.readline()
         hung_up = asyncio.create_task(reader.read())
@@ -119,7 +119,7 @@ async def _stream(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
 async def test_fourth_event_stream_is_429_until_one_closes(
     tmp_path: Path, limits: dict[str, int]
 ) -> None:
-    async with _served(tmp_path, Timeouts(), **limits) as port, AsyncExitStack() as stack:
+    async with _run_service(tmp_path, Timeouts(), **limits) as port, AsyncExitStack() as stack:
         opened = []
         for _ in range(3):
             reader, writer = await _stream(port)
@@ -143,7 +143,7 @@ async def test_fourth_event_stream_is_429_until_one_closes(
 async def test_client_that_reads_no_response_is_disconnected(tmp_path: Path) -> None:
     """It requests more than the buffers hold."""
     asked = b"GET /static/vendor/cytoscape.min.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    async with _served(tmp_path, _SHORT) as port:
+    async with _run_service(tmp_path, _SHORT) as port:
         caller = socket.socket()
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         caller.connect(("127.0.0.1", port))

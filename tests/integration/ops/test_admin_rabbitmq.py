@@ -26,7 +26,9 @@ pytestmark = pytest.mark.broker
 
 
 @asynccontextmanager
-async def _served(url: str, management_url: str, vhost: str) -> AsyncIterator[httpx.AsyncClient]:
+async def _open_client(
+    url: str, management_url: str, vhost: str
+) -> AsyncIterator[httpx.AsyncClient]:
     broker, declared = RabbitMQ(url), (topology(),)
     async with (
         Management(ManagementAddress.derive(None, management_url)) as view,
@@ -55,7 +57,7 @@ async def test_sessions_and_redrive_on_rabbitmq(
     the live broker.
     """
     await _fill(amqp_url)
-    async with _served(amqp_url, rabbitmq.management_url, vhost) as client:
+    async with _open_client(amqp_url, rabbitmq.management_url, vhost) as client:
         detail = (await client.get(f"/admin/dlq/queues/{DLQ}")).json()
         assert (detail["depth"]["messagesReady"], detail["type"]) == (3, "quorum")
         order = {"kind": "re-drive", "queue": DLQ, "reason": "fixed", "expectedCount": 3}
@@ -75,7 +77,7 @@ async def test_sessions_and_redrive_on_rabbitmq(
 
 async def test_unreachable_broker_is_503_and_service_stays_alive() -> None:
     url = "amqp://guest:guest@127.0.0.1:1/"
-    async with _served(url, "http://127.0.0.1:1", "/") as client:
+    async with _open_client(url, "http://127.0.0.1:1", "/") as client:
         ready = await client.get("/readyz")
         assert (ready.status_code, ready.json()["ready"]) == (503, False)
         assert "guest:guest" not in ready.text

@@ -111,7 +111,7 @@ class _Queues:
     async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
         return frozenset(queues)
 
-    async def surveyed(self) -> dict[str, tuple[float, tuple[ErrorGroup, ...]]]:
+    async def survey_results(self) -> dict[str, tuple[float, tuple[ErrorGroup, ...]]]:
         return {"orders.dlq": (self._clock.now(), self.errors)}
 
 
@@ -130,7 +130,11 @@ class _Setup:
         settings = parse_settings({"alerts": self.said}, self.environment, "test").alerts
         sweep = Sweep(self.queues.read, self.clock)
         source = AlertReader(
-            "", sweep, self.queues.no_jobs, self.queues.surveyed, self.queues.remember_consumed
+            "",
+            sweep,
+            self.queues.no_jobs,
+            self.queues.survey_results,
+            self.queues.remember_consumed,
         )
         return Alerting(
             settings, self.book, (source,), self.clock, self.environment, "mq.test/shop"

@@ -69,7 +69,7 @@ class _Shop:
         await channel.close()
         return state.messages
 
-    async def drained(self, queue: str) -> list[int]:
+    async def drain(self, queue: str) -> list[int]:
         """Take everything out for good, in order."""
         channel = await self.connection.open_channel()
         found = []
@@ -113,7 +113,7 @@ async def _sessions_keep_everything(shop: _Shop, sessions: int) -> None:
         dead_letters = (await shop.operations.messages(session.id, limit=500)).dead_letters
         assert [dead_letter.place for dead_letter in dead_letters] == [*range(1, window.limit + 1)]
         await shop.operations.release(session.id)
-    assert await shop.drained(DLQ) == [*range(300)]
+    assert await shop.drain(DLQ) == [*range(300)]
 
 
 async def test_hundred_sessions_change_neither_content_nor_order(
@@ -157,7 +157,7 @@ async def test_discovery_and_redrive_work_without_management(amqp_url: str) -> N
         )
         job = await operations.start(_redrive(expected_count=3))
         assert (await operations.wait(job.id)).counts.done == 3
-        assert await shop.drained(MAIN) == [0, 1, 2]
+        assert await shop.drain(MAIN) == [0, 1, 2]
     await connection.close()
 
 
@@ -185,7 +185,7 @@ async def test_missing_or_unroutable_target_is_refused_before_first_message(
         ):
             with pytest.raises(UnsafeOperation, match="no message was moved"):
                 await shop.operations.start(_redrive(target=target))
-        assert await shop.drained(DLQ) == [*range(5)]
+        assert await shop.drain(DLQ) == [*range(5)]
 
 
 async def test_target_deleted_during_redrive_stops_job(
@@ -201,20 +201,20 @@ async def test_target_deleted_during_redrive_stops_job(
             _redrive(target=target, pace=Pace(rate=100, tries=2, pause_s=0.01))
         )
         await asyncio.sleep(0.3)
-        moved = set(await shop.drained("spare"))
+        moved = set(await shop.drain("spare"))
         await channel.delete_queue("spare")
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
         assert "NO_ROUTE" in done.state_reason
         assert done.counts.done < 200
-        assert {*await shop.drained(DLQ)} | moved >= {*range(done.counts.done, 200)}
+        assert {*await shop.drain(DLQ)} | moved >= {*range(done.counts.done, 200)}
 
         await shop.park(20)
         await channel.declare_exchange(Exchange("way"))
         gone = Target(TargetKind.EXCHANGE, "way", "k")
         with pytest.raises(UnsafeOperation, match="to no queue"):
             await shop.operations.start(_redrive(target=gone))
-        assert await shop.drained(DLQ) == [*range(20)]
+        assert await shop.drain(DLQ) == [*range(20)]
 
 
 async def test_full_target_stops_job_without_loss(
@@ -234,7 +234,7 @@ async def test_full_target_stops_job_without_loss(
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
         assert "given up after 2 tries" in done.state_reason
-        arrived, left = await shop.drained("full"), await shop.drained(DLQ)
+        arrived, left = await shop.drain("full"), await shop.drain(DLQ)
         assert done.counts.done == len(arrived)
         assert sorted(arrived + left) == [*range(100)]
 
@@ -252,7 +252,7 @@ async def test_job_continues_after_connection_is_cut(
         proxy.cut()
         done = await shop.operations.wait(job.id)
         assert (done.state, done.counts.done, done.run) == (JobState.COMPLETED, 400, 2)
-        assert set(await shop.drained(MAIN)) == {*range(400)}
+        assert set(await shop.drain(MAIN)) == {*range(400)}
         assert await shop.depth(DLQ) == 0
 
 
@@ -272,7 +272,7 @@ async def test_missing_write_permission_fails_job_with_reason(
         done = await operations.wait(job.id)
         assert done.state is JobState.FAILED
         assert "403" in done.state_reason
-        assert await shop.drained(DLQ) == [*range(5)]
+        assert await shop.drain(DLQ) == [*range(5)]
     await connection.close()
 
 
@@ -290,14 +290,14 @@ async def test_job_interrupted_by_broker_restart_resumes_completely(
         stopped = await shop.operations.wait(job.id)
         assert stopped.state is JobState.INTERRUPTED
         await asyncio.to_thread(node.start)
-        done = await _resumed(shop, job.id)
+        done = await _resume(shop, job.id)
         assert (done.state, done.counts.done) == (JobState.COMPLETED, 500)
         shop.connection = await RabbitMQ(node.url).connect("test")
-        assert set(await shop.drained(MAIN)) == {*range(500)}
+        assert set(await shop.drain(MAIN)) == {*range(500)}
         await shop.connection.close()
 
 
-async def _resumed(shop: _Shop, job_id: str) -> Job:
+async def _resume(shop: _Shop, job_id: str) -> Job:
     """Resume until it is through: a queue that has just come up has no leader for a while."""
     async with asyncio.timeout(90):
         while True:
@@ -325,5 +325,5 @@ async def test_queue_named_by_override_is_redriven(amqp_url: str) -> None:
         await shop.park(3, "graveyard")
         job = await operations.start(_redrive(queue="graveyard"))
         assert (await operations.wait(job.id)).counts.done == 3
-        assert await shop.drained("garden") == [0, 1, 2]
+        assert await shop.drain("garden") == [0, 1, 2]
     await connection.close()

@@ -34,7 +34,7 @@ _WAYS = pytest.mark.parametrize("by", ["broker", "server"])
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the developer's environment variables."""
     for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
         if name != "HOPBACK_TEST_RUN":
@@ -43,19 +43,19 @@ def _nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def _reached(by: str, url: str, management: str, folder: Path) -> Iterator[None]:
+def _broker_or_server(by: str, url: str, management: str, folder: Path) -> Iterator[None]:
     """Two dead letters on the broker. The environment names the broker or only a server for it."""
-    asyncio.run(_filled(url))
+    asyncio.run(_fill(url))
     there = {"HOPBACK_BROKER": url, "HOPBACK_MANAGEMENT": management}
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         if by == "server":
-            there = {"HOPBACK_SERVER": stack.enter_context(_serving(folder, there))}
+            there = {"HOPBACK_SERVER": stack.enter_context(_run_server(folder, there))}
         for name, value in there.items():
             patch.setenv(name, value)
         yield
 
 
-async def _filled(url: str) -> None:
+async def _fill(url: str) -> None:
     connection = await RabbitMQ(url).connect("test")
     channel = await connection.open_channel()
     for name in ("orders", _DLQ):
@@ -69,17 +69,17 @@ async def _filled(url: str) -> None:
 
 
 @contextmanager
-def _serving(folder: Path, there: dict[str, str]) -> Iterator[str]:
+def _run_server(folder: Path, there: dict[str, str]) -> Iterator[str]:
     """The address of a server that lets its operators edit."""
     settings = folder / "admin.toml"
     settings.write_text("[deadletters]\nediting = true\n")
     options = ("--http", "0", "--store", "memory", "--config", str(settings))
-    with _running("serve", *options, environment=there) as said:
+    with _run_command("serve", *options, environment=there) as said:
         yield _told(said, r"Serving (http://\S+)")
 
 
 @contextmanager
-def _running(*arguments: str, environment: dict[str, str]) -> Iterator[IO[str]]:
+def _run_command(*arguments: str, environment: dict[str, str]) -> Iterator[IO[str]]:
     """The running command and its output."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hopback", *arguments],
@@ -116,7 +116,7 @@ def _said(capsys: _Output, *arguments: str) -> Any:
 
 
 def _taken(url: str, queue: str) -> list[Delivery]:
-    async def taking() -> list[Delivery]:
+    async def take() -> list[Delivery]:
         connection = await RabbitMQ(url).connect("test")
         channel = await connection.open_channel()
         found = []
@@ -125,7 +125,7 @@ def _taken(url: str, queue: str) -> list[Delivery]:
         await connection.close()
         return found
 
-    return asyncio.run(taking())
+    return asyncio.run(take())
 
 
 @_WAYS
@@ -140,7 +140,7 @@ def test_edit_publishes_changed_copy_and_keeps_original(
         *("--header", "x-fixed=yes", "--without", "x-number", "--to", "queue:orders"),
     )
     act = (*change, "--yes", "--reason", "a wrong payload")
-    with _reached(by, amqp_url, rabbitmq.management_url, tmp_path):
+    with _broker_or_server(by, amqp_url, rabbitmq.management_url, tmp_path):
         planned = _said(capsys, "dlq", "edit", _DLQ, "m-1", *change, "--dry-run")
         assert planned["letter"]["messageId"] == "m-1"
         assert run(["dlq", "edit", _DLQ, "m-9", *act]) == 5
@@ -165,10 +165,10 @@ def test_limit_is_lifted_for_session_and_restored(by: str, capsys: _Output, tmp_
     """
     restore = ["dlq", "restore-limit", "--yes", "--reason", "seen"]
     broker = ("broker", "--port", "0", "--http", "0", "--profile", "4.0")
-    with _running(*broker, environment={}) as said:
+    with _run_command(*broker, environment={}) as said:
         url = _told(said, r"AMQP +(amqp://\S+)")
         management = _told(said, r"Management +(http://\S+)")
-        with _reached(by, url, management, tmp_path):
+        with _broker_or_server(by, url, management, tmp_path):
             assert run(["dlq", "peek", _DLQ]) == 4
             assert run(["dlq", "peek", _DLQ, "--lift-limit"]) == 0
             assert _said(capsys, "dlq", "show", _DLQ)["limitLifted"]

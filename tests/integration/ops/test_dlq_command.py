@@ -35,7 +35,7 @@ _LIMITED = Queue("orders.dlq", QueueType.QUORUM, arguments={"x-delivery-limit": 
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the developer's environment variables."""
     for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
         if name != "HOPBACK_TEST_RUN":
@@ -50,11 +50,11 @@ def url(
     monkeypatch.setenv("HOPBACK_BROKER", amqp_url)
     monkeypatch.setenv("HOPBACK_MANAGEMENT", rabbitmq.management_url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    asyncio.run(_filled(amqp_url))
+    asyncio.run(_fill(amqp_url))
     return amqp_url
 
 
-async def _filled(url: str) -> None:
+async def _fill(url: str) -> None:
     connection = await RabbitMQ(url).connect("test")
     await declare(connection, _TOPOLOGY)
     channel = await connection.open_channel()
@@ -171,13 +171,13 @@ def test_completion_lists_queues_and_jobs(monkeypatch: pytest.MonkeyPatch, capsy
     (job,) = _lines(capsys, "dlq", "redrive", _DLQ, "--yes", "--reason", "x", "--limit", "1")
     shell = ShellComplete(root, {}, "hopback", "_HOPBACK_COMPLETE")
 
-    def completed(*words: str) -> list[str]:
+    def completions(*words: str) -> list[str]:
         return [item.value for item in shell.get_completions(list(words[:-1]), words[-1])]
 
-    assert completed("dlq", "peek", "raf") == [_DLQ]
-    assert completed("jobs", "show", "j-") == [job["id"]]
+    assert completions("dlq", "peek", "raf") == [_DLQ]
+    assert completions("jobs", "show", "j-") == [job["id"]]
     monkeypatch.setenv("HOPBACK_BROKER", "amqp://127.0.0.1:1/")
-    assert completed("dlq", "peek", "raf") == []
+    assert completions("dlq", "peek", "raf") == []
     assert capsys.readouterr() == ("", "")
 
 

@@ -137,7 +137,7 @@ async def test_sign_in_without_role_gets_403_page(provider: OidcProvider) -> Non
         assert (await browser.get("/")).status_code == 403
 
 
-def _changed(url: str, **more: str | None) -> str:
+def _change_address(url: str, **more: str | None) -> str:
     parts = urlsplit(url)
     said = {**dict(parse_qsl(parts.query)), **more}
     query = urlencode({name: value for name, value in said.items() if value is not None})
@@ -150,10 +150,10 @@ async def test_forged_oidc_response_is_refused(provider: OidcProvider) -> None:
         back = await _come_back(browser, "admin")
         kept = browser.cookies.get("hopback_oidc", path="/", domain="127.0.0.1") or ""
         wrong = {
-            "state": _changed(back, state="another"),
-            "issuer": _changed(back, iss="https://evil.example"),
-            "nothing": _changed(back, code=None),
-            "code": _changed(back, code="another"),
+            "state": _change_address(back, state="another"),
+            "issuer": _change_address(back, iss="https://evil.example"),
+            "nothing": _change_address(back, code=None),
+            "code": _change_address(back, code="another"),
         }
         found = {}
         for what, url in wrong.items():
@@ -177,7 +177,7 @@ async def test_authorization_code_works_once_and_only_with_its_verifier(
         stolen = dict(parse_qsl(urlsplit(back).query))["code"]
         browser.cookies.clear()
         own = await _come_back(browser, "viewer")
-        assert (await browser.get(_changed(own, code=stolen))).status_code == 401
+        assert (await browser.get(_change_address(own, code=stolen))).status_code == 401
         assert "hopback_session" not in browser.cookies
 
 

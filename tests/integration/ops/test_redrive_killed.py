@@ -48,7 +48,7 @@ async def test_redrive_killed_ten_times_moves_every_message(
     Duplicates stay within the window. A resumed job that cannot find its position stops with a
     reason, and a new job moves the remaining messages.
     """
-    await _killed_and_resumed(amqp_url, rabbitmq.management, vhost, tmp_path)
+    await _kill_and_resume(amqp_url, rabbitmq.management, vhost, tmp_path)
 
 
 @pytest.mark.all_brokers
@@ -58,7 +58,7 @@ async def test_redrive_killed_ten_times_moves_every_message_on_other_versions(
 ) -> None:
     """The versions are RabbitMQ 4.0 and 4.3."""
     node = start_rabbitmq(installation=installations()[suite])
-    await _killed_and_resumed(node.url, node.management, "/", tmp_path)
+    await _kill_and_resume(node.url, node.management, "/", tmp_path)
 
 
 @pytest.mark.waits(18)
@@ -82,7 +82,7 @@ async def test_redrive_command_waits_for_killed_broker(
         "--management", node.management_url, "--store", f"sqlite:///{tmp_path / 'jobs.db'}",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    await _arrived(node.url, 300)
+    await _wait_for_arrivals(node.url, 300)
     await asyncio.to_thread(node.kill)
     await asyncio.to_thread(node.start)
     out, told = await asyncio.wait_for(process.communicate(), 180)
@@ -122,10 +122,10 @@ async def test_classic_queue_that_loses_acks_is_emptied(
             *(channel.publish(Message("", DLQ, b"%d" % number, kept)) for number in numbers)
         )
     process = await _spawn(node.url, tmp_path, few, node.management_url)
-    assert await _killed_when(process, _reached(connection, 1_500))
+    assert await _kill_when(process, _watch(connection, 1_500))
     await connection.close()
     process = await _spawn(node.url, tmp_path, few, node.management_url)
-    await _arrived(node.url, 3_000)
+    await _wait_for_arrivals(node.url, 3_000)
     await asyncio.to_thread(node.kill)
     await asyncio.to_thread(node.start)
     out, _ = await asyncio.wait_for(process.communicate(), 120)
@@ -142,14 +142,14 @@ async def test_classic_queue_that_loses_acks_is_emptied(
     await connection.close()
 
 
-async def _arrived(url: str, count: int) -> None:
+async def _wait_for_arrivals(url: str, count: int) -> None:
     """Return when this number of messages was moved."""
     connection = await RabbitMQ(url).connect("test")
-    await _reached(connection, count)
+    await _watch(connection, count)
     await connection.close()
 
 
-async def _killed_and_resumed(url: str, management: Management, vhost: str, folder: Path) -> None:
+async def _kill_and_resume(url: str, management: Management, vhost: str, folder: Path) -> None:
     expected = await _fill(url, management, vhost)
     connection = await RabbitMQ(url).connect("test")
     chance = random.Random(1)
@@ -158,7 +158,7 @@ async def _killed_and_resumed(url: str, management: Management, vhost: str, fold
         moved = await _depth(connection, MAIN)
         process = await _spawn(url, folder)
         aim = moved + chance.randint(300, 500)  # many more move before it is dead
-        kills += await _killed_when(process, _reached(connection, aim))
+        kills += await _kill_when(process, _watch(connection, aim))
     # A job that cannot find the end of its selection stops with a reason. A new job moves the
     # remaining messages.
     out = b""
@@ -171,7 +171,7 @@ async def _killed_and_resumed(url: str, management: Management, vhost: str, fold
     assert b"completed" in out
     assert kills >= KILLS // 2
     assert await _depth(connection, DLQ) == 0
-    found = await _drained(connection)
+    found = await _drain(connection)
     await connection.close()
     assert set(found) == set(expected)
     doubles = 0
@@ -218,7 +218,7 @@ async def _spawn(
     return process
 
 
-async def _killed_when(process: asyncio.subprocess.Process, enough: asyncio.Task[None]) -> int:
+async def _kill_when(process: asyncio.subprocess.Process, enough: asyncio.Task[None]) -> int:
     """Kill the process with SIGKILL when enough messages have arrived.
 
     Return 0 if it finished before.
@@ -233,7 +233,7 @@ async def _killed_when(process: asyncio.subprocess.Process, enough: asyncio.Task
     return 1
 
 
-def _reached(connection: Connection, aim: int) -> asyncio.Task[None]:
+def _watch(connection: Connection, aim: int) -> asyncio.Task[None]:
     async def look() -> None:
         while await _depth(connection, MAIN) < aim:  # noqa: ASYNC110 - only looking tells
             await asyncio.sleep(0.01)
@@ -248,7 +248,7 @@ async def _depth(connection: Connection, queue: str) -> int:
     return state.messages
 
 
-async def _drained(connection: Connection) -> dict[int, Counter[str]]:
+async def _drain(connection: Connection) -> dict[int, Counter[str]]:
     """Everything that arrived: by number, the fingerprints of its copies."""
     found: dict[int, Counter[str]] = {}
     count = await _depth(connection, MAIN)

@@ -35,7 +35,7 @@ _HEADERS = 150
 
 
 @contextmanager
-def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _start_process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "hopback", *arguments],
         stdout=subprocess.PIPE,
@@ -92,14 +92,14 @@ class _Health:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """The admin service over a broker with a hostile policy, a hostile name and a few queues."""
     folder: Path = tmp_path_factory.mktemp("serve")
-    with _started("broker", "--port", "0", "--http", "0") as broker:
+    with _start_process("broker", "--port", "0", "--http", "0") as broker:
         url = _told(broker, "AMQP")
         management = _told(broker, "anagement")
         with httpx.Client(base_url=management, auth=("guest", "guest")) as api:
             policy = {"pattern": "^(a+)+$", "definition": {"max-length": 9}, "apply-to": "queues"}
             assert api.put("/api/policies/%2F/slow", json=policy).is_success
         asyncio.run(_prepare(url))
-        with _started(
+        with _start_process(
             "serve", "--store", f"sqlite:///{folder}/jobs.db", "--http", "0", "--broker", url,
             "--management", management, "--dlq", "bodies.dlq=bodies", "--dlq", f"{_DLQ}=orders",
         ) as process:  # fmt: skip

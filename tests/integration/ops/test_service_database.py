@@ -120,7 +120,7 @@ async def _publish_dead_letters(url: str) -> None:
 
 
 @contextmanager
-def _serving(folder: Path, name: str) -> Iterator[_Service]:
+def _run_service(folder: Path, name: str) -> Iterator[_Service]:
     log, settings = folder / f"{name}.log", folder / "admin.toml"
     settings.write_text("[deadletters]\nediting = true\n")
     with log.open("wb") as out:
@@ -227,7 +227,7 @@ def test_commands_during_running_service_keep_database_intact(
     arguments = _arguments(job, tmp_path)
     assert set(arguments) == _commands_that_open_the_database()
     codes: dict[str, int | None] = {}
-    with _serving(tmp_path, "service") as service:
+    with _run_service(tmp_path, "service") as service:
         service.use_pool()
         for command, (options, _) in arguments.items():
             words = [*command.split(), *options]
@@ -270,7 +270,7 @@ def _read_by_third_process(database: Path) -> str:
 
 def test_two_services_on_one_file_see_commits_of_each_other(database: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        services = [stack.enter_context(_serving(tmp_path, name)) for name in ("one", "two")]
+        services = [stack.enter_context(_run_service(tmp_path, name)) for name in ("one", "two")]
         for service, queue in zip(services, ("early", "late"), strict=True):
             for each in services:
                 each.use_pool()

@@ -49,7 +49,7 @@ async def _fail(channel: Channel, error: str, count: int, begin: int = 0) -> Non
         await channel.publish(Message("", "events.dlq", body, said))
 
 
-async def _counted(operations: Operations, count: int) -> None:
+async def _wait_for_count(operations: Operations, count: int) -> None:
     """Wait until the broker counts this number of messages.
 
     It counts those of a stream every few seconds.
@@ -67,7 +67,7 @@ async def test_stream_is_surveyed_searched_and_browsed_without_removal(
     rabbitmq: SharedNode, vhost: str, amqp_url: str, tmp_path: Path
 ) -> None:
     """Groups are added up across surveys, and consumers do not matter."""
-    await _surveyed(amqp_url, rabbitmq.management_url, vhost, tmp_path)
+    await _survey(amqp_url, rabbitmq.management_url, vhost, tmp_path)
 
 
 @pytest.mark.all_brokers
@@ -77,10 +77,10 @@ async def test_stream_is_surveyed_on_other_versions(
 ) -> None:
     """The version is RabbitMQ 4."""
     node = start_rabbitmq(installation=installations()[suite])
-    await _surveyed(node.url, node.management_url, "/", tmp_path)
+    await _survey(node.url, node.management_url, "/", tmp_path)
 
 
-async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Path) -> None:
+async def _survey(amqp_url: str, management_url: str, vhost: str, tmp_path: Path) -> None:
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, _TOPOLOGY)
     channel = await connection.open_channel()
@@ -95,7 +95,7 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
             ManagedBroker(RabbitMQ(amqp_url), management=management, vhost=vhost), journal=journal
         ) as operations,
     ):
-        await _counted(operations, 300)
+        await _wait_for_count(operations, 300)
         detail = await operations.queue("events.dlq")
         assert (detail.cost.price, detail.cost.is_stream) == (Price.FREE, True)
         first = await operations.errors(survey=True)
@@ -108,7 +108,7 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
         await _fail(channel, "TimeoutError", 1, begin=320)
         assert _told(await operations.errors(survey=True)) == {"TimeoutError": 301, "Refused": 20}
 
-        await _counted(operations, 321)
+        await _wait_for_count(operations, 321)
         found = [
             told async for told in operations.search(SearchRequest("C-00311", ("events.dlq",)))
         ]
@@ -138,7 +138,7 @@ async def _surveyed(amqp_url: str, management_url: str, vhost: str, tmp_path: Pa
         await channel.delete_queue("events.dlq")
         await declare(connection, _TOPOLOGY)
         await _fail(channel, "Another", 7)
-        await _counted(operations, 7)
+        await _wait_for_count(operations, 7)
         assert _told(await operations.errors(survey=True)) == {"Another": 7}
     await connection.close()
 

@@ -101,7 +101,7 @@ def _check_plan(
         stderr=subprocess.DEVNULL,
     )
     try:
-        job = _started_job(capsys)
+        job = _start_job(capsys)
         asyncio.run(_wait_for_consumer(amqp_url))
         other = ["--dry-run", "--store", f"sqlite:///{tmp_path}/other.db"]
         deadline, managed = time.monotonic() + _PATIENCE_S, ""
@@ -115,7 +115,7 @@ def _check_plan(
     assert "without a name" in plain
 
 
-def _started_job(capsys: pytest.CaptureFixture[str]) -> str:
+def _start_job(capsys: pytest.CaptureFixture[str]) -> str:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
         assert run(["jobs", "ls", "-o", "json"]) == 0

@@ -107,7 +107,7 @@ def test_stack_has_at_most_three_causes() -> None:
         except KeyError:
             raise ValueError("outer") from None
 
-    def during() -> None:
+    def capture_during() -> None:
         try:
             raise KeyError("inner")
         except KeyError:
@@ -115,7 +115,7 @@ def test_stack_has_at_most_three_causes() -> None:
 
     assert failure_from_exception(_caught(lambda: chain(5))).stack.count("caused by") == 2
     assert "caused by" not in failure_from_exception(_caught(hidden)).stack
-    assert "caused by KeyError: 'inner'" in failure_from_exception(_caught(during)).stack
+    assert "caused by KeyError: 'inner'" in failure_from_exception(_caught(capture_during)).stack
 
 
 def test_deep_recursion_keeps_innermost_frames() -> None:

@@ -39,7 +39,7 @@ _DEATH: dict[str, FieldValue] = {
 }
 
 
-def _received() -> Properties:
+def _properties() -> Properties:
     return Properties(
         content_type="application/json",
         correlation_id="c-1",
@@ -72,7 +72,7 @@ def _written(
 
 
 def test_retry_strips_deaths_expiration_and_routes() -> None:
-    written = _written(retry_properties, Mark("q", 2), _received())
+    written = _written(retry_properties, Mark("q", 2), _properties())
     assert list(written.headers) == [
         "tenant",
         "hopback-future",
@@ -83,14 +83,14 @@ def test_retry_strips_deaths_expiration_and_routes() -> None:
         "hopback-origin-user-id",
     ]
     assert (written.expiration, written.user_id, written.delivery_mode) == (None, None, 2)
-    assert read_history(written.headers, "q").deaths == deaths(_received().headers)
+    assert read_history(written.headers, "q").deaths == deaths(_properties().headers)
     assert written.headers["hopback-origin-user-id"] == "alice"
     kept = replace(written, headers={}, delivery_mode=1, expiration="60000", user_id="alice")
-    assert kept == replace(_received(), headers={})
+    assert kept == replace(_properties(), headers={})
 
 
 def test_parking_keeps_x_death() -> None:
-    written = _written(park_properties, Mark("q", 3), _received())
+    written = _written(park_properties, Mark("q", 3), _properties())
     assert written.headers["x-death"] == [_DEATH]
     assert "hopback-deaths" not in written.headers
     assert {"x-first-death-queue", "x-last-death-queue"} <= written.headers.keys()
@@ -100,14 +100,14 @@ def test_parking_keeps_x_death() -> None:
 
 def test_redrive_keeps_x_death_only_on_request() -> None:
     """A malformed one is never kept."""
-    plain = _written(redrive_properties, Mark("q", 0), _received())
+    plain = _written(redrive_properties, Mark("q", 0), _properties())
     assert "x-death" not in plain.headers
     assert "hopback-deaths" in plain.headers
-    kept = redrive_properties(_received(), Mark("q", 0), keep_deaths=True)
+    kept = redrive_properties(_properties(), Mark("q", 0), keep_deaths=True)
     assert kept is not None
     assert kept.headers["x-death"] == [_DEATH]
     assert "hopback-deaths" not in kept.headers
-    forged = replace(_received(), headers={"x-death": [{**_DEATH, "count": "3"}]})
+    forged = replace(_properties(), headers={"x-death": [{**_DEATH, "count": "3"}]})
     safe = redrive_properties(forged, Mark("q", 0), keep_deaths=True)
     assert safe is not None
     assert "x-death" not in safe.headers
@@ -147,14 +147,14 @@ def test_mark_writes_all_its_fields() -> None:
 
 def test_headers_outside_mark_are_kept() -> None:
     mark = Mark("q", 1, failure=Failure("E", "m"), redrives=2, redrive_job="job")
-    first = _written(retry_properties, mark, _received())
+    first = _written(retry_properties, mark, _properties())
     second = _written(retry_properties, Mark("q", 2), first)
     changed = {name for name in first.headers if first.headers[name] != second.headers[name]}
     assert changed == {"hopback-attempts"}
 
 
 def test_failure_of_another_queue_is_removed() -> None:
-    first = _written(retry_properties, Mark("q", 1, failure=Failure("E", "m")), _received())
+    first = _written(retry_properties, Mark("q", 1, failure=Failure("E", "m")), _properties())
     second = _written(retry_properties, Mark("audit", 1), first)
     assert "hopback-failure" not in second.headers
 
@@ -174,7 +174,7 @@ def test_added_headers_stay_within_budget() -> None:
     assert record is None or len(record.stack) < 4000
 
 
-def _filled(size: int) -> Properties:
+def _properties_of_size(size: int) -> Properties:
     """Persistent properties whose frame carries exactly `size` bytes."""
     empty = Properties(delivery_mode=2, headers={"u": ""})
     return replace(empty, headers={"u": "u" * (size - frame_size(empty))})
@@ -182,35 +182,35 @@ def _filled(size: int) -> Properties:
 
 def test_nearly_full_frame_keeps_only_attempt_count() -> None:
     mark = Mark("q", 1, origin_routing_key="k", failure=Failure("E", "m"), design={"x-a": "b"})
-    written = _written(retry_properties, mark, _filled(FRAME_BYTES - 100))
+    written = _written(retry_properties, mark, _properties_of_size(FRAME_BYTES - 100))
     assert set(written.headers) == {"u", "hopback-queue", "hopback-attempts"}
     assert frame_size(written) <= FRAME_BYTES
 
 
 def test_optional_headers_leave_room_for_next_death() -> None:
     mark = Mark("q", 1, failure=Failure("E", "m" * 1000, stack="s" * 4000))
-    written = _written(retry_properties, mark, _filled(FRAME_BYTES - 3000))
+    written = _written(retry_properties, mark, _properties_of_size(FRAME_BYTES - 3000))
     assert "hopback-failure" in written.headers
     assert frame_size(written) <= FRAME_BYTES - 2048
 
 
 def test_retry_without_room_for_count_is_refused() -> None:
     mark = Mark("q", 1)
-    needed = frame_size(_written(retry_properties, mark, _filled(100))) - 100
-    assert retry_properties(_filled(FRAME_BYTES - needed), mark) is not None
-    assert retry_properties(_filled(FRAME_BYTES - needed + 1), mark) is None
-    assert redrive_properties(_filled(FRAME_BYTES - needed + 1), mark) is None
+    needed = frame_size(_written(retry_properties, mark, _properties_of_size(100))) - 100
+    assert retry_properties(_properties_of_size(FRAME_BYTES - needed), mark) is not None
+    assert retry_properties(_properties_of_size(FRAME_BYTES - needed + 1), mark) is None
+    assert redrive_properties(_properties_of_size(FRAME_BYTES - needed + 1), mark) is None
 
 
 def test_parking_drops_own_headers_then_deaths_then_largest() -> None:
     """The size of dropped producer headers is recorded."""
-    full = _filled(FRAME_BYTES)
+    full = _properties_of_size(FRAME_BYTES)
     bare = _written(park_properties, Mark("q", 1), full)
     assert dict(bare.headers) == dict(full.headers)
     died = replace(full, headers={**full.headers, "x-death": [_DEATH]})
     stripped = _written(park_properties, Mark("q", 1), died)
     assert dict(stripped.headers) == dict(full.headers)
-    beyond = _filled(FRAME_BYTES + 1)
+    beyond = _properties_of_size(FRAME_BYTES + 1)
     beyond = replace(beyond, headers={**beyond.headers, "small": 1})
     shortened = _written(park_properties, Mark("q", 1), beyond)
     assert (shortened.headers["small"], shortened.headers["hopback-queue"]) == (1, "q")

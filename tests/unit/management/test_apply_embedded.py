@@ -97,7 +97,7 @@ async def test_object_created_after_plan_is_a_conflict(connection: Connection) -
         await apply(planned, connection)
 
 
-def replacing() -> tuple[Topology, Topology]:
+def replacement() -> tuple[Topology, Topology]:
     """A desired queue `a` and a different live one with an additional binding."""
     live = Topology("/", (Exchange("x"),), (Queue("a"),), (Binding("x", "a", "extra"),))
     return Topology("d", queues=(Queue("a", arguments={"x-message-ttl": 60_000}),)), live
@@ -118,7 +118,7 @@ async def make(connection: Connection, live: Topology) -> None:
 async def test_empty_unused_queue_is_replaced_with_its_bindings() -> None:
     broker = EmbeddedBroker(version=V4)
     connection, management = await broker.connect("test"), EmbeddedManagement(broker)
-    desired, live = replacing()
+    desired, live = replacement()
     await make(connection, live)
     planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
     applied = await apply(planned, connection, management, replace=["a"])
@@ -130,7 +130,7 @@ async def test_empty_unused_queue_is_replaced_with_its_bindings() -> None:
 
 
 async def test_queue_with_messages_is_not_replaced(connection: Connection) -> None:
-    desired, live = replacing()
+    desired, live = replacement()
     await make(connection, live)
     planned = plan(desired, live, V4, (AtRisk("a", 3, 0),))
     with pytest.raises(UnsafeOperation, match="queue a: 3 messages at risk"):
@@ -141,7 +141,7 @@ async def test_queue_with_messages_is_not_replaced(connection: Connection) -> No
 async def test_message_published_after_plan_is_kept() -> None:
     broker = EmbeddedBroker(version=V4)
     connection, management = await broker.connect("test"), EmbeddedManagement(broker)
-    desired, live = replacing()
+    desired, live = replacement()
     await make(connection, live)
     planned = plan(desired, live, V4, (AtRisk("a", 0, 0),))
     channel = await connection.open_channel()
@@ -183,7 +183,7 @@ async def test_unsafe_replacements_are_refused(
 
 
 async def test_replacement_without_management_api_is_refused(connection: Connection) -> None:
-    desired, live = replacing()
+    desired, live = replacement()
     await make(connection, live)
     planned = await live_plan(desired, connection, None, "/")
     with pytest.raises(UnsafeOperation, match="bindings of a queue cannot be read"):

@@ -50,11 +50,11 @@ async def test_parameters_of_live_broker_are_checked_without_passwords() -> None
 
 
 async def test_missing_permission_for_parameters_keeps_other_findings() -> None:
-    def refusing(request: httpx.Request) -> httpx.Response:
+    def refuse(request: httpx.Request) -> httpx.Response:
         refused = request.url.path == "/api/parameters"
         return httpx.Response(401, json={}) if refused else _answer(request)
 
-    async with answering(refusing) as management:
+    async with answering(refuse) as management:
         found = await examine("here", "/", BrokerVersion(4, 0, 5), management)
     assert found.queues == 1
     assert "operator-policy" not in {each.rule for each in found.findings}

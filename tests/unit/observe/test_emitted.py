@@ -66,7 +66,7 @@ def _app() -> App:
     return app
 
 
-def _added_app() -> App:
+def _other_app() -> App:
     app = App("added")
 
     @app.handler("added", retry=["1s"])
@@ -109,7 +109,7 @@ async def test_emitted_events_have_exactly_documented_fields() -> None:
         await test.drain()
         await test.publish("stuck", {})
         await test.advance(3600)
-        added = _added_app()
+        added = _other_app()
         await test.service.add(added)
         await test.service.remove(added)
     wrong = {

@@ -41,7 +41,7 @@ def _death(queue: str, reason: str = "rejected", count: FieldValue = 1) -> dict[
     }
 
 
-def _decided(
+def _decide(
     plan: Plan,
     outcome: Outcome,
     headers: Headers | None = None,
@@ -54,32 +54,32 @@ def _decided(
     return decide(delivery, outcome, plan, version=version, chance=chance)
 
 
-def _counted(plan: Plan, failures: int) -> Headers:
+def _attempt_headers(plan: Plan, failures: int) -> Headers:
     return {"hopback-queue": plan.queue, "hopback-attempts": failures}
 
 
 def test_done_is_acked() -> None:
-    assert _decided(_AUDIT, Done(), _counted(_AUDIT, 3)) == decided.Ack()
+    assert _decide(_AUDIT, Done(), _attempt_headers(_AUDIT, 3)) == decided.Ack()
 
 
 def test_failure_leaves_by_method_of_plan() -> None:
     """By reject in the file pipeline, by publish in the raffle. The first tier is first."""
     out = decided.Retry(_AUDIT.tiers[0], _AUDIT.tiers[0].routes[0], Leave.REJECT, 1, "no")
-    assert _decided(_AUDIT, Retry("no")) == out
+    assert _decide(_AUDIT, Retry("no")) == out
     out = decided.Retry(_RAFFLE.tiers[0], _RAFFLE.tiers[0].routes[0], Leave.PUBLISH, 1, "no")
-    assert _decided(_RAFFLE, Retry("no")) == out
+    assert _decide(_RAFFLE, Retry("no")) == out
 
 
 @pytest.mark.parametrize(("failures", "tier"), [(0, "30s"), (1, "5m"), (2, "30m")])
 def test_each_failure_waits_in_next_tier(failures: int, tier: str) -> None:
-    decision = _decided(_USERS, Retry("no"), _counted(_USERS, failures))
+    decision = _decide(_USERS, Retry("no"), _attempt_headers(_USERS, failures))
     assert isinstance(decision, decided.Retry)
     assert (decision.tier.name, decision.attempt) == (tier, failures + 1)
 
 
 def test_attempts_beyond_tiers_use_last_tier() -> None:
     plan = replace(_ORDERS, attempts=10)
-    decision = _decided(plan, Retry("no"), _counted(plan, 7))
+    decision = _decide(plan, Retry("no"), _attempt_headers(plan, 7))
     assert isinstance(decision, decided.Retry)
     assert decision.tier is plan.tiers[-1]
 
@@ -91,7 +91,7 @@ def test_attempts_beyond_tiers_use_last_tier() -> None:
 )  # fmt: skip
 def test_retry_after_selects_smallest_sufficient_tier(after: float, tier: str) -> None:
     """If none is long enough, it is the last one. Invalid values are ignored."""
-    decision = _decided(_USERS, Retry("no", after), _counted(_USERS, 1))
+    decision = _decide(_USERS, Retry("no", after), _attempt_headers(_USERS, 1))
     assert isinstance(decision, decided.Retry)
     assert (decision.tier.name, decision.counted) == (tier, True)
 
@@ -101,11 +101,11 @@ def test_retry_after_selects_smallest_sufficient_tier(after: float, tier: str) -
 )
 def test_retry_route_follows_original_routing_key(key: str, domain: str) -> None:
     """FreeFlow's users queue serves two domains with separate retry queues."""
-    decision = _decided(_USERS, Retry("no"), key=key)
+    decision = _decide(_USERS, Retry("no"), key=key)
     assert isinstance(decision, decided.Retry)
     assert decision.route.queue == f"freeflow.{domain}.retry.30s"
     back: Headers = {"hopback-origin-routing-key": key}
-    again = _decided(_USERS, Retry("no"), back, key="user.retry")
+    again = _decide(_USERS, Retry("no"), back, key="user.retry")
     assert isinstance(again, decided.Retry)
     assert again.route == decision.route
 
@@ -113,18 +113,20 @@ def test_retry_route_follows_original_routing_key(key: str, domain: str) -> None
 def test_last_failure_and_park_outcome_park_by_method_of_plan() -> None:
     """Publish in the file pipeline, reject in FreeFlow and the raffle."""
     parked = decided.Park(Leave.PUBLISH, 3, "no")
-    assert _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 2)) == parked
+    assert _decide(_AUDIT, Retry("no"), _attempt_headers(_AUDIT, 2)) == parked
     hopeless = decided.Park(Leave.REJECT, 1, "bad")
-    assert _decided(_RAFFLE, Park("bad")) == hopeless
-    assert _decided(_USERS, Retry("no"), _counted(_USERS, 3)) == decided.Park(Leave.REJECT, 4, "no")
+    assert _decide(_RAFFLE, Park("bad")) == hopeless
+    assert _decide(_USERS, Retry("no"), _attempt_headers(_USERS, 3)) == decided.Park(
+        Leave.REJECT, 4, "no"
+    )
 
 
 def test_reject_loop_with_own_count_publishes() -> None:
     """Its `x-death` was stripped, so a nack would let the broker count from 0 again."""
-    decision = _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 1))
+    decision = _decide(_AUDIT, Retry("no"), _attempt_headers(_AUDIT, 1))
     assert isinstance(decision, decided.Retry)
     assert (decision.by, decision.attempt) == (Leave.PUBLISH, 2)
-    zero = _decided(_AUDIT, Retry("no"), _counted(_AUDIT, 0))
+    zero = _decide(_AUDIT, Retry("no"), _attempt_headers(_AUDIT, 0))
     assert isinstance(zero, decided.Retry)
     assert zero.by is Leave.REJECT
 
@@ -147,7 +149,7 @@ def test_harmful_x_death_is_published_stripped_before_4_0(
     value: FieldValue, version: BrokerVersion, by: Leave
 ) -> None:
     """Later brokers ignore an `x-death` written by a client."""
-    decision = _decided(_AUDIT, Retry("no"), {"x-death": value}, version=version)
+    decision = _decide(_AUDIT, Retry("no"), {"x-death": value}, version=version)
     assert isinstance(decision, decided.Retry)
     assert decision.by is by
 
@@ -156,12 +158,12 @@ def test_harmful_x_death_is_published_stripped_before_4_0(
 def test_harmful_x_death_is_parked_by_publish_before_4_0(version: BrokerVersion, by: Leave) -> None:
     """Rejecting a malformed `x-death` crashes the queue."""
     headers: Headers = {"x-death": ["text"]}
-    assert _decided(_RAFFLE, Park("bad"), headers, version=version) == decided.Park(by, 1, "bad")
+    assert _decide(_RAFFLE, Park("bad"), headers, version=version) == decided.Park(by, 1, "bad")
 
 
 def test_ordinary_reject_loop_is_kept_on_every_broker() -> None:
     lap: Headers = {"x-death": [_death("q.audit.retry", "expired"), _death("q.audit")]}
-    decision = _decided(_AUDIT, Retry("no"), lap, version=_V310)
+    decision = _decide(_AUDIT, Retry("no"), lap, version=_V310)
     assert isinstance(decision, decided.Retry)
     assert (decision.by, decision.attempt) == (Leave.REJECT, 2)
 
@@ -169,8 +171,8 @@ def test_ordinary_reject_loop_is_kept_on_every_broker() -> None:
 def test_tier_not_reached_by_reject_is_published_to() -> None:
     """A queue has one dead-letter exchange. Only the first tier is behind it."""
     plan = replace(_USERS, leave=Leave.REJECT)
-    first = _decided(plan, Retry("no"))
-    later = _decided(plan, Retry("no", after=300))
+    first = _decide(plan, Retry("no"))
+    later = _decide(plan, Retry("no", after=300))
     assert isinstance(first, decided.Retry)
     assert isinstance(later, decided.Retry)
     assert (first.by, later.by) == (Leave.REJECT, Leave.PUBLISH)
@@ -184,7 +186,7 @@ def test_tier_not_reached_by_reject_is_published_to() -> None:
 def test_first_local_wait_is_the_time_due_between_minimum_and_random_maximum(
     delay: float, chance: float, wait: float
 ) -> None:
-    decision = _decided(_BUS, Snooze(delay), chance=chance)
+    decision = _decide(_BUS, Snooze(delay), chance=chance)
     assert isinstance(decision, decided.Requeue)
     assert decision.delay == pytest.approx(wait)
 
@@ -205,17 +207,17 @@ def test_later_local_waits_last_longer_than_the_plans_maximum_unless_due_sooner(
 def test_snooze_on_quorum_queue_waits_in_retry_queue_uncounted() -> None:
     """This holds for the hardened event bus and every other plan."""
     (plan, _) = event_bus(hardened=True).plans
-    decision = _decided(plan, Snooze(1))
+    decision = _decide(plan, Snooze(1))
     assert decision == decided.Retry(
         plan.tiers[0], plan.tiers[0].routes[0], Leave.PUBLISH, 1, "not due yet", counted=False
     )
-    faithful = _decided(ratatoskr().plans[0], Snooze(1))
+    faithful = _decide(ratatoskr().plans[0], Snooze(1))
     assert isinstance(faithful, decided.Retry)
     assert (faithful.by, faithful.counted) == (Leave.PUBLISH, False)
 
 
 def test_snooze_selects_smallest_sufficient_tier() -> None:
-    decision = _decided(_ORDERS, Snooze(200), _counted(_ORDERS, 3))
+    decision = _decide(_ORDERS, Snooze(200), _attempt_headers(_ORDERS, 3))
     assert isinstance(decision, decided.Retry)
     assert (decision.tier.name, decision.attempt) == ("5m", 4)
 
@@ -223,17 +225,17 @@ def test_snooze_selects_smallest_sufficient_tier() -> None:
 def test_snooze_without_attempts_left_parks_only_on_event_bus() -> None:
     """Its document sends 425 after ten retries to the dead-letter queue."""
     died: Headers = {"x-death": [_death(_BUS.queue, count=10)]}
-    decision = _decided(_BUS, Snooze(1), died)
+    decision = _decide(_BUS, Snooze(1), died)
     assert decision == decided.Park(Leave.PUBLISH, 11, "not due yet, and no attempt is left")
-    assert isinstance(_decided(_BUS, Snooze(1), _counted(_BUS, 9)), decided.Requeue)
-    assert isinstance(_decided(_RAFFLE, Snooze(1), _counted(_RAFFLE, 4)), decided.Retry)
+    assert isinstance(_decide(_BUS, Snooze(1), _attempt_headers(_BUS, 9)), decided.Requeue)
+    assert isinstance(_decide(_RAFFLE, Snooze(1), _attempt_headers(_RAFFLE, 4)), decided.Retry)
 
 
 def test_snooze_without_tiers_parks() -> None:
     """A requeue would count as a delivery."""
     plan = replace(_ORDERS, tiers=())
-    assert isinstance(_decided(plan, Retry("no")), decided.Park)
-    parked = _decided(plan, Snooze(1))
+    assert isinstance(_decide(plan, Retry("no")), decided.Park)
+    parked = _decide(plan, Snooze(1))
     assert isinstance(parked, decided.Park)
     assert "no retry queue to wait in" in parked.reason
 
@@ -241,13 +243,13 @@ def test_snooze_without_tiers_parks() -> None:
 def test_tier_without_matching_route_parks() -> None:
     only = replace(_ORDERS.tiers[0], routes=(Route("x", "k", "q", "user.*"),))
     plan = replace(_ORDERS, tiers=(only,))
-    decision = _decided(plan, Retry("no"), key="order.created")
+    decision = _decide(plan, Retry("no"), key="order.created")
     assert decision == decided.Park(
         Leave.PUBLISH, 1, "no (no way into a retry queue fits its routing key)"
     )
 
 
-def _filled(size: int, headers: Headers | None = None) -> Properties:
+def _properties_of_size(size: int, headers: Headers | None = None) -> Properties:
     """Properties whose frame carries exactly `size` bytes."""
     empty = Properties(delivery_mode=2, headers={"u": "", **(headers or {})})
     filling = "u" * (size - frame_size(empty))
@@ -266,7 +268,7 @@ def test_message_without_room_for_attempt_count_is_parked(
     outcome: Outcome,
 ) -> None:
     """Without a count it would be retried forever."""
-    decision = _full(_ORDERS, outcome, _filled(FRAME_BYTES - 10))
+    decision = _full(_ORDERS, outcome, _properties_of_size(FRAME_BYTES - 10))
     assert isinstance(decision, decided.Park)
     assert decision.by is Leave.PUBLISH
     assert decision.reason.endswith("(its headers leave no room for the count of attempts)")
@@ -274,7 +276,7 @@ def test_message_without_room_for_attempt_count_is_parked(
 
 def test_reject_loop_needs_no_room_for_count() -> None:
     """The broker counts."""
-    decision = _full(_AUDIT, Retry("no"), _filled(FRAME_BYTES))
+    decision = _full(_AUDIT, Retry("no"), _properties_of_size(FRAME_BYTES))
     assert isinstance(decision, decided.Retry)
     assert decision.by is Leave.REJECT
 
@@ -284,7 +286,7 @@ _TOO_LARGE = "bad (its headers do not fit a frame, so the largest are left out)"
 
 def test_headers_beyond_frame_are_rejected_only_into_dead_letter_queue() -> None:
     """If a reject would feed the retry loop or delete the message, it is published without them."""
-    too_large = _filled(FRAME_BYTES + 1)
+    too_large = _properties_of_size(FRAME_BYTES + 1)
     published = _full(_ORDERS, Park("bad"), too_large)
     assert published == decided.Park(Leave.PUBLISH, 1, _TOO_LARGE)
     rejected = _full(_ORDERS, Park("bad"), too_large, dead_letters_park=True)
@@ -293,7 +295,7 @@ def test_headers_beyond_frame_are_rejected_only_into_dead_letter_queue() -> None
 
 
 def test_headers_beyond_frame_with_harmful_x_death_are_published() -> None:
-    properties = _filled(FRAME_BYTES + 100, {"x-death": "text"})
+    properties = _properties_of_size(FRAME_BYTES + 100, {"x-death": "text"})
     grown = replace(properties, headers={**properties.headers, "v": "v" * 100})
     delivery = Received(_RAFFLE.queue, "x", "k", b"", grown)
     for parks in (False, True):
@@ -319,7 +321,7 @@ def test_wait_beyond_all_tiers_uses_delay_queues(seconds: float, waits_ms: int) 
 
 def test_delay_without_room_for_count_parks() -> None:
     """Otherwise it would return forever."""
-    delivery = Received(_ORDERS.queue, "", "k", b"", _filled(FRAME_BYTES - 10))
+    delivery = Received(_ORDERS.queue, "", "k", b"", _properties_of_size(FRAME_BYTES - 10))
     decision = decide(delivery, Snooze(7200), _ORDERS, version=_V40, longest_delay_ms=_DELAYS_MS)
     assert isinstance(decision, decided.Park)
     assert decision.reason.endswith("(its headers leave no room for the count of attempts)")
@@ -327,6 +329,6 @@ def test_delay_without_room_for_count_parks() -> None:
 
 def test_invalid_wait_is_ignored() -> None:
     """The runtime refuses it before."""
-    decision = _decided(_ORDERS, Snooze("soon"))
+    decision = _decide(_ORDERS, Snooze("soon"))
     assert isinstance(decision, decided.Retry)
     assert decision.tier == _ORDERS.tiers[0]

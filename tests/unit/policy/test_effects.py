@@ -31,7 +31,7 @@ _USERS = freeflow().plans[0]
 _ORDERS = recommended().plans[0]
 
 
-def _published(
+def _publish(
     plan: Plan,
     outcome: Outcome,
     headers: Headers | None = None,
@@ -55,7 +55,7 @@ def _without_failure(message: Message) -> dict[str, FieldValue]:
 
 
 def test_freeflow_retry_has_count_and_origin_headers() -> None:
-    message = _published(_USERS, Retry("no"), {"tenant": "acme"})
+    message = _publish(_USERS, Retry("no"), {"tenant": "acme"})
     assert (message.exchange, message.routing_key) == ("freeflow.events.retry", "user.30s")
     assert _without_failure(message) == {
         "tenant": "acme",
@@ -71,8 +71,8 @@ def test_freeflow_retry_has_count_and_origin_headers() -> None:
 
 def test_original_routing_key_is_never_overwritten() -> None:
     """The second retry arrives as `user.retry` and still has `user.created`."""
-    first = _published(_USERS, Retry("no"))
-    second = _published(_USERS, Retry("no"), first.properties.headers, key="user.retry")
+    first = _publish(_USERS, Retry("no"))
+    second = _publish(_USERS, Retry("no"), first.properties.headers, key="user.retry")
     assert second.routing_key == "user.5m"
     headers = second.properties.headers
     assert headers["x-original-routing-key"] == "user.created"
@@ -81,20 +81,18 @@ def test_original_routing_key_is_never_overwritten() -> None:
 
 
 def test_raffle_retry_has_count_and_latest_reason() -> None:
-    first = _published(_RAFFLE, Retry("db_error: connection timeout"))
+    first = _publish(_RAFFLE, Retry("db_error: connection timeout"))
     assert (first.exchange, first.routing_key) == ("raffle_retry_exchange", "raffle_retry_10s")
     assert first.properties.headers["x-retries"] == 1
     assert first.properties.headers["x-retry-reason"] == "db_error: connection timeout"
-    second = _published(_RAFFLE, Retry("db_error: deadlock"), first.properties.headers)
+    second = _publish(_RAFFLE, Retry("db_error: deadlock"), first.properties.headers)
     assert second.properties.headers["x-retries"] == 2
     assert second.properties.headers["x-retry-reason"] == "db_error: deadlock"
 
 
 def test_parked_file_message_has_documented_headers() -> None:
     plan = file_pipeline().plans[1]
-    message = _published(
-        plan, Park("bad file"), {"hopback-queue": plan.queue, "hopback-attempts": 1}
-    )
+    message = _publish(plan, Park("bad file"), {"hopback-queue": plan.queue, "hopback-attempts": 1})
     assert (message.exchange, message.routing_key) == ("dlq.q.validator", "parking")
     headers = message.properties.headers
     assert headers["x-parked-at"] == "2023-11-14T22:13:20.000Z"
@@ -112,7 +110,7 @@ def test_parked_event_has_status_error_and_retries() -> None:
         "routing-keys": [""], "time": Timestamp(1),
     }  # fmt: skip
     died: Headers = {"x-death": [death]}
-    by_status = _published(plan, Retry("HTTP 500"), died, occasion=Occasion(_NOW, status=500))
+    by_status = _publish(plan, Retry("HTTP 500"), died, occasion=Occasion(_NOW, status=500))
     assert (by_status.exchange, by_status.routing_key) == ("", "wms.dlq.wms-cincout")
     headers = by_status.properties.headers
     assert headers["x-death"] == [death]
@@ -121,14 +119,14 @@ def test_parked_event_has_status_error_and_retries() -> None:
     assert headers["x-final-retry-count"] == 10
     assert "x-final-error" not in headers
     failure = Failure("httpx.ReadTimeout", "timed out")
-    by_error = _published(
+    by_error = _publish(
         plan, Retry("no"), headers, occasion=Occasion(_NOW, failure=failure)
     ).properties.headers
     assert by_error["x-final-error"] == "timed out"
     assert "x-final-status-code" not in by_error, "a stale status would be a lie"
     nameless = Occasion(_NOW, failure=Failure("Boom", ""))
     assert (
-        _published(plan, Park("x"), occasion=nameless).properties.headers["x-final-error"] == "Boom"
+        _publish(plan, Park("x"), occasion=nameless).properties.headers["x-final-error"] == "Boom"
     )
 
 
@@ -136,56 +134,56 @@ def test_parked_ratatoskr_message_has_retry_count() -> None:
     """The hardened form has it on every retry."""
     faithful = ratatoskr().plans[0]
     counted: Headers = {"hopback-queue": faithful.queue, "hopback-attempts": 3}
-    parked = _published(faithful, Retry("no"), counted)
+    parked = _publish(faithful, Retry("no"), counted)
     assert (parked.exchange, parked.routing_key) == ("my-service.events.dlq", "")
     assert parked.properties.headers["x-retry-count"] == 3
     hardened = ratatoskr(hardened=True).plans[0]
-    retried = _published(hardened, Retry("no"))
+    retried = _publish(hardened, Retry("no"))
     assert retried.properties.headers["x-retry-count"] == 1
-    last = _published(hardened, Retry("no"), {**counted, "x-retry-count": 3})
+    last = _publish(hardened, Retry("no"), {**counted, "x-retry-count": 3})
     assert last.properties.headers["x-retry-count"] == 3
 
 
 def test_failure_record_has_first_and_last_time() -> None:
     failure = Failure("shop.OutOfStock", "none left", fingerprint="f", frame="shop:reserve")
-    first = _published(_ORDERS, Retry("no"), occasion=Occasion(_NOW, "a", failure))
+    first = _publish(_ORDERS, Retry("no"), occasion=Occasion(_NOW, "a", failure))
     later = Occasion(_NOW + 60, "b", failure)
-    second = _published(_ORDERS, Retry("no"), first.properties.headers, occasion=later)
+    second = _publish(_ORDERS, Retry("no"), first.properties.headers, occasion=later)
     assert read_history(second.properties.headers, "orders").failure == failure._replace(
         host="b", first=_NOW, last=_NOW + 60, attempts=2
     )
 
 
 def test_failure_without_exception_records_reason() -> None:
-    record = read_history(_published(_ORDERS, Park("bad")).properties.headers, "orders").failure
+    record = read_history(_publish(_ORDERS, Park("bad")).properties.headers, "orders").failure
     assert record is not None
     assert (record.message, record.type, record.attempts) == ("bad", "", 1)
 
 
 def test_snooze_counts_only_itself() -> None:
     """Attempts and the last failure stay."""
-    failed = _published(_ORDERS, Retry("no"))
-    snoozed = _published(_ORDERS, Snooze(1), failed.properties.headers)
-    again = _published(_ORDERS, Snooze(1), snoozed.properties.headers)
+    failed = _publish(_ORDERS, Retry("no"))
+    snoozed = _publish(_ORDERS, Snooze(1), failed.properties.headers)
+    again = _publish(_ORDERS, Snooze(1), snoozed.properties.headers)
     before = read_history(failed.properties.headers, "orders")
     after = read_history(again.properties.headers, "orders")
     assert (after.attempts, after.failure) == (before.attempts, before.failure)
     assert (before.snoozes, after.snoozes) == (0, 2)
-    then = _published(_ORDERS, Retry("no"), again.properties.headers)
+    then = _publish(_ORDERS, Retry("no"), again.properties.headers)
     assert read_history(then.properties.headers, "orders").attempts == 2
     assert read_history(then.properties.headers, "orders").snoozes == 2
 
 
 def test_copy_snoozed_by_other_queue_does_not_inherit_count() -> None:
-    copy = _published(_USERS, Retry("no")).properties.headers
+    copy = _publish(_USERS, Retry("no")).properties.headers
     audit = freeflow().plans[-1]
-    snoozed = _published(audit, Snooze(1), copy).properties.headers
+    snoozed = _publish(audit, Snooze(1), copy).properties.headers
     assert (snoozed["x-retry-count"], snoozed["hopback-attempts"]) == (0, 0)
     assert snoozed["hopback-queue"] == "freeflow.audit.queue"
 
 
 def test_stamped_texts_are_bounded() -> None:
-    message = _published(_RAFFLE, Retry("\udc80" + "x" * 2_000_000))
+    message = _publish(_RAFFLE, Retry("\udc80" + "x" * 2_000_000))
     reason = message.properties.headers["x-retry-reason"]
     assert isinstance(reason, str)
     assert len(reason.encode()) <= 1024
@@ -207,7 +205,7 @@ def test_custom_plan_can_stamp_every_fact() -> None:
         "s-origin-routing-key": "user.created",
     }
     for outcome in (Retry("no"), Park("no")):
-        headers = _published(plan, outcome, occasion=occasion).properties.headers
+        headers = _publish(plan, outcome, occasion=occasion).properties.headers
         assert {k: v for k, v in headers.items() if k.startswith("s-")} == expected
 
 
@@ -231,7 +229,7 @@ def test_local_wait_holds_and_requeues() -> None:
 
 def test_malformed_x_death_is_parked_by_publish_on_old_broker() -> None:
     """The dead letter keeps its headers."""
-    message = _published(_RAFFLE, Park("bad"), {"x-death": ["text"]}, version=_V310)
+    message = _publish(_RAFFLE, Park("bad"), {"x-death": ["text"]}, version=_V310)
     assert (message.exchange, message.routing_key) == ("raffle_dlx", "raffle_dlq")
     assert message.properties.headers["x-death"] == ["text"]
     assert message.properties.headers["hopback-queue"] == "raffle_queue"

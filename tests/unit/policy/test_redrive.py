@@ -44,7 +44,7 @@ def _dead(plan: Plan, headers: Headers) -> Received:
     return Received(plan.parking.queue, plan.parking.exchange, "dlq", b"body", properties)
 
 
-def _parked(plan: Plan, attempts: int) -> dict[str, FieldValue]:
+def _headers_of_parked(plan: Plan, attempts: int) -> dict[str, FieldValue]:
     return {
         "tenant": "acme",
         "CC": ["other"],
@@ -60,7 +60,7 @@ def _parked(plan: Plan, attempts: int) -> dict[str, FieldValue]:
 
 def test_redriven_file_message_resets_attempts_and_keeps_history() -> None:
     """It goes to `retry.q.X` with the key `retry`."""
-    message = redrive_message(_dead(_AUDIT, _parked(_AUDIT, 3)), _AUDIT, _JOB)
+    message = redrive_message(_dead(_AUDIT, _headers_of_parked(_AUDIT, 3)), _AUDIT, _JOB)
     assert (message.exchange, message.routing_key, message.body) == (
         "retry.q.audit",
         "retry",
@@ -88,7 +88,7 @@ def test_redriven_file_message_resets_attempts_and_keeps_history() -> None:
 def test_redrive_stamps_documented_audit_headers() -> None:
     occasion = RedriveOccasion(_NOW, "job-1", "u-7", "Ana", "corr-9", stamped=True)
     headers = redrive_message(
-        _dead(_AUDIT, _parked(_AUDIT, 3)), _AUDIT, occasion
+        _dead(_AUDIT, _headers_of_parked(_AUDIT, 3)), _AUDIT, occasion
     ).properties.headers
     stamped = {k: v for k, v in headers.items() if k.startswith("x-")}
     assert stamped == {
@@ -105,7 +105,7 @@ def test_redrive_stamps_documented_audit_headers() -> None:
 
 def test_redriven_event_continues_its_count() -> None:
     """It goes to the service's queue, and the next failure parks."""
-    message = redrive_message(_dead(_BUS, _parked(_BUS, 11)), _BUS, _JOB)
+    message = redrive_message(_dead(_BUS, _headers_of_parked(_BUS, 11)), _BUS, _JOB)
     assert (message.exchange, message.routing_key) == ("", "wms.queue.wms-cincout")
     headers = message.properties.headers
     assert headers["x-death"] == [_death(_BUS.queue, count=2)]
@@ -119,18 +119,20 @@ def test_event_parked_by_other_consumer_continues_by_x_death() -> None:
 
 
 def test_redrive_reset_removes_counters_of_design() -> None:
-    dead = _dead(_RAFFLE, {**_parked(_RAFFLE, 4), "x-retries": 3, "x-retry-reason": "db"})
+    dead = _dead(
+        _RAFFLE, {**_headers_of_parked(_RAFFLE, 4), "x-retries": 3, "x-retry-reason": "db"}
+    )
     headers = redrive_message(dead, _RAFFLE, _JOB).properties.headers
     assert "x-retries" not in headers
     assert headers["x-retry-reason"] == "db"
     plan = ratatoskr().plans[0]
-    tired = _dead(plan, {**_parked(plan, 4), "x-retry-count": 3})
+    tired = _dead(plan, {**_headers_of_parked(plan, 4), "x-retry-count": 3})
     assert "x-retry-count" not in redrive_message(tired, plan, _JOB).properties.headers
 
 
 def test_continued_count_updates_counter_of_design() -> None:
     target = Redrive("", _RAFFLE.queue, reset=False)
-    dead = _dead(_RAFFLE, _parked(_RAFFLE, 2))
+    dead = _dead(_RAFFLE, _headers_of_parked(_RAFFLE, 2))
     headers = redrive_message(dead, _RAFFLE, _JOB, target=target).properties.headers
     assert (headers["x-retries"], headers["hopback-attempts"]) == (2, 2)
 

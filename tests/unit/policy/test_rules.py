@@ -180,8 +180,8 @@ def test_is_outcome_accepts_only_outcomes() -> None:
 
 
 def test_keyboard_interrupt_in_predicate_is_raised() -> None:
-    def interrupted(_error: BaseException) -> bool:
+    def interrupt(_error: BaseException) -> bool:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        classify(OSError("x"), (Rule(OSError, Verdict.PARK, when=interrupted),))
+        classify(OSError("x"), (Rule(OSError, Verdict.PARK, when=interrupt),))

@@ -16,14 +16,14 @@ from tests.unit.rehearse.worlds import scenario
 _EVIL = "<script>alert(1)</script>\"'&\x07"
 
 
-def _played(queue: str = "orders") -> tuple[Forecast, tuple[TimedFinding, ...]]:
+def _rehearse(queue: str = "orders") -> tuple[Forecast, tuple[TimedFinding, ...]]:
     topology = recommended(queue)
     forecast = rehearse(topology, scenario(queue=queue, outage=(300.0, 3600.0), duration_s=9000.0))
     return forecast, findings_of(topology, forecast)
 
 
 def test_svg_shows_rates_ages_depths_and_bytes() -> None:
-    forecast, findings = _played()
+    forecast, findings = _rehearse()
     drawn = ET.fromstring(svg_document("orders", charts_of(forecast, findings)))
     space = {"s": "http://www.w3.org/2000/svg"}
     titles = [text.text or "" for text in drawn.findall(".//s:g/s:text[@class='title']", space)]
@@ -65,7 +65,7 @@ class _Loaded(HTMLParser):
 
 
 def test_html_page_is_one_file_with_strict_policy() -> None:
-    page = html_page(*_played())
+    page = html_page(*_rehearse())
     found = _Loaded()
     found.feed(page)
     assert found.foreign == []
@@ -77,7 +77,7 @@ def test_html_page_is_one_file_with_strict_policy() -> None:
 
 
 def test_html_page_contains_numbers_and_findings() -> None:
-    forecast, findings = _played()
+    forecast, findings = _rehearse()
     page = html_page(forecast, findings)
     for words in ("Dead letters", "First dead letter", "Time to recover", "Deepest queue", "Oldest message",
                   "Calls during", "Returning", "Memory", "Disk", "retry, at most"):  # fmt: skip
@@ -89,7 +89,7 @@ def test_html_page_contains_numbers_and_findings() -> None:
 
 
 def test_hostile_name_is_escaped_in_page_and_picture() -> None:
-    forecast, findings = _played(_EVIL)
+    forecast, findings = _rehearse(_EVIL)
     page = html_page(forecast, findings)
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page

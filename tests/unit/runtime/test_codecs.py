@@ -121,11 +121,11 @@ async def test_protobuf_class_selects_its_codec() -> None:
     """`Annotated[T, codec]` selects one for any other type."""
     app, seen = App("shop"), list[object]()
 
-    async def lasted(duration: Any) -> None:
+    async def record_duration(duration: Any) -> None:
         seen.append(duration.seconds)
 
-    lasted.__annotations__["duration"] = Duration
-    app.handler("durations", retry=None)(lasted)
+    record_duration.__annotations__["duration"] = Duration
+    app.handler("durations", retry=None)(record_duration)
 
     @app.handler("shouts", retry=None)
     async def heard(text: Annotated[str, SHOUTING]) -> None:

@@ -26,7 +26,7 @@ _UNTIL = 11
 """Seconds from one run to the next: the handler takes 1, the wait 10."""
 
 
-def _failing(runs: list[int], failures: int, *, batch: bool = False) -> App:
+def _app_failing(runs: list[int], failures: int, *, batch: bool = False) -> App:
     """An application whose plan allows four runs and whose handler fails the given number of times."""
     app = App("shop")
     app.queue("orders", retry=["10s"], attempts=4)
@@ -52,7 +52,7 @@ def _failing(runs: list[int], failures: int, *, batch: bool = False) -> App:
 async def test_failed_run_whose_ack_is_lost_is_not_repeated(attempt: int, batch: bool) -> None:
     """The retry was confirmed before the connection was lost, so the redelivery is only acked."""
     runs: list[int] = []
-    async with AppTest(_failing(runs, 4, batch=batch)) as test:
+    async with AppTest(_app_failing(runs, 4, batch=batch)) as test:
         await test.publish("orders", 1, message_id="m")
         await test.advance(_UNTIL * (attempt - 1) + 0.5)
         test.faults.inject(Fault.CUT_BEFORE_SETTLE)
@@ -65,7 +65,7 @@ async def test_failed_run_whose_ack_is_lost_is_not_repeated(attempt: int, batch:
 @in_virtual_time
 async def test_done_run_whose_ack_is_lost_is_not_repeated() -> None:
     runs: list[int] = []
-    async with AppTest(_failing(runs, 1)) as test:
+    async with AppTest(_app_failing(runs, 1)) as test:
         await test.publish("orders", 1, message_id="m")
         await test.advance(_UNTIL + 0.5)
         test.faults.inject(Fault.CUT_BEFORE_SETTLE)
@@ -76,7 +76,7 @@ async def test_done_run_whose_ack_is_lost_is_not_repeated() -> None:
 
 async def _die_before_the_ack(runs: list[int], broker: EmbeddedBroker, attempt: int) -> None:
     """A process that ends, and all it knew with it, between a stored retry and its ack."""
-    async with AppTest(_failing(runs, 4), broker=broker) as doomed:
+    async with AppTest(_app_failing(runs, 4), broker=broker) as doomed:
         await doomed.publish("orders", 1, message_id="m")
         await doomed.advance(_UNTIL * (attempt - 1) + 0.5)
         doomed.faults.inject(Fault.CUT_BEFORE_SETTLE)
@@ -91,7 +91,7 @@ async def test_process_killed_after_second_failure_costs_one_more_run() -> None:
     runs: list[int] = []
     broker = EmbeddedBroker()
     await _die_before_the_ack(runs, broker, 2)
-    async with AppTest(_failing(runs, 4), broker=broker) as test:
+    async with AppTest(_app_failing(runs, 4), broker=broker) as test:
         await test.drain()
         assert len(test.find_events("delivery.copy")) == 1
         assert len(broker.snapshot().queue("orders.dlq").messages) == 1
@@ -104,7 +104,7 @@ async def test_process_killed_after_first_failure_runs_both_copies() -> None:
     runs: list[int] = []
     broker = EmbeddedBroker()
     await _die_before_the_ack(runs, broker, 1)
-    async with AppTest(_failing(runs, 4), broker=broker) as test:
+    async with AppTest(_app_failing(runs, 4), broker=broker) as test:
         await test.drain()
         assert not test.find_events("delivery.copy")
         assert len(broker.snapshot().queue("orders.dlq").messages) == 2
@@ -116,7 +116,7 @@ async def test_process_killed_after_first_failure_runs_both_copies() -> None:
 async def test_retry_stored_twice_runs_once(fault: Fault) -> None:
     """Its confirm was lost, so it was published again."""
     runs: list[int] = []
-    async with AppTest(_failing(runs, 1)) as test:
+    async with AppTest(_app_failing(runs, 1)) as test:
         test.faults.inject(fault)
         await test.publish("orders", 1, message_id="m")
         await test.drain()
@@ -129,7 +129,7 @@ async def test_retry_stored_twice_runs_once(fault: Fault) -> None:
 async def test_equal_messages_that_both_fail_once_all_run(message_id: str | None) -> None:
     """Equal ids and bodies are not copies if the producer sent them."""
     runs: list[int] = []
-    async with AppTest(_failing(runs, 1)) as test:
+    async with AppTest(_app_failing(runs, 1)) as test:
         producer = await test.broker.connect("producer")
         channel = await producer.open_channel()
         message = Message("", "orders", b"1", Properties(message_id=message_id, delivery_mode=2))
@@ -148,7 +148,7 @@ async def test_equal_message_of_killed_process_is_not_dropped_as_copy() -> None:
     """One of them had failed and ended before. Both have all attempts."""
     runs: list[int] = []
     broker = EmbeddedBroker()
-    async with AppTest(_failing(runs, 4), broker=broker) as test:
+    async with AppTest(_app_failing(runs, 4), broker=broker) as test:
         for _ in range(2):
             await test.publish("orders", 1, message_id="m")
             test.broker.cut()
@@ -160,7 +160,7 @@ async def test_equal_message_of_killed_process_is_not_dropped_as_copy() -> None:
 @in_virtual_time
 async def test_message_without_id_is_never_dropped_as_copy() -> None:
     runs: list[int] = []
-    async with AppTest(_failing(runs, 1)) as test:
+    async with AppTest(_app_failing(runs, 1)) as test:
         producer = await test.broker.connect("producer")
         channel = await producer.open_channel()
         await channel.publish(Message("", "orders", b"1", Properties(delivery_mode=2)))
@@ -174,7 +174,7 @@ async def test_message_without_id_is_never_dropped_as_copy() -> None:
 async def test_message_redriven_after_parking_has_all_attempts() -> None:
     """It is not a copy of the parked message."""
     runs: list[int] = []
-    async with AppTest(_failing(runs, 4)) as test:
+    async with AppTest(_app_failing(runs, 4)) as test:
         await test.publish("orders", 1, message_id="m")
         await test.drain()
         for _ in range(2):
@@ -194,20 +194,20 @@ async def test_message_redriven_after_parking_has_all_attempts() -> None:
 async def test_forged_lineage_drops_only_equal_message_of_forger() -> None:
     """The producer has to repeat id, attempt and body. An event reports it."""
     runs: list[int] = []
-    async with AppTest(_failing(runs, 0)) as test:
+    async with AppTest(_app_failing(runs, 0)) as test:
         producer = await test.broker.connect("producer")
         channel = await producer.open_channel()
 
-        def forged(body: bytes, copy_id: str) -> Message:
+        def forge(body: bytes, copy_id: str) -> Message:
             headers: dict[str, FieldValue] = {COPY_ID: copy_id, ATTEMPTS: 1, QUEUE: "orders"}
             properties = Properties(message_id="m", delivery_mode=2, headers=headers)
             return Message("", "orders", body, properties)
 
-        for message in (forged(b"1", "a"), forged(b"1", "b"), forged(b"2", "a")):
+        for message in (forge(b"1", "a"), forge(b"1", "b"), forge(b"2", "a")):
             await channel.publish(message)
             await test.drain()
         assert not test.find_events("delivery.copy")
-        await channel.publish(forged(b"1", "a"))
+        await channel.publish(forge(b"1", "a"))
         await test.drain()
         (said,) = test.find_events("delivery.copy")
         assert said.fields["message_id"] == "m"

@@ -66,7 +66,7 @@ def cannot_open(lock: Annotated[str, Depends(open_lock)]) -> int:
     raise ConnectionError("no connection")
 
 
-async def greeting(suffix: str = "!") -> str:
+async def greet(suffix: str = "!") -> str:
     return "hello" + suffix
 
 
@@ -87,7 +87,7 @@ def _app(*, fails: bool = False) -> App:
         order: dict[str, Any],
         database: Db,
         *,
-        text: Annotated[str, Depends(greeting)],
+        text: Annotated[str, Depends(greet)],
         one: Annotated[str, Depends(who)],
         lock: Annotated[str, Depends(open_lock)],
         context: Context,
@@ -187,14 +187,14 @@ async def test_sync_handlers_and_batches_have_dependencies() -> None:
     def handle(order: dict[str, Any], session: InTransaction) -> None:
         seen.append((order, type(session)))
 
-    async def prepare(user: int, text: Annotated[str, Depends(greeting)]) -> str:
+    async def prepare(user: int, text: Annotated[str, Depends(greet)]) -> str:
         return f"{text} {user}"
 
     @app.batch("users", size=2, prepare=prepare, retry=None)
     async def insert(
         rows: list[str],
         session: InTransaction,
-        text: Annotated[str, Depends(greeting)],
+        text: Annotated[str, Depends(greet)],
     ) -> None:
         seen.append((rows, text))
 
@@ -252,7 +252,7 @@ async def _of_a_delivery(context: Context) -> int:
     return context.attempt
 
 
-def _needing(depends: Depends) -> Any:
+def _handler_with(depends: Depends) -> Any:
     async def handle(payload: bytes, one: int) -> None: ...
 
     handle.__annotations__["one"] = Annotated[int, depends]
@@ -284,7 +284,7 @@ def _needing(depends: Depends) -> Any:
 def test_invalid_dependency_is_refused_at_declaration(depends: Depends, told: str) -> None:
     """The error names the queue and the provider."""
     with pytest.raises(InvalidDeclaration, match=told) as caught:
-        App("shop").handler("orders", retry=None)(_needing(depends))
+        App("shop").handler("orders", retry=None)(_handler_with(depends))
     assert "queue 'orders'" in str(caught.value)
 
 
@@ -305,7 +305,7 @@ def test_invalid_depends_marker_is_refused() -> None:
     with pytest.raises(InvalidDeclaration, match=r"Annotated\[…, Depends\(greeting\)\]"):
 
         @App("shop").handler("orders", retry=None)
-        async def handle(payload: bytes, text: Any = Depends(greeting)) -> None: ...  # noqa: B008
+        async def handle(payload: bytes, text: Any = Depends(greet)) -> None: ...  # noqa: B008
 
     with pytest.raises(InvalidDeclaration, match="made for several deliveries"):
 

@@ -21,7 +21,7 @@ from hopback.testing import AppTest, Fault, Tally, in_virtual_time
 from hopback.topology.model import Queue
 
 
-def _failing_once() -> App:
+def _app_failing_once() -> App:
     app = App("shop")
 
     @app.handler("orders", retry=["30s"])
@@ -36,7 +36,7 @@ def _failing_once() -> App:
 @pytest.mark.parametrize("fault", [Fault.RETURN, Fault.NACK, Fault.LOSE_CONFIRM])
 @in_virtual_time
 async def test_unconfirmed_retry_holds_delivery_until_publish_succeeds(fault: Fault) -> None:
-    async with AppTest(_failing_once()) as test:
+    async with AppTest(_app_failing_once()) as test:
         await test.publish("orders", {})
         acked: list[float] = []
         test.broker.node.listen(
@@ -68,7 +68,7 @@ async def test_unconfirmed_retry_holds_delivery_until_publish_succeeds(fault: Fa
 @in_virtual_time
 async def test_lost_publishing_connection_is_replaced(fault: Fault) -> None:
     """The retry is sent once more. The delivery is held if that connection is lost as well."""
-    async with AppTest(_failing_once()) as test:
+    async with AppTest(_app_failing_once()) as test:
         await test.publish("orders", {})
         test.faults.inject(fault, 2)
         tally = await test.drain()
@@ -80,7 +80,7 @@ async def test_lost_publishing_connection_is_replaced(fault: Fault) -> None:
 
 @in_virtual_time
 async def test_held_delivery_of_closed_channel_is_abandoned_and_redelivered() -> None:
-    async with AppTest(_failing_once()) as test:
+    async with AppTest(_app_failing_once()) as test:
         await test.publish("orders", {})
         test.faults.inject(Fault.NACK, 2)
         await test.advance(1.1)
@@ -137,7 +137,7 @@ async def test_waiting_message_of_closed_channel_is_not_started() -> None:
 @pytest.mark.parametrize("fault", [Fault.CUT_BEFORE_SETTLE, Fault.CUT_AFTER_SETTLE])
 @in_virtual_time
 async def test_connection_lost_at_settlement_loses_no_message(fault: Fault) -> None:
-    async with AppTest(_failing_once()) as test:
+    async with AppTest(_app_failing_once()) as test:
         test.faults.inject(fault)
         await test.publish("orders", {})
         await test.drain()
@@ -200,7 +200,7 @@ def _forget(broker: EmbeddedBroker, queue: str) -> None:
 @in_virtual_time
 async def test_consumer_unknown_to_broker_is_restored() -> None:
     """The watch checks the broker. Liveness reports `starting` meanwhile."""
-    app = _failing_once()
+    app = _app_failing_once()
     async with AppTest(app, options=ServiceOptions(watch=10)) as test:
         _forget(test.broker, "orders")
         await test.publish("orders", {})
@@ -214,7 +214,7 @@ async def test_consumer_unknown_to_broker_is_restored() -> None:
 @in_virtual_time
 async def test_idle_consumer_with_ready_messages_is_restored() -> None:
     """Another process consumes the queue and hangs, so the number of consumers does not reveal it."""
-    app = _failing_once()
+    app = _app_failing_once()
     async with AppTest(app, options=ServiceOptions(watch=10)) as test:
         _forget(test.broker, "orders")
         other = await test.broker.connect("another process")
@@ -303,7 +303,7 @@ async def test_unexpected_error_before_settlement_keeps_message_unacked() -> Non
 
 @in_virtual_time
 async def test_blocked_broker_delays_retries_without_loss() -> None:
-    async with AppTest(_failing_once()) as test:
+    async with AppTest(_app_failing_once()) as test:
         await test.publish("orders", {})
         test.broker.block()
         await test.advance(300)
@@ -318,7 +318,7 @@ async def test_blocked_broker_delays_retries_without_loss() -> None:
 
 @in_virtual_time
 async def test_broker_restart_loses_no_message() -> None:
-    async with AppTest(_failing_once()) as test:
+    async with AppTest(_app_failing_once()) as test:
         for _ in range(5):
             await test.publish("orders", {})
         await test.advance(5)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hopback.runtime.middleware import Middleware
 
 
-def _noting(diary: list[str], name: str) -> Middleware:
+def _note_middleware(diary: list[str], name: str) -> Middleware:
     async def middleware(context: Context, run: NextRun) -> None:
         diary.append(f"{name} before {context.queue}")
         try:
@@ -44,9 +44,9 @@ async def test_middleware_of_application_wraps_that_of_router() -> None:
         diary.append(text)
 
     app.include(router)
-    app.middleware(_noting(diary, "first"))
-    router.middleware(_noting(diary, "router's"))
-    app.middleware(_noting(diary, "second"))
+    app.middleware(_note_middleware(diary, "first"))
+    router.middleware(_note_middleware(diary, "router's"))
+    app.middleware(_note_middleware(diary, "second"))
     async with AppTest(app) as test:
         await test.publish("orders.new", {})
         await test.drain()
@@ -154,8 +154,8 @@ async def test_nested_routers_join_their_prefixes() -> None:
     app.include(outer)
     outer.include(inner)
     diary: list[str] = []
-    outer.middleware(_noting(diary, "outer"))
-    inner.middleware(_noting(diary, "inner"))
+    outer.middleware(_note_middleware(diary, "outer"))
+    inner.middleware(_note_middleware(diary, "inner"))
 
     async def prepare(row: int) -> int:
         return row
@@ -288,11 +288,11 @@ async def test_middleware_removes_message_from_batch_or_changes_outcome(
 
 @in_virtual_time
 async def test_middleware_that_times_out_settles_its_message_outside_batch() -> None:
-    async def hurried(context: Context, run: NextRun) -> None:
+    async def limit_time(context: Context, run: NextRun) -> None:
         async with asyncio.timeout(0.5 if context.attempt == 1 else None):
             await run()
 
-    app, calls = _batches(hurried, size=10, wait="2s")
+    app, calls = _batches(limit_time, size=10, wait="2s")
     async with AppTest(app) as test:
         await test.publish("rows", 1)
         assert await test.drain() == Tally(done=1, retried=1)

@@ -138,7 +138,7 @@ class _SetClock:
 
 
 @asynccontextmanager
-async def _served(
+async def _run_service(
     ids: list[str], broker: EmbeddedBroker, clock: _SetClock, told: list[float], **options: str
 ) -> AsyncIterator[None]:
     def note(name: str, fields: Mapping[str, Any]) -> None:
@@ -163,7 +163,7 @@ async def test_clock_ahead_for_a_moment_costs_no_later_message(seconds: float, m
     """
     ids, told = list[str](), list[float]()
     clock, broker = _SetClock(), EmbeddedBroker()
-    async with _served(ids, broker, clock, told, period="1s", missed=missed):
+    async with _run_service(ids, broker, clock, told, period="1s", missed=missed):
         began = asyncio.get_running_loop().time()
         await asyncio.sleep(10.5)
         clock.ahead = 600
@@ -186,14 +186,14 @@ async def test_progress_of_process_with_wrong_clock_does_not_block_next() -> Non
     """Its clock was ahead when it ended. The next process reports it and starts at once."""
     ids, told = list[str](), list[float]()
     clock, broker = _SetClock(), EmbeddedBroker()
-    async with _served(ids, broker, clock, told, period="1s"):
+    async with _run_service(ids, broker, clock, told, period="1s"):
         await asyncio.sleep(3)
         clock.ahead = 600
         await asyncio.sleep(10)
     ids.clear()
     told.clear()
     clock.ahead = 0
-    async with _served(ids, broker, clock, told, period="1s"):
+    async with _run_service(ids, broker, clock, told, period="1s"):
         await asyncio.sleep(10)
     assert len(ids) >= 9
     assert told == [pytest.approx(600, abs=5)]

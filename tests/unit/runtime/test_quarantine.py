@@ -37,7 +37,7 @@ RETURNS = 4
 """A message that came back this often is suspected."""
 
 
-def _limited(app: App, limit: int) -> Topology:
+def _with_limit(app: App, limit: int) -> Topology:
     """The application's queues, with another delivery limit."""
     whole = app.topology
     queues = tuple(
@@ -119,7 +119,7 @@ class _Shop:
         bare = App("shop")
         bare.queue("orders", retry=["1s"])
         bare.queue("mails", retry=["1s"])
-        app = App("shop", topology=_limited(bare, self.limit))
+        app = App("shop", topology=_with_limit(bare, self.limit))
 
         @app.handler("orders", concurrency=10, prefetch=PREFETCH)
         async def handle(number: int) -> None:
@@ -456,7 +456,7 @@ def test_invalid_deaths_in_environment_are_ignored() -> None:
     assert deaths_in({"HOPBACK_DEATHS": '{"a": 2, "b": "x"}'}) == {"a": 2}
 
 
-async def _rolling_restart(messages: int) -> float:
+async def _restart_in_turn(messages: int) -> float:
     """Seconds that three processes take for these messages while each of them is replaced."""
     loop, done, broker = asyncio.get_running_loop(), 0, EmbeddedBroker()
 
@@ -502,9 +502,9 @@ async def _rolling_restart(messages: int) -> float:
 def test_rolling_restart_takes_no_longer_than_without_quarantine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    careful = run_virtual(_rolling_restart(2000))
+    careful = run_virtual(_restart_in_turn(2000))
     monkeypatch.setattr(assembly, "can_suspect", lambda _plan: False)
-    assert careful <= run_virtual(_rolling_restart(2000)) * 1.02
+    assert careful <= run_virtual(_restart_in_turn(2000)) * 1.02
 
 
 async def _done_after_kills(kills: int) -> tuple[int, int]:

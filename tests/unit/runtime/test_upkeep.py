@@ -40,7 +40,7 @@ OLD = replace(
 """The same but for the main queue, which a migration has to replace."""
 
 
-def _parking(outcome: Park | Retry, **options: Any) -> App:
+def _app_that_parks(outcome: Park | Retry, **options: Any) -> App:
     app = App("shop")
 
     @app.handler("orders", retry=["30s"], concurrency=2, prefetch=4, **options)
@@ -73,7 +73,7 @@ def _reasons(test: AppTest) -> tuple[str, ...]:
 async def test_deleted_queue_is_recreated_by_first_missing_message(
     outcome: Park | Retry, queue: str, counted: Tally
 ) -> None:
-    async with AppTest(_parking(outcome)) as test:
+    async with AppTest(_app_that_parks(outcome)) as test:
         await _as_operator(test.broker, lambda channel: channel.delete_queue(queue))
         for _ in range(20):
             await test.publish("orders", {})
@@ -165,7 +165,7 @@ async def test_readiness_fails_while_all_deliveries_are_held() -> None:
 
     When the queue exists again, the deliveries are settled.
     """
-    app = _parking(Park("no"))
+    app = _app_that_parks(Park("no"))
     broker = EmbeddedBroker()
     connection = await broker.connect()
     await declare(connection, app.topology)
@@ -193,7 +193,7 @@ async def test_readiness_fails_while_all_deliveries_are_held() -> None:
 
 @in_virtual_time
 async def test_ownership_external_reports_missing_queue_at_first_message() -> None:
-    app = _parking(Park("no"))
+    app = _app_that_parks(Park("no"))
     broker = EmbeddedBroker()
     connection = await broker.connect()
     await declare(connection, app.topology)
@@ -234,7 +234,7 @@ async def test_object_with_other_arguments_is_left_alone_and_retried_slowly() ->
     assert tally.parked == 1
 
 
-def _drawing(name: str, topology: Topology, runs: list[bytes]) -> App:
+def _app_of_raffle(name: str, topology: Topology, runs: list[bytes]) -> App:
     app = App(name, topology=topology)
 
     @app.handler(QUEUE)
@@ -250,8 +250,8 @@ async def test_waiting_consumers_do_not_recreate_queue_in_migration() -> None:
     broker, runs = EmbeddedBroker(), dict[str, list[bytes]](old=[], new=[])
     connection = await broker.connect("migration")
     channel = await connection.open_channel()
-    old = AppTest(_drawing("old", OLD, runs["old"]), broker=broker)
-    new = AppTest(_drawing("new", RAFFLE, runs["new"]), broker=broker)
+    old = AppTest(_app_of_raffle("old", OLD, runs["old"]), broker=broker)
+    new = AppTest(_app_of_raffle("new", RAFFLE, runs["new"]), broker=broker)
     async with old:
         # As far as an interrupted migration has come: everything is in the shadow, the queue is gone.
         shadow = Queue(
@@ -291,7 +291,7 @@ async def test_queue_replaced_at_once_keeps_its_new_form() -> None:
     broker, runs = EmbeddedBroker(), list[bytes]()
     connection = await broker.connect("operator")
     channel = await connection.open_channel()
-    async with AppTest(_drawing("old", OLD, runs), broker=broker) as old:
+    async with AppTest(_app_of_raffle("old", OLD, runs), broker=broker) as old:
         (form,) = [queue for queue in RAFFLE.queues if queue.name == QUEUE]
         await channel.delete_queue(QUEUE)
         await asyncio.sleep(0.1)

@@ -31,7 +31,7 @@ def _in_other_process(program: str, file: Path) -> str:
     return ran.stdout.strip()
 
 
-def _deleted_files() -> list[str]:
+def _list_deleted_files() -> list[str]:
     """Names of the deleted files that this process has open."""
     names = []
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -56,7 +56,7 @@ async def test_commit_is_visible_to_others_after_second_pool_connection(tmp_path
     async with AsyncExitStack() as stack:
         await _hold_connections(engine, stack, 2)
         _in_other_process(_OPEN_AND_CLOSE, file)
-        assert [name for name in _deleted_files() if file.name in name] == []
+        assert [name for name in _list_deleted_files() if file.name in name] == []
         async with engine.begin() as writing:
             await writing.execute(text(_INSERT))
         assert _in_other_process(_READ_KEYS, file) == "[('late',)]"

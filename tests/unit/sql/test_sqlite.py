@@ -100,7 +100,7 @@ async def test_writer_waits_for_lock_up_to_timeout(
 ) -> None:
     monkeypatch.setattr(sqlite, "_BUSY_S", 0.3)
     await database.write(_keep)
-    with _locked(tmp_path / "jobs.db") as other:
+    with _lock(tmp_path / "jobs.db") as other:
         waiting = asyncio.create_task(database.write(partial(_keep, key="l")))
         assert await asyncio.wait([waiting], timeout=0.1) == (set(), {waiting})
         other.rollback()
@@ -112,7 +112,7 @@ async def test_writer_waits_for_lock_up_to_timeout(
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[sqlite3.Connection]:
+def _lock(file: Path) -> Iterator[sqlite3.Connection]:
     """Another process that is in the middle of a transaction."""
     other = sqlite3.connect(file, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -128,7 +128,7 @@ async def test_closing_database_ends_waiting_writer(
     database: SqliteDatabase, tmp_path: Path
 ) -> None:
     await database.write(_keep)
-    with _locked(tmp_path / "jobs.db"):
+    with _lock(tmp_path / "jobs.db"):
         waiting = asyncio.create_task(database.write(partial(_keep, key="l")))
         await asyncio.sleep(0.1)
         waiting.cancel()

@@ -29,11 +29,11 @@ _PROPERTIES = Properties(
 )
 
 
-def _typed(properties: Properties) -> list[tuple[str, type, str]]:
+def _with_types(properties: Properties) -> list[tuple[str, type, str]]:
     return [(name, type(value), repr(value)) for name, value in properties.headers.items()]
 
 
 def test_outbox_row_round_trips_with_header_types() -> None:
     found = read_properties(write_properties(_PROPERTIES))
     assert (found.message_id, found.delivery_mode) == ("m-1", 2)
-    assert _typed(found) == _typed(_PROPERTIES)
+    assert _with_types(found) == _with_types(_PROPERTIES)

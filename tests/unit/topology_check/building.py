@@ -40,15 +40,15 @@ __all__ = [
 
 def classic(name: str, **arguments: FieldValue) -> Queue:
     """A classic queue. `message_ttl=1` is `x-message-ttl: 1`."""
-    return Queue(name, arguments=_spelled(arguments))
+    return Queue(name, arguments=_spell(arguments))
 
 
 def quorum(name: str, **arguments: FieldValue) -> Queue:
     """A quorum queue."""
-    return Queue(name, QueueType.QUORUM, arguments=_spelled(arguments))
+    return Queue(name, QueueType.QUORUM, arguments=_spell(arguments))
 
 
-def _spelled(arguments: dict[str, FieldValue]) -> dict[str, FieldValue]:
+def _spell(arguments: dict[str, FieldValue]) -> dict[str, FieldValue]:
     return {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
 
 
@@ -68,7 +68,7 @@ def edited(topology: Topology, queue: str, **arguments: FieldValue) -> Topology:
     """The topology with changed arguments of a queue. None removes one."""
     before = topology.queue(queue)
     assert before is not None
-    after = {**before.arguments, **_spelled(arguments)}
+    after = {**before.arguments, **_spell(arguments)}
     kept = {key: value for key, value in after.items() if value is not None}
     return with_queue(topology, replace(before, arguments=kept))
 

@@ -28,7 +28,7 @@ def _send(
     confirms.add(InFlight(name, "", key, properties, body, mandatory, deadline))
 
 
-def _returned(key: str = "q", body: bytes = b"", properties: bytes = _PLAIN) -> ReturnedMessage:
+def _return(key: str = "q", body: bytes = b"", properties: bytes = _PLAIN) -> ReturnedMessage:
     method = b"\x01\x38\x08NO_ROUTE\x00" + bytes((len(key),)) + key.encode()
     found = read_content((60 << 16) | 50, 1, method, properties, body)
     assert isinstance(found, ReturnedMessage)
@@ -73,7 +73,7 @@ def test_unknown_confirm_tag_is_ignored() -> None:
 
 def test_return_is_matched_by_content() -> None:
     confirms = _three()
-    found = confirms.take_back(_returned(body=b"two"))
+    found = confirms.take_back(_return(body=b"two"))
     assert found is not None
     assert found.ticket == "two"
     assert [publish.returned is None for publish in confirms.in_flight.values()] == [
@@ -87,7 +87,7 @@ def test_return_with_equal_message_ids_is_matched_by_key() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "stored", key="here", properties=_with("same"))
     _send(confirms, "lost", key="gone", properties=_with("same"))
-    found = confirms.take_back(_returned(key="gone", properties=_with("same")))
+    found = confirms.take_back(_return(key="gone", properties=_with("same")))
     assert found is not None
     assert found.ticket == "lost"
 
@@ -96,16 +96,16 @@ def test_equal_publishes_are_returned_in_order() -> None:
     confirms: Confirms[str] = Confirms()
     for name in ("first", "second"):
         _send(confirms, name)
-    taken = [confirms.take_back(_returned()) for _ in range(2)]
+    taken = [confirms.take_back(_return()) for _ in range(2)]
     assert [found.ticket for found in taken if found] == ["first", "second"]
-    assert confirms.take_back(_returned()) is None
+    assert confirms.take_back(_return()) is None
 
 
 def test_return_with_sorted_headers_is_matched() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "other", properties=_with("x", {"b": 1, "a": 3}))
     _send(confirms, "mine", properties=_with("x", {"b": 1, "a": 2}))
-    found = confirms.take_back(_returned(properties=_with("x", {"a": 2, "b": 1})))
+    found = confirms.take_back(_return(properties=_with("x", {"a": 2, "b": 1})))
     assert found is not None
     assert found.ticket == "mine"
 
@@ -115,7 +115,7 @@ def test_return_without_bcc_header_is_matched() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "other", body=b"x")
     _send(confirms, "mine", body=b"y", properties=_with("m", {"BCC": ["z"]}))
-    found = confirms.take_back(_returned(body=b"y", properties=_with("m")))
+    found = confirms.take_back(_return(body=b"y", properties=_with("m")))
     assert found is not None
     assert found.ticket == "mine"
 
@@ -124,7 +124,7 @@ def test_unmatched_return_belongs_to_no_publish() -> None:
     confirms: Confirms[str] = Confirms()
     _send(confirms, "optional", mandatory=False)
     _send(confirms, "elsewhere", key="other")
-    assert confirms.take_back(_returned()) is None
+    assert confirms.take_back(_return()) is None
 
 
 def test_only_oldest_publish_times_out() -> None:
@@ -141,7 +141,7 @@ def test_late_return_does_not_match_later_equal_publish() -> None:
     _send(confirms, "old", deadline=1.0)
     confirms.expire(1.0)
     _send(confirms, "new", deadline=9.0)
-    found = confirms.take_back(_returned())
+    found = confirms.take_back(_return())
     assert found is not None
     assert found.ticket == "old"
     confirms.settle(1, multiple=False)

@@ -21,7 +21,7 @@ _TICKS_S = 12.0
 """Management learns of consumers by the broker's ticks."""
 
 
-def _alerting(found: Raffle, book: AlertBook) -> Alerting:
+def _create_alerting(found: Raffle, book: AlertBook) -> Alerting:
     rule = {"name": "no consumer", "kind": "consumer-gone"}
     target = {"name": "hook", "kind": "webhook", "url": "http://127.0.0.1:1/"}
     alerts = {"rules": [rule], "targets": [target], "wait_seconds": 3600}
@@ -37,7 +37,7 @@ def _alerting(found: Raffle, book: AlertBook) -> Alerting:
     return Alerting(settings, book, (source,), operations.clock, {})
 
 
-async def _firing(alerting: Alerting) -> list[str]:
+async def _fire_texts(alerting: Alerting) -> list[str]:
     await asyncio.sleep(_TICKS_S)
     await alerting.look()
     return [
@@ -51,13 +51,13 @@ async def _firing(alerting: Alerting) -> list[str]:
 async def test_consumer_gone_fires_only_for_queues_that_had_a_consumer() -> None:
     async with raffle() as found:
         book = AlertBook(MemoryDatabase())
-        alerting = _alerting(found, book)
-        assert await _firing(alerting) == []
+        alerting = _create_alerting(found, book)
+        assert await _fire_texts(alerting) == []
         connection = await found.broker.connect("a consumer")
         await (await connection.open_channel()).consume(MAIN, lambda _: None)
-        assert await _firing(alerting) == []
+        assert await _fire_texts(alerting) == []
         await connection.close()
-        assert await _firing(alerting) == [f"{MAIN!r} has lost its consumers"]
+        assert await _fire_texts(alerting) == [f"{MAIN!r} has lost its consumers"]
 
 
 @in_virtual_time
@@ -65,9 +65,9 @@ async def test_consumer_gone_remembers_consumers_after_a_restart() -> None:
     async with raffle() as found:
         connection = await found.broker.connect("a consumer")
         await (await connection.open_channel()).consume(MAIN, lambda _: None)
-        assert await _firing(_alerting(found, AlertBook(MemoryDatabase()))) == []
+        assert await _fire_texts(_create_alerting(found, AlertBook(MemoryDatabase()))) == []
         await connection.close()
-        assert len(await _firing(_alerting(found, AlertBook(MemoryDatabase())))) == 1
+        assert len(await _fire_texts(_create_alerting(found, AlertBook(MemoryDatabase())))) == 1
 
 
 def _alert(number: int, broker: str = "") -> Alert:

@@ -17,7 +17,7 @@ V310, V40, V43 = (BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)
 QUORUM = Queue("d", QueueType.QUORUM)
 
 
-def limited(limit: int) -> Queue:
+def queue_with_limit(limit: int) -> Queue:
     """A quorum queue of that delivery limit."""
     return Queue("d", QueueType.QUORUM, arguments={"x-delivery-limit": limit})
 
@@ -30,15 +30,15 @@ def limited(limit: int) -> Queue:
         (QUORUM, V310, Price.FREE, None),
         (QUORUM, V40, Price.REFUSED, 20),
         (QUORUM, V43, Price.FREE, 20),
-        (limited(2), V43, Price.REFUSED, 2),
-        (limited(3), V43, Price.FREE, 3),
+        (queue_with_limit(2), V43, Price.REFUSED, 2),
+        (queue_with_limit(3), V43, Price.FREE, 3),
         (replace(QUORUM, arguments={"x-delayed-retry-type": "all"}), V43, Price.REFUSED, 20),
         (replace(QUORUM, arguments={"x-delayed-retry-type": "failed"}), V43, Price.FREE, 20),
-        (limited(-1), V40, Price.FREE, None),
-        (limited(-1), V310, Price.REFUSED, 0),
-        (limited(20), V310, Price.REFUSED, 20),
-        (limited(999), V40, Price.REFUSED, 999),
-        (limited(1000), V40, Price.COUNTED, 1000),
+        (queue_with_limit(-1), V40, Price.FREE, None),
+        (queue_with_limit(-1), V310, Price.REFUSED, 0),
+        (queue_with_limit(20), V310, Price.REFUSED, 20),
+        (queue_with_limit(999), V40, Price.REFUSED, 999),
+        (queue_with_limit(1000), V40, Price.COUNTED, 1000),
         (Queue("d", QueueType.STREAM), V40, Price.FREE, None),
         (None, V310, Price.FREE, None),
         (None, V40, Price.REFUSED, None),
@@ -76,7 +76,7 @@ def test_recommended_dead_letter_queues_can_be_browsed(version: BrokerVersion) -
 
 
 def test_browsing_stops_at_half_of_delivery_limit() -> None:
-    cost = cost_of_browsing(limited(1000), V40)
+    cost = cost_of_browsing(queue_with_limit(1000), V40)
     assert not is_near_limit(499, cost.limit)
     assert is_near_limit(500, cost.limit)
     assert not is_near_limit(10**9, cost_of_browsing(Queue("d"), V40).limit)

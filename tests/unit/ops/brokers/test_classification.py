@@ -58,7 +58,7 @@ def _topology(
     return Topology("foreign", made, queues, bindings)
 
 
-def _planned(*bound_to: str) -> Topology:
+def _topology_with_plan(*bound_to: str) -> Topology:
     """A queue of another library with a plan, and the queues that the integrations declare for it."""
     plans = PlannedQueues(name="shop")
     plans.queue("orders", retry=["30s", "5m"])
@@ -104,10 +104,10 @@ _FRAMEWORKS = {
         ("orders",),
     ),
     "FastStreamPlans, AioPikaPlans, PikaPlans": _Framework(
-        _planned(), {"orders.dlq": ("orders",)}, ("orders",)
+        _topology_with_plan(), {"orders.dlq": ("orders",)}, ("orders",)
     ),
     "the same with a bound queue": _Framework(
-        _planned("events"), {"orders.dlq": ("orders",)}, ("orders",)
+        _topology_with_plan("events"), {"orders.dlq": ("orders",)}, ("orders",)
     ),
     "aio-pika, retries return by the work exchange": _Framework(
         _topology(

@@ -32,7 +32,9 @@ class _CountingManagement(EmbeddedManagement):
 
 
 @asynccontextmanager
-async def _managed() -> AsyncIterator[tuple[ManagedBroker, CountingBroker, _CountingManagement]]:
+async def _open_managed() -> AsyncIterator[
+    tuple[ManagedBroker, CountingBroker, _CountingManagement]
+]:
     broker = CountingBroker()
     connection = await broker.connect("declaring")
     channel = await connection.open_channel()
@@ -48,7 +50,7 @@ async def _managed() -> AsyncIterator[tuple[ManagedBroker, CountingBroker, _Coun
 
 
 async def test_queries_share_one_connection() -> None:
-    async with _managed() as (managed, broker, _):
+    async with _open_managed() as (managed, broker, _):
         await managed.snapshot(count="orders.dlq")
         await managed.depth("orders.dlq")
         await asyncio.gather(*(managed.count_now("orders") for _ in range(5)))
@@ -56,14 +58,14 @@ async def test_queries_share_one_connection() -> None:
 
 
 async def test_query_for_missing_queue_keeps_the_connection() -> None:
-    async with _managed() as (managed, broker, _):
+    async with _open_managed() as (managed, broker, _):
         assert await managed.count_now("nowhere") is None
         assert await managed.count_now("orders") is not None
         assert broker.connected == 1
 
 
 async def test_lost_query_connection_is_reopened() -> None:
-    async with _managed() as (managed, broker, _):
+    async with _open_managed() as (managed, broker, _):
         await managed.count_now("orders")
         broker.connections[0].cut()
         counts = await asyncio.gather(*(managed.count_now("orders") for _ in range(3)))
@@ -72,7 +74,7 @@ async def test_lost_query_connection_is_reopened() -> None:
 
 
 async def test_channels_that_a_caller_leaves_open_are_closed() -> None:
-    async with _managed() as (managed, broker, _):
+    async with _open_managed() as (managed, broker, _):
         async with managed.query() as connection:
             channel = await connection.open_channel()
         assert await channel.wait_closed() is None
@@ -80,7 +82,7 @@ async def test_channels_that_a_caller_leaves_open_are_closed() -> None:
 
 
 async def test_recent_snapshots_share_one_reading_for_two_seconds() -> None:
-    async with _managed() as (managed, _, management):
+    async with _open_managed() as (managed, _, management):
         snapshots = await asyncio.gather(*(managed.recent_snapshot() for _ in range(3)))
         assert len({id(each) for each in snapshots}) == 1
         assert management.reads == 1
@@ -89,7 +91,7 @@ async def test_recent_snapshots_share_one_reading_for_two_seconds() -> None:
 
 
 async def test_connection_names_include_users_of_the_query_connection() -> None:
-    async with _managed() as (managed, _, _):
+    async with _open_managed() as (managed, _, _):
         async with managed.query("hopback look orders.dlq"):
             assert "hopback look orders.dlq" in (await managed.connection_names() or ())
         assert "hopback look orders.dlq" not in (await managed.connection_names() or ())

@@ -39,7 +39,7 @@ _FORGED: dict[str, FieldValue] = {
 }
 
 
-async def _shared(shop: Shop) -> None:
+async def _fill_shared(shop: Shop) -> None:
     """Two queues that share a dead-letter queue, and an unrelated one."""
     connection = await shop.broker.connect("test")
     channel = await connection.open_channel()
@@ -60,7 +60,7 @@ async def test_forged_origin_headers_are_left_out_of_redrive() -> None:
     Messages that died in `s1` return to `s1`.
     """
     async with open_shop() as shop:
-        await _shared(shop)
+        await _fill_shared(shop)
         await shop.publish([Message("", "s1", b"sound", properties("sound"))])
         connection = await shop.broker.connect("test")
         channel = await connection.open_channel()
@@ -102,7 +102,7 @@ async def test_forged_origin_headers_are_left_out_of_redrive() -> None:
 async def test_redrive_to_failed_queue_leaves_out_forged_origin(kind: TargetKind) -> None:
     """The same holds for the retry queue of the failed queue."""
     async with open_shop() as shop:
-        await _shared(shop)
+        await _fill_shared(shop)
         await shop.publish([Message("dlx", "", b"x", properties("m", {"hopback-queue": "vault"}))])
         plan = await shop.operations.plan(redrive(queue=_SHARED, target=Target(kind)))
         assert [each.count for each in plan.left_out] == [1]
@@ -149,7 +149,7 @@ async def test_redrive_returns_messages_to_queue_without_plan() -> None:
 async def test_redrive_leaves_out_exchange_that_does_not_route_to_failed_queue() -> None:
     """The queue is known. The exchange or routing key is not."""
     async with open_shop() as shop:
-        await _shared(shop)
+        await _fill_shared(shop)
         connection = await shop.broker.connect("test")
         channel = await connection.open_channel()
         await channel.declare_exchange(Exchange("front", ExchangeType.TOPIC))

@@ -75,7 +75,7 @@ async def _fill(shop: Shop, count: int) -> None:
     )
 
 
-async def _searched(shop: Shop, request: SearchRequest) -> tuple[list[SearchHit], SearchProgress]:
+async def _search(shop: Shop, request: SearchRequest) -> tuple[list[SearchHit], SearchProgress]:
     hits: list[SearchHit] = []
     async for progress in shop.operations.search(request):
         hits.extend(progress.hits)
@@ -87,7 +87,7 @@ async def test_message_beyond_session_is_found_opened_and_redriven() -> None:
     """It is found by a word and opened by its position."""
     async with open_shop() as shop:
         await _fill(shop, 3000)
-        hits, last = await _searched(shop, SearchRequest("C-02950"))
+        hits, last = await _search(shop, SearchRequest("C-02950"))
         assert [(hit.dead_letter.place, hit.dead_letter.queue) for hit in hits] == [(2951, DLQ)]
         assert '"C-02950"' in hits[0].excerpt
         assert (last.seen, last.total, last.matching, last.is_over) == (3000, 3000, 1, True)
@@ -126,16 +126,16 @@ async def test_search_groups_matches_by_payload_field() -> None:
             for n in range(300)
         )
         request = SearchRequest(queues=(DLQ,), limit=0, by="payload.shop", first=100)
-        hits, last = await _searched(shop, request)
+        hits, last = await _search(shop, request)
         assert (hits, last.seen, last.matching, last.beyond) == ([], 100, 100, 200)
         counted = {group.key: group.count for group in last.groups}
         assert counted == {"0": 34, "1": 33, "2": 33}
-        _, last = await _searched(shop, SearchRequest("payload.n:7", by="payload.shop"))
+        _, last = await _search(shop, SearchRequest("payload.n:7", by="payload.shop"))
         assert [(group.key, group.count) for group in last.groups] == [("1", 1)]
         assert (last.seen, last.beyond) == (300, 0)
         for request in (SearchRequest(), SearchRequest("x", by="colour")):
             with pytest.raises(BadRequest):
-                await _searched(shop, request)
+                await _search(shop, request)
         assert shop.held() == 0
 
 
@@ -155,11 +155,11 @@ async def test_search_refuses_queue_with_delivery_limit() -> None:
     async with open_shop("ratatoskr", version=BrokerVersion(4, 0)) as shop:
         await _fill(shop, 3)
         with pytest.raises(UnsafeOperation):
-            await _searched(shop, SearchRequest("C-00001", (DLQ,)))
-        hits, last = await _searched(shop, SearchRequest("C-00001"))
+            await _search(shop, SearchRequest("C-00001", (DLQ,)))
+        hits, last = await _search(shop, SearchRequest("C-00001"))
         assert (hits, [one.queue for one in last.skipped]) == ([], [DLQ])
         with pytest.raises(NoSuch):
-            await _searched(shop, SearchRequest("C-00001", ("no.such",)))
+            await _search(shop, SearchRequest("C-00001", ("no.such",)))
 
 
 @in_virtual_time
@@ -172,7 +172,7 @@ async def test_search_counts_messages_held_by_another_consumer() -> None:
         await channel.qos(4)
         await channel.consume(DLQ, lambda _: None)
         await asyncio.sleep(10)
-        _, last = await _searched(shop, SearchRequest("C-0000"))
+        _, last = await _search(shop, SearchRequest("C-0000"))
         assert (last.seen, last.matching) == (6, 6)
         assert [(one.queue, one.count) for one in last.held_by_others] == [(DLQ, 4)]
         await connection.close()

@@ -23,7 +23,7 @@ from hopback.ops.cli.journal import state_folder
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the developer's environment variables."""
     for name in [name for name in os.environ if name.startswith("HOPBACK_")]:
         if name != "HOPBACK_TEST_RUN":

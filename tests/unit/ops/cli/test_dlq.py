@@ -149,7 +149,7 @@ def test_message_is_found_by_position_message_id_or_digest(ident: str, capsys: _
     """The id of an earlier session works as well."""
 
     @in_virtual_time
-    async def finding() -> None:
+    async def find() -> None:
         async with raffle() as found:
             await found.park(3)
             await run_command(peek, found.dead_letters, DLQ, "--limit", 3, "-o", "ndjson")
@@ -160,7 +160,7 @@ def test_message_is_found_by_position_message_id_or_digest(ident: str, capsys: _
             assert shown["letter"]["messageId"] == "m-1"
             assert shown["payload"] == {"number": 1}
 
-    finding()
+    find()
 
 
 @in_virtual_time

@@ -286,7 +286,7 @@ async def test_running_job_is_watched_paused_and_cancelled_by_another_process(
         assert code == Exit.OK
         await found.dead_letters.set_rate(job.id, 2.0)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_cancelled_later(found, job.id))
+            tasks.create_task(_cancel_later(found, job.id))
             code = await run_command(watch, found.dead_letters, job.id, "-o", "table")
             assert code == Exit.CANCELLED
         said = capsys.readouterr().out
@@ -294,7 +294,7 @@ async def test_running_job_is_watched_paused_and_cancelled_by_another_process(
         assert "cancelled" in said
 
 
-async def _cancelled_later(found: Raffle, job: str) -> None:
+async def _cancel_later(found: Raffle, job: str) -> None:
     await asyncio.sleep(3)
     await found.dead_letters.cancel(job)
 
@@ -312,7 +312,7 @@ async def _cancelled_later(found: Raffle, job: str) -> None:
 )
 def test_job_states_map_to_exit_codes(state: str, counts: dict[str, int], code: Exit) -> None:
     @in_virtual_time
-    async def judged() -> None:
+    async def check_judgement() -> None:
         async with raffle() as found:
             job = Job(
                 id="j",
@@ -325,7 +325,7 @@ def test_job_states_map_to_exit_codes(state: str, counts: dict[str, int], code: 
             )
             assert await exit_code(found.dead_letters, job) == code
 
-    judged()
+    check_judgement()
 
 
 @in_virtual_time

@@ -71,7 +71,7 @@ _BOTH = pytest.mark.parametrize("by", ["library", "server"])
 
 
 @asynccontextmanager
-async def _served(
+async def _open_server(
     version: str = "3.13", exports: Path | None = None
 ) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, httpx.AsyncClient]]:
     """The raffle, a server of it over the real application, and a plain client of its API."""
@@ -93,36 +93,36 @@ def _request(**more: Any) -> RedriveRequest:
 
 @in_virtual_time
 async def test_command_output_equals_api_documents(capsys: _Output) -> None:
-    async with _served() as (found, _, client):
+    async with _open_server() as (found, _, client):
         await found.park(3)
         dead_letters = found.operations
 
-        def printed(value: object) -> Any:
+        def output_of(value: object) -> Any:
             capsys.readouterr()
             output("json", value, lambda: None)
             return json.loads(capsys.readouterr().out)
 
-        async def answered(path: str) -> Any:
+        async def answer_of(path: str) -> Any:
             return (await client.get(f"/admin/dlq/{path}")).raise_for_status().json()
 
-        queue = printed(await dead_letters.queue(DLQ))
-        assert {**await answered(f"queues/{DLQ}"), "depth": queue["depth"]} == queue
+        queue = output_of(await dead_letters.queue(DLQ))
+        assert {**await answer_of(f"queues/{DLQ}"), "depth": queue["depth"]} == queue
         session = (await dead_letters.open_session(DLQ)).id
         page = await dead_letters.messages(session)
-        assert await answered(f"sessions/{session}/messages") == printed(page)
+        assert await answer_of(f"sessions/{session}/messages") == output_of(page)
         first = page.dead_letters[0].id
-        shown = printed(await dead_letters.message(session, first))
-        assert await answered(f"sessions/{session}/messages/{first}") == shown
-        groups = printed(await dead_letters.groups(session))
-        assert await answered(f"sessions/{session}/groups") == groups
+        shown = output_of(await dead_letters.message(session, first))
+        assert await answer_of(f"sessions/{session}/messages/{first}") == shown
+        groups = output_of(await dead_letters.groups(session))
+        assert await answer_of(f"sessions/{session}/groups") == groups
         await dead_letters.release(session)
         job = await dead_letters.wait((await dead_letters.start(_request())).id)
-        assert await answered(f"jobs/{job.id}") == printed(job)
+        assert await answer_of(f"jobs/{job.id}") == output_of(job)
 
 
 @in_virtual_time
 async def test_output_is_equal_with_and_without_server(capsys: _Output) -> None:
-    async with _served() as (found, remote, _):
+    async with _open_server() as (found, remote, _):
         await found.park(6)
         look = (DLQ, "--limit", 5, "--filter", "error:TimeoutError")
         said = []
@@ -140,7 +140,7 @@ async def test_output_is_equal_with_and_without_server(capsys: _Output) -> None:
 
 @in_virtual_time
 async def test_redrive_by_server_completes_and_exits_with_0(capsys: _Output) -> None:
-    async with _served() as (found, remote, _):
+    async with _open_server() as (found, remote, _):
         await found.park(5)
         choices = ActionChoices(yes=True, dry_run=False, detailed=False, lift=False, form="ndjson")
         with click.Context(redrive):
@@ -154,7 +154,7 @@ async def test_redrive_by_server_completes_and_exits_with_0(capsys: _Output) -> 
 @_BOTH
 @in_virtual_time
 async def test_server_errors_exit_with_same_codes_and_remedies(by: str) -> None:
-    async with _served() as (found, remote, _):
+    async with _open_server() as (found, remote, _):
         dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
         await found.park(2)
         nowhere = Target(TargetKind.QUEUE, routing_key="no.such")
@@ -179,7 +179,7 @@ async def test_server_errors_exit_with_same_codes_and_remedies(by: str) -> None:
 @in_virtual_time
 async def test_limit_is_lifted_only_if_browsing_is_unsafe_and_restored(by: str) -> None:
     """An unknown queue is not found."""
-    async with _served("4.0") as (found, remote, _):
+    async with _open_server("4.0") as (found, remote, _):
         dead_letters: DeadLetters = found.dead_letters if by == "library" else remote
         connection = await found.broker.connect("setup")
         channel = await connection.open_channel()
@@ -205,7 +205,7 @@ async def test_limit_is_lifted_only_if_browsing_is_unsafe_and_restored(by: str) 
 @in_virtual_time
 async def test_limit_of_deleted_queue_is_restored() -> None:
     """The policy outlives its queue and would apply to a new queue of that name."""
-    async with _served("4.0") as (found, _, _):
+    async with _open_server("4.0") as (found, _, _):
         connection = await found.broker.connect("setup")
         channel = await connection.open_channel()
         await channel.declare_queue(Queue("orders", QueueType.QUORUM))
@@ -219,7 +219,7 @@ async def test_limit_of_deleted_queue_is_restored() -> None:
 
 @in_virtual_time
 async def test_edit_by_server_publishes_copy_and_keeps_original() -> None:
-    async with _served() as (found, remote, _):
+    async with _open_server() as (found, remote, _):
         await found.park(3)
         change = Edit(b"\xff\x00", headers={"x-fixed": "yes"}, without=frozenset({"x-number"}))
         async with hold_for(remote, DLQ, "m-1", 10) as (session, message):
@@ -239,7 +239,7 @@ async def test_edit_by_server_publishes_copy_and_keeps_original() -> None:
 async def test_discard_by_server_reports_archive_or_permanent_loss(
     tmp_path: Path, capsys: _Output
 ) -> None:
-    async with _served(exports=tmp_path) as (found, remote, _):
+    async with _open_server(exports=tmp_path) as (found, remote, _):
         await found.park(1)
         asked = DiscardRequest(queue=DLQ, selection=Selection(), reason="old", confirm=DLQ)
         print_plan(await remote.plan(asked), err=False)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def _served(
+async def _open_server(
     version: str = "3.13", exports: Path | None = None
 ) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters]]:
     async with raffle(version=version, exports=exports) as found:
@@ -66,7 +66,7 @@ def _request(**more: Any) -> RedriveRequest:
 
 @in_virtual_time
 async def test_remote_client_returns_same_values_as_library() -> None:
-    async with _served() as (found, remote):
+    async with _open_server() as (found, remote):
         await found.park(6)
         library = found.operations
         (here,), (there,) = await library.queues(), await remote.queues()
@@ -99,7 +99,7 @@ async def test_remote_client_returns_same_values_as_library() -> None:
 @in_virtual_time
 async def test_remote_job_is_planned_started_followed_and_listed() -> None:
     """The messages move at the server."""
-    async with _served() as (found, remote):
+    async with _open_server() as (found, remote):
         await found.park(6)
         plan = await remote.plan(_request(pace=Pace(rate=5.0, ramp=(1, 2), watch_s=7.0)))
         assert (plan.selected, plan.may_start, plan.watch_s) == (6, True, 7.0)
@@ -118,7 +118,7 @@ async def test_remote_job_is_planned_started_followed_and_listed() -> None:
 @in_virtual_time
 async def test_remote_job_is_paused_resumed_and_cancelled() -> None:
     """An interrupt of the client process leaves the job running."""
-    async with _served() as (found, remote):
+    async with _open_server() as (found, remote):
         await found.park(9)
         job = await remote.start(_request(pace=Pace(rate=1.0)))
         await asyncio.sleep(2)  # virtual time, the list is refreshed once a second
@@ -138,7 +138,7 @@ async def test_remote_job_is_paused_resumed_and_cancelled() -> None:
 
 @in_virtual_time
 async def test_remote_client_raises_same_errors_as_library() -> None:
-    async with _served() as (found, remote):
+    async with _open_server() as (found, remote):
         await found.park(2)
         discard = DiscardRequest(queue=DLQ, selection=Selection(), reason="junk", confirm="other")
         nowhere = Target(TargetKind.QUEUE, routing_key="no.such")
@@ -164,7 +164,7 @@ async def test_remote_client_raises_same_errors_as_library() -> None:
 @in_virtual_time
 async def test_remote_discard_plan_names_server_file(tmp_path: Path) -> None:
     """A file on this machine is refused."""
-    async with _served(exports=tmp_path) as (found, remote):
+    async with _open_server(exports=tmp_path) as (found, remote):
         await found.park(1)
         asked = DiscardRequest(queue=DLQ, selection=Selection(), reason="old", confirm=DLQ)
         assert (await remote.plan(asked)).export_to.startswith(str(tmp_path))

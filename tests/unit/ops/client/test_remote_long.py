@@ -120,7 +120,7 @@ class _Transport(httpx.AsyncBaseTransport):
 
 
 @asynccontextmanager
-async def _served(count: int) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, _Transport]]:
+async def _open_server(count: int) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, _Transport]]:
     async with raffle(version="3.13") as found:
         app = create_app(found.operations)
         transport = _Transport(app)
@@ -133,7 +133,7 @@ async def _served(count: int) -> AsyncIterator[tuple[Raffle, RemoteDeadLetters, 
 @in_virtual_time
 async def test_deep_session_reports_progress_until_it_opens() -> None:
     """The timeout applies to silence only, and the server sends events."""
-    async with _served(2500) as (found, remote, _):
+    async with _open_server(2500) as (found, remote, _):
         told: list[LookProgress] = []
         began = asyncio.get_running_loop().time()
         session = await remote.open_session(
@@ -151,7 +151,7 @@ async def test_deep_session_reports_progress_until_it_opens() -> None:
 @in_virtual_time
 async def test_client_without_event_stream_gets_only_the_result() -> None:
     """If such a client times out, its messages are returned."""
-    async with _served(30) as (found, remote, transport):
+    async with _open_server(30) as (found, remote, transport):
         transport.accepts = False
         with pytest.raises(ServerUnavailable, match="ReadTimeout"):
             await remote.open_session(DLQ, SessionRequest(limit=10))
@@ -163,7 +163,7 @@ async def test_client_without_event_stream_gets_only_the_result() -> None:
 @in_virtual_time
 async def test_disconnected_client_leaves_no_messages_held() -> None:
     for seconds in (0.5, 30.0, 60.0, 90.0):
-        async with _served(30) as (found, remote, _):
+        async with _open_server(30) as (found, remote, _):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await remote.open_session(DLQ, SessionRequest(limit=30))
@@ -175,7 +175,7 @@ async def test_disconnected_client_leaves_no_messages_held() -> None:
 
 @in_virtual_time
 async def test_late_refusal_raises_same_error_as_immediate_one() -> None:
-    async with _served(30) as (_, remote, _transport):
+    async with _open_server(30) as (_, remote, _transport):
         with pytest.raises(NoSuch, match="nowhere"):
             await remote.open_session("nowhere.dlq", SessionRequest(limit=10))
         asked = RedriveRequest(
@@ -191,7 +191,7 @@ async def test_late_refusal_raises_same_error_as_immediate_one() -> None:
 
 @in_virtual_time
 async def test_plans_surveys_and_searches_wait_while_server_reports_progress() -> None:
-    async with _served(30) as (found, remote, _):
+    async with _open_server(30) as (found, remote, _):
         target = Target(TargetKind.QUEUE, routing_key=MAIN)
         asked = RedriveRequest(queue=DLQ, selection=Selection(), reason="repaired", target=target)
         assert (await remote.plan(asked)).matching == 30

@@ -18,7 +18,7 @@ def _order(**more: Any) -> dict[str, Any]:
     return {"kind": "re-drive", "queue": DLQ, "reason": "fixed", **more}
 
 
-async def _finished(service: Admin, job: dict[str, Any]) -> dict[str, Any]:
+async def _wait_for(service: Admin, job: dict[str, Any]) -> dict[str, Any]:
     await service.operations.wait(job["id"])
     found: dict[str, Any] = (await service.client.get(job["url"])).json()
     return found
@@ -43,7 +43,7 @@ async def test_redrive_returns_202_with_job_url() -> None:
         answer = await service.client.post("/admin/dlq/jobs", json=_order(expectedCount=3))
         assert answer.status_code == 202
         assert answer.headers["location"] == answer.json()["url"]
-        job = await _finished(service, answer.json())
+        job = await _wait_for(service, answer.json())
         listed = (await service.client.get("/admin/dlq/jobs")).json()
         queues = service.broker.snapshot()
         audit = (await service.client.get("/admin/audit?action=job.start")).json()["items"]
@@ -59,7 +59,7 @@ async def test_repeated_idempotency_key_returns_same_job() -> None:
         first = await service.client.post(
             "/admin/dlq/jobs", json=_order(selection={"limit": 1}), headers=headers
         )
-        await _finished(service, first.json())
+        await _wait_for(service, first.json())
         second = await service.client.post(
             "/admin/dlq/jobs", json=_order(selection={"limit": 1}), headers=headers
         )
@@ -75,7 +75,7 @@ async def test_second_job_of_queue_is_409_with_url_of_first() -> None:
         assert (second.status_code, second.json()["job"]) == (409, first["url"])
         cancelled = await service.client.post(f"{first['url']}/cancel")
         assert cancelled.status_code == 200
-        assert (await _finished(service, first))["state"] == "cancelled"
+        assert (await _wait_for(service, first))["state"] == "cancelled"
         again = await service.client.post(f"{first['url']}/resume")
         assert again.status_code == 409
 
@@ -94,7 +94,7 @@ async def test_discard_requires_queue_name_and_writes_archive(tmp_path: Path) ->
         refused = await service.client.post("/admin/dlq/jobs", json=order)
         assert refused.status_code == 422
         answer = await service.client.post("/admin/dlq/jobs", json={**order, "confirm": DLQ})
-        job = await _finished(service, answer.json())
+        job = await _wait_for(service, answer.json())
         assert service.broker.snapshot().queue(DLQ).ready == ()
     assert job["counts"]["done"] == 1
     assert len(os.listdir(tmp_path)) == 1
@@ -117,7 +117,7 @@ async def test_redrive_of_selected_ids_returns_others_in_order() -> None:
         chosen = {"session": session["id"], "ids": [items[1]["id"], items[3]["id"]]}
         order = _order(selection=chosen, expectedCount=2)
         job = (await service.client.post("/admin/dlq/jobs", json=order)).json()
-        await _finished(service, job)
+        await _wait_for(service, job)
         left = service.broker.snapshot().queue(DLQ).ready
     assert [message.properties.message_id for message in left] == ["m-0", "m-2"]
 

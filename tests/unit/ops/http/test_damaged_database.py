@@ -36,7 +36,7 @@ async def _damage(file: Path, first: int) -> None:
 
 
 @asynccontextmanager
-async def _damaged_service(file: Path) -> AsyncIterator[Admin]:
+async def _open_damaged(file: Path) -> AsyncIterator[Admin]:
     await _damage(file, 4096)
     async with (
         open_journal(f"sqlite:///{file}", SystemClock()) as journal,
@@ -47,7 +47,7 @@ async def _damaged_service(file: Path) -> AsyncIterator[Admin]:
 
 @pytest.mark.parametrize("path", ["/", "/jobs", "/queues/orders.dlq", "/audit"])
 async def test_page_names_damaged_database_and_recovery_steps(tmp_path: Path, path: str) -> None:
-    async with _damaged_service(tmp_path / "jobs.db") as service:
+    async with _open_damaged(tmp_path / "jobs.db") as service:
         page = await service.client.get(path, headers={"accept": "text/html"})
     assert "The database is damaged" in page.text
     assert ".recover" in page.text
@@ -55,7 +55,7 @@ async def test_page_names_damaged_database_and_recovery_steps(tmp_path: Path, pa
 
 
 async def test_http_reports_damaged_database_with_recovery_steps(tmp_path: Path) -> None:
-    async with _damaged_service(tmp_path / "jobs.db") as service:
+    async with _open_damaged(tmp_path / "jobs.db") as service:
         for path in ("/admin/dlq/overview", "/admin/dlq/jobs", "/admin/audit"):
             answer = await service.client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "database-damaged")
@@ -68,7 +68,7 @@ async def test_http_reports_damaged_database_with_recovery_steps(tmp_path: Path)
 
 
 async def test_client_of_a_server_raises_store_damaged(tmp_path: Path) -> None:
-    async with _damaged_service(tmp_path / "jobs.db") as service:
+    async with _open_damaged(tmp_path / "jobs.db") as service:
         app = create_app(service.operations)
         async with RemoteDeadLetters(
             "http://localhost", transport=httpx.ASGITransport(app)

@@ -68,7 +68,7 @@ async def test_line_longer_than_any_message_ends_import() -> None:
             pass
 
 
-async def _exported(service: Admin) -> bytes:
+async def _export(service: Admin) -> bytes:
     return (await service.client.post(f"/admin/dlq/queues/{DLQ}/export")).content
 
 
@@ -80,7 +80,7 @@ async def _audit(service: Admin) -> list[tuple[str, Any]]:
 
 async def test_import_is_audited_before_its_first_message() -> None:
     async with admin(*(dead_letter(n) for n in range(5))) as service:
-        lines = await _exported(service)
+        lines = await _export(service)
         seen: list[list[tuple[str, Any]]] = []
 
         async def upload() -> AsyncIterator[bytes]:
@@ -100,7 +100,7 @@ async def test_import_is_audited_before_its_first_message() -> None:
 async def test_import_that_fails_halfway_is_audited_with_its_count(last: bytes) -> None:
     """Broken JSON, or a lone surrogate in the last line."""
     async with admin(*(dead_letter(n) for n in range(5))) as service:
-        answer = await service.client.post(_IMPORT, content=await _exported(service) + last)
+        answer = await service.client.post(_IMPORT, content=await _export(service) + last)
         assert (answer.status_code, answer.json()["published"]) == (200, 5)
         assert "line 6" in answer.json()["problem"]
         assert await _audit(service) == [("failed", 5), ("started", 0)]
@@ -108,7 +108,7 @@ async def test_import_that_fails_halfway_is_audited_with_its_count(last: bytes) 
 
 async def test_interrupted_upload_is_audited_with_its_count() -> None:
     async with admin(*(dead_letter(n) for n in range(5))) as service:
-        lines = await _exported(service)
+        lines = await _export(service)
 
         async def upload() -> AsyncIterator[bytes]:
             yield lines

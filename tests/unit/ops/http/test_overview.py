@@ -33,7 +33,7 @@ _ONE = QueueSummary(
 )
 
 
-def _reading(*answers: int | Exception) -> tuple[Callable[[], object], list[int]]:
+def _reader(*answers: int | Exception) -> tuple[Callable[[], object], list[int]]:
     """A reader that returns or raises these values in turn and counts its calls."""
     waiting, asked = list(answers), [0]
 
@@ -49,7 +49,7 @@ def _reading(*answers: int | Exception) -> tuple[Callable[[], object], list[int]
 
 
 async def test_concurrent_callers_share_one_sweep() -> None:
-    clock, (read, asked) = ManualClock(NOW), _reading(3)
+    clock, (read, asked) = ManualClock(NOW), _reader(3)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
     found = await asyncio.gather(*(sweep.get() for _ in range(100)))
     assert asked == [1]
@@ -81,7 +81,7 @@ async def test_broker_without_answer_does_not_hide_the_others() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    read, _ = _reading(3)
+    read, _ = _reader(3)
     sweeps = [Sweep(hang, ManualClock(NOW)), Sweep(read, ManualClock(NOW))]  # type: ignore[arg-type]
     found = await read_all(sweeps, 0.05)
     assert found[0] is None
@@ -90,7 +90,7 @@ async def test_broker_without_answer_does_not_hide_the_others() -> None:
 
 async def test_unreachable_broker_keeps_last_depths_with_their_age() -> None:
     clock = ManualClock(NOW)
-    read, _ = _reading(3, ConnectionFailed("gone"), 5)
+    read, _ = _reader(3, ConnectionFailed("gone"), 5)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
     await sweep.get()
     clock.advance(2.0)
@@ -104,7 +104,7 @@ async def test_unreachable_broker_keeps_last_depths_with_their_age() -> None:
 
 async def test_trend_has_one_sample_every_few_seconds() -> None:
     clock = ManualClock(NOW)
-    read, _ = _reading(1, 2, 3, 4, 5, 6, 7)
+    read, _ = _reader(1, 2, 3, 4, 5, 6, 7)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
     for _ in range(7):
         await sweep.get()
@@ -144,7 +144,7 @@ async def test_live_stream_of_job_sends_change_and_end() -> None:
 
 async def test_live_stream_reports_change_since_page_was_rendered() -> None:
     clock = ManualClock(NOW)
-    read, _ = _reading(3, 3, 0)
+    read, _ = _reader(3, 3, 0)
     sweep = Sweep(read, clock)  # type: ignore[arg-type]
     shown_at = (await sweep.get()).at
     clock.advance(1.0)

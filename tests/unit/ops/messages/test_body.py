@@ -65,7 +65,7 @@ def test_kombu_dates_and_decimals_are_shown_as_plain_values() -> None:
     assert sentence.endswith('shop.charge("2026-01-02T00:00:00+00:00", "1.20", "/w==").')
 
 
-def _packed(body: bytes, compression: str, kind: str = "application/json") -> Received:
+def _pack(body: bytes, compression: str, kind: str = "application/json") -> Received:
     headers = {**_ABOUT, "compression": compression}
     return Received("q", "", "q", body, Properties(content_type=kind, headers=headers))
 
@@ -73,7 +73,7 @@ def _packed(body: bytes, compression: str, kind: str = "application/json") -> Re
 def test_msgpack_and_zstd_bodies_are_decoded() -> None:
     """Bytes and dates within MessagePack are converted for JSON."""
     body = zstandard.compress(msgspec.msgpack.encode([[1, b"\xff"], {"a": None}, {}]))
-    delivery = _packed(body, "application/zstd", "application/x-msgpack")
+    delivery = _pack(body, "application/zstd", "application/x-msgpack")
     assert describe_failure(read_dead_letter(delivery, 1), delivery).endswith(
         "(1, \"b'\\\\xff'\", a=null)."
     )
@@ -91,7 +91,7 @@ def test_msgpack_and_zstd_bodies_are_decoded() -> None:
 )
 def test_compression_bomb_is_decompressed_up_to_limit(compression: str, pack: Any) -> None:
     """64 KiB of 30 MB are decompressed. lzma has a window of 8 MiB."""
-    delivery = _packed(pack(b"[" + b"0" * 30_000_000), compression)
+    delivery = _pack(pack(b"[" + b"0" * 30_000_000), compression)
     tracemalloc.start()
     assert parse_content(delivery) is None
     found = unpack_body(delivery, 1000)
@@ -107,7 +107,7 @@ def test_compression_bomb_is_decompressed_up_to_limit(compression: str, pack: An
 def test_body_that_fails_to_decompress_is_shown_unchanged(name: str) -> None:
     """The same holds for lzma data that needs gigabytes and for unknown methods."""
     for body in (b'{"a": 1}', b"", b"\x5d\x00\x00\x00\xff" + b"\xff" * 40):
-        found = unpack_body(_packed(body, name), 100)
+        found = unpack_body(_pack(body, name), 100)
         assert (found.data, found.packed_by) in ((body, ""), (b"", name))
 
 
@@ -148,7 +148,7 @@ def test_plain_yaml_is_parsed_like_pyyaml_safe_load(value: object) -> None:
 @pytest.mark.parametrize("body", [b"\xdd\xff\xff\xff\xff", b"\x91" * 60_000, b"\xc1"])
 def test_invalid_msgpack_is_treated_as_binary(body: bytes) -> None:
     """Examples are lengths of gigabytes and depths of thousands."""
-    delivery = _packed(body, "", "application/x-msgpack")
+    delivery = _pack(body, "", "application/x-msgpack")
     assert parse_content(delivery) is None
     assert plain_payload(delivery) == (None, "binary")
 
@@ -159,7 +159,7 @@ def test_compressed_pickle_is_not_loaded() -> None:
             return pytest.fail, ("a pickle was loaded",)
 
     body = zlib.compress(pickle.dumps(Bomb()))
-    delivery = _packed(body, "application/x-gzip", "application/x-python-serialize")
+    delivery = _pack(body, "application/x-gzip", "application/x-python-serialize")
     sentence = describe_failure(read_dead_letter(delivery, 1), delivery)
     assert "a pickle is not loaded" in sentence
     assert plain_payload(delivery) == (None, "binary")

@@ -30,7 +30,7 @@ def _sent(service: Admin) -> list[Any]:
     return list(service.broker.snapshot().queue(MAIN).ready)
 
 
-async def _audited(service: Admin, action: str) -> list[dict[str, Any]]:
+async def _audit_entries(service: Admin, action: str) -> list[dict[str, Any]]:
     found = await service.client.get("/admin/audit", params={"action": action})
     items: list[dict[str, Any]] = found.json()["items"]
     return items
@@ -81,7 +81,7 @@ async def test_edit_by_api_publishes_copy_and_keeps_original() -> None:
         )
         assert sent.properties.headers[COPY_OF] == "m-1"
         assert sent.properties.headers["tenant"] == "acme"
-        (entry,) = await _audited(service, "message.edit")
+        (entry,) = await _audit_entries(service, "message.edit")
         assert (entry["by"], entry["reason"], entry["queue"]) == ("local", "no tenant", DLQ)
         assert (await service.client.get(message)).status_code == 200
 
@@ -243,10 +243,10 @@ _JOBS = (Queue("jobs.dlq", QueueType.QUORUM), Queue("jobs"))
 
 def test_lifted_limit_is_restored_by_api_and_page() -> None:
     """The audit has the reason. A queue is watched for 15 s before."""
-    run_virtual(_lifted_and_restored())
+    run_virtual(_lift_and_restore())
 
 
-async def _lifted_and_restored() -> None:
+async def _lift_and_restore() -> None:
     queue = "/admin/dlq/queues/jobs.dlq"
     async with admin(extra=_JOBS) as service:
         reason = {"reason": "a look"}
@@ -263,7 +263,7 @@ async def _lifted_and_restored() -> None:
         unknown = await service.client.post("/admin/dlq/queues/no.such.dlq/restore-limit")
         assert (unknown.status_code, unknown.json()["code"]) == (404, "not-found")
         assert (await service.client.post("/queues/no.such.dlq/restore-limit")).status_code == 404
-        audit = await _audited(service, "limit.restore")
+        audit = await _audit_entries(service, "limit.restore")
         assert [entry["reason"] for entry in audit] == ["", "x"]
 
 

@@ -60,7 +60,7 @@ async def _consume(service: Admin, count: int) -> None:
     await connection.close()
 
 
-def _mixed(count: int, start: int = 0) -> list[Any]:
+def _two_errors(count: int, start: int = 0) -> list[Any]:
     return [
         dead_letter(n, "LookupError" if n % 2 else "KeyError") for n in range(start, start + count)
     ]
@@ -68,7 +68,7 @@ def _mixed(count: int, start: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["re-drive", "discard"])
 async def test_filtered_and_limited_job_starts_on_page(kind: str) -> None:
-    async with admin(*_mixed(40)) as service:
+    async with admin(*_two_errors(40)) as service:
         review = await _review(service, kind, filter="error:LookupError", export="0")
         assert "<b>20</b> messages" in review
         assert "error:LookupError" in review
@@ -123,10 +123,10 @@ async def test_review_counts_filter_matches_exactly_beyond_its_sample(
 async def test_job_moves_only_reviewed_messages_if_queue_changes_before_start(
     filter_: str, limit: str
 ) -> None:
-    async with admin(*_mixed(40)) as service:
+    async with admin(*_two_errors(40)) as service:
         review = await _review(service, "re-drive", filter=filter_, limit=limit)
         await _consume(service, 5)
-        await publish(service.broker, *_mixed(5, start=100))
+        await publish(service.broker, *_two_errors(5, start=100))
         job = await service.operations.job(await _start(service, "re-drive", review))
         end = int(limit or 40)
         meant = [f"m-{n}" for n in range(5, end) if n % 2 or not filter_]
@@ -135,18 +135,18 @@ async def test_job_moves_only_reviewed_messages_if_queue_changes_before_start(
 
 
 async def test_job_moves_only_reviewed_messages_if_review_sampled_queue() -> None:
-    async with admin(*_mixed(40), scan=20) as service:
+    async with admin(*_two_errors(40), scan=20) as service:
         review = await _review(service, "re-drive")
         assert "Routing check <small>of 20 messages that were read</small>" in review
         await _consume(service, 3)
-        await publish(service.broker, *_mixed(5, start=100))
+        await publish(service.broker, *_two_errors(5, start=100))
         await _start(service, "re-drive", review)
         assert _ids(service, MAIN) == [f"m-{n}" for n in range(3, 40)]
         assert _ids(service, DLQ) == [f"m-{n}" for n in range(100, 105)]
 
 
 async def test_review_is_shown_again_if_reviewed_messages_left_queue() -> None:
-    async with admin(*_mixed(40), scan=20) as service:
+    async with admin(*_two_errors(40), scan=20) as service:
         review = await _review(service, "re-drive")
         await _consume(service, 25)
         said = {**hidden_fields(review), "step": "go"}
@@ -159,7 +159,7 @@ async def test_review_is_shown_again_if_reviewed_messages_left_queue() -> None:
 
 
 async def test_start_refuses_selection_of_another_queue() -> None:
-    async with admin(*_mixed(4)) as service:
+    async with admin(*_two_errors(4)) as service:
         order = {
             "kind": "re-drive",
             "queue": DLQ,
@@ -184,7 +184,7 @@ async def _look(service: Admin, limit: int) -> str:
 @pytest.mark.parametrize("kind", ["re-drive", "discard"])
 @pytest.mark.parametrize("held", [10, 100])
 async def test_group_button_covers_group_in_whole_queue(held: int, kind: str) -> None:
-    async with admin(*_mixed(40)) as service:
+    async with admin(*_two_errors(40)) as service:
         session = await _look(service, held)
         page = (await service.client.get(f"/sessions/{session}?by=error")).text
         links = re.findall(rf'href="/queues/{DLQ}/{kind}\?([^"]*LookupError)">([^<]*)</a>', page)
@@ -199,7 +199,7 @@ async def test_group_button_covers_group_in_whole_queue(held: int, kind: str) ->
 
 
 async def test_download_contains_exactly_selected_messages() -> None:
-    async with admin(*_mixed(40)) as service:
+    async with admin(*_two_errors(40)) as service:
 
         async def download(method: str, path: str, **fields: Any) -> list[str]:
             same = {"sec-fetch-site": "same-origin"}
@@ -226,7 +226,7 @@ async def test_download_contains_exactly_selected_messages() -> None:
 
 
 async def test_second_session_reports_messages_held_by_first() -> None:
-    async with admin(*_mixed(40)) as service:
+    async with admin(*_two_errors(40)) as service:
         await _look(service, 10)
         page = (await service.client.get(f"/sessions/{await _look(service, 10)}")).text
         heading = re.search(r"<h1>(.*?)</h1>", page)
