@@ -27,15 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-# Nothing is judged by how long it takes: the machine may be busy with something else.
+# No time limits for examples, because the machine may be busy.
 settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# While one works: fewer examples of what has no number of its own. `make test` plays them all.
+# For quick runs: fewer examples in tests without an explicit number. `make test` runs all of them.
 settings.register_profile("quick", settings.get_profile("whole"), max_examples=10)
 settings.load_profile("whole")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the test run."""
     parser.addoption(
         "--all-brokers",
         action="store_true",
@@ -45,15 +44,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
-    """Tests that wait run beside tests that compute."""
+    """Run waiting tests in parallel with computing ones."""
     return Lanes(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """What is imported and collected stays to the end: the garbage collector need not go through it.
+    """Freeze the objects of the collection, which live until the end of the run.
 
-    It would, again and again, while seven thousand tests are collected and while they run.
+    Otherwise the garbage collector traverses them repeatedly during collection and tests.
     """
     gc.disable()
     try:
@@ -66,46 +65,46 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without `--all-brokers` the tests that need other RabbitMQ versions are not of the run."""
+    """Deselect tests of other RabbitMQ versions without `--all-brokers`."""
     hand_on_waits(items)
     if config.getoption("--all-brokers"):
         return
-    unwanted = [item for item in items if item.get_closest_marker("all_brokers")]
-    config.hook.pytest_deselected(items=unwanted)
+    excluded = [item for item in items if item.get_closest_marker("all_brokers")]
+    config.hook.pytest_deselected(items=excluded)
     items[:] = [item for item in items if not item.get_closest_marker("all_brokers")]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Every process of the run sets its signals; the main one holds the lifeline of the run's servers."""
+    """Set the signals of every process. The main process keeps the servers of the run alive."""
     set_signals()
     config.addinivalue_line("markers", "all_brokers: needs the RabbitMQ versions of --all-brokers")
     if not hasattr(config, "workerinput"):
         begin_run()
-        _see_that_groups_hold(config)
+        _check_groups(config)
         if config.getoption("--all-brokers"):
             config.pluginmanager.register(ConformanceTable())
 
 
-def _see_that_groups_hold(config: pytest.Config) -> None:
-    """Torn apart, tests that share a node start one each: minutes are lost, and nothing says so."""
+def _check_groups(config: pytest.Config) -> None:
+    """Refuse pytest versions that split groups: tests of one group would each start a node."""
     if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
         raise pytest.UsageError(
             f"expected pytest below 9.2, where pytest-xdist 3.8 keeps groups together, got"
-            f" {pytest.__version__}; install what tools/pins/dev.txt says"
+            f" {pytest.__version__}; install the versions of tools/pins/dev.txt"
         )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The run's servers end with the run."""
+    """Stop the servers of the run."""
     if not hasattr(config, "workerinput"):
         end_run()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _left_open() -> Iterator[None]:
-    """What the tests of a module leave open is told in that module, not in whichever test comes by later.
+def _collect_garbage() -> Iterator[None]:
+    """Report unclosed resources in the module of their test.
 
-    What is still alive then is mostly what was imported: frozen, it is not gone through after every module.
+    Frozen objects, mostly of imported modules, are not traversed again.
     """
     yield
     gc.collect()
@@ -114,19 +113,19 @@ def _left_open() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> SharedNode:
-    """The run's RabbitMQ node, shared by all tests and all workers: never stop it."""
+    """The RabbitMQ node shared by all tests and workers. Never stop it."""
     return shared_node()
 
 
 @pytest.fixture(scope="session")
 def postgres() -> SharedPostgres:
-    """The run's PostgreSQL, shared by all tests and all workers: never stop it."""
+    """The PostgreSQL shared by all tests and workers. Never stop it."""
     return shared_postgres()
 
 
 @pytest.fixture
 def vhost(rabbitmq: SharedNode) -> Iterator[str]:
-    """A virtual host of the shared node for this test alone; its name."""
+    """The name of a virtual host of the shared node, for this test alone."""
     name = f"test-{uuid.uuid4().hex[:12]}"
     rabbitmq.management.create_vhost(name)
     yield name
@@ -135,13 +134,13 @@ def vhost(rabbitmq: SharedNode) -> Iterator[str]:
 
 @pytest.fixture
 def amqp_url(rabbitmq: SharedNode, vhost: str) -> str:
-    """The AMQP address of this test's own virtual host on the shared node."""
+    """The AMQP URL of the test's virtual host on the shared node."""
     return rabbitmq.url + vhost
 
 
 @pytest.fixture
 def start_rabbitmq() -> Iterator[Callable[..., RabbitNode]]:
-    """Starts further private nodes, to be stopped and killed at will; all gone after the test."""
+    """A function that starts private nodes, which tests may stop and kill. Removed after the test."""
     with ExitStack() as nodes:
 
         def start(**settings: Any) -> RabbitNode:

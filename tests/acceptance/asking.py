@@ -1,4 +1,4 @@
-"""The admin service asked by its own OpenAPI document: Schemathesis makes requests, judges answers."""
+"""Requests that Schemathesis generates from the OpenAPI document, and checks of their answers."""
 
 from __future__ import annotations
 
@@ -23,24 +23,21 @@ _PATIENCE_S = 20
 _KEY, _KEPT = new_key("schemathesis", Grant(Role.ADMIN), expires=None, made_by="", now=0.0)
 _SETTINGS = {
     "auth": {"keys": [{"name": "test", "hash": _KEPT.hash, "role": "admin"}]},
-    # One address asks thousands of times, often with wrong credentials.
+    # One address sends thousands of requests, often with wrong credentials.
     "limits": {"sessions_per_caller": 1000, "sessions": 1000, "failures_per_minute": 1_000_000},
 }
 
 SCHEMA = schemathesis.openapi.from_dict(openapi_document(ENDPOINTS))
-"""Everything that the service says of itself."""
+"""The OpenAPI document of the service."""
 
 
 def asked_service() -> PageServer:
-    """The service with a seeded broker on a real socket and with sign-in."""
+    """Return the service with a seeded broker, on a socket and with sign-in."""
     return PageServer(settings=parse_settings(_SETTINGS, {}, "test"))
 
 
 def authorization() -> dict[str, str]:
-    """The authorization of an admin.
-
-    It is a new object each time, because Schemathesis changes it.
-    """
+    """Return the authorization of an admin. A new object, because Schemathesis changes it."""
     return {"Authorization": f"Bearer {_KEY}"}
 
 

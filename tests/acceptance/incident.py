@@ -1,7 +1,7 @@
-"""A night on call, made with plain pika: dead letters of many makes, and a consumer that is broken.
+"""An incident created with plain pika: dead letters of many frameworks, and a failing consumer.
 
-`orders` is consumed by a service that retries twice through a queue with a TTL and then rejects; the
-others stand as frameworks leave them. By hand:
+The service of `orders` retries twice through a queue with a TTL and then rejects. The other queues contain
+dead letters as their frameworks leave them. To create it manually:
 
     python -m tests.acceptance.incident amqp://guest:guest@127.0.0.1:5672/ --orders 50000 --times 100
 """
@@ -69,11 +69,11 @@ OTHERS = {
     "imports.dead": 3,
     "payments.dlq": 6,
 }
-"""Number of dead letters in each queue beside `orders.dlq`, for `times=1`."""
+"""Number of dead letters in each queue except `orders.dlq`, for `times=1`."""
 
 
 class Incident:
-    """Makes it, and lets the broken consumer of `orders` run while the block lasts."""
+    """Creates the incident and runs the failing consumer of `orders` during the block."""
 
     def __init__(self, url: str, *, orders: int = 60, wait_ms: int = 200, times: int = 1) -> None:
         """`times` multiplies the dead letters of the other queues."""
@@ -84,9 +84,9 @@ class Incident:
         self._ends = threading.Event()
         self._consumer = threading.Thread(target=self._consume, name="the orders service")
         self.repaired = threading.Event()
-        """Set it when the cause is fixed: from then on the service handles what it gets."""
+        """Set after the repair. From then on the service handles its orders."""
         self.handled: list[int] = []
-        """The numbers of the orders that it handled."""
+        """The numbers of the handled orders."""
 
     def __enter__(self) -> Self:
         with pika.BlockingConnection(self._parameters) as connection:
@@ -154,7 +154,7 @@ class Incident:
 
 
 def _make_others(channel: BlockingChannel, times: int) -> None:
-    """Each queue as its framework leaves it."""
+    """Fill each queue as its framework does."""
     _publish_rejected(channel, "billing", 30 * times, {"x-queue-type": "quorum"})
     _publish_rejected(
         channel, "images", 5 * times, {}, body=b"\x89PNG\r\n\x1a\n" + bytes(range(256))
@@ -301,7 +301,7 @@ def _publish_rejected(
     exchange: str = "",
     **properties: Any,
 ) -> None:
-    """Messages that a consumer of `name` rejected."""
+    """Publish messages and reject them from `name`."""
     dead = dead or f"{name}.dlq"
     _queue(channel, dead, **arguments)
     if exchange:
@@ -320,7 +320,7 @@ def _publish_rejected(
 
 
 def _plain(channel: BlockingChannel, queue: str, headers: list[dict[str, Any]]) -> None:
-    """Messages that a framework has published there itself."""
+    """Publish messages as a framework does itself."""
     _queue(channel, queue)
     for number, each in enumerate(headers):
         _put(channel, queue, {"number": number}, each, message_id=f"{queue}-{number}")
@@ -389,7 +389,7 @@ def _main() -> None:
     asked = parser.parse_args()
     sizes = {"orders": asked.orders, "wait_ms": asked.wait_ms, "times": asked.times}
     with Incident(asked.url, **sizes) as made:
-        input("The incident stands; Enter repairs the orders service. ")
+        input("The incident is ready. Press Enter to repair the orders service. ")
         made.repaired.set()
         input("Enter ends it. ")
 

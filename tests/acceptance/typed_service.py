@@ -129,7 +129,7 @@ async def run() -> None:
 
 
 @in_virtual_time
-async def test_an_order_is_done() -> None:
+async def test_order_is_done() -> None:
     """As users test it."""
     async with AppTest(app) as shop:
         await shop.publish("orders", {"number": 1})

@@ -17,7 +17,7 @@ def test_parser_refuses_mutated_input_only_with_its_errors(reader: Reader) -> No
 
 
 def test_samples_of_parsers_are_accepted() -> None:
-    """Otherwise the mutations would prove nothing."""
+    """Otherwise the mutations would test no parser."""
     for reader in READERS:
         for sample in reader.samples:
             reader.read(sample)

@@ -107,7 +107,7 @@ def _apt(*arguments: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
-            f"expected `{' '.join(command)}` to succeed; it said: {(done.stdout + done.stderr)[-2000:]}"
+            f"expected `{' '.join(command)}` to succeed; it printed: {(done.stdout + done.stderr)[-2000:]}"
         )
 
 

@@ -68,12 +68,12 @@ class RawClient:
             async with asyncio.timeout(_PATIENCE):
                 data = await self.reader.read(65_536)
             if not data:
-                raise EOFError("the broker hung up")
+                raise EOFError("the broker closed the connection")
             self._events += self.core.receive(data)
         return self._events.pop(0)
 
-    async def nothing(self, seconds: float = 0.05) -> bool:
-        """Whether the broker sends nothing for a moment."""
+    async def is_silent(self, seconds: float = 0.05) -> bool:
+        """Return whether the broker sends no event for a moment."""
         try:
             async with asyncio.timeout(seconds):
                 await self.event()
@@ -82,7 +82,6 @@ class RawClient:
         return False
 
     def send(self, channel: int, name: str, **arguments: Any) -> None:
-        """Send frames."""
         self.core.send(channel, name, **arguments)
 
     def publish(self, key: str, body: bytes = b"m", exchange: str = "", **more: Any) -> None:

@@ -276,7 +276,7 @@ async def test_alarm_blocks_only_publishers(server: BrokerServer, client: RawCli
         client.send(1, "queue.declare", queue="later")
         assert (await client.method("connection.blocked"))["reason"] == "low on memory"
         await other.call(1, "queue.declare", queue="now")
-        assert await client.nothing()
+        assert await client.is_silent()
         server.block(blocked=False)
         await client.method("connection.unblocked")
         await client.method("queue.declare-ok")

@@ -58,7 +58,7 @@ async def test_alarm_over_http_blocks_publishers() -> None:
         told = await publisher.method("connection.blocked")
         assert told == {"reason": "low on memory"}
         assert (await other.call(1, "queue.declare", queue="q", arguments={}))["message_count"] == 0
-        assert await other.nothing()
+        assert await other.is_silent()
         assert (await http.put("/alarm", json={"memory": False})).json() == {"memory": False}
         await publisher.method("connection.unblocked")
         assert (await other.call(1, "queue.declare", queue="q", arguments={}))["message_count"] == 1

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.broker, pytest.mark.socket]
 
 _SILENCE_S = 0.5
-"""A broker has answered everything when it says nothing for so long."""
+"""A broker has answered all requests if it sends no data for this time."""
 _PATIENCE_S = 15.0
-"""RabbitMQ may pause between answers; it is waited for until it has said as much as ours."""
+"""RabbitMQ may pause between answers. Wait this long for as many bytes as from the embedded broker."""
 
 
 def _method(channel: int, name: str, **arguments: Any) -> bytes:

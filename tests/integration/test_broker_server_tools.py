@@ -345,7 +345,7 @@ async def test_single_objects_are_found_by_name(http: httpx.AsyncClient) -> None
 
 _READS = (
     "auth/attempts/nobody", "bindings/{v}", "channels", "cluster-name", "connections",
-    "connections/username/nobody", "consumers/{v}", "definitions/{v}", "exchanges/{v}",
+    "connections/username/other", "consumers/{v}", "definitions/{v}", "exchanges/{v}",
     "feature-flags", "federation-links", "global-parameters", "health/checks/alarms",
     "health/checks/local-alarms", "health/checks/node-is-quorum-critical",
     "health/checks/protocol-listener/amqp", "nodes", "operator-policies", "operator-policies/{v}",
@@ -356,7 +356,7 @@ _READS = (
     "vhosts/{v}/channels", "vhosts/{v}/connections", "vhosts/{v}/permissions",
     "vhosts/{v}/topic-permissions", "whoami",
 )  # fmt: skip
-"""What the newer `rabbitmqadmin` reads, by the paths in its own source."""
+"""Paths that the newer `rabbitmqadmin` reads, from its source."""
 
 
 @pytest.mark.broker
@@ -378,21 +378,21 @@ async def test_endpoints_of_newer_rabbitmqadmin_equal_rabbitmq(
             assert type(found.json()) is type(expected.json()), place
 
 
-async def test_connections_of_a_user_are_told_and_closed(
+async def test_connections_of_a_user_are_listed_and_closed(
     server: BrokerServer, http: httpx.AsyncClient
 ) -> None:
-    """All of that user, and nobody else's."""
+    """Connections of other users stay open."""
     connection = await RabbitMQ(server.url).connect("mine")
     place = "/connections/username/guest"
     assert [each["user"] for each in (await http.get(place)).json()] == ["guest"]
-    assert (await http.delete("/connections/username/nobody")).status_code == 204
+    assert (await http.delete("/connections/username/other")).status_code == 204
     assert len((await http.get(place)).json()) == 1
     assert (await http.delete(place)).status_code == 204
     assert isinstance(await connection.wait_closed(), BrokerError)
 
 
-async def test_the_cluster_has_the_name_that_it_is_given(http: httpx.AsyncClient) -> None:
-    """Or keeps the one it has."""
+async def test_cluster_name_can_be_set(http: httpx.AsyncClient) -> None:
+    """Invalid names are refused."""
     assert (await http.put("/cluster-name", json={"name": "lab"})).status_code == 204
     assert (await http.put("/cluster-name", json={})).status_code == 400
     assert (await http.put("/cluster-name", json={"name": 1})).status_code == 400

@@ -86,7 +86,7 @@ def test_application_is_accepted_by_plan_and_apply(
     vhost: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`run` refuses with all differences and creates nothing."""
+    """`run` fails with all differences and creates no queue."""
     asyncio.run(_found_on_the_broker(amqp_url))
     assert run(["run", target]) == 6
     refused = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Publishing to RabbitMQ: every publish gets the result of its own message."""
+"""Publishing to RabbitMQ: every publish has its own result."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class _Server:
         self._handshake.on_event(event)
 
     def on_writable(self) -> None:
-        """Do nothing."""
+        """Ignore the event."""
 
     def on_lost(self, error: BrokerError | None) -> None:
         """The client has gone."""

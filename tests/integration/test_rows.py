@@ -1,4 +1,4 @@
-"""Rows into PostgreSQL by COPY: all or nothing, and a batch may be repeated."""
+"""Rows into PostgreSQL by COPY: a batch is stored completely or not at all, and may be repeated."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _COLUMNS = ("id", "Name")
 async def _table(url: str) -> psycopg.AsyncConnection[Any]:
     connection = await psycopg.AsyncConnection.connect(url)
     await connection.execute(
-        'CREATE TABLE people (number serial, id int PRIMARY KEY, "Name" text NOT NULL)'
+        'CREATE TABLE customers (number serial, id int PRIMARY KEY, "Name" text NOT NULL)'
     )
     await connection.commit()
     return connection
 
 
 async def _found(connection: psycopg.AsyncConnection[Any]) -> list[tuple[Any, ...]]:
-    answer = await connection.execute('SELECT id, "Name" FROM people ORDER BY id')
+    answer = await connection.execute('SELECT id, "Name" FROM customers ORDER BY id')
     return await answer.fetchall()
 
 

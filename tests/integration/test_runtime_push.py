@@ -40,11 +40,11 @@ class _Endpoint:
         self.most_at_once = 0
         self.url = ""
         self.tasks: set[asyncio.Task[None] | None] = set()
-        """Connections being served; nobody else refers to one that waits forever."""
+        """Tasks of open connections. No other reference keeps a task alive that waits forever."""
         self._reply = reply
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, request after request."""
+        """Serve the requests of one connection."""
         self.tasks.add(asyncio.current_task())
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):

@@ -75,10 +75,10 @@ def test_closed_sync_publisher_refuses_publish(hopback_broker: BrokerThread, que
     publisher.close()
     with pytest.raises(ConnectionFailed, match="the publisher is closed"):
         publisher.publish(queue, {})
-    with SyncPublisher(hopback_broker.url, name="a thread of its own") as publisher:
+    with SyncPublisher(hopback_broker.url, name="a separate thread") as publisher:
         publisher.publish(queue, {})
     publisher.close()
-    assert "a thread of its own" not in [one.name for one in threading.enumerate()]
+    assert "a separate thread" not in [one.name for one in threading.enumerate()]
 
 
 async def test_sync_publisher_on_event_loop_names_publisher(hopback_broker: BrokerThread) -> None:

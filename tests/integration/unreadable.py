@@ -19,7 +19,7 @@ UNREADABLE = {
     "beyond the end": b"\x01kS\x00\x00\x00\x09abc",
     "no value": b"\x01k",
 }
-"""Entries of a table, each with what is wrong with it."""
+"""Invalid entries of a table by their error."""
 
 
 async def refusal_of(client: RawClient, entries: bytes) -> tuple[str, int, str]:

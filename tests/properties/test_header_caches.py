@@ -44,7 +44,7 @@ _CACHES = [
     if hasattr(found, "cache_clear")
 ]
 
-# Equal keys of different types: a cache that does not tell them apart would mix messages up.
+# Equal keys of different types. A cache that treats them as the same mixes messages up.
 _EQUAL = (
     True, 1, 1.0, Int8(1), UInt64(1), Decimal(1), "1", b"1", LongStr(b"1\xff"), None, "",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Text of unknown origin, made safe for each place that shows it."""
+"""Untrusted text is made safe for terminals, JSON, sentences and pages."""
 
 from __future__ import annotations
 
@@ -21,33 +21,30 @@ from hopback.text import (
 _EVIL = "a\x1b[2Jb\nc\u202ed\x7f"
 
 
-def test_a_terminal_obeys_nothing() -> None:
-    """Escapes, line ends and marks that turn the direction of writing become a visible sign."""
+def test_control_characters_for_a_terminal_are_replaced() -> None:
+    """Escapes, line ends and direction marks become a visible character."""
     assert one_line(_EVIL) == "a�[2Jb�c�d�"
     assert safe_lines("a\x1b\nb") == "a�\nb"
 
 
-def test_json_loses_nothing() -> None:
-    """What is escaped reads back as it was."""
+def test_escaped_json_decodes_to_the_same_text() -> None:
     text = json.dumps(_EVIL, ensure_ascii=False)
     assert "\x7f" not in escape_unsafe(text)
     assert json.loads(escape_unsafe(text)) == _EVIL
 
 
-def test_a_name_in_a_sentence_is_escaped() -> None:
-    """As Python writes it."""
+def test_name_in_a_sentence_is_escaped_like_repr() -> None:
     assert printable("a\tb\x00ü") == "a\\tb\\x00ü"
 
 
-def test_a_page_spells_out_what_is_invisible() -> None:
-    """Pictures for ASCII controls, code points for the rest."""
+def test_page_shows_symbols_for_invisible_characters() -> None:
+    """ASCII controls as symbols, others as code points."""
     assert visible(_EVIL) == "a␛[2Jb␊c⟨U+202E⟩d␡"
     assert visible("a\n\tb", lines=True) == "a\n\tb"
 
 
 @given(st.text())
-def test_nothing_unsafe_is_left(text: str) -> None:
-    """Whatever it is."""
+def test_no_unsafe_character_remains(text: str) -> None:
     assert one_line(one_line(text)) == one_line(text)
     assert printable(text).isprintable()
     assert all(ord(each) >= 0x20 and each != "\x7f" for each in visible(text))

@@ -1,4 +1,4 @@
-"""The first of several things: what it tells, and that nothing it started is left behind."""
+"""Waiting for the first of several awaitables, without leaving tasks behind."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hopback.waiting import finish, first_of
 
 
 class _Step:
-    """Something that takes a while and knows how it ended."""
+    """A task that records how it ended."""
 
     def __init__(self) -> None:
         self.ended = ""
 
     async def take(self, seconds: float) -> str:
-        """Wait; a cancel is noted."""
+        """Wait and record a cancellation."""
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
@@ -28,8 +28,8 @@ class _Step:
 
 
 @in_virtual_time
-async def test_the_first_is_told_and_the_others_have_ended() -> None:
-    """Not only asked to end: when it returns, they are over."""
+async def test_first_result_is_returned_and_the_others_are_cancelled() -> None:
+    """They have ended when `first_of` returns."""
     quick, slow = _Step(), _Step()
     first, second = await first_of(quick.take(1), slow.take(2))
     assert first is not None
@@ -38,8 +38,8 @@ async def test_the_first_is_told_and_the_others_have_ended() -> None:
 
 
 @in_virtual_time
-async def test_a_task_that_is_given_goes_on() -> None:
-    """Whoever started it ends it."""
+async def test_task_created_by_the_caller_continues() -> None:
+    """Its caller ends it."""
     step = _Step()
     task = asyncio.ensure_future(step.take(5))
     assert await first_of(task, asyncio.sleep(9), within=1) == (None, None)
@@ -47,8 +47,8 @@ async def test_a_task_that_is_given_goes_on() -> None:
 
 
 @in_virtual_time
-async def test_whoever_waits_can_be_cancelled() -> None:
-    """Then what was started ends with it."""
+async def test_waiting_caller_can_be_cancelled() -> None:
+    """The started tasks end with it."""
     step = _Step()
     waiting = asyncio.ensure_future(first_of(step.take(5), asyncio.sleep(9)))
     await asyncio.sleep(1)
@@ -59,8 +59,8 @@ async def test_whoever_waits_can_be_cancelled() -> None:
 
 
 @in_virtual_time
-async def test_a_failure_is_for_the_caller() -> None:
-    """It is in the future that is told; the others end all the same."""
+async def test_exception_is_in_the_returned_future() -> None:
+    """The returned future contains it. The other tasks end as well."""
 
     async def fail() -> None:
         raise LookupError("no")
@@ -72,8 +72,8 @@ async def test_a_failure_is_for_the_caller() -> None:
         failed.result()
 
 
-async def test_work_comes_to_its_end_though_its_caller_is_cancelled() -> None:
-    """Once: who is cancelled twice does not wait any more."""
+async def test_finish_completes_work_of_a_cancelled_caller() -> None:
+    """A second cancellation ends the wait."""
     ended = list[int]()
 
     async def work(number: int) -> int:

@@ -48,7 +48,7 @@ def _told(process: subprocess.Popen[str], pattern: str) -> str:
         found = re.search(pattern, line)
         if found:
             return found.group(1)
-    raise AssertionError(f"it never said {pattern}")
+    raise AssertionError(f"no line of the output matches {pattern}")
 
 
 def test_wheel_contains_templates_styles_and_vendored_scripts(installed: Installed) -> None:

@@ -120,7 +120,7 @@ def _told(process: subprocess.Popen[str], *patterns: str) -> list[str]:
         found = [re.search(pattern, said) for pattern in patterns]
         if all(found):
             return [each[1] for each in found if each is not None]
-    raise AssertionError(f"it never said {patterns}: {said}")
+    raise AssertionError(f"no line of the output matches {patterns}: {said}")
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ class _Hook:
                     self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Log nothing."""
+                """Do not log."""
 
         return Handler
 

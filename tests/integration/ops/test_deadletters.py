@@ -1,4 +1,4 @@
-"""Dead letters on RabbitMQ: sessions change nothing, and target problems lose no message."""
+"""Dead letters on RabbitMQ: sessions do not change queues, and target problems lose no message."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _taken(url: str, queue: str) -> list[Delivery]:
 def test_edit_publishes_changed_copy_and_keeps_original(
     by: str, amqp_url: str, rabbitmq: SharedNode, capsys: _Output, tmp_path: Path
 ) -> None:
-    """A dry run and an unknown id send nothing."""
+    """A dry run and an unknown ID publish no message."""
     payload = tmp_path / "payload.json"
     payload.write_bytes(b'{"right": true}')
     change = (

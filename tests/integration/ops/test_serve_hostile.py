@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("serve-hostile")  # the hostile messages ar
 
 _PATIENCE_S = 300.0
 _LONGEST_S = 5.0
-"""What a health check may wait on a busy machine; without bounds it was 20 s, or forever."""
+"""Limit of a health check on a busy machine. Without limits on messages it took 20 s or more."""
 _DLQ = "orders.dlq"
 _BODIES, _LARGE = 30, 340_000
 _HEADERS = 150
@@ -56,7 +56,7 @@ def _told(process: subprocess.Popen[str], beginning: str) -> str:
     for line in process.stdout:
         if beginning in line:
             return line.split()[-1].rstrip("/")
-    raise AssertionError(f"it never said {beginning!r}")
+    raise AssertionError(f"no line of the output matches {beginning!r}")
 
 
 class _Health:

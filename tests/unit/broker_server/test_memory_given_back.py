@@ -1,4 +1,4 @@
-"""Memory goes back to the system after a burst."""
+"""Memory is returned to the system after a burst."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _PROGRAM = """
 from hopback.broker.server.served import give_back_memory
 
 def resident():
-    with open("/proc/self/statm") as told:
-        return int(told.read().split()[1]) * 4096
+    with open("/proc/self/statm") as stat:
+        return int(stat.read().split()[1]) * 4096
 
 bodies = [bytes(1024) for _ in range(50_000)]
 full = resident()
-bodies = bodies[::1000]  # what still lies in a queue keeps the heap from shrinking by itself
+bodies = bodies[::1000]  # the remaining messages keep the heap from shrinking by itself
 give_back_memory()
 print(full - resident())
 """

@@ -20,13 +20,13 @@ class Seen:
     """The observations of the program."""
 
     redriven_count: object
-    """The count after a dead letter was published again with its headers and died once more."""
+    """The count after a dead letter was published with its headers and died again."""
     deliveries: int
-    """How often a message was handed out whose handler always gives it back."""
+    """Number of deliveries of a message that is always requeued."""
     order: str
-    """What was taken and given back, and then taken again."""
+    """The order of messages after they were taken, requeued and taken again."""
     cc_copies: int
-    """How many copies the `CC` queue has after the dead letter was published again."""
+    """Number of copies in the `CC` queue after the dead letter was published again."""
 
 
 async def _program(version: str) -> Seen:

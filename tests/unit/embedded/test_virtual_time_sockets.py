@@ -37,7 +37,7 @@ class _Slow(BaseHTTPRequestHandler):
         self.wfile.write(b"ne")
 
     def log_message(self, *_: object) -> None:
-        """Log nothing."""
+        """Do not log."""
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def test_entry_without_queue_and_reason_is_ignored(value: FieldValue) -> None:
 
 
 def test_partly_invalid_entry_is_read_with_defaults() -> None:
-    """An invalid count stands for one death."""
+    """An invalid count means one death."""
     broken: dict[str, FieldValue] = {
         "queue": "q",
         "reason": "rejected",

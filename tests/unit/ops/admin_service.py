@@ -35,7 +35,7 @@ __all__ = ["DLQ", "MAIN", "NOW", "SECRET", "Admin", "admin", "dead_letter", "set
 
 MAIN, DLQ = "orders", "orders.dlq"
 NOW = 1_700_000_000.0
-SECRET = "a secret of more than sixty-four bytes, which nobody uses but these tests"
+SECRET = "a secret of more than sixty-four bytes that only these tests may ever use"
 
 
 @dataclass(frozen=True, slots=True)

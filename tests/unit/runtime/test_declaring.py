@@ -179,7 +179,7 @@ def test_batch_handler_requires_async_function_of_list() -> None:
 
 
 def test_decorator_without_parentheses_is_refused_with_remedy() -> None:
-    """It would declare nothing, and `hopback run` would report readiness."""
+    """Otherwise it would not declare its queue, and `hopback run` would report readiness."""
     app = App("shop")
     for decorator in (app.handler, app.batch):
         with pytest.raises(InvalidDeclaration) as caught:

@@ -302,7 +302,7 @@ def test_invalid_depends_marker_is_refused() -> None:
         Depends(open_session, scope="request")
     with pytest.raises(InvalidDeclaration, match=r"did you mean application\?"):
         Depends(open_session, scope="aplication")
-    with pytest.raises(InvalidDeclaration, match=r"Annotated\[…, Depends\(greeting\)\]"):
+    with pytest.raises(InvalidDeclaration, match=r"Annotated\[…, Depends\(greet\)\]"):
 
         @App("shop").handler("orders", retry=None)
         async def handle(payload: bytes, text: Any = Depends(greet)) -> None: ...  # noqa: B008

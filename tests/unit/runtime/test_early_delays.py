@@ -94,7 +94,7 @@ async def test_level_deleted_while_messages_wait_above_it_makes_none_early() -> 
 
 @in_virtual_time
 async def test_delay_levels_that_cannot_be_restored_are_replaced_by_retry_queues() -> None:
-    """With ownership `check` nothing is created. No attempt is counted and no message is parked."""
+    """With ownership `check` no queue is created. No attempt is counted and no message is parked."""
     reminders = _Reminders()
     broker = EmbeddedBroker()
     connection = await broker.connect()

@@ -290,12 +290,12 @@ async def test_unexpected_error_before_settlement_keeps_message_unacked() -> Non
     environment = Environment(bus=Bus(lambda name, fields: said.append((name, fields["reason"]))))
 
     async def publish(_message: Message, _ended: object = None, /) -> None:
-        raise ZeroDivisionError("a mistake of ours")
+        raise ZeroDivisionError("a test failure")
 
     settling = Settling(plan, publish, environment)
     taken = HeldDelivery(found, ConsumeSession(channel, connection.version))
     assert not await settling.conclude(taken, Answer(Retry("no")), 0.0)
-    mistake = "ZeroDivisionError: a mistake of ours"
+    mistake = "ZeroDivisionError: a test failure"
     assert said == [("delivery.held", f"not rewritten: {mistake}, not parked: {mistake}")]
     assert len(broker.snapshot().queue(plan.queue).unacked) == 1
     await connection.close()

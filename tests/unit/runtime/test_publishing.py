@@ -183,7 +183,7 @@ async def test_unroutable_message_with_mandatory_false_raises_no_error() -> None
 @pytest.mark.parametrize("through_app", [False, True])
 @in_virtual_time
 async def test_unawaited_publish_parks_its_message(through_app: bool) -> None:
-    """Nothing was published, so the message is not done."""
+    """The publish did not happen, so the message is not done."""
     app = App("shop")
     app.queue("invoices", retry=["1s"])
 

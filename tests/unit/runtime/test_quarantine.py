@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 VERSIONS = [BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3)]
 PREFETCH = 40
 RETURNS = 4
-"""A message that came back this often is suspected."""
+"""A message that was returned this often is suspected."""
 
 
 def _with_limit(app: App, limit: int) -> Topology:
@@ -72,7 +72,7 @@ class _Parent:
                 told: list[str | None] = told,
                 died: asyncio.Future[str | None] = died,
             ) -> None:
-                """Nothing that it does from now on reaches anybody."""
+                """Drop everything that the process does from now on."""
                 if not died.done():
                     died.set_result(told[-1] if told else None)
                     socket.dead = True

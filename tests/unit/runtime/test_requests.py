@@ -91,7 +91,7 @@ async def test_concurrent_requests_get_their_own_replies() -> None:
 async def test_request_without_reply_raises_no_reply_after_timeout() -> None:
     """A later reply is ignored and is not a failure."""
     async with AppTest(_app()) as test, RequestClient(test.broker) as client:
-        await client.request("prices", {"sku": "on a channel of its own"})
+        await client.request("prices", {"sku": "on a separate channel"})
         began = asyncio.get_running_loop().time()
         with pytest.raises(NoReply, match=r"no reply within 5 s to a request for queue 'prices'"):
             await client.request("prices", {"sku": "slow"}, timeout="5s")
@@ -274,7 +274,7 @@ async def test_closed_or_unconnected_request_client_fails_at_once() -> None:
         await client.request("prices", {}, timeout="1h")
 
     class Refusing(EmbeddedBroker):
-        """A broker that knows nobody."""
+        """A broker that refuses connections."""
 
         async def connect(self, name: str = "hopback") -> Any:
             """Refuse."""

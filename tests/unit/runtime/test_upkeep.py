@@ -161,7 +161,7 @@ async def test_periodic_check_leaves_queue_in_migration_unbound() -> None:
 
 @in_virtual_time
 async def test_readiness_fails_while_all_deliveries_are_held() -> None:
-    """With ownership `check` nothing is created.
+    """With ownership `check` no queue is created.
 
     When the queue exists again, the deliveries are settled.
     """

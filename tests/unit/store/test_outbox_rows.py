@@ -19,7 +19,7 @@ _HEADERS: dict[str, FieldValue] = {
     "long": LongStr(b"\xfe"),
     "unread": RawValue(b"t\x01"),
     "list": [1, "two", None, True],
-    "table": {"$bytes": "no tag of ours", "inner": Int8(1)},
+    "table": {"$bytes": "no known tag", "inner": Int8(1)},
 }
 _PROPERTIES = Properties(
     message_id="m-1",

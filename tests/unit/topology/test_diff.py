@@ -1,6 +1,6 @@
 """Desired × actual."""
 
-# Sentences stand in one line here, as they are printed.
+# Sentences are in one line here, as they are printed.
 # ruff: noqa: E501
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Topology files: short form, explicit form and errors."""
 
-# Error messages stand in one line here, as they are printed.
+# Error messages are in one line here, as they are printed.
 # ruff: noqa: E501
 
 from __future__ import annotations

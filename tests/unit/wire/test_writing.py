@@ -28,22 +28,22 @@ class _Socket(asyncio.Transport):
         self.writes += 1
 
 
-class _Nobody:
+class _IgnoringHandler:
     """Ignores all events."""
 
     def on_event(self, event: Event) -> None:
-        """Do nothing."""
+        """Ignore the event."""
 
     def on_writable(self) -> None:
-        """Do nothing."""
+        """Ignore the event."""
 
     def on_lost(self, error: BrokerError | None) -> None:
-        """Do nothing."""
+        """Ignore the event."""
 
 
 def test_reads_between_request_and_write_add_no_writes() -> None:
     async def run() -> int:
-        wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
+        wire, socket = Wire(WireConnection(Side.CLIENT), _IgnoringHandler()), _Socket()
         wire.connection_made(socket)
         loop = asyncio.get_running_loop()
 
@@ -66,7 +66,7 @@ def test_reads_between_request_and_write_add_no_writes() -> None:
 
 def test_urgent_frame_is_written_before_end_of_turn() -> None:
     async def run() -> tuple[int, int]:
-        wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
+        wire, socket = Wire(WireConnection(Side.CLIENT), _IgnoringHandler()), _Socket()
         wire.connection_made(socket)
         before = socket.writes
         wire.connection.heartbeat()
@@ -81,7 +81,7 @@ def test_urgent_frame_is_written_before_end_of_turn() -> None:
 
 def test_urgent_frame_is_written_with_pending_frames() -> None:
     async def run() -> tuple[int, int]:
-        wire, socket = Wire(WireConnection(Side.CLIENT), _Nobody()), _Socket()
+        wire, socket = Wire(WireConnection(Side.CLIENT), _IgnoringHandler()), _Socket()
         wire.connection_made(socket)
         before = socket.writes
         wire.connection.heartbeat()
@@ -96,7 +96,7 @@ def test_urgent_frame_is_written_with_pending_frames() -> None:
     assert asyncio.run(run()) == (0, 1)
 
 
-class _Client(_Nobody):
+class _Client(_IgnoringHandler):
     """Records its events."""
 
     def __init__(self) -> None:

@@ -285,7 +285,7 @@ _FRAMEWORKS = {
         {"orders.billing.parkingLot": ("orders.billing",)},
         ("orders.billing",),
     ),
-    "a dead-letter queue with a retry queue of its own": _Framework(
+    "a dead-letter queue with its own retry queue": _Framework(
         _topology(
             Queue("orders"),
             Queue("orders.dlq"),

@@ -35,26 +35,26 @@ MAIN = TOPOLOGY.plans[0].queue
 DLQ = TOPOLOGY.plans[0].parking.queue
 ANN = Who("ann@host", "ann")
 HOSTILE = "\x1b]0;owned\x07\x1b[2J"
-"""What a terminal must never get."""
+"""Control sequences that must not reach a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raffle:
-    """The dead letters as a command gets them, and the broker below."""
+    """The operations of a command, and the broker."""
 
     dead_letters: Operations
     operations: Operations
     broker: EmbeddedBroker
 
     async def park(self, count: int, **failure: object) -> None:
-        """Put dead letters of a consumer's into the dead-letter queue, number 0 first."""
+        """Publish dead letters to the dead-letter queue, number 0 first."""
         connection = await self.broker.connect("a consumer")
         channel = await connection.open_channel()
         await asyncio.gather(*(channel.publish(_dead_letter(n, failure)) for n in range(count)))
         await connection.close()
 
     def held(self, queue: str) -> list[str]:
-        """The ids of the messages that are ready in a queue, in order."""
+        """Return the IDs of the ready messages of a queue in order."""
         found = self.broker.snapshot().queue(queue)
         return [str(message.properties.message_id) for message in found.ready]
 
@@ -84,7 +84,7 @@ async def raffle(
     exports: Path | None = None,
     journal: Journal | None = None,
 ) -> AsyncIterator[Raffle]:
-    """The raffle's queues on an embedded broker, and the operations on its dead letters."""
+    """Open the raffle's queues on an embedded broker and the operations on its dead letters."""
     opened = open_service(
         TOPOLOGY,
         BrokerVersion.parse(version),
@@ -96,7 +96,7 @@ async def raffle(
 
 
 async def run_command(command: click.Command, dead_letters: DeadLetters, *words: object) -> Any:
-    """Run a command with these words of a command line on dead letters that are already open."""
+    """Run a command with these arguments on open dead letters."""
     assert command.callback is not None
     with command.make_context(command.name, [str(word) for word in words]) as context:
         options = {

@@ -123,7 +123,7 @@ _PAGES = (
 _PAGES_WITHOUT_BROKER = ("/jobs", "/alerts", "/audit", "/you")
 
 
-async def test_a_page_shows_that_the_broker_is_being_read_until_it_was_read() -> None:
+async def test_pages_report_that_the_broker_is_being_read_until_the_first_answer() -> None:
     async with _service(first_read_s=FIRST_READ_S) as (client, view, _):
         view.answers.clear()
         by_api = asyncio.create_task(client.get("/admin/dlq/overview"))
