@@ -79,7 +79,7 @@ async def test_filtered_and_limited_job_starts_on_page(kind: str) -> None:
 
 @in_virtual_time
 async def test_numbers_of_filtered_job_count_matching_messages() -> None:
-    async with admin(*_mixed(40)) as service:
+    async with admin(*_two_errors(40)) as service:
         selection = Selection(filter="error:LookupError", count=20)
         target = Target(TargetKind.QUEUE, routing_key=MAIN)
         request = RedriveRequest(
