@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from hopback.broker.supervise import Backoff
 from hopback.durations import Duration, read_seconds
 from hopback.errors import ConnectionFailed
-from hopback.waiting import finish, is_time_virtual, loop_time
+from hopback.waiting import finish, first_of, is_time_virtual, loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from hopback.message import Message
     from hopback.store.transaction import Pending
 
-_QUIET_S = 60.0
-"""Virtual seconds after a write during which the outbox is looked at as often as in real time, because its
-transaction may still be open. Afterwards one look in this time finds the messages of other writers."""
+_LONGEST_REST_S = 3600.0
+"""Virtual seconds after which the outbox is read without a reason. Finds messages of other processes."""
+_AFTER_DUE_S = 0.001
+"""Virtual seconds between the due time of a retry and the sweep, more than the resolution of the clock."""
 
 _GATHER_S = 0.01
 """Seconds between a nudge and the sweep. One sweep then publishes the messages of several transactions. In
@@ -90,10 +91,13 @@ class Relay:
         self._resting: dict[int, float] = {}
         self._nudged = asyncio.Event()
         self._time = loop_time
-        self._skips_looks = False
-        self._written = 0
-        self._written_at = 0.0
+        self._wrote = asyncio.Event()
+        self._reads_rarely = False
+        self._rest_s = self._idle
         self._found = False
+        self._unpublished: set[int] = set()
+        """The slots of which no message could be published since the last one was."""
+        self._waits_for_retry = False
         self.published: int = 0
         """The number of published messages."""
 
@@ -103,40 +107,58 @@ class Relay:
 
     async def run(self) -> None:
         """Publish messages repeatedly, and wait while the outbox is empty."""
-        self._skips_looks = is_time_virtual() and hasattr(self._outbox, "written_count")
-        self._written_at = self._time()
+        watch = getattr(self._outbox, "watch_writes", None)
+        if not is_time_virtual() or watch is None:
+            await self._run()
+            return
+        self._reads_rarely, self._rest_s = True, self._idle
+        loop = asyncio.get_running_loop()
+        with watch(lambda: loop.call_soon_threadsafe(self._wrote.set)):
+            await self._run()
+
+    async def _run(self) -> None:
         while True:
             self._nudged.clear()
-            if not await self.sweep():
+            if await self.sweep():
+                continue
+            if self._reads_rarely:
+                await self._rest_in_virtual_time()
+            else:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Wait until the next check."""
-        looked_at = self._time()
-        while True:
-            try:
-                async with asyncio.timeout(self._idle):
-                    await self._nudged.wait()
-                if not is_time_virtual():
-                    await asyncio.sleep(_GATHER_S)
-                return
-            except TimeoutError:
-                if not self._may_skip_look(looked_at):
-                    return
+        """Wait until the next sweep."""
+        try:
+            async with asyncio.timeout(self._idle):
+                await self._nudged.wait()
+            if not is_time_virtual():
+                await asyncio.sleep(_GATHER_S)
+        except TimeoutError:
+            pass
 
-    def _may_skip_look(self, looked_at: float) -> bool:
-        """Whether no message can have come, in virtual time.
+    async def _rest_in_virtual_time(self) -> None:
+        """Wait until the next sweep: for a nudge, the next retry, or a write that may be committed.
 
-        A look takes milliseconds of real time, and two virtual hours have 14,400 of them. While time is
-        virtual, this process is the usual writer: after a write the relay looks as often as in real time.
+        A virtual day has 172,800 intervals of 500 ms, and each costs real time.
         """
-        if not self._skips_looks:
-            return False
-        now, written = self._time(), getattr(self._outbox, "written_count", 0)
-        if written != self._written:
-            self._written, self._written_at = written, now
-        is_quiet = now - self._written_at > _QUIET_S and not self._found
-        return is_quiet and now - looked_at < _QUIET_S
+        while True:
+            seconds = self._seconds_to_next_sweep()
+            await first_of(self._nudged.wait(), self._wrote.wait(), within=seconds)
+            if self._wrote.is_set():
+                self._wrote.clear()
+                self._rest_s = self._idle
+            else:
+                self._rest_s = min(2 * self._rest_s, _LONGEST_REST_S)
+                return
+            if self._nudged.is_set():
+                return
+
+    def _seconds_to_next_sweep(self) -> float:
+        if not self._found:
+            return self._rest_s
+        if not self._waits_for_retry:
+            return self._idle
+        return max(0.0, min(self._resting.values()) - self._time()) + _AFTER_DUE_S
 
     async def sweep(self) -> int:
         """Publish all available messages and return their number."""
@@ -171,10 +193,17 @@ class Relay:
                 if not await self._outbox.renew(claimed):
                     break  # a slot may be claimed by another relay
                 after = page[-1].id
+            self._remember_slots(set(claimed), moved, is_offline=this.offline)
             return moved
         finally:
             # Otherwise the messages would have to wait until the lease expires.
             await finish(asyncio.ensure_future(self._outbox.release(claimed)))
+
+    def _remember_slots(self, claimed: set[int], moved: int, *, is_offline: bool) -> None:
+        """Find out whether all messages wait for their next attempt. A claim takes only some slots."""
+        knows_all = claimed <= self._unpublished
+        self._unpublished = set() if moved else self._unpublished | claimed
+        self._waits_for_retry = knows_all and not is_offline and bool(self._resting)
 
     async def _send(self, page: Sequence[Pending], held_up: set[str], this: _Round) -> None:
         """Publish messages. Keys are published concurrently, messages of a key in order."""

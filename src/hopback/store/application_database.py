@@ -104,6 +104,7 @@ class Database:
         if not self._is_prepared:
             await self.prepare()
         async with transaction(self.engine, self.clock) as tx:
+            tx.reports_writes = self._relay is None
             yield tx
         if tx.has_sent and self._relay is not None:
             self._relay.nudge()

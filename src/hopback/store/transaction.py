@@ -15,7 +15,7 @@ import logging
 import math
 import re
 import zlib
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -40,7 +40,14 @@ from hopback.text import one_line
 from hopback.wire.outgoing import encode_message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Callable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from sqlalchemy import Row, Table, TextClause
     from sqlalchemy.engine import CursorResult
@@ -48,7 +55,8 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("hopback.store")
-_written = 0
+_on_write: set[Callable[[], object]] = set()
+"""Called when this process adds a message to an outbox."""
 _LONGEST = 255  # maximum length of a key in characters, longer keys are hashed
 _ENDED = "hopback.delay"
 """Consumer name for delayed messages that were sent or cancelled."""
@@ -178,6 +186,8 @@ class Transaction:
         self._raw: Any = None
         self.has_sent = False
         """True if messages were added to the outbox."""
+        self.reports_writes = True
+        """False if a relay is woken after the commit."""
         self._clock = clock or SystemClock()
 
     async def first_time(
@@ -222,6 +232,8 @@ class Transaction:
         """
         await self._execute(_SEND, outbox_row(message, key, self._clock.now()))
         self.has_sent = True
+        if self.reports_writes:
+            _report_write()
 
     async def cancel(self, message_id: str) -> bool:
         """Cancel a delayed message when the transaction is committed.
@@ -353,8 +365,6 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
         ValueError: If the message does not have an id or is not mandatory.
         InvalidMessage: If no broker can take the message. It would hold up its key forever.
     """
-    global _written  # noqa: PLW0603 - a relay of this process compares it
-    _written += 1
     message_id = require_message(message).properties.message_id
     if not message_id:
         raise ValueError("expected a message id, by which consumers recognise a repeated publish")
@@ -385,6 +395,11 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
         "properties": write_properties(message.properties),
         "created_at": now,
     }
+
+
+def _report_write() -> None:
+    for report in tuple(_on_write):
+        report()
 
 
 def slot_of(key: str) -> int:
@@ -439,6 +454,7 @@ class CursorTransaction:
     def send(self, message: Message, *, key: str | None = None) -> None:
         """Add a message to the outbox. See `Transaction.send`."""
         self._execute(_SEND, outbox_row(message, key, self._clock.now()))
+        _report_write()
 
     def _execute(self, statement: _Statement, row: Mapping[str, Any]) -> None:
         # The placeholders have the same order as the values.
@@ -489,10 +505,18 @@ class Outbox:
         self._clock = clock or SystemClock()
         self.lease: float = read_seconds(lease, "lease", where="Outbox", zero=False)
 
-    @property
-    def written_count(self) -> int:
-        """The number of messages this process has added to outboxes."""
-        return _written
+    @contextmanager
+    def watch_writes(self, on_write: Callable[[], object]) -> Iterator[None]:
+        """Call `on_write` when this process adds a message to an outbox. Threads call it, too.
+
+        The message may be part of an open transaction. Messages of `Database.transaction` are not
+        reported, because it wakes its own relay after the commit.
+        """
+        _on_write.add(on_write)
+        try:
+            yield
+        finally:
+            _on_write.discard(on_write)
 
     async def claim(self, most_slots: int = 16) -> list[int]:
         """Lease free slots that contain messages, and return them."""
