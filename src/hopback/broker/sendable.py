@@ -76,6 +76,9 @@ def check_message(message: Message, *, may_ask: bool = False) -> bool:
             "the address of a channel that consumes direct replies",
             f"the literal {REPLY_TO!r}. Ask with `app.request` or a `RequestClient`",
         )
+    if may_ask and not message.exchange and message.routing_key.startswith(f"{REPLY_TO}."):
+        expected = "the routing key of a request"
+        raise _invalid(message, "routing key", expected, "an address of direct replies")
     further, headers = properties.further_headers, properties.headers
     has_copies = bool(further) and any(name in _COPIES_RAW for name, _ in further)
     for name in _COPIES if headers else ():

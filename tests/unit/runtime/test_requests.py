@@ -13,6 +13,7 @@ from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.port import REPLY_TO
 from hopback.errors import (
     InvalidDeclaration,
+    InvalidMessage,
     LoginRefused,
     PreconditionFailed,
     PublishRefused,
@@ -228,6 +229,8 @@ async def test_refused_request_does_not_affect_other_requests() -> None:
         await asyncio.sleep(1)
         with pytest.raises(PublishRefused, match="404"):
             await client.request("slow", 1, exchange="missing")
+        with pytest.raises(InvalidMessage, match="expected the routing key of a request"):
+            await client.request("amq.rabbitmq.reply-to.AAAA.BBBB", 1)  # RabbitMQ 3.10: 541
         assert await asyncio.gather(*asked) == list(range(9))
         with pytest.raises(NoReply, match="within 2 s"):
             await client.request("slow", b"x" * 5_000, timeout="2s")
