@@ -16,6 +16,7 @@ from hopback import App, Context, RabbitMQ, Retry, Service, Snooze
 from hopback.broker.supervise import Backoff
 from hopback.runtime import Environment
 from hopback.topology.model import Queue
+from hopback.wire.events import SettlementReceived
 from tests.faults.results import Result
 from tests.harness.hostile_bytes import hostile_text, own_part, raw_properties
 from tests.integration.raw_client import RawClient
@@ -146,10 +147,13 @@ async def _publish(url: str, chance: random.Random, messages: int, bystanders: i
                 client.publish("order.created", b"b%d" % number, exchange=_EXCHANGE)
         client.flush()
         await client.writer.drain()
-        # An answer on the channel: all that was written before has been read.
-        client.send(1, "basic.qos", prefetch_count=1)
-        while getattr(await client.event(), "name", "") != "basic.qos-ok":
-            pass
+        # A quorum queue loses publishes without a confirm if their connection is cut.
+        unconfirmed = set(range(1, messages + bystanders + 1))
+        while unconfirmed:
+            event = await client.event()
+            assert isinstance(event, SettlementReceived), event
+            first = 1 if event.multiple else event.tag
+            unconfirmed.difference_update(range(first, event.tag + 1))
 
 
 @asynccontextmanager
