@@ -29,6 +29,7 @@ from hopback.fields import (
 from hopback.headers import deaths
 from hopback.headers.names import (
     DELAY,
+    ORIGIN_USER,
     is_broker_count,
     is_death,
     is_protected,
@@ -65,6 +66,16 @@ def delay(message: Message, delay_ms: int, due_ms: int, *, by_clock: bool = Fals
 def wait_again(delayed: Delayed, wait_ms: int) -> Message:
     """Return a message that is delayed again, without its earlier deaths in the delay queues."""
     return _delayed_copy(replace(delayed, paused_ms=0), *way_in(wait_ms))
+
+
+def without_user(delayed: Delayed) -> Delayed:
+    """Return the message for a publisher with another user, with the user id in a header."""
+    properties = delayed.message.properties
+    if properties.user_id is None:
+        return delayed
+    headers = {**properties.headers, ORIGIN_USER: field_text(properties.user_id)}
+    changed = properties.with_changes(headers=headers, user_id=None)
+    return replace(delayed, message=replace(delayed.message, properties=changed))
 
 
 def pause(delayed: Delayed, exchange: str, routing_key: str) -> Message:

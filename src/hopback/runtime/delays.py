@@ -14,8 +14,11 @@ from hopback.errors import (
     BrokerError,
     DeliveryLost,
     InvalidDeclaration,
+    InvalidMessage,
     NotFound,
+    PreconditionFailed,
     Problem,
+    PublishRefused,
     Returned,
 )
 from hopback.policy.delays import (
@@ -26,6 +29,7 @@ from hopback.policy.delays import (
     read_delayed,
     remaining_wait_ms,
     wait_again,
+    without_user,
 )
 from hopback.policy.outcome import Park
 from hopback.runtime.context import Context  # noqa: TC001 - a handler's annotations are read
@@ -183,7 +187,10 @@ class DueMessages:
         now_ms = math.floor(environment.clock.now() * 1000)
         left_ms = remaining_wait_ms(context.delivery, delayed, now_ms)
         if left_ms >= _SHORTEST_LEVEL_MS:
-            await self._send_back(context, delayed, left_ms, told)
+            try:
+                await self._send_back(context, without_user(delayed), left_ms, told)
+            except InvalidMessage as error:
+                return Park(f"early, and it cannot wait again: {error}")
             return None
         if left_ms:
             await asyncio.sleep(left_ms / 1000)
@@ -191,7 +198,15 @@ class DueMessages:
         if known is not None and message_id is not None and not await known.begin(message_id):
             environment.bus.emit("delay.cancelled", told)
             return None
-        await self._send(message)
+        try:
+            await self._send(message)
+        except PublishRefused as error:
+            # The broker accepts only the user of the connection.
+            if message.properties.user_id is None or not isinstance(
+                error.__cause__, PreconditionFailed
+            ):
+                raise
+            await self._send(without_user(delayed).message)
         late = max(0.0, environment.clock.now() - delayed.due_ms / 1000)
         environment.bus.emit("delay.sent", told | {"late": late})
         return None
@@ -215,6 +230,8 @@ class DueMessages:
 
         Missing delay queues are restored first. If the message was early before, it waits for a
         second in a retry queue, so that it does not loop if the delay queues cannot be restored.
+
+        Raises InvalidMessage if its headers leave no room for another wait.
         """
         service = self._service()
         now_ms = math.floor(service.environment.clock.now() * 1000)
@@ -233,7 +250,7 @@ class DueMessages:
         if is_usable and (delayed.laps <= 1 or not is_early):
             try:
                 return await self._send(wait_again(delayed, left_ms))
-            except DeliveryLost:
+            except (DeliveryLost, InvalidMessage):
                 raise
             except BrokerError:
                 is_usable = False
@@ -246,7 +263,7 @@ class DueMessages:
         while True:
             try:
                 return await self._send(pause(paused, route.exchange, route.routing_key))
-            except DeliveryLost:
+            except (DeliveryLost, InvalidMessage):
                 raise
             except BrokerError:
                 # Keep the message, because a retry would lose the information that it is not due

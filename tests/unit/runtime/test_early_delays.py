@@ -12,15 +12,20 @@ import pytest
 from hopback import App, Context, ServiceOptions
 from hopback.broker import EmbeddedBroker
 from hopback.broker.declare import Ownership, declare
+from hopback.headers import FRAME_BYTES, frame_size
+from hopback.message import Message, Properties
+from hopback.policy.delays import delay
 from hopback.testing import AppTest, in_virtual_time
 from hopback.topology.delays import DUE
 from hopback.topology.model import Policy, Queue, QueueType
 from hopback.version import BrokerVersion
+from tests.harness.seeded import publish
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hopback.broker.port import Channel
+    from hopback.fields import FieldValue
 
 
 class _Reminders:
@@ -220,3 +225,61 @@ async def test_retry_of_due_message_does_not_repeat_its_delay() -> None:
         await test.advance(3)
         assert test.find_events("delay.early") == ()
         assert await channel.get("elsewhere") is not None
+
+
+def _waiting(text: str) -> Properties:
+    """As a producer may publish to the last hop itself: due in ten thousand years."""
+    waiting: dict[str, FieldValue] = {
+        "exchange": "", "routing-key": "reminders", "mandatory": True, "due": 2**50, "by-clock": True,
+        "headers": {"text": text},
+    }  # fmt: skip
+    return Properties(headers={"hopback-delay": waiting}, delivery_mode=2)
+
+
+@in_virtual_time
+async def test_messages_without_room_for_another_wait_are_parked_and_delay_no_others() -> None:
+    """They fill the last hop twice. The frame is full, and every further wait adds a field."""
+    reminders = _Reminders()
+    async with AppTest(reminders.app) as test:
+        room = FRAME_BYTES - frame_size(_waiting(""))
+        for number in range(220):
+            full = _waiting("x" * (room - number % 20))
+            await publish(test.broker, Message("", DUE, b"%d" % number, full))
+        await reminders.publish(20, seconds=13)
+        await test.advance(15)
+        assert len(reminders.took) == 20
+        assert 13 <= min(reminders.took) <= max(reminders.took) < 14.1
+        parked = test.find_events("delivery.parked", queue=DUE)
+        assert sum(len(queue.unacked) for queue in test.broker.snapshot().queues) == 0
+        assert len(test.dead_letters(DUE)) == len(parked) == 220
+    assert all("cannot wait again" in one.fields["reason"] for one in parked)
+
+
+@pytest.mark.parametrize("deleted", [None, 3])
+@in_virtual_time
+async def test_delayed_message_of_another_user_arrives_with_the_user_in_a_header(
+    deleted: int | None,
+) -> None:
+    """The broker accepts only the user of the connection that publishes."""
+    app, got = App("shop"), list[Properties]()
+    app.delays("1h")
+
+    @app.handler("reminders", retry=["1s"])
+    async def remind(context: Context) -> None:
+        got.append(context.delivery.properties)
+
+    async with AppTest(app) as test:
+        if deleted is not None:
+            await _delete(test.broker, deleted)
+        now_ms = round(asyncio.get_running_loop().time() * 1000)
+        for user in ("alice", "guest"):
+            test.broker.user = user
+            plain = Message("", "reminders", b"1", Properties(user_id=user, message_id=user))
+            await publish(test.broker, delay(plain, 13_000, now_ms + 13_000))
+        test.broker.user = "guest"
+        assert (await test.drain()).parked == 0
+    users = {
+        one.message_id: (one.user_id, one.headers.get("hopback-origin-user-id")) for one in got
+    }
+    assert users["alice"] == (None, "alice")
+    assert users["guest"] == ((None, "guest") if deleted else ("guest", None))
