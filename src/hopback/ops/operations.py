@@ -257,10 +257,15 @@ class Operations:
         return self._sessions.one(session_id).view
 
     async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
-        return self._sessions.renew(session_id, seconds).view
+        view = self._sessions.renew(session_id, seconds).view
+        await self.note("session.renew", queue=view.queue, details={"session": view.id})
+        return view
 
     async def release(self, session_id: str) -> None:
-        await self._sessions.release(session_id)
+        released = await self._sessions.release(session_id)
+        if released is not None:
+            details = {"session": released.id}
+            await self.note("session.release", queue=released.source.name, details=details)
 
     async def return_messages(self, session_id: str) -> None:
         """Release a session and wait until its messages are ready again. NoSuch if it has ended."""

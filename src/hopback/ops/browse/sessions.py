@@ -120,12 +120,14 @@ class Sessions:
         session.renew(wanted)
         return session
 
-    async def release(self, session_id: str) -> None:
-        """Release a session. Releasing an ended session has no effect."""
+    async def release(self, session_id: str) -> BrowseSession | None:
+        """Release a session and return it. Return None if it had ended."""
         session = self._sessions.get(session_id)
         if session is None:
             raise NoSuch("session", session_id)
+        was_open = session.is_open
         await session.release()
+        return session if was_open else None
 
     async def close(self) -> None:
         for session in self.active():

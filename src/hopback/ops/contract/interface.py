@@ -103,7 +103,7 @@ class DeadLetters(Protocol):
         """Open a browse session. `force` accepts the danger of looking, `lift` removes it by a policy."""
 
     async def renew(self, session: str, /, seconds: float | None = None) -> SessionView:
-        """Extend a browse session by its original time, or by this number of seconds."""
+        """Extend a browse session by its original time, or by a number of seconds."""
 
     async def release(self, session: str, /) -> None:
         """Requeue all messages of a session, in order. A session that has ended is not an error."""

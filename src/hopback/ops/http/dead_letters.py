@@ -20,7 +20,6 @@ from hopback.ops.contract.requests import (
     JobRequest,
     JobsQuery,
     RedriveRequest,
-    Renewal,
     SessionRequest,
     Submission,
 )
@@ -139,18 +138,7 @@ async def _show_session(call: Call[Empty, None]) -> SessionView:
 @DEADLETTERS.answer(endpoints.RELEASE)
 async def _release_session(call: Call[Empty, None]) -> None:
     """End a browse session: requeue its messages in order."""
-    view = call.session
-    await call.operations.release(view.id)
-    await call.operations.note("session.release", queue=view.queue, details={"session": view.id})
-
-
-@DEADLETTERS.answer(endpoints.RENEW)
-async def _renew_session(call: Call[Empty, Renewal]) -> SessionView:
-    """Extend a browse session by its original time, or by `ttlSeconds`."""
-    view = call.session
-    renewed = await call.operations.renew(view.id, call.body.seconds)
-    await call.operations.note("session.renew", queue=view.queue, details={"session": view.id})
-    return renewed
+    await call.operations.release(call.path["session"])
 
 
 @DEADLETTERS.answer(endpoints.BODY)

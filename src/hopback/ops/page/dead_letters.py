@@ -517,7 +517,6 @@ def group_filter(by: str, group: Group) -> str:
 async def _renew(visit: Visit) -> Response:
     view = visit.session
     await visit.operations.renew(view.id)
-    await visit.operations.note("session.renew", queue=view.queue, details={"session": view.id})
     return see_other(_session_url(view))
 
 
@@ -525,7 +524,6 @@ async def _renew(visit: Visit) -> Response:
 async def _release(visit: Visit) -> Response:
     view = visit.session
     await visit.operations.release(view.id)
-    await visit.operations.note("session.release", queue=view.queue, details={"session": view.id})
     return see_other(f"/queues/{quote(view.queue, safe='')}?told=released")
 
 

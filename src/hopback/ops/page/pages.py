@@ -283,7 +283,6 @@ async def release_look(visit: Visit, queue: str) -> None:
     operations = visit.operations
     if any(view.id == session and view.queue == queue for view in operations.sessions()):
         await operations.return_messages(session)
-        await operations.note("session.release", queue=queue, details={"session": session})
 
 
 @WORK_PAGES.get("/working/{work}", None, NO_QUEUE)

@@ -113,7 +113,7 @@ async def test_session_pages_filters_groups_and_returns_messages_in_order() -> N
         with pytest.raises(SessionOver, match="released"):
             await operations.messages(session.id)
         shown = [entry.action for entry in await operations.audit()]
-        assert shown == ["message.show", "message.show", "session.open"]
+        assert shown == ["session.release", "message.show", "message.show", "session.open"]
 
 
 @in_virtual_time
@@ -397,3 +397,18 @@ async def test_queue_depth_includes_messages_held_by_sessions(skip: int) -> None
         assert (session.held, depth.total) == (10, 60)
         await shop.operations.release(session.id)
         assert (await shop.operations.queue(DLQ)).depth.total == 60
+
+
+@in_virtual_time
+async def test_session_is_audited_by_operations_when_opened_renewed_and_released() -> None:
+    """A session that has ended is not released again."""
+    async with open_shop() as shop:
+        await shop.park(1)
+        session = await shop.operations.open_session(DLQ)
+        await shop.operations.renew(session.id)
+        await shop.operations.release(session.id)
+        await shop.operations.release(session.id)
+        entries = await shop.operations.audit()
+    actions = [entry.action for entry in reversed(entries)]
+    assert actions == ["session.open", "session.renew", "session.release"]
+    assert {(entry.queue, entry.details["session"]) for entry in entries} == {(DLQ, session.id)}
