@@ -518,8 +518,9 @@ class Operations:
     async def retry_failures(self, job_id: str, *, reason: str = "") -> Job:
         job = await self._record(job_id)
         self._check_broker(job)
-        spec = await self._planner.spec_for_failures(job, self.journal, self._who, reason)
-        again = await self._runner.start(new_job_id(), spec, await snapshot_for(self.broker, spec))
+        new_id = new_job_id()
+        spec = await self._planner.spec_for_failures(job, self.journal, self._who, reason, new_id)
+        again = await self._runner.start(new_id, spec, await snapshot_for(self.broker, spec))
         await self._audit_job("job.retry-failures", again, spec.request.reason)
         return again.view
 

@@ -30,7 +30,7 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.jobs.dry_run import DryRun
 from hopback.ops.jobs.job_record import JobSpec
-from hopback.ops.messages.archive import check_writable
+from hopback.ops.messages.archive import check_writable, file_beside
 from hopback.ops.messages.filters import parse_filter
 
 if TYPE_CHECKING:
@@ -196,9 +196,10 @@ class Planner:
         return ended, dry_run.sought_matching if span == place else None
 
     async def spec_for_failures(
-        self, job: JobRecord, journal: Journal, by: Who, reason: str
+        self, job: JobRecord, journal: Journal, by: Who, reason: str, new_job: str
     ) -> JobSpec:
         """Return the specification of the same job for the messages that it could not move or left out."""
+        file = job.spec.export_to
         failures = await journal.failures(job.id, 0, _FAILURES)
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
@@ -217,6 +218,7 @@ class Planner:
             behind=None,
             by=by,
             key=None,
+            export_to=file and file_beside(file, new_job),  # a job writes to a new file
         )
 
 

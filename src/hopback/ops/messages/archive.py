@@ -137,6 +137,13 @@ def run_file(path: str, run: int) -> Path:
     return first.with_name(f"{stem}.{run}{dot}{suffixes}")
 
 
+def file_beside(path: str, job: str) -> str:
+    """Return the file of a job that continues the job of this file."""
+    first = Path(path)
+    _, dot, suffixes = first.name.partition(".")
+    return str(first.with_name(f"{job}{dot}{suffixes}"))
+
+
 def job_and_run(path: Path) -> tuple[str, int]:
     """Return the job and the number of its run by a file name of `run_file`."""
     job, _, rest = path.name.partition(".")

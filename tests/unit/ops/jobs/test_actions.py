@@ -15,6 +15,7 @@ from hopback.message import Message
 from hopback.ops.contract.codec import read_patch
 from hopback.ops.contract.patch import PatchOperation
 from hopback.ops.contract.requests import RedriveRequest, Selection, Settings
+from hopback.ops.contract.values import JobState
 from hopback.ops.messages.archive import read_line
 from hopback.ops.messages.patch import PatchFailed, apply_patch, change_sample
 from hopback.testing import in_virtual_time
@@ -152,3 +153,28 @@ async def test_change_is_refused_unless_enabled(tmp_path: Path) -> None:
         for ask in (shop.operations.plan, shop.operations.start):
             with pytest.raises(NotAllowed, match="switched off"):
                 await ask(redrive(selection=Selection(), change=_CHANGE))
+
+
+@in_virtual_time
+async def test_retry_of_failed_change_archives_its_originals(tmp_path: Path) -> None:
+    async with open_shop("freeflow", settings=Settings(exports=tmp_path, editing=True)) as shop:
+        dlq = "freeflow.events.dlq"
+        gone, kept = "freeflow.users.queue", "freeflow.audit.queue"
+        await shop.publish(
+            Message("", dlq, b'{"currency":"EURO"}', properties(name, {"hopback-queue": name}))
+            for name in (gone, kept)
+        )
+        connection = await shop.broker.connect("test")
+        channel = await connection.open_channel()
+        await channel.delete_queue(gone)
+        job = await shop.operations.start(redrive(queue=dlq, change=_CHANGE))
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done, done.counts.failed) == (JobState.COMPLETED, 1, 1)
+        queue = shop.topology.queue(gone)
+        assert queue is not None
+        await channel.declare_queue(queue)
+        again = await shop.operations.retry_failures(job.id)
+        ended = await shop.operations.wait(again.id)
+        assert (ended.state, ended.state_reason, ended.counts.done) == (JobState.COMPLETED, "", 1)
+        assert _originals(ended.export_to) == {b'{"currency":"EURO"}'}
+        assert ended.export_to != done.export_to
