@@ -27,12 +27,13 @@ from hopback.ops.contract.requests import (
     RedriveRequest,
     Selection,
     Settings,
+    Submission,
     Target,
     TargetKind,
     Who,
 )
 from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobState, Moment
-from hopback.ops.jobs.job_record import Checkpoint, JobRecord, JobSpec
+from hopback.ops.jobs.job_record import Checkpoint, ChosenDigests, JobRecord, JobSpec
 from hopback.ops.jobs.journal import Journal, JournalShare
 from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.retention import Retention, forget_old
@@ -57,8 +58,7 @@ REQUEST = RedriveRequest(
 SPEC = JobSpec(
     request=REQUEST,
     broker="rabbit /",
-    span=10,
-    digests=("a", "b"),
+    chosen=ChosenDigests(("a", "b"), 10),
     by=Who("u-1", "Ann"),
 )
 JOB = JobRecord(
@@ -118,7 +118,7 @@ async def test_concurrent_begins_start_one_job(sql_database: SqlDatabase) -> Non
 
 async def test_same_key_returns_same_job_after_its_end(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
-    keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
+    keyed = replace(JOB, spec=structs.replace(SPEC, submission=Submission(key="k")))
     await journal.begin(keyed, "me")
     assert (await journal.begin(replace(keyed, id="j-2"), "you")).id == "j-1"
     await journal.save(keyed.to(JobState.CANCELLED, 2.0), "me")
@@ -132,7 +132,7 @@ async def test_same_key_takes_precedence_over_active_job_of_queue(
     sql_database: SqlDatabase,
 ) -> None:
     journal = Journal(sql_database, SystemClock())
-    keyed = replace(JOB, spec=structs.replace(SPEC, key="k"))
+    keyed = replace(JOB, spec=structs.replace(SPEC, submission=Submission(key="k")))
     await journal.begin(keyed, "me")
     await journal.save(keyed.to(JobState.COMPLETED, 2.0), "me")
     await journal.begin(replace(JOB, id="j-2"), "you")

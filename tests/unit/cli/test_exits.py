@@ -24,7 +24,6 @@ _JOB = JobRecord(
     JobSpec(
         request=RedriveRequest(queue="q.dlq", reason="t"),
         broker="here",
-        span=1,
     ),
 )
 

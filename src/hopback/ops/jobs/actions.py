@@ -95,7 +95,7 @@ class RedriveAction(Action):
     def __init__(
         self, job: JobRecord, request: RedriveRequest, snapshot: BrokerSnapshot, broker: Broker
     ) -> None:
-        spec = job.spec
+        spec, submission = job.spec, job.spec.submission
         self._broker = broker
         self._request = request
         self._queue = snapshot.one(job.queue)
@@ -106,8 +106,8 @@ class RedriveAction(Action):
             job=job.id,
             user_id=spec.by.id,
             user_name=spec.by.name,
-            operation=spec.operation or job.id,
-            stamped=bool(spec.stamped),
+            operation=submission.operation or job.id,
+            stamped=bool(submission.stamped),
         )
         self._connection: Connection | None = None
         self._channel: Channel | None = None
@@ -224,7 +224,7 @@ class _LinesFirst:
 
     def __init__(self, job: JobRecord, refusal: str) -> None:
         """`refusal` is the error of messages whose lines could not be written."""
-        export_to = job.spec.export_to
+        export_to = job.spec.submission.export_to
         self.sink = FileSink(run_file(export_to, job.run)) if export_to else None
         self._refusal = refusal
         self._waiting: list[tuple[bytes, object, Future[None]]] = []

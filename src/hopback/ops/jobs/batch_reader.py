@@ -63,7 +63,7 @@ class BatchReader:
         self._driver = driver
         self._progress = progress
         self._delivery_limit = delivery_limit
-        is_chosen = job.spec.digests is not None
+        is_chosen = job.spec.chosen is not None
         self._filter = EVERYTHING if is_chosen else parse_filter(job.spec.filter)
         self._anchor: list[SelectedMessage] = []
         """The last message of the last batch: it is sent with the next batch (`cursor`)."""

@@ -60,11 +60,11 @@ async def choose_cursor(
     job, began, spec = leased.job, leased.job.checkpoint, leased.job.spec
     is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
     remembered = _REMEMBERED * spec.pace.in_flight
-    if spec.digests is not None:
+    if spec.chosen is not None:
         return ChosenCursor(
             began,
-            spec.digests,
-            count=spec.span,
+            spec.chosen.digests,
+            count=spec.chosen.span,
             is_resumed=is_resumed,
             is_sought=not is_classic and not is_handed_over,
             is_in_place=is_classic,

@@ -10,8 +10,8 @@ from hopback.ops.brokers.targets import Aim, aim_at, known_ways, target_flaw
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
-from hopback.ops.contract.requests import GroupBy, JobRequest, RedriveRequest
-from hopback.ops.contract.values import LookProgress, OnProgress, WayCheck
+from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
+from hopback.ops.contract.values import DeadLetter, LookProgress, OnProgress, WayCheck
 from hopback.ops.jobs.watch_time import WatchTimer
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import Judgement, parse_filter
@@ -41,17 +41,18 @@ class DryRun:
 
     def __init__(
         self,
-        request: JobRequest,
+        selection: Selection,
         source: DeadLetterQueue,
         now: float,
+        redrive: RedriveRequest | None = None,
         known_routes: RoutingTable | None = None,
         *,
         sought: str = "",
     ) -> None:
         """`sought` is the digest of a message whose position in the queue is noted."""
-        self._request = request
+        self._redrive = redrive
         self._source = source
-        self._wanted = parse_filter(request.selection.filter)
+        self._wanted = parse_filter(selection.filter)
         self._now = now
         self._sought = sought
         self.sought_place: int = 0
@@ -61,7 +62,9 @@ class DryRun:
         self._known_routes = known_routes
         self.reasons: Grouping = Grouping(GroupBy.REASON)
         self.errors: Grouping = Grouping(GroupBy.ERROR)
-        self.timer: WatchTimer = WatchTimer(source, request.pace.watch_s)
+        self.timer: WatchTimer = WatchTimer(
+            source, None if redrive is None else redrive.pace.watch_s
+        )
         self._ways: Counter[Redrive] = Counter()
         self.left_out: Counter[str] = Counter()
         """Number of matching messages that would stay in the queue, by reason."""
@@ -116,9 +119,12 @@ class DryRun:
             return
         self.reasons.add(dead_letter)
         self.errors.add(dead_letter)
-        request = self._request
-        if not isinstance(request, RedriveRequest):
-            return
+        if self._redrive is not None:
+            self._see_redrive(self._redrive, delivery, dead_letter)
+
+    def _see_redrive(
+        self, request: RedriveRequest, delivery: Delivery, dead_letter: DeadLetter
+    ) -> None:
         aim = aim_at(request.target, delivery, dead_letter.origin, self._source, self._known_routes)
         if not isinstance(aim, Aim):
             self.left_out[aim] += 1
@@ -145,9 +151,9 @@ class DryRun:
         self, connection: Connection, live_routes: RoutingTable | None
     ) -> tuple[WayCheck, ...]:
         """Check that every target exists and leads to a queue: known ones, and those of the messages seen."""
-        if not isinstance(self._request, RedriveRequest):
+        if self._redrive is None:
             return ()
-        known = dict.fromkeys((*self._ways, *known_ways(self._request.target, self._source)))
+        known = dict.fromkeys((*self._ways, *known_ways(self._redrive.target, self._source)))
         return tuple(
             [
                 WayCheck(

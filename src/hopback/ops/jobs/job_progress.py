@@ -119,7 +119,7 @@ class JobProgress:
 def certain_counts(job: JobRecord) -> Counts:
     """Return the counts of an interrupted job with only the messages that are certainly finished."""
     checkpoint, counts = job.checkpoint, job.counts
-    is_chosen = job.spec.digests is not None
+    is_chosen = job.spec.chosen is not None
     if is_chosen or checkpoint.kept or checkpoint.rest:
         # The next run takes the messages again that this one left in the queue.
         counts = structs.replace(counts, skipped=0, failed=0)

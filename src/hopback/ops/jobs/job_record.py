@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from hopback.errors import JobConflict
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
 from hopback.ops.contract.requests import (
+    BY_CALLER,
     BY_DESIGN,
     NOBODY,
     JobKind,
@@ -19,20 +22,27 @@ from hopback.ops.contract.requests import (
 from hopback.ops.contract.values import ACTIVE, Counts, Job, JobState, Moment
 
 
-class JobSpec(Submission, frozen=True, kw_only=True):
+class ChosenDigests(Struct, frozen=True):
+    """The digests of messages that were chosen one by one, among the first `span` messages of the queue."""
+
+    digests: tuple[str, ...]
+    span: int
+
+
+class JobSpec(Struct, frozen=True, kw_only=True):
     """A request with its submission and the facts that the planner added. It never changes.
 
-    The selection of the request contains the counted messages, without the ids of single messages. They are
-    among the first `span` messages of the queue: those with these `digests`, or all that match the filter if
-    `digests` is None. `behind` is the number of messages behind the first `span`, None if it was not counted.
-    `target_text` is the target of a re-drive in words.
+    The selection of the request is counted. It selects the messages in `chosen`, or without them all that
+    match its filter among the first `limit` messages of the queue. `behind` is the number of messages behind
+    these, None if it was not counted. `target_text` is the target of a re-drive in words. The submission
+    specifies the file and the headers to write.
     """
 
     request: JobRequest
+    submission: Submission = BY_CALLER
     by: Who = NOBODY
     broker: str
-    span: int
-    digests: tuple[str, ...] | None = None
+    chosen: ChosenDigests | None = None
     behind: int | None = None
     target_text: str = ""
 
@@ -57,9 +67,14 @@ class JobSpec(Submission, frozen=True, kw_only=True):
         return self.request.selection.filter
 
     @property
+    def span(self) -> int:
+        """The number of messages at the head of the queue that contain all selected messages."""
+        return self.request.selection.limit or 0 if self.chosen is None else self.chosen.span
+
+    @property
     def most(self) -> int:
         """The maximum number of selected messages."""
-        return self.span if self.digests is None else len(self.digests)
+        return self.span if self.chosen is None else len(self.chosen.digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +193,7 @@ class JobRecord:
             ramp=spec.pace.ramp,
             counts=self.counts,
             can_resume=self.can_resume,
-            export_to=spec.export_to,
+            export_to=spec.submission.export_to,
             created=Moment(self.created),
             updated=Moment(self.updated),
             target_choice=target,

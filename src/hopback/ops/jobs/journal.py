@@ -87,7 +87,7 @@ class Journal:
             await self.database.write(partial(_begin, job, owner, now, now + self._lease))
         except RowRefused:
             # Another process began a job at the same time.
-            key = job.spec.key
+            key = job.spec.submission.key
             same = None if key is None else await self.keyed(job.spec.broker, key)
             if same is not None and same.id != job.id:
                 return same
@@ -299,7 +299,7 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
         "broker": job.spec.broker,
         "queue": job.queue,
         "state": job.state.value,
-        "idempotency_key": job.spec.key,
+        "idempotency_key": job.spec.submission.key,
         "document": _to_json(job),
         "control": _to_json(ControlRequest(rate=job.rate)),
         "leased_by": owner,

@@ -66,7 +66,8 @@ async def make_plan(
     broker = planner.broker
     spec, chosen = await planner.draft(request, submission, NOBODY, snapshot, "JOB")
     source, now = snapshot.one(spec.queue), broker.clock.now()
-    dry_run = DryRun(request, source, now, snapshot.known_routes())
+    redrive = request if isinstance(request, RedriveRequest) else None
+    dry_run = DryRun(request.selection, source, now, redrive, snapshot.known_routes())
     unread = await _run_dry(planner, dry_run, spec, chosen, snapshot, on_progress)
     live_routes = snapshot.live_routes()
     async with broker.query() as connection:
@@ -106,7 +107,7 @@ async def make_plan(
         as_of=Moment(broker.clock.now()),
         watch_s=watched.seconds,
         watch_text=watched.text,
-        export_to=spec.export_to,
+        export_to=spec.submission.export_to,
         conflict=None if active is None else active.view,
         changes=tuple(dry_run.changes),
         ramp=spec.pace.ramp,
@@ -239,7 +240,7 @@ def _message_warnings(
         found.append(
             f"each time the job stops early, its held messages are requeued once more: {cost.text}"
         )
-    if spec.kind is JobKind.DISCARD and not spec.export_to:
+    if spec.kind is JobKind.DISCARD and not spec.submission.export_to:
         found.append("without an export, discarded messages cannot be restored")
     plans = [plan for topology in snapshot.declared for plan in topology.plans]
     is_planned = any(plan.parking.queue == spec.queue for plan in plans)

@@ -29,7 +29,7 @@ from hopback.ops.contract.values import (
     Price,
 )
 from hopback.ops.jobs.dry_run import DryRun
-from hopback.ops.jobs.job_record import JobSpec
+from hopback.ops.jobs.job_record import ChosenDigests, JobSpec
 from hopback.ops.messages.archive import check_writable, file_beside
 from hopback.ops.messages.filters import parse_filter
 
@@ -86,22 +86,27 @@ class Planner:
         """
         spec, chosen = await self.draft(request, submission, by, snapshot, job)
         check_returns(spec, chosen, snapshot)
+        asked = request.selection
+        limit: int | None = None
         count: int | None = spec.most
         if chosen is None:
-            spec, count = await self._choose_end(spec, snapshot, on_progress)
+            limit, count = await self._choose_end(request, spec.span, snapshot, on_progress)
         expected = request.expected_count
         if expected is not None and count is not None and expected != count:
             raise CountMismatch(expected, count)
-        asked = request.selection
         counted = Selection(
             session=asked.session,
             filter=asked.filter,
-            limit=None if chosen else spec.span,
+            limit=limit,
             queue=request.queue,
             count=asked.count if count is None else count,
             estimate=asked.estimate if count is None else "",
         )
-        spec = structs.replace(spec, request=structs.replace(request, selection=counted))
+        spec = structs.replace(
+            spec,
+            request=structs.replace(request, selection=counted),
+            behind=None if limit is None else snapshot.ready - limit,
+        )
         await _check_ways(self.broker, spec, snapshot)
         return spec, chosen
 
@@ -114,7 +119,7 @@ class Planner:
         job: str,
     ) -> tuple[JobSpec, ChosenMessages | None]:
         """Return the specification before its selection is counted, and the messages that a session holds."""
-        text, stamped = "", submission.stamped
+        text, stamped, asked = "", submission.stamped, request.selection
         if isinstance(request, RedriveRequest):
             if request.change and not self.settings.editing:
                 raise NotAllowed("changing messages is switched off here")
@@ -122,25 +127,25 @@ class Planner:
         if stamped is None:
             design = snapshot.design_of(request.queue)
             stamped = design is not None and design.stamps_redrives
-        asked, ready, chosen, digests = request.selection, snapshot.ready, None, None
-        span = ready if asked.limit is None else min(asked.limit, ready)
+        file = self._export_file(request, submission, job)
+        chosen = digests = None
         if asked.session:
             session = self._sessions.one(asked.session, request.queue)
             chosen = await session.choose(asked)
-            digests = tuple(dead_letter.digest for dead_letter in chosen.dead_letters)
-            span = session.view.skipped + session.view.held
+            digests = ChosenDigests(
+                tuple(dead_letter.digest for dead_letter in chosen.dead_letters),
+                session.view.skipped + session.view.held,
+            )
+        else:
+            limit = snapshot.ready if asked.limit is None else min(asked.limit, snapshot.ready)
+            request = structs.replace(request, selection=structs.replace(asked, limit=limit))
         spec = JobSpec(
             request=request,
-            broker=self.broker.journal_name,
-            span=span,
-            digests=digests,
-            behind=ready - span if chosen is None else None,
-            target_text=text,
+            submission=structs.replace(submission, stamped=stamped, export_to=file),
             by=by,
-            key=submission.key,
-            operation=submission.operation,
-            stamped=stamped,
-            export_to=self._export_file(request, submission, job),
+            broker=self.broker.journal_name,
+            chosen=digests,
+            target_text=text,
         )
         return spec, chosen
 
@@ -163,62 +168,65 @@ class Planner:
         return str(exports / f"{job}.ndjson")
 
     async def _choose_end(
-        self, spec: JobSpec, snapshot: BrokerSnapshot, on_progress: OnProgress | None
-    ) -> tuple[JobSpec, int | None]:
-        """Decide where the selection ends. Return the job and its number of messages, None if unknown.
+        self,
+        request: JobRequest,
+        span: int,
+        snapshot: BrokerSnapshot,
+        on_progress: OnProgress | None,
+    ) -> tuple[int, int | None]:
+        """Decide where the selection ends, by default behind the first `span` messages.
+
+        Return the number of messages up to there, and the number of selected ones, None if unknown.
 
         Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
         messages behind the selection have moved up. The position of the plan's last message shows how many
         have left. CountMismatch if that message is not found.
         """
-        request, asked = spec.request, spec.request.selection
-        is_free = snapshot.cost(spec.queue).price is Price.FREE
+        asked, queue = request.selection, request.queue
+        is_free = snapshot.cost(queue).price is Price.FREE
         follows_last = bool(asked.last_digest) and (is_free or bool(asked.filter))
         if not follows_last and (request.expected_count is None or not asked.filter):
-            if asked.is_planned and asked.limit is not None and spec.span < asked.limit:
-                raise CountMismatch(asked.limit, spec.span)
-            return spec, None if asked.filter else spec.span
-        counted = DiscardRequest(queue=spec.queue, selection=asked, reason=request.reason)
-        source, now = snapshot.one(spec.queue), self.broker.clock.now()
-        dry_run = DryRun(counted, source, now, sought=asked.last_digest)
-        most = min(asked.place, spec.span) if follows_last else spec.span
+            if asked.is_planned and asked.limit is not None and span < asked.limit:
+                raise CountMismatch(asked.limit, span)
+            return span, None if asked.filter else span
+        source, now = snapshot.one(queue), self.broker.clock.now()
+        dry_run = DryRun(asked, source, now, sought=asked.last_digest)
+        most = min(asked.place, span) if follows_last else span
         await dry_run.read(self.broker, snapshot, most, on_progress)
         if not follows_last:
-            return spec, dry_run.matching
+            return span, dry_run.matching
         place = dry_run.sought_place
-        span = (asked.limit or asked.place) - (asked.place - place)
-        if not place or span > snapshot.ready:
-            found = dry_run.matching if asked.filter else spec.span
-            raise CountMismatch(asked.count or 0, found)
-        ended = structs.replace(spec, span=span, behind=snapshot.ready - span)
+        end = (asked.limit or asked.place) - (asked.place - place)
+        if not place or end > snapshot.ready:
+            raise CountMismatch(asked.count or 0, dry_run.matching if asked.filter else span)
         if not asked.filter:
-            return ended, span
-        return ended, dry_run.sought_matching if span == place else None
+            return end, end
+        return end, dry_run.sought_matching if end == place else None
 
     async def spec_for_failures(
         self, job: JobRecord, journal: Journal, by: Who, reason: str, new_job: str
     ) -> JobSpec:
         """Return the specification of the same job for the messages that it could not move or left out."""
-        file = job.spec.export_to
         failures = await journal.failures(job.id, 0, _FAILURES)
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
             raise BadRequest("job", f"one that has ended with failures, {state}")
         depth = await self.broker.depth(job.queue)
+        digests = tuple(failed.digest for failed in failures)
         request = structs.replace(
             job.spec.request,
             selection=Selection(queue=job.queue, count=len(failures)),
             reason=reason or f"failures of job {job.id}",
         )
+        submission = job.spec.submission
+        file = submission.export_to and file_beside(submission.export_to, new_job)
         return structs.replace(
             job.spec,
             request=request,
-            span=depth.ready or 0,
-            digests=tuple(failed.digest for failed in failures),
-            behind=None,
+            submission=structs.replace(submission, key=None, export_to=file),
             by=by,
-            key=None,
-            export_to=file and file_beside(file, new_job),  # a job writes to a new file
+            chosen=ChosenDigests(digests, depth.ready or 0),
+            behind=None,
         )
 
 

@@ -127,7 +127,7 @@ class JobRunner:
     async def resume(self, job: JobRecord) -> JobRecord:
         """Resume a job that was interrupted or failed. JobConflict if that is no longer possible."""
         snapshot = await snapshot_for(self._broker, job.spec)
-        if job.spec.digests is None:
+        if job.spec.chosen is None:
             # Another job that has moved messages has changed the first messages of the queue.
             for other in await self._journal.jobs(broker=job.spec.broker, queue=job.queue):
                 if other.id != job.id and other.updated > job.updated and other.counts.done:
@@ -397,7 +397,7 @@ def _completion_event(
     if design is None or design.completion is None or job.kind is not JobKind.REDRIVE:
         return None
     event, counts = design.completion, job.counts
-    operation = job.spec.operation or job.id
+    operation = job.spec.submission.operation or job.id
     event_id = str(uuid5(NAMESPACE_URL, f"hopback:{job.id}:{job.run}"))
     envelope = {
         "messageId": event_id,

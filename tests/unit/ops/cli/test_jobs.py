@@ -178,7 +178,6 @@ def test_resumed_redrive_names_possible_duplicates() -> None:
     spec = JobSpec(
         request=RedriveRequest(queue="q.dlq", reason="t"),
         broker="here",
-        span=20_000,
     )
     job = JobRecord("j-1", spec, run=2, counts=Counts(20_000, done=20_000))
     assert job.view.duplicates.startswith("up to 500, if the job was killed")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _ENTRY = AuditEntry(Moment(5.0), "ada", "message.show", "q", "", "why", "ok", {"seen": 3})
 _JOB = JobRecord(
     "j-1",
-    JobSpec(request=RedriveRequest(queue="q", reason="t"), broker="here", span=1),
+    JobSpec(request=RedriveRequest(queue="q", reason="t"), broker="here"),
 )
 
 

@@ -621,6 +621,6 @@ async def test_stopped_job_with_failures_after_broker_loses_acks_retries_or_fail
 def test_prefetch_of_a_job_depends_on_queue_type_length_and_rate(
     count: int, is_classic: bool, is_paced: bool, held: int
 ) -> None:
-    request = RedriveRequest(queue="q", reason="t")
-    spec = JobSpec(request=request, broker="here", span=count)
+    request = RedriveRequest(queue="q", reason="t", selection=Selection(limit=count))
+    spec = JobSpec(request=request, broker="here")
     assert choose_prefetch(spec, is_classic=is_classic, is_paced=is_paced) == held

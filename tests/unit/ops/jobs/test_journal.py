@@ -21,7 +21,6 @@ async def test_retention_deletes_old_audit_entries_and_jobs() -> None:
         spec = JobSpec(
             request=RedriveRequest(queue=f"q{number}.dlq", reason="t"),
             broker="here",
-            span=1,
         )
         job = JobRecord(f"j-{number}", spec)
         await journal.begin(job, "me")
