@@ -10,7 +10,6 @@ from hopback.errors import JobConflict
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
 from hopback.ops.contract.requests import (
     BY_CALLER,
-    BY_DESIGN,
     NOBODY,
     JobKind,
     JobRequest,
@@ -177,7 +176,6 @@ class JobRecord:
     def view(self) -> Job:
         """The job for operators."""
         spec, request = self.spec, self.spec.request
-        target = request.target if isinstance(request, RedriveRequest) else BY_DESIGN
         return Job(
             id=self.id,
             kind=spec.kind,
@@ -187,7 +185,7 @@ class JobRecord:
             reason=request.reason,
             by=spec.by.name,
             by_id=spec.by.id,
-            target=spec.target_text or str(target),
+            target=spec.target_text,
             selection=request.selection,
             rate=self.rate,
             ramp=spec.pace.ramp,
@@ -196,7 +194,7 @@ class JobRecord:
             export_to=spec.submission.export_to,
             created=Moment(self.created),
             updated=Moment(self.updated),
-            target_choice=target,
+            target_choice=request.target if isinstance(request, RedriveRequest) else None,
             run=self.run,
             changes=self.changes,
             watch_s=self.watch_s,
