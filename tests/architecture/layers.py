@@ -237,7 +237,9 @@ LIBRARIES: dict[str, frozenset[str]] = {
     "hopback.systems": frozenset(
         {"httpx", "msgspec", "prometheus_client", "sqlalchemy", "starlette"}
     ),
-    "hopback.systems.demo": frozenset({"click", "httpx", "rich", "starlette", "uvicorn", "uvloop"}),
+    "hopback.systems.demo": frozenset(
+        {"click", "httpx", "jinja2", "markupsafe", "rich", "starlette", "uvicorn", "uvloop"}
+    ),
     "hopback.systems.file_pipeline": frozenset(
         {"PIL", "httpx", "msgspec", "python_multipart", "sqlalchemy", "starlette", "uvicorn"}
     ),

@@ -13,7 +13,8 @@ from hopback.durations import format_duration
 from hopback.observe.metrics import Metrics
 from hopback.systems import HOMES
 from hopback.systems.comparison import COMPARISON
-from hopback.systems.demo.web import DemoWeb, ShownSystem
+from hopback.systems.demo.page import ShownSystem
+from hopback.systems.demo.web import DemoWeb
 from hopback.topology.plan import Return
 
 
@@ -75,10 +76,12 @@ async def test_page_links_readme_diagram_and_dead_letters_of_each_system() -> No
         page = (await client.get("/demo")).text
         assert page.index("<h2>ratatoskr</h2>") < page.index("<h2>freeflow</h2>")
         for name in HOMES:
-            assert f"<th scope=row>{name}</th>" in page
+            assert f'<th scope="row">{name}</th>' in page
             readme = await client.get(f"/demo/{name}/readme")
-            assert f"href='/demo/{name}/readme'" in page
+            assert f'href="/demo/{name}/readme"' in page
             assert readme.text.startswith("# ")
-        assert "href='/topology?focus=my-service.events'" in page
-        assert "href='/queues/freeflow.events.dlq'" in page
+        assert 'href="/topology?focus=my-service.events"' in page
+        assert 'href="/queues/freeflow.events.dlq"' in page
+        assert "<td>publish to <code>freeflow.events.retry</code></td>" in page
+        assert "<td>30\N{NO-BREAK SPACE}s, 5\N{NO-BREAK SPACE}min" in page
         assert (await client.get("/demo/other/readme")).status_code == 404

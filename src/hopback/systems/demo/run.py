@@ -31,7 +31,8 @@ from hopback.private_files import private_folder
 from hopback.runtime import Environment, Health, SystemClock
 from hopback.runtime.depths import Depths, Watched, queues_to_watch
 from hopback.systems import load_system
-from hopback.systems.demo.web import DemoWeb, ShownSystem, lifespan, open_socket, serve_on
+from hopback.systems.demo.page import ShownSystem
+from hopback.systems.demo.web import DemoWeb, lifespan, open_socket, serve_on
 from hopback.systems.host import Host
 from hopback.text import one_line
 
@@ -305,4 +306,7 @@ class Guide:
 
 def _command() -> str:
     """Return the command that started this process."""
-    return "hopback" if shutil.which("hopback") or "/" not in sys.argv[0] else sys.argv[0]
+    if shutil.which("hopback"):
+        return "hopback"
+    path = Path(sys.argv[0])
+    return f"{sys.executable} -m hopback" if path.name == "__main__.py" else str(path)

@@ -63,15 +63,15 @@ def _picture() -> bytes:
 
 SYSTEM = System(
     "file-pipeline",
-    "uploaded files, validated, drawn and described; each consumer has its own retries",
+    "uploaded files, processed by seven consumers with separate retries",
     (
         Part(
             f"{_PARTS_MODULE}:create_gateway", "uploads, status of files, dead letters", is_web=True
         ),
         Part(f"{_PARTS_MODULE}:upload", "stores received files"),
-        Part(f"{_PARTS_MODULE}:validator", "compares content and declared type"),
-        Part(f"{_PARTS_MODULE}:thumbnail", "draws small pictures"),
-        Part(f"{_PARTS_MODULE}:extractor", "finds metadata"),
+        Part(f"{_PARTS_MODULE}:validator", "compares the content with the declared type"),
+        Part(f"{_PARTS_MODULE}:thumbnail", "draws thumbnails"),
+        Part(f"{_PARTS_MODULE}:extractor", "extracts metadata"),
         Part(
             f"{_PARTS_MODULE}:projection", "keeps the read model, detects completion and timeouts"
         ),

@@ -38,7 +38,7 @@ _ORDER = '{"type": "order.placed", "order": "mine", "sku": "walnut", "quantity":
 
 SYSTEM = System(
     "ratatoskr",
-    "typed events on quorum queues, handled once though delivered twice",
+    "typed events on quorum queues, applied once even if delivered twice",
     (
         Part("hopback.systems.ratatoskr.parts:create_web", "publishing over HTTP", is_web=True),
         Part("hopback.systems.ratatoskr.parts:events", "handles the events"),
