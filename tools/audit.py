@@ -1,6 +1,6 @@
-"""Ask for known vulnerabilities of what is pinned: `make audit`. Needs the network.
+"""Check the pinned packages for known vulnerabilities: `make audit`. Needs the network.
 
-The exit status is 0 if none is known, 1 if some are, and 2 if nobody could be asked: then nothing is known.
+The exit status is 0 if none is known, 1 if some are, and 2 if the database could not be reached.
 """
 
 import json
@@ -15,13 +15,13 @@ PINS = sorted((ROOT / "tools" / "pins").glob("*.txt"))
 
 
 def main():
-    """Ask, and say what was answered or why nothing was."""
+    """Run pip-audit and report its result, or the reason of its failure."""
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         venv.create(ENVIRONMENT, with_pip=True)
     wanted = ["-m", "pip", "install", "-q", "--disable-pip-version-check", "pip-audit"]
     if subprocess.run([str(python), *wanted]).returncode:
-        return unanswered("pip could not install pip-audit (its message is above)")
+        return report_failure("pip could not install pip-audit (its message is above)")
     command = [
         str(python),
         "-m",
@@ -35,36 +35,37 @@ def main():
         command += ["-r", str(path)]
     ran = subprocess.run(command, capture_output=True, text=True)
     try:
-        answered = json.loads(ran.stdout)["dependencies"]
+        packages = json.loads(ran.stdout)["dependencies"]
     except (ValueError, KeyError, TypeError):
-        said = ran.stderr.strip().splitlines() or ["nothing"]
-        return unanswered("pip-audit could not reach its database; it said: " + said[-1][:500])
-    return told(answered)
+        lines = ran.stderr.strip().splitlines() or ["no output"]
+        return report_failure("pip-audit could not reach its database: " + lines[-1][:500])
+    return report(packages)
 
 
-def told(answered):
-    """Print what is known; 1 if something is."""
-    skipped = [one for one in answered if "skip_reason" in one]
-    known = [(one, each) for one in answered for each in one.get("vulns", ())]
+def report(packages):
+    """Print the known vulnerabilities. Return 1 if there are any."""
+    skipped = [one for one in packages if "skip_reason" in one]
+    known = [(one, each) for one in packages for each in one.get("vulns", ())]
     for one, each in known:
         fixed = ", ".join(each["fix_versions"]) or "no version"
         print(one["name"], one["version"], each["id"], "fixed in " + fixed)
     if skipped:
-        count = str(len(skipped)) + " of " + str(len(answered)) + " packages"
-        why = skipped[0]["name"] + ": " + skipped[0]["skip_reason"]
-        status = unanswered(
-            "pip-audit could not reach its database for " + count + " (" + why + ")"
+        count = str(len(skipped)) + " of " + str(len(packages)) + " packages"
+        reason = skipped[0]["name"] + ": " + skipped[0]["skip_reason"]
+        status = report_failure(
+            "pip-audit could not reach its database for " + count + " (" + reason + ")"
         )
         return 1 if known else status
-    print(len(answered), "pinned packages,", len(known), "known vulnerabilities")
+    print(len(packages), "pinned packages,", len(known), "known vulnerabilities")
     return int(bool(known))
 
 
-def unanswered(reason):
-    """Say that this is no verdict."""
+def report_failure(reason):
+    """Print the reason and return 2."""
     print("hopback: " + reason, file=sys.stderr)
     print(
-        "hopback: this is no verdict; try again where the database can be reached", file=sys.stderr
+        "hopback: the packages were not checked; try again where the database can be reached",
+        file=sys.stderr,
     )
     return 2
 

@@ -1,7 +1,9 @@
-"""Every command with its arguments, options, values and defaults: `.venv/bin/python tools/commands.py`.
+"""Print every command with its arguments, options, values and defaults:
+`.venv/bin/python tools/commands.py`.
 
-`--since COMMIT` compares with another commit: what scripts could say there and cannot say now is printed, and
-the tool leaves with 1. Other defaults are printed, too; `--all` also prints what is new.
+`--since COMMIT` compares with another commit: it prints the syntax that is no longer accepted and
+exits with status 1 if there is any. Changed defaults are printed as well, with `--all` also
+additions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ DEFAULT = " is by default "
 
 
 def promises(command: click.Command, path: str = "hopback") -> Iterator[str]:
-    """What scripts may rely on, one line each: names, values and defaults, never the words of the help."""
+    """Yield the syntax that scripts may rely on, one line each: names, values and defaults, without
+    help texts.
+    """
     yield path
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     for number, argument in enumerate(arguments, 1):
@@ -62,7 +66,9 @@ def _values(parameter: click.Parameter, named: str) -> Iterator[str]:
 
 
 def lost(before: Iterable[str], now: Iterable[str]) -> list[str]:
-    """What was promised and is not any more; an option that takes any value now takes the old ones, too."""
+    """Return the syntax that is no longer accepted. An option that now takes any value accepts the
+    old ones.
+    """
     known = set(now)
     return [
         line
@@ -74,7 +80,7 @@ def lost(before: Iterable[str], now: Iterable[str]) -> list[str]:
 
 
 def promises_at(commit: str) -> list[str]:
-    """What another commit promised, as its own source says in this environment."""
+    """Return the syntax of another commit, from its source in this environment."""
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(
             ["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True
@@ -91,18 +97,18 @@ def promises_at(commit: str) -> list[str]:
 
 
 def main() -> int:
-    """Print the list, or what has changed in it."""
+    """Print the list, or its changes."""
     from hopback.cli.app import root
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--since", metavar="COMMIT", help="compare with this commit")
-    parser.add_argument("--all", action="store_true", help="with --since: also what is new")
-    asked = parser.parse_args()
+    parser.add_argument("--all", action="store_true", help="with --since: also print additions")
+    options = parser.parse_args()
     now = list(promises(root))
-    if asked.since is None:
+    if options.since is None:
         print(*now, sep="\n")
         return 0
-    before = promises_at(asked.since)
+    before = promises_at(options.since)
     gone = lost(before, now)
     new = [line for line in now if line not in set(before)]
     for line in gone:
@@ -110,9 +116,9 @@ def main() -> int:
     for line in new:
         if DEFAULT in line and line.partition(DEFAULT)[0] in before:
             print(f"changed: {line}")
-        elif asked.all:
+        elif options.all:
             print(f"new: {line}")
-    print(f"{len(before)} at {asked.since}, {len(now)} now: {len(gone)} lost, {len(new)} new")
+    print(f"{len(before)} at {options.since}, {len(now)} now: {len(gone)} lost, {len(new)} new")
     return 1 if gone else 0
 
 

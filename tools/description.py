@@ -1,8 +1,8 @@
-"""The package's description on an index: the README with links that lead somewhere from there too.
+"""The package's description on an index: the README without relative links.
 
-The README's links lead to files beside it, which an index does not have. They become links into the
-repository if `project.urls` in pyproject.toml names it; until then they are text, and one sentence says
-where the pages are. Hatchling runs this when it builds.
+Relative links of the README refer to files that an index does not have. They become links to the
+repository if `project.urls` in pyproject.toml names it. Otherwise they become text, and a sentence
+at the end names the folders of the pages. Hatchling runs this during the build.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHERE = (
 
 
 def description(readme: str, repository: str = "") -> str:
-    """The text for an index; with the address of the repository every link leads into it."""
+    """Return the text for an index. With the URL of the repository every link points there."""
     base = repository.rstrip("/")
 
     def link(found: re.Match[str]) -> str:
@@ -32,15 +32,14 @@ def description(readme: str, repository: str = "") -> str:
             return f"{found['image']}[{found['text']}]({base}/{kind}/HEAD/{found['target']})"
         return "" if found["image"] else found["text"]
 
-    made = re.sub(r"\n{3,}", "\n\n", _LINK.sub(link, readme))
-    return made if base else made + _WHERE
+    text = re.sub(r"\n{3,}", "\n\n", _LINK.sub(link, readme))
+    return text if base else text + _WHERE
 
 
 class DescriptionHook(MetadataHookInterface):
-    """Puts it into the metadata."""
+    """Adds the description to the metadata."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Set `readme`."""
         readme = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         repository = metadata.get("urls", {}).get("Repository", "")
         metadata["readme"] = {

@@ -1,8 +1,8 @@
-"""Make the virtual environment that every make target runs in. Standard library only.
+"""Create the virtual environment of the make targets. Standard library only.
 
-Run by make when the environment is missing or older than the files that describe it. What the
-machine lacks is installed where that is possible (Debian packages, as root) and named in one clear
-sentence where it is not. Once made, the environment needs no network.
+make runs this if the environment is missing or older than the files that describe it. Missing
+Debian packages are installed if run as root. Otherwise the error names them. The finished
+environment needs no network.
 
     python3 tools/environment.py
 """
@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / ".ready"
 PINS = ROOT / "tools" / "pins"
-# How pip begins when a file is not the one that was pinned.
+# Start of pip's message if a file does not match its pinned hash.
 MISMATCH = "DO NOT MATCH THE HASHES"
 OLDEST = (3, 11)
 
 
 def main():
-    """Make the environment, then stamp it."""
+    """Create the environment, then write its stamp."""
     require_python()
     if not interpreter().exists():
         create()
@@ -36,17 +36,17 @@ def main():
 
 
 def require_python():
-    """Stop with a sentence when this Python is too old."""
+    """Stop with an error if this Python is too old."""
     if sys.version_info < OLDEST:
         found = ".".join(map(str, sys.version_info[:3]))
         fail(
-            "Python 3.11 or newer is needed, and this is " + found + ", " + sys.executable + ".",
-            "Install a newer one and say where: make PYTHON=/path/to/python3.13",
+            "expected Python 3.11 or newer, found " + found + ", " + sys.executable + ".",
+            "Install a newer one and run: make PYTHON=/path/to/python3.13",
         )
 
 
 def create():
-    """Create an empty environment with pip in it."""
+    """Create an empty environment with pip."""
     if importlib.util.find_spec("ensurepip") is None:
         install_venv_package()
     say("creating .venv")
@@ -59,7 +59,7 @@ def create():
 
 
 def install_venv_package():
-    """Debian ships ensurepip apart: install it where we may, else say what to do."""
+    """Install Debian's separate ensurepip package if possible. Otherwise name it in the error."""
     minor = ".".join(map(str, sys.version_info[:2]))
     if os.name != "posix" or os.geteuid() != 0 or shutil.which("apt-get") is None:
         fail(
@@ -73,44 +73,45 @@ def install_venv_package():
         command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
         if subprocess.run(command, env=quiet, stdout=subprocess.DEVNULL).returncode == 0:
             return
-    fail("python3-venv could not be installed.", "Install it by hand and try again.")
+    fail("python3-venv could not be installed.", "Install it manually and try again.")
 
 
 def install():
-    """Install what is pinned, hash by hash, and then the project, editable, beside it.
+    """Install the pinned packages with hash checks, then the project in editable mode.
 
-    The build backend is among the pins and builds without isolation, so that a refresh after an edit of
-    pyproject.toml needs nothing from the network as long as no requirement was added.
+    The build backend is pinned and builds without isolation, so a refresh after an edit of
+    pyproject.toml needs no network unless a requirement was added.
     """
     say("installing the project and its tools into .venv")
     project = ["--no-build-isolation", "-e", str(ROOT) + "[all,dev]"]
-    status, said = install_pins()
+    status, output = install_pins()
     if status == 0:
-        # No index: whatever the project requires has to be there by now.
+        # Without an index: all requirements of the project must be installed by now.
         if pip("--no-index", *project)[0]:
             fail(
-                "pyproject.toml requires what is not pinned (pip's message is above).",
+                "pyproject.toml requires packages that are not pinned (pip's message is above).",
                 "Run: make pin",
             )
         return
-    if MISMATCH in said:
+    if MISMATCH in output:
         fail(
-            "A package is not the one that was pinned (pip's message is above).",
-            "Do not use it. See where pip takes packages from, and who may have changed them.",
+            "A package does not match its pinned hash (pip's message is above).",
+            "Do not use it. Check from where pip installs packages, and who may have changed them.",
         )
-    say("the pinned versions are not available here; taking the newest that fit")
+    say("the pinned versions are not available here; installing the newest that fit")
     if pip("hatchling", "editables")[0] or pip(*project)[0]:
         fail(
-            "pip could not install what the project needs (its message is above).",
-            "The first set-up needs a package index; check the network and pip's settings.",
+            "pip could not install the requirements of the project (its message is above).",
+            "The first setup needs a package index. Check the network and pip's settings.",
         )
 
 
 def install_pins():
-    """Let two pips at once install half of the pins each: the worst exit status, and their words.
+    """Install half of the pins with each of two concurrent pips. Return the highest exit status and
+    the output.
 
-    One pip unpacks on one core and waits for the network in between. The pins are complete, so none of the
-    two has to look for what a package depends on, and no package is in both halves.
+    One pip unpacks on one core and waits for the network in between. The pins are complete, so
+    neither pip resolves dependencies, and no package is in both halves.
     """
     pins = sorted({pin for path in PINS.glob("*.txt") for pin in pins_of(path.read_text())})
     with tempfile.TemporaryDirectory() as folder:
@@ -119,22 +120,22 @@ def install_pins():
             half = Path(folder) / (str(number) + ".txt")
             half.write_text("".join(pins[number::2]))
             halves.append(("--no-deps", "--require-hashes", "-r", str(half)))
-        with ThreadPoolExecutor() as together:
-            ended = list(together.map(lambda half: pip(*half), halves))
-    return max(status for status, _ in ended), "".join(said for _, said in ended)
+        with ThreadPoolExecutor() as pool:
+            results = list(pool.map(lambda half: pip(*half), halves))
+    return max(status for status, _ in results), "".join(output for _, output in results)
 
 
 def pins_of(text):
-    """The pins of a file, each with its hashes; a line that ends in a backslash goes on."""
+    """Return the pins of a file with their hashes. A trailing backslash continues a line."""
     lines = (line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
     pins = re.sub(r"\\\n\s*", " ", "".join(lines)).splitlines(keepends=True)
     return [pin for pin in pins if pin.strip()]
 
 
 def pip(*arguments):
-    """Run the environment's own pip: its exit status and its words, which are shown, too."""
+    """Run the environment's pip. Return its exit status and its messages, which are also printed."""
     quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    # Not compiled: most modules of what is installed are never imported, the others are when they are.
+    # Not compiled, because most installed modules are never imported.
     command = [str(interpreter()), "-m", "pip", "install", "-qq", "--no-compile", *arguments]
     ran = subprocess.run(command, env=quiet, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(ran.stderr)
@@ -142,17 +143,17 @@ def pip(*arguments):
 
 
 def interpreter():
-    """The environment's Python."""
+    """Return the environment's Python."""
     return ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def say(text):
-    """Progress goes to stderr."""
+    """Print progress to stderr."""
     sys.stderr.write("hopback: " + text + "\n")
 
 
 def fail(found, remedy):
-    """End with what was found and what to do."""
+    """Exit with the error and the remedy."""
     say(found)
     say(remedy)
     sys.exit(1)

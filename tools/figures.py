@@ -1,9 +1,9 @@
-"""Figures of the source that show whether it stays readable: `python3 tools/figures.py`.
+"""Print figures about the readability of the source: `python3 tools/figures.py`.
 
 Files and lines per package, class names with several meanings, private functions used once, and
-numeric constants without a reason. `--redrive` also counts what one re-drive passes; that runs it, so it
-needs the project's environment. `--at COMMIT` counts another commit. `--list` names what was counted.
-The guards in tests/architecture count with the functions below.
+numeric constants without a reason. `--redrive` also traces one re-drive and needs the project's
+environment. `--at COMMIT` measures another commit. `--list` lists the counted items. The tests in
+tests/architecture use the functions below.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
-# A helper of so few lines, used once, costs its reader more than it explains.
+# A helper of at most this many lines with one use costs its reader more than it explains.
 SMALL = 4
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of the package, parsed."""
+    """A parsed file of the package."""
 
     name: str
     path: Path
@@ -41,16 +41,16 @@ class Source:
 
     @property
     def package(self) -> str:
-        """The part of `hopback` it belongs to; the file itself at the top."""
+        """The package below `hopback`. For a module at the top it is its name."""
         return self.name.split(".")[1] if self.name.count(".") > 0 else "hopback"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A private function that has one use, its length without its docstring, and what the use is.
+    """A private function with one use, its length without docstring, and whether the use is a call.
 
-    One that is handed on by its name (a callback, an entry of a table, the entry of a thread) has to
-    be a function of its own; only one that is called could stand in its caller instead.
+    A function that is passed by name (as a callback, an entry of a table, a thread's target) must
+    be a function. Only one that is called could be inlined.
     """
 
     where: str
@@ -60,7 +60,7 @@ class Function:
 
 
 def sources(root: Path = ROOT) -> tuple[Source, ...]:
-    """All files of the package under `root`."""
+    """Return all files of the package below `root`."""
     found = []
     for path in sorted((root / "src").rglob("*.py")):
         parts = path.relative_to(root / "src").with_suffix("").parts
@@ -71,7 +71,7 @@ def sources(root: Path = ROOT) -> tuple[Source, ...]:
 
 
 def sizes(files: Iterable[Source]) -> dict[str, tuple[int, int]]:
-    """Files and lines of each package."""
+    """Return the numbers of files and lines of each package."""
     counted: dict[str, tuple[int, int]] = {}
     for each in files:
         number, lines = counted.get(each.package, (0, 0))
@@ -80,9 +80,9 @@ def sizes(files: Iterable[Source]) -> dict[str, tuple[int, int]]:
 
 
 def shared_class_names(files: Iterable[Source]) -> dict[str, list[str]]:
-    """Class names that more than one class of the package has, with the modules of each.
+    """Return class names that several classes have, with their modules.
 
-    A leading underscore is no difference to a reader: `_Step` and `Step` are one name.
+    A leading underscore is ignored: `_Step` and `Step` are the same name.
     """
     homes: dict[str, list[str]] = defaultdict(list)
     for each in files:
@@ -93,14 +93,14 @@ def shared_class_names(files: Iterable[Source]) -> dict[str, list[str]]:
 
 
 def functions(files: Iterable[Source]) -> int:
-    """How many functions and methods there are."""
+    """Return the number of functions and methods."""
     return sum(isinstance(node, _FUNCTIONS) for each in files for node in ast.walk(each.tree))
 
 
 def single_use(files: Iterable[Source]) -> list[Function]:
-    """Private functions and methods that their module uses once for each definition.
+    """Return private functions and methods that their module uses once for each definition.
 
-    Two classes of one module may each have a `_read`: two uses of that name are one each.
+    Two classes of one module may each have a `_read`: two uses of that name are one use each.
     """
     found = []
     for each in files:
@@ -142,10 +142,10 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def constants(files: Iterable[Source]) -> Iterator[tuple[str, str, bool]]:
-    """Every numeric constant of a module or class: where, its name, and whether a reason stands by it.
+    """Yield every numeric constant of a module or class: module, name, and whether it has a reason.
 
-    A reason is a comment on its lines or above it, or a docstring below; one above a run of
-    constants without a blank line holds for all of the run.
+    A reason is a comment on its lines or above it, or a docstring below. A comment above
+    consecutive constants without a blank line applies to all of them.
     """
     for each in files:
         bodies = [each.tree.body]
@@ -158,7 +158,7 @@ def constants(files: Iterable[Source]) -> Iterator[tuple[str, str, bool]]:
 
 
 def without_reason(files: Iterable[Source]) -> list[str]:
-    """Numeric constants that say nothing of why they have their value."""
+    """Return numeric constants without a reason for their value."""
     return [f"{where}.{name}" for where, name, reason in constants(files) if not reason]
 
 
@@ -173,7 +173,7 @@ def _constants_in(body: list[ast.stmt], comments: Mapping[int, bool]) -> Iterato
         described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
         beside = any(line in comments for line in range(node.lineno, end + 1))
         above = comments.get(node.lineno - 1, False)
-        # The comment above the first of a run holds for those that follow it line by line.
+        # The comment above the first constant applies to the following lines.
         held = above or (held and last_line == node.lineno - 1)
         last_line = (after.end_lineno or 0) if described and after is not None else end
         yield name, beside or described or held
@@ -207,11 +207,11 @@ def _is_number(value: ast.expr) -> bool:
 
 
 def _comment_lines(text: str) -> dict[int, bool]:
-    """Lines that carry a comment for people, and whether the comment is all they carry."""
+    """Return lines with a comment, and whether the line has only the comment."""
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        said = token.string.lstrip("#: ")
-        if token.type == tokenize.COMMENT and not said.startswith(("type:", "noqa", "fmt:")):
+        comment = token.string.lstrip("#: ")
+        if token.type == tokenize.COMMENT and not comment.startswith(("type:", "noqa", "fmt:")):
             found[token.start[0]] = token.line.lstrip().startswith("#")
     return found
 
@@ -219,20 +219,21 @@ def _comment_lines(text: str) -> dict[int, bool]:
 # --- one re-drive ---------------------------------------------------------------------------------
 
 _QUEUE = "orders.dlq"
-# Whatever holds this text, or holds something that holds it, carries the re-drive.
+# Every value that contains this text, also indirectly, carries the re-drive.
 _MARKER = "why-this-re-drive-was-started"
 
 
 def trace_redrive() -> dict[str, Any]:
-    """Re-drive a group by the page's five requests; files and functions passed, and types that carry it.
+    """Re-drive a group with the five requests of the page. Return the executed files and functions,
+    and the types.
 
-    The embedded broker's own code is left out. A type carries the re-drive if an instance of it, made
-    after "go" and handed from function to function, holds the reason that was given.
+    Code of the embedded broker is excluded. A type carries the re-drive if an instance that was
+    created after "go" and passed between functions contains the given reason.
     """
     import asyncio
     import warnings
 
-    warnings.simplefilter("ignore")  # the script also counts other commits
+    warnings.simplefilter("ignore")  # the script also measures other commits
     return asyncio.run(_redrive())
 
 
@@ -251,8 +252,8 @@ async def _redrive() -> dict[str, Any]:
             async with httpx.AsyncClient(transport=transport, base_url=base) as client:
                 page = f"/queues/{_QUEUE}/re-drive"
                 look = {"limit": "10", "how": "plain"}
-                opened = await client.post(f"/queues/{_QUEUE}/look", data=look)
-                session = _last_part(opened)
+                looked = await client.post(f"/queues/{_QUEUE}/look", data=look)
+                session = _last_part(looked)
                 fields = {"session": session, "filter": "error:LookupError"}
                 with tracer:
                     await client.get(page, params=fields)
@@ -274,13 +275,13 @@ async def _redrive() -> dict[str, Any]:
 
 
 def _last_part(response: Any) -> str:
-    """The identifier that the page which was led to is named by; a query may follow it."""
+    """Return the last part of the redirect's path."""
     from urllib.parse import urlsplit
 
     location = response.headers.get("location")
     if location is None:
         raise SystemExit(
-            f"expected the page to lead on to another one, got {response.status_code} for "
+            f"expected the page to redirect, got {response.status_code} for "
             f"{response.request.method} {response.request.url}"
         )
     return urlsplit(str(location)).path.rpartition("/")[2]
@@ -299,7 +300,7 @@ def _service(folder: Path) -> Any:
     from hopback.topology.model import Topology
 
     @asynccontextmanager
-    async def opened() -> Any:
+    async def open_app() -> Any:
         broker = EmbeddedBroker()
         plan = recommend_plan("orders", tiers_ms=[30_000], attempts=2)
         topology = Topology("shop", queues=tuple(harden_queues(plan)), plans=(plan,))
@@ -319,7 +320,7 @@ def _service(folder: Path) -> Any:
         ):
             yield create_app(operations), operations
 
-    return opened()
+    return open_app()
 
 
 def _dead_letter(number: int) -> Any:
@@ -348,7 +349,7 @@ def _open_journal(url: str, clock: Any) -> Any:
 
 
 class _Tracer:
-    """Notes our functions while it is on."""
+    """Records Hopback's functions while it is active."""
 
     def __init__(self) -> None:
         import hopback
@@ -378,12 +379,12 @@ class _Tracer:
         )
         if self.before is not None and event == "return":
             for value in list(frame.f_locals.values()):
-                self._weigh(value)
+                self._check(value)
 
-    def _weigh(self, value: object) -> None:
+    def _check(self, value: object) -> None:
         kind = type(value)
-        ours = getattr(kind, "__module__", "").startswith("hopback.")
-        if ours and id(value) not in (self.before or {}) and _holds(value, 3):
+        is_hopback = getattr(kind, "__module__", "").startswith("hopback.")
+        if is_hopback and id(value) not in (self.before or {}) and _holds(value, 3):
             self.types.add(f"{kind.__module__}.{kind.__qualname__}")
 
 
@@ -395,7 +396,7 @@ def _holds(value: object, depth: int) -> bool:
         return _MARKER in value
     if depth == 0 or not getattr(type(value), "__module__", "").startswith("hopback."):
         return False
-    # A value carries by its fields; what runs the service is no value, however much it can reach.
+    # Only fields are followed: objects of the running service can reach every value.
     names = getattr(value, "_fields", None) or getattr(value, "__struct_fields__", None)
     fields = names or getattr(value, "__dataclass_fields__", None) or _slots(value)
     return any(_holds(getattr(value, name, None), depth - 1) for name in fields)
@@ -411,7 +412,7 @@ def _slots(value: object) -> list[str]:
 
 
 def figures(root: Path = ROOT) -> dict[str, Any]:
-    """All figures that need no run."""
+    """Return all figures of the source."""
     files = sources(root)
     once, total = single_use(files), functions(files)
     numbers = list(constants(files))
@@ -434,7 +435,7 @@ def figures(root: Path = ROOT) -> dict[str, Any]:
 
 
 def report(found: Mapping[str, Any], *, listed: bool) -> Iterator[str]:
-    """The figures as lines of text."""
+    """Yield the figures as lines of text."""
     yield f"{'package':14}{'files':>7}{'lines':>9}{'functions':>11}{'called once':>13}"
     for name, (files, lines) in sorted(found["packages"].items()):
         number = found["functions_by_package"][name]
@@ -468,7 +469,7 @@ def report(found: Mapping[str, Any], *, listed: bool) -> Iterator[str]:
 
 
 def _redrive_of(root: Path) -> Any:
-    """Trace in an interpreter of its own, on the source under `root`."""
+    """Trace in a separate interpreter with the source below `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     command = [sys.executable, str(Path(__file__).resolve()), "--trace-only"]
     ran = subprocess.run(
@@ -477,39 +478,38 @@ def _redrive_of(root: Path) -> Any:
     return json.loads(ran.stdout)
 
 
-def _measured(root: Path, *, redrive: bool) -> dict[str, Any]:
+def _measure(root: Path, *, redrive: bool) -> dict[str, Any]:
     found = figures(root)
     return {**found, "redrive": _redrive_of(root)} if redrive else found
 
 
 def main() -> None:
-    """Count and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--redrive", action="store_true", help="also trace one re-drive")
     parser.add_argument(
         "--at", metavar="COMMIT", help="count this commit instead of the files here"
     )
-    parser.add_argument("--list", action="store_true", help="name everything that was counted")
+    parser.add_argument("--list", action="store_true", help="list the counted items")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.add_argument("--trace-only", action="store_true", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.trace_only:
+    options = parser.parse_args()
+    if options.trace_only:
         print(json.dumps(trace_redrive()))
         return
-    if chosen.at is None:
-        found = _measured(ROOT, redrive=chosen.redrive)
+    if options.at is None:
+        found = _measure(ROOT, redrive=options.redrive)
     else:
         packed = subprocess.run(
-            ["git", "archive", chosen.at, "src"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+            ["git", "archive", options.at, "src"], cwd=ROOT, check=True, stdout=subprocess.PIPE
         )
         with tempfile.TemporaryDirectory() as folder:
             unpacking = ["tar", "--extract", "--directory", str(folder)]
             subprocess.run(unpacking, input=packed.stdout, check=True)
-            found = _measured(Path(folder), redrive=chosen.redrive)
-    if chosen.json:
+            found = _measure(Path(folder), redrive=options.redrive)
+    if options.json:
         print(json.dumps(found, indent=2))
         return
-    for line in report(found, listed=chosen.list):
+    for line in report(found, listed=options.list):
         print(line)
 
 

@@ -1,10 +1,10 @@
-"""Write the pins: what CI and the container install, with the hashes of every file of each version.
+"""Write the pins: versions and hashes for CI and the container.
 
-Run by `make pin` with the environment's Python, the oldest that is supported: newer ones need no more.
-The versions and the hashes come from the index that pip uses here, asked through pip.
+`make pin` runs this with the environment's Python, the oldest supported version, because newer ones
+need no additional packages. Versions and hashes come from pip's index.
 
-    python tools/pins.py           resolve anew: the newest versions that fit
-    python tools/pins.py --keep    the versions that are pinned now, and their hashes anew
+    python tools/pins.py           resolve again: the newest versions that fit
+    python tools/pins.py --keep    keep the pinned versions and fetch their hashes again
 """
 
 import json
@@ -19,35 +19,35 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tools" / "pins"
 CLIENTS = ROOT / "tests" / "clients"
 SETS = {
-    "build": ("what builds the package", ("hatchling", "editables")),
-    "all": ("what hopback[all] needs; the container has it", (str(ROOT) + "[all]",)),
-    "dev": ("what the tests and checks need beside that", (str(ROOT) + "[all,dev]",)),
+    "build": ("the build backend", ("hatchling", "editables")),
+    "all": ("the requirements of hopback[all], also in the container", (str(ROOT) + "[all]",)),
+    "dev": ("the additional requirements of tests and checks", (str(ROOT) + "[all,dev]",)),
 }
 PIN = re.compile(r"^([\w.-]+)==([^\s\\]+)", re.MULTILINE)
 LINK = re.compile(r'href="([^"]+)#sha256=([0-9a-f]{64})"')
 
 
 def main(arguments):
-    """Resolve each set within the pins of the largest, find the hashes, write the files."""
-    limits = pinned() if "--keep" in arguments else resolved(SETS["dev"][1], {})
+    """Resolve each set within the pins of the largest, fetch the hashes, write the files."""
+    limits = read_pins() if "--keep" in arguments else resolve_requirements(SETS["dev"][1], {})
     hashes = {}
     done = set()
-    for name, (what, requirements) in SETS.items():
-        found = resolved(requirements, limits)
+    for name, (purpose, requirements) in SETS.items():
+        found = resolve_requirements(requirements, limits)
         if name == "dev":
             found = {key: version for key, version in found.items() if key not in done}
         done |= found.keys()
-        write(FOLDER / (name + ".txt"), what, found, hashes)
-    # The clients have an environment of their own, so their versions need not fit the others.
+        write(FOLDER / (name + ".txt"), purpose, found, hashes)
+    # The clients have a separate environment, so their versions are independent of the others.
     file = CLIENTS / "requirements.txt"
-    limits = pinned(file) if "--keep" in arguments else {}
-    found = resolved(("-r", str(CLIENTS / "requirements.in")), limits)
+    limits = read_pins(file) if "--keep" in arguments else {}
+    found = resolve_requirements(("-r", str(CLIENTS / "requirements.in")), limits)
     write(file, "what requirements.in needs", found, hashes)
 
 
-def write(file, what, found, hashes):
-    """Write one file of pins; `hashes` remembers those of each version."""
-    lines = ["# Written by `make pin`: " + what + "."]
+def write(file, purpose, found, hashes):
+    """Write one file of pins. `hashes` caches the hashes of each version."""
+    lines = ["# Written by `make pin`: " + purpose + "."]
     for key, version in sorted(found.items()):
         if (key, version) not in hashes:
             print("hopback: " + key + " " + version, file=sys.stderr)
@@ -58,14 +58,14 @@ def write(file, what, found, hashes):
     file.write_text("\n".join(lines) + "\n")
 
 
-def pinned(*files):
-    """Name → version, as these files, or all that are installed together, say now."""
+def read_pins(*files):
+    """Return the versions by name in these files, by default in all sets that are installed together."""
     known = files or FOLDER.glob("*.txt")
     return dict(pair for path in known for pair in PIN.findall(path.read_text()))
 
 
-def resolved(requirements, limits):
-    """Name → version of all that the requirements take, themselves included, the project left out."""
+def resolve_requirements(requirements, limits):
+    """Return the versions by name of the requirements and their dependencies, without the project."""
     FOLDER.parent.joinpath("limits.tmp").write_text(
         "".join(name + "==" + version + "\n" for name, version in limits.items())
     )
@@ -83,9 +83,9 @@ def resolved(requirements, limits):
 
 
 def hashes_of(name, version):
-    """The hashes of all files of that version, for every system, in the index's own listing."""
-    told = pip("index", "versions", "--pre", "-vv", name)
-    pages = re.findall(r"^\* (https?://\S+)", told, re.MULTILINE)
+    """Return the hashes of all files of that version, for every system, from the index."""
+    listing = pip("index", "versions", "--pre", "-vv", name)
+    pages = re.findall(r"^\* (https?://\S+)", listing, re.MULTILINE)
     found = set()
     for page in pages:
         with urllib.request.urlopen(page, timeout=60) as response:
@@ -100,7 +100,7 @@ def hashes_of(name, version):
 
 
 def is_of(file, name, version):
-    """Whether a file is a wheel or a source archive of that version."""
+    """Return whether the file is a wheel or a source archive of that version."""
     if file.endswith(".whl"):
         named, number = file.split("-")[:2]
     else:
@@ -110,12 +110,12 @@ def is_of(file, name, version):
 
 
 def normal(name):
-    """A project's name as indexes compare it."""
+    """Return the normalized name of a project."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def pip(*arguments):
-    """What pip prints."""
+    """Return pip's output."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode:

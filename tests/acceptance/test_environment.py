@@ -40,22 +40,22 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.xdist_group("set-up")
 @pytest.mark.parametrize(
-    ("version", "spoiled", "says", "falls_back"),
+    ("version", "is_wrong", "message", "falls_back"),
     [
-        ("1.0", False, "pyproject.toml requires what is not pinned", False),
-        ("1.0", True, "not the one that was pinned", False),
+        ("1.0", False, "pyproject.toml requires packages that are not pinned", False),
+        ("1.0", True, "does not match its pinned hash", False),
         ("2.0", False, "the pinned versions are not available here", True),
     ],
 )
 def test_file_with_wrong_hash_is_refused(
-    project: Path, version: str, spoiled: bool, says: str, falls_back: bool
+    project: Path, version: str, is_wrong: bool, message: str, falls_back: bool
 ) -> None:
     """Only an unavailable version leads to the newest."""
     digest = _wheel(project)
     for installed in project.glob(".venv/lib/*/site-packages/pinned*"):
         shutil.rmtree(installed) if installed.is_dir() else installed.unlink()
-    wanted = "0" * 64 if spoiled else digest
-    pin = f"pinned=={version} \\\n    --hash=sha256:{wanted}\n"
+    expected = "0" * 64 if is_wrong else digest
+    pin = f"pinned=={version} \\\n    --hash=sha256:{expected}\n"
     (project / "tools" / "pins" / "all.txt").write_text(f"# pins\n{pin}")
     ran = subprocess.run(
         [sys.executable, str(project / "tools" / "environment.py")],
@@ -65,8 +65,8 @@ def test_file_with_wrong_hash_is_refused(
         check=False,
     )
     assert ran.returncode == 1
-    assert says in ran.stderr
-    assert ("taking the newest" in ran.stderr) == falls_back
+    assert message in ran.stderr
+    assert ("installing the newest" in ran.stderr) == falls_back
     assert not (project / ".venv" / ".ready").exists()
 
 
@@ -76,7 +76,7 @@ _UNKNOWN = {"name": "rich", "skip_reason": "not found"}
 
 
 @pytest.mark.parametrize(
-    ("answered", "status", "out", "err"),
+    ("packages", "status", "out", "err"),
     [
         ([_SAFE], 0, "1 pinned packages, 0 known vulnerabilities\n", ""),
         ([_SAFE, _WEAK], 1, "click 8 CVE-1 fixed in 9\n", ""),
@@ -86,12 +86,12 @@ _UNKNOWN = {"name": "rich", "skip_reason": "not found"}
 )
 def test_audit_without_answer_has_its_own_exit_code(
     capsys: pytest.CaptureFixture[str],
-    answered: list[dict[str, object]],
+    packages: list[dict[str, object]],
     status: int,
     out: str,
     err: str,
 ) -> None:
-    assert runpy.run_path(str(_TOOLS / "audit.py"))["told"](answered) == status
-    said = capsys.readouterr()
-    assert said.out.startswith(out)
-    assert err in said.err
+    assert runpy.run_path(str(_TOOLS / "audit.py"))["report"](packages) == status
+    output = capsys.readouterr()
+    assert output.out.startswith(out)
+    assert err in output.err

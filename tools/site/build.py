@@ -1,7 +1,7 @@
-"""Build the documentation site: `make docs`. It lies in build/site, a folder for each version.
+"""Build the documentation site: `make docs`. It is in build/site, with a folder for each version.
 
-Nothing of a version knows of the others: each page reads `versions.js` above its folder, which is written
-anew here. So a version that was built once is never touched again, and all of it works from files.
+The versions are independent: each page reads `versions.js` in the parent folder, which every build
+updates. Older versions are not changed by a new build, and all pages work from files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SITE = ROOT / "build" / "site"
 
 
 def build(site: Path = SITE, version: str = "") -> Path:
-    """Build this version; the folder of its pages. SystemExit names what is wrong with a page."""
+    """Build this version and return the folder of its pages. SystemExit names errors of pages."""
     from mkdocs.commands.build import build as write
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort
@@ -27,7 +27,7 @@ def build(site: Path = SITE, version: str = "") -> Path:
     if not version:
         from hopback import __version__ as version
     folder = site / version
-    # Material announces its successor on every build; that is no news to whoever reads this output.
+    # Material announces its successor on every build, which is irrelevant in this output.
     os.environ["NO_MKDOCS_2_WARNING"] = "true"
     logging.getLogger("mkdocs").addHandler(logging.StreamHandler())
     logging.getLogger("mkdocs").setLevel(logging.WARNING)
@@ -35,14 +35,14 @@ def build(site: Path = SITE, version: str = "") -> Path:
         config = load_config(str(Path(__file__).with_name("mkdocs.yml")), site_dir=str(folder))
         config.extra["version_name"] = version
         write(config)
-    except Abort as wrong:
-        raise SystemExit(f"the site was not built: {wrong}") from None
+    except Abort as error:
+        raise SystemExit(f"the site was not built: {error}") from None
     _list_versions(site)
     return folder
 
 
 def _list_versions(site: Path) -> None:
-    """What the pages of all versions read, and the page that leads to the newest."""
+    """Write the list of versions, and the page that redirects to the newest."""
     found = sorted(
         (path.name for path in site.iterdir() if (path / "index.html").exists()),
         key=lambda name: [(not part.isdigit(), part.zfill(9)) for part in re.split(r"[.]", name)],

@@ -1,8 +1,8 @@
-"""What makes the pages of the repository a site.
+"""Convert the pages of the repository to a site.
 
-The pages are written to be read where they lie, so their links lead to files. Here the navigation is read
-from docs/README.md; pages and files outside docs/ that are linked (examples, READMEs of the systems,
-benchmarks) become part of the site; a page for each front door is made from its docstrings.
+The links of the pages lead to files, so that they work in the repository. These hooks read the
+navigation from docs/README.md, add linked pages and files outside docs/ (examples, READMEs of the
+systems, benchmarks), and create a page for each front door from its docstrings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 HERE = Path(__file__).parent
-ALL_PAGES = "pages.md"  # docs/README.md, which is index.html otherwise: that is the landing page
+ALL_PAGES = "pages.md"  # docs/README.md as a page, because index.html is the landing page
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 # Sections of docs/README.md and their tabs.
 _TABS = {
@@ -45,8 +45,8 @@ DOORS = {
     "hopback.ops": "Dead letters: looking, re-driving, discarding.",
     "hopback.testing": "The test kit.",
 }
-# Modules that are doors of their own, and say themselves what they are for. They export what other modules
-# need too, so here is what programs use of them, and which methods only the other modules call.
+# Modules that are front doors and describe themselves. They also export names for other modules, so
+# the names for programs are listed here, and the methods that only other modules call.
 _INTEGRATIONS = {
     "hopback.integrations.faststream": ("FastStreamPlans",),
     "hopback.integrations.aio_pika": ("AioPikaPlans", "PlannedMessage"),
@@ -60,9 +60,9 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The navigation, from the list of pages."""
+    """Create the navigation from the list of pages."""
     tabs: dict[str, list[Any]] = {}
-    for section, group, title, target in _listed():
+    for section, group, title, target in _page_links():
         path = _source(DOCS, target)
         if path is not None and path.endswith(".md") and not path.startswith("src/"):
             pages = tabs.setdefault(_TABS[section], [])
@@ -89,8 +89,8 @@ def _doors() -> list[object]:
     return [*({door: f"api/{door}.md"} for door in DOORS), {"hopback.integrations": modules}]
 
 
-def _listed() -> Iterator[tuple[str, str, str, str]]:
-    """Section, group, title and target of each link of the list of pages, each target once."""
+def _page_links() -> Iterator[tuple[str, str, str, str]]:
+    """Yield section, group, title and target of each link in the list of pages, each target once."""
     text = (DOCS / "README.md").read_text(encoding="utf-8")
     seen: set[str] = set()
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
@@ -115,7 +115,7 @@ def _benchmarks() -> list[object]:
 
 
 def _source(folder: Path, target: str) -> str | None:
-    """The name within the site of what a link leads to from a folder; None for what is not a file."""
+    """Return the name within the site of a link's target in a folder, or None if it is not a file."""
     path = (folder / target).resolve()
     if path == DOCS / "README.md":
         return ALL_PAGES
@@ -125,7 +125,7 @@ def _source(folder: Path, target: str) -> str | None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what lies outside docs/ and is linked, the vendored scripts, and the pages from docstrings."""
+    """Add linked files outside docs/, the vendored scripts, and the pages from docstrings."""
     text = (DOCS / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, ALL_PAGES, content=text))
     for door in (*DOORS, *_INTEGRATIONS):
@@ -142,7 +142,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _outside(files: Files) -> set[str]:
-    """The files of the repository that pages lead to, and those that these lead to."""
+    """Return the files of the repository that pages link, directly or indirectly."""
     waiting = [DOCS / file.src_uri for file in files.documentation_pages() if not file.generated_by]
     waiting += [ROOT / name for name in _PROJECT] + sorted((ROOT / "benchmarks").glob("*.md"))
     waiting.append(DOCS / "README.md")
@@ -163,7 +163,7 @@ def _outside(files: Files) -> set[str]:
 
 
 def _door(door: str) -> str:
-    """The page of a front door: each object where it is found first."""
+    """Return the page of a front door. An object is described on the first page that has it."""
     earlier: dict[int, str] = {}
     for other, name in _before(door):
         earlier.setdefault(id(getattr(import_module(other), name)), other)
@@ -200,25 +200,25 @@ def _before(door: str) -> Iterator[tuple[str, str]]:
 
 
 def _shown(door: str) -> tuple[str, ...]:
-    """The names of a door that have a place on its page."""
+    """Return the names of a door that are on its page."""
     return _INTEGRATIONS.get(door) or tuple(import_module(door).__all__)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that lead out of docs/, or into it from outside, lead to the same page of the site."""
+    """Rewrite links that leave docs/, or enter it from outside, to the same page of the site."""
     uri = page.file.src_uri
     if uri.startswith("api/"):
-        page.meta["search"] = {"boost": 0.1}  # a search finds the guides first
+        page.meta["search"] = {"boost": 0.1}  # a search lists the guides first
         return markdown
     real = DOCS / "README.md" if uri == ALL_PAGES else DOCS / uri
     folder = (real if real.exists() else ROOT / uri).parent
 
-    def led(link: re.Match[str]) -> str:
+    def rewrite(link: re.Match[str]) -> str:
         target, sign, anchor = link["target"].partition("#")
         if not target or "://" in target or target.startswith("mailto:"):
             return link[0]
         name = _source(folder, target)
-        if name is None:  # a folder of the repository: no page, so no link
+        if name is None:  # a folder of the repository has no page
             return link["text"][1:-1]
         up = "../" * (uri.count("/"))
         return f"{link['text']}({up}{name}{sign}{anchor})"
@@ -226,13 +226,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = []
     end = 0
     for block in _FENCED.finditer(markdown):
-        parts += [_LINK.sub(led, markdown[end : block.start()]), block[0]]
+        parts += [_LINK.sub(rewrite, markdown[end : block.start()]), block[0]]
         end = block.end()
-    return "".join((*parts, _LINK.sub(led, markdown[end:])))
+    return "".join((*parts, _LINK.sub(rewrite, markdown[end:])))
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """The script for drawings is large: only pages with one load it."""
+    """Remove the large script for drawings from pages without one."""
     if 'class="drawing"' in output:
         return output
     return re.sub(r'\s*<script src="[^"]*(mermaid\.tiny|drawings)\.js"></script>', "", output)
