@@ -37,8 +37,8 @@ from hopback.ops.contract.values import (
     Survey,
     TargetChoice,
 )
-from hopback.ops.messages.body import find_packing, unpack
-from hopback.ops.messages.plain import hex_rows, pretty_json
+from hopback.ops.messages.body import find_packing
+from hopback.ops.messages.shown_payload import Form, show_payload
 from hopback.text import count_of, safe_lines, size_text
 from hopback.text import one_line as safe
 
@@ -52,10 +52,6 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 _ERROR_CELL = 60
 """Characters of an error in a table. Distinguishes most errors and leaves room for other columns."""
 _HEADER_CELL = 100  # characters of a header's value. An export contains the whole value.
-_SHOWN_BYTES = 64 * 1024  # of a payload, about a thousand lines. --save writes all of it.
-_PRETTY_BYTES = 4 * _SHOWN_BYTES
-"""Largest payload that is indented. Larger ones take too long, and only their start is shown."""
-_HEX_BYTES = 2048  # 128 rows, enough to recognise a format
 
 
 def form_option(command: _Command) -> _Command:
@@ -355,10 +351,12 @@ def print_message(message: MessageView, body: bytes, payload: str = "pretty") ->
         table(("header", "type", "value"), rows)
         if message.more_headers:
             click.echo(f"{message.more_headers:,} more headers in an export")
-    inside, done = _unpack_payload(message, body, payload)
-    text, cut = payload_text(inside, payload)
-    notes = ", ".join(filter(None, (size_text(len(body)), done, cut)))
-    click.echo(f"\nPayload ({safe(notes)})\n{_indent(text)}")
+    headers = {one.name: one.value for one in message.headers}
+    packing = find_packing(message.properties.get("contentEncoding"), headers)
+    parsed = (message.payload, message.payload_encoding)
+    found = show_payload(body, Form(payload), packing, parsed, "--save FILE writes all")
+    notes = "; ".join(filter(None, (size_text(len(body)), found.note)))
+    click.echo(f"\nPayload ({safe(notes)})\n{_indent(found.text)}")
 
 
 def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
@@ -397,48 +395,6 @@ def _section(title: str, pairs: list[tuple[str, str]]) -> None:
 
 def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in safe_lines(text).split("\n"))
-
-
-def _unpack_payload(message: MessageView, body: bytes, form: str) -> tuple[bytes, str]:
-    """Return the unpacked body and a note about the conversion. `hex` leaves the body unchanged."""
-    if form == "hex":
-        return body, ""
-    headers = {one.name: one.value for one in message.headers}
-    how = find_packing(message.properties.get("contentEncoding"), headers)
-    inside, is_whole, packed_by = unpack(body, how, _PRETTY_BYTES)
-    notes = (
-        [f"unpacked from {packed_by}{'' if is_whole else ', only the start'}"] if packed_by else []
-    )
-    if form == "pretty" and message.payload_encoding == "msgpack":
-        notes.append("as JSON, from MessagePack")
-        return json.dumps(message.payload).encode(), ", ".join(notes)
-    return inside if packed_by else body, ", ".join(notes)
-
-
-def payload_text(body: bytes, form: str) -> tuple[str, str]:
-    """Return the payload as readable text and a note about the conversion. Binary is shown in hex."""
-    if form == "hex":
-        return _hex(body)
-    try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError:
-        shown, note = _hex(body)
-        return shown, note or "not UTF-8"
-    if form == "pretty" and len(body) <= _PRETTY_BYTES:
-        text, _ = pretty_json(text, _SHOWN_BYTES + 1) or (text, False)
-    if len(text) > _SHOWN_BYTES:
-        return text[:_SHOWN_BYTES], _cut_note(_SHOWN_BYTES)
-    return text, ""
-
-
-def _cut_note(size: int) -> str:
-    return f"the first {size_text(size)}, --save FILE writes all"
-
-
-def _hex(body: bytes) -> tuple[str, str]:
-    """Return rows of hex and ASCII, and a note if the body is longer."""
-    cut = len(body) > _HEX_BYTES
-    return hex_rows(body[:_HEX_BYTES], 6), _cut_note(_HEX_BYTES) if cut else ""
 
 
 def print_plan(plan: JobPlan, *, err: bool) -> None:

@@ -139,11 +139,11 @@ def _refuse_constant(name: str) -> None:
 _HEX_ROW = 16  # bytes per row, as in hexdump
 
 
-def hex_rows(body: bytes, digits: int) -> str:
-    """Return rows of hex and ASCII. `digits` is the number of digits of the offsets."""
+def hex_rows(body: bytes) -> str:
+    """Return rows of hex and ASCII."""
     rows = []
     for start in range(0, len(body), _HEX_ROW):
         row = body[start : start + _HEX_ROW]
         characters = "".join(chr(byte) if 0x20 <= byte < 0x7F else "·" for byte in row)
-        rows.append(f"{start:0{digits}x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {characters}")
+        rows.append(f"{start:08x}  {row.hex(' '):<{_HEX_ROW * 3 - 1}}  {characters}")
     return "\n".join(rows)

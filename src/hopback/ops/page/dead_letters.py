@@ -62,9 +62,10 @@ from hopback.ops.messages.plain import (
     plain_value,
     pretty_json,
 )
+from hopback.ops.messages.shown_payload import Form
 from hopback.ops.page.errors import visible_errors
 from hopback.ops.page.pages import Pages, Visit, form_target, in_time, see_other
-from hopback.ops.page.rendering import Form, clock_words, payload_of, visible
+from hopback.ops.page.rendering import clock_words, payload_of, visible
 from hopback.text import count_of
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -25,10 +24,11 @@ from hopback.ops.contract.options import options_of
 from hopback.ops.contract.requests import RedriveRequest
 from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import HELD_BACK, AuditEntry, Moment, TargetChoice
-from hopback.ops.messages.body import find_packing, is_msgpack, unpack_body
+from hopback.ops.messages.body import find_packing, is_msgpack
 from hopback.ops.messages.error_groups import first_hour, sum_hours
 from hopback.ops.messages.grouping import HOUR_S, HOURS
-from hopback.ops.messages.plain import hex_rows, plain_payload, plain_text, pretty_json
+from hopback.ops.messages.plain import plain_payload, plain_text
+from hopback.ops.messages.shown_payload import show_payload
 from hopback.text import size_text
 from hopback.text import visible as spelled_out
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from hopback.message import Delivery
     from hopback.ops.contract.surveys import ErrorGroup, TrendSample
+    from hopback.ops.messages.shown_payload import Form, ShownPayload
 
 # Size of a sparkline, in the units of its viewBox.
 _SPARK_WIDTH = 100.0
@@ -304,77 +305,15 @@ def _details_line(entry: AuditEntry) -> str:
     return visible(", ".join(parts))
 
 
-_SHOWN_BYTES = 128 * 1024  # of a payload, so that browsers stay fast. Download returns all of it.
-_PARSED_BYTES = 512 * 1024
-"""Largest body that is parsed or unpacked, which takes a few milliseconds."""
-_HEX_BYTES = 4096  # 256 rows
-
-
-class Form(StrEnum):
-    """Formats of a payload."""
-
-    PRETTY = "pretty"
-    RAW = "raw"
-    HEX = "hex"
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPayload:
-    """A payload as text. `note` describes conversions and cuts."""
-
-    form: Form
-    text: str
-    note: str
-    size: int
-
-
 def visible(text: str, *, lines: bool = False) -> str:
     """Replace invisible characters by their names. `lines` keeps line ends and tabs."""
     return spelled_out(plain_text(text), lines=lines)
 
 
 def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
-    """Return the payload in that format. A binary payload is always shown in hex."""
-    body = delivery.body
-    if form is Form.HEX:
-        return _hex(body, "")
+    """Return the payload for the page, without invisible characters."""
     properties = delivery.properties
-    notes: list[str] = []
-    inside, is_whole, packed_by = unpack_body(delivery, _PARSED_BYTES)
-    if packed_by:
-        notes.append(f"unpacked from {packed_by}{'' if is_whole else ', only the start'}")
-    else:
-        inside, how = body, find_packing(properties.content_encoding, properties.headers)
-        notes += [f"unchanged: declared as {how}, but is not"] if how else []
-    if form is Form.PRETTY and is_msgpack(properties.content_type):
-        payload, encoding = plain_payload(delivery)
-        if encoding == "msgpack":
-            inside = json.dumps(payload, ensure_ascii=False).encode()
-            notes.append("as JSON, from MessagePack")
-    cut_at = len(inside)
-    if cut_at > _SHOWN_BYTES:  # cut at the end of a character
-        cut_at = _SHOWN_BYTES
-        while cut_at > _SHOWN_BYTES - 4 and inside[cut_at] & 0xC0 == 0x80:
-            cut_at -= 1
-    try:
-        text = inside[:cut_at].decode("utf-8")
-    except UnicodeDecodeError:
-        return _hex(body, "in hex, because it is not UTF-8")
-    if form is Form.PRETTY:
-        # Larger payloads take too long to parse and to display.
-        small = len(inside) <= _PARSED_BYTES
-        pretty = pretty_json(inside, _SHOWN_BYTES) if small else None
-        if pretty is not None:
-            text, cut = pretty
-            notes += ["cut, Download returns all"] if cut else []
-            return ShownPayload(Form.PRETTY, visible(text, lines=True), "; ".join(notes), len(body))
-    if len(inside) > _SHOWN_BYTES:
-        notes.append(f"the first {_SHOWN_BYTES // 1024} KiB, Download returns all")
-    return ShownPayload(Form.RAW, visible(text, lines=True), "; ".join(notes), len(body))
-
-
-def _hex(body: bytes, note: str) -> ShownPayload:
-    if len(body) > _HEX_BYTES:
-        cut = f"the first {_HEX_BYTES // 1024} KiB, Download returns all"
-        note = f"{note}; {cut}" if note else cut
-    return ShownPayload(Form.HEX, hex_rows(body[:_HEX_BYTES], 8), note, len(body))
+    packing = find_packing(properties.content_encoding, properties.headers)
+    parsed = plain_payload(delivery) if is_msgpack(properties.content_type) else (None, "")
+    found = show_payload(delivery.body, form, packing, parsed, "Download returns all")
+    return replace(found, text=visible(found.text, lines=True))

@@ -21,8 +21,9 @@ from hopback.designs import DESIGNS
 from hopback.message import Message, Properties, Received
 from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.http import create_app
+from hopback.ops.messages.shown_payload import Form, ShownPayload
 from hopback.ops.operations import Operations
-from hopback.ops.page.rendering import Form, ShownPayload, payload_of, visible
+from hopback.ops.page.rendering import payload_of, visible
 from hopback.policy.delays import delay
 from hopback.topology.delays import delay_topology
 from hopback.topology.model import Queue
