@@ -30,11 +30,8 @@ ALERTS = ApiTable()
 async def _list_alerts(call: CallerRequest) -> AlertList:
     """List firing and pending alerts, and alerts resolved within a week."""
     found = await call.services.shared.alerting.list_alerts()
-    items = tuple(
-        one
-        for one in found.items
-        if call.services.has(one.broker) and call.principal.allows(Role.VIEWER, one.queue)
-    )
+    here = (one for one in found.items if call.services.has(one.broker))
+    items = call.principal.visible(here)
     if not call.services.manages(call.principal):
         return AlertList(items, len(items))
     return structs.replace(found, items=items, total=len(items))  # admins see rules and targets

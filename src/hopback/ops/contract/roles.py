@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hopback.text import text_matches
 
@@ -55,6 +55,16 @@ class Grant:
         return any(text_matches(pattern, queue) for pattern in self.queues)
 
 
+class OfQueue(Protocol):
+    """A value about one queue: its summary, a job, an alert or a candidate."""
+
+    @property
+    def queue(self) -> str: ...
+
+
+OfQueueT = TypeVar("OfQueueT", bound=OfQueue)
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A caller. `kind` is the way in which it was authenticated: `token`, `key`, `link` or `local`.
@@ -95,7 +105,8 @@ class Principal:
         """The highest role of the caller for any queue."""
         return max((grant.role for grant in self.grants), key=lambda role: role.rank, default=None)
 
-    def visible(self, queues: Iterable[str]) -> list[str]:
+    def visible(self, values: Iterable[OfQueueT]) -> tuple[OfQueueT, ...]:
+        """Return the values whose queues the caller may see."""
         if self.allows_everywhere(Role.VIEWER):
-            return list(queues)
-        return [queue for queue in queues if self.allows(Role.VIEWER, queue)]
+            return tuple(values)
+        return tuple(value for value in values if self.allows(Role.VIEWER, value.queue))

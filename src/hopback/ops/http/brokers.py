@@ -70,15 +70,14 @@ class AllQueues(Struct, frozen=True, rename="camel"):
 
 async def _visible_brokers(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
     """Return the brokers that the caller may see, each with the caller's grants and the last reading."""
-    callers = [(each, each.caller_here(call.principal)) for each in call.services.shared.brokers]
-    allowed = [(each, caller) for each, caller in callers if caller.allows_somewhere(Role.VIEWER)]
+    allowed = call.services.shared.visible_to(call.principal)
     found = await read_all([each.recent.sweep for each, _ in allowed])
     return [(*pair, swept) for pair, swept in zip(allowed, found, strict=True)]
 
 
 def _answer(services: Services, principal: Principal, swept: Swept | None) -> BrokerAnswer:
     queues = [] if swept is None else swept.queues
-    depths = [one.depth.total or 0 for one in queues if principal.allows(Role.VIEWER, one.queue)]
+    depths = [one.depth.total or 0 for one in principal.visible(queues)]
     reason = "it has not answered yet"
     if swept is not None:
         reason = "" if swept.error is None else str(swept.error)
@@ -111,9 +110,8 @@ async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
     found = [
         BrokerQueue(services.name, one)
         for services, principal, swept in seen
-        for one in (() if swept is None else swept.queues)
-        if principal.allows(Role.VIEWER, one.queue)
-        and wanted in f"{services.name} {one.queue}".lower()
+        for one in principal.visible(() if swept is None else swept.queues)
+        if wanted in f"{services.name} {one.queue}".lower()
     ]
     found.sort(key=lambda each: (-(each.summary.depth.total or 0), each.summary.queue))
     prefixes = {services.name: services.prefix for services, _, _ in seen}

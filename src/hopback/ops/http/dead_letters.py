@@ -54,7 +54,7 @@ _MOST_GROUPS = 1000  # an answer of a few megabytes at most
 async def _show_overview(call: Call[Empty, None]) -> Overview:
     """List the dead-letter queues with their depths."""
     swept, now = await call.services.recent.sweep.get(), call.services.clock.now()
-    seen = [one for one in swept.queues if call.principal.allows(Role.VIEWER, one.queue)]
+    seen = call.principal.visible(swept.queues)
     items = tuple(structs.replace(one, depth=one.depth.shown_at(now)) for one in seen)
     return Overview(items, len(items), Moment(swept.at), round(swept.age(now), 3))
 
@@ -63,8 +63,8 @@ async def _show_overview(call: Call[Empty, None]) -> Overview:
 async def _list_candidates(call: Call[Empty, None]) -> CandidateList:
     """List queues with messages and no consumer that may contain dead letters, and earlier answers."""
     found = await call.operations.candidates()
-    items = tuple(one for one in found.items if call.principal.allows(Role.VIEWER, one.queue))
-    answers = tuple(one for one in found.answers if call.principal.allows(Role.VIEWER, one.queue))
+    items = call.principal.visible(found.items)
+    answers = call.principal.visible(found.answers)
     return CandidateList(items, len(items), sum(one.messages for one in items), answers)
 
 
@@ -166,7 +166,7 @@ async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
     """List jobs, the newest first."""
     asked = call.query
     jobs = await call.operations.jobs(queue=asked.queue, active=asked.active, limit=asked.limit)
-    seen = tuple(job for job in jobs if call.principal.allows(Role.VIEWER, job.queue))
+    seen = call.principal.visible(jobs)
     return JobList(seen, len(seen))
 
 

@@ -64,6 +64,11 @@ class SharedServices:
     brokers: tuple[Services, ...] = ()
     opening: Counter[str] = field(default_factory=Counter)
 
+    def visible_to(self, principal: Principal) -> list[tuple[Services, Principal]]:
+        """Return the brokers that the caller may see, each with the caller's grants for it."""
+        callers = [(each, each.caller_here(principal)) for each in self.brokers]
+        return [(each, caller) for each, caller in callers if caller.role is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class Services:

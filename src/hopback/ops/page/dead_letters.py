@@ -165,25 +165,23 @@ class BoardSection:
 async def _shown_brokers(visit: Visit) -> list[BoardSection]:
     """Return this broker, or on the page over all brokers those that the visitor may see."""
     if not visit.services.spans_brokers:
-        seen = [visit.services]
+        seen = [(visit.services, visit.principal)]
         sweep = visit.services.recent.sweep
         found: list[Swept | None] = [await sweep.get_or_last(visit.first_s)]
     else:
-        seen = [
-            each
-            for each in visit.services.shared.brokers
-            if each.caller_here(visit.principal).role is not None
-        ]
-        found = await read_all([each.recent.sweep for each in seen], visit.first_s)
-    shown = []
-    for services, swept in zip(seen, found, strict=True):
-        principal = services.caller_here(visit.principal)
-        queues = () if swept is None else swept.queues
-        rows = (
-            BoardRow(services, one) for one in queues if principal.allows(Role.VIEWER, one.queue)
+        seen = visit.services.shared.visible_to(visit.principal)
+        found = await read_all([each.recent.sweep for each, _ in seen], visit.first_s)
+    return [
+        BoardSection(
+            services,
+            swept,
+            tuple(
+                BoardRow(services, one)
+                for one in principal.visible(() if swept is None else swept.queues)
+            ),
         )
-        shown.append(BoardSection(services, swept, tuple(rows)))
-    return shown
+        for (services, principal), swept in zip(seen, found, strict=True)
+    ]
 
 
 @DEADLETTER_PAGES.get("/", None, VISIBLE_QUEUES)
@@ -373,11 +371,7 @@ async def _live(visit: Visit) -> Response:
     )
     sweeps = [services.recent.sweep]
     if services.spans_brokers and visit.field("over") == "all":
-        sweeps = [
-            each.recent.sweep
-            for each in services.shared.brokers
-            if each.caller_here(visit.principal).role is not None
-        ]
+        sweeps = [each.recent.sweep for each, _ in services.shared.visible_to(visit.principal)]
     elif visit.principal.role is None:
         raise forbidden()
     return services.shared.streams.open(changes_of_board(sweeps, shown_at), visit.principal)

@@ -271,8 +271,7 @@ def _form_page(
 
 @JOB_PAGES.get("/jobs", Role.VIEWER, VISIBLE_QUEUES)
 async def _jobs(visit: Visit) -> Response:
-    found = await visit.operations.jobs(limit=100)
-    seen = [job for job in found if visit.principal.allows(Role.VIEWER, job.queue)]
+    seen = visit.principal.visible(await visit.operations.jobs(limit=100))
     counts = [(state, sum(job.state is state for job in seen)) for state in _UNDER_WAY]
     words = [f"{count_of(n, 'job')} {state.value}" for state, n in counts if n]
     return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No running jobs")

@@ -392,12 +392,12 @@ def broker_switch(services: Services, principal: Principal, section: str) -> Bro
     """Return the menu of the brokers that the visitor may see. None if there is only one broker."""
     if len(services.shared.brokers) < 2:
         return None
-    seen = [
-        each for each in services.shared.brokers if each.caller_here(principal).role is not None
-    ]
     return BrokerSwitch(
         "" if services.spans_brokers and section == "/" else services.name,
-        tuple((each.name, f"{each.prefix}{section}") for each in seen),
+        tuple(
+            (each.name, f"{each.prefix}{section}")
+            for each, _ in services.shared.visible_to(principal)
+        ),
     )
 
 
