@@ -3,8 +3,9 @@
 This package exports the names that most services import. They are loaded lazily to keep `import
 hopback` fast.
 
-Other public names live in subpackages: `hopback.runtime` (codecs, clocks), `hopback.topology`,
-`hopback.broker`, `hopback.designs`, `hopback.store` (inbox and outbox) and `hopback.testing`.
+Other public names are in subpackages: `hopback.runtime` (codecs, clocks), `hopback.topology`,
+`hopback.broker`, `hopback.designs`, `hopback.store` (inbox and outbox) and `hopback.testing`. An import
+of such a name from here raises an ImportError that names its package.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from hopback.runtime.context import Context as Context, compose as compose
     from hopback.runtime.handler import Output as Output
     from hopback.runtime.dependencies import Depends as Depends
+    from hopback.runtime.message_types import by_header as by_header
     from hopback.runtime.middleware import Middleware as Middleware, NextRun as NextRun
+    from hopback.runtime.periodic import PeriodicMessage as PeriodicMessage
     from hopback.runtime.publisher import Publisher as Publisher
     from hopback.runtime.relay import Relay as Relay
     from hopback.runtime.requests import RequestClient as RequestClient
@@ -56,7 +59,9 @@ _HOMES = {
     "hopback.runtime.context": "Context compose",
     "hopback.runtime.dependencies": "Depends",
     "hopback.runtime.handler": "Output",
+    "hopback.runtime.message_types": "by_header",
     "hopback.runtime.middleware": "Middleware NextRun",
+    "hopback.runtime.periodic": "PeriodicMessage",
     "hopback.runtime.publisher": "Publisher",
     "hopback.runtime.relay": "Relay",
     "hopback.runtime.requests": "RequestClient",

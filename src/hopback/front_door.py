@@ -13,6 +13,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_PACKAGES = (
+    "hopback",
+    "hopback.runtime",
+    "hopback.testing",
+    "hopback.store",
+    "hopback.topology",
+    "hopback.broker",
+    "hopback.errors",
+    "hopback.designs",
+    "hopback.rehearse",
+    "hopback.ops",
+)
+"""The packages with public names, in the order in which a name is looked up."""
+
 
 def front_door(
     package: str, homes: Mapping[str, str]
@@ -30,7 +44,9 @@ def front_door(
             return sorted(home_of)
         home = home_of.get(name)
         if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            # `from hopback import X` would replace the text of an AttributeError by its own.
+            is_import = sys._getframe(1).f_code.co_name == _IMPORTING  # noqa: SLF001
+            raise _error_for(package, name, is_import=is_import)
         from importlib import import_module
 
         # Cache the value in the package so that a submodule with the same name (`topology.check`)
@@ -44,3 +60,46 @@ def front_door(
         return sorted({*dunders, *home_of})
 
     return load, names
+
+
+_IMPORTING = "_handle_fromlist"
+"""The function of importlib that looks up the names of a `from` import."""
+
+
+def _error_for(package: str, name: str, *, is_import: bool) -> AttributeError | ImportError:
+    from importlib.util import find_spec
+
+    text = f"module {package!r} has no attribute {name!r}"
+    if name.startswith("_") or find_spec(f"{package}.{name}") is not None:
+        return AttributeError(text)
+    other = find_package(name)
+    if other is None:
+        return AttributeError(text)
+    hint = f"it is in {other}: `from {other} import {name}`"
+    if is_import:
+        return ImportError(f"cannot import name {name!r} from {package!r}: {hint}")
+    return AttributeError(f"{text}: {hint}")
+
+
+def find_package(name: str) -> str | None:
+    """Return the first package that exports a name. Reads the sources and imports nothing.
+
+    The package may need a library that is not installed.
+    """
+    import re
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    word = re.escape(name)
+    exported = re.compile(rf'\b{word} as {word}\b|^    "{word}",$', re.MULTILINE)
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        try:
+            source = Path(spec.origin).read_text(encoding="utf-8")
+        except OSError:
+            continue
+        if exported.search(source):
+            return package
+    return None

@@ -1,6 +1,6 @@
 """Runs applications.
 
-The names that most services need are also exported by `hopback`. Names are loaded lazily.
+The names that most services need are exported by `hopback`. Names are loaded lazily.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from hopback.runtime.health import Health as Health
     from hopback.runtime.message_types import (
         by_cloudevents as by_cloudevents,
-        by_header as by_header,
         by_property as by_property,
     )
-    from hopback.runtime.periodic import PeriodicMessage as PeriodicMessage
     from hopback.runtime.push import PushTarget as PushTarget
     from hopback.runtime.relay import OutboxStore as OutboxStore
     from hopback.runtime.settling import Environment as Environment
@@ -45,8 +43,7 @@ _HOMES = {
     "hopback.runtime.context": "PublishOptions",
     "hopback.runtime.dependencies": "Scope",
     "hopback.runtime.health": "Health",
-    "hopback.runtime.message_types": "by_cloudevents by_header by_property",
-    "hopback.runtime.periodic": "PeriodicMessage",
+    "hopback.runtime.message_types": "by_cloudevents by_property",
     "hopback.runtime.push": "PushTarget",
     "hopback.runtime.relay": "OutboxStore",
     "hopback.runtime.settling": "Environment",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Done, Router, Rule, Verdict
+from hopback import App, Context, Done, Router, Rule, Verdict, by_header
 from hopback.errors import InvalidDeclaration
-from hopback.runtime import by_cloudevents, by_header
+from hopback.runtime import by_cloudevents
 from hopback.testing import AppTest, Tally, in_virtual_time
 
 if TYPE_CHECKING:

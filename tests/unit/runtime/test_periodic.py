@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, Router, Service
+from hopback import App, Context, PeriodicMessage, Router, Service
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.errors import InvalidDeclaration
 from hopback.observe.events import Bus
-from hopback.runtime import Environment, PeriodicMessage
+from hopback.runtime import Environment
 from hopback.runtime.periodic import SentSoFar
 from hopback.testing import AppTest
 from hopback.testing import in_virtual_time as virtual_time

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
 
-from hopback import App, Context, Depends, Done, NextRun, Park, Retry, Snooze
-from hopback.runtime import by_header
+from hopback import App, Context, Depends, Done, NextRun, Park, Retry, Snooze, by_header
 from hopback.testing import AppTest, Tally, in_virtual_time
 
 if TYPE_CHECKING:
