@@ -607,6 +607,8 @@ class App(Router):
         self._given = topology
         self._publish: Callable[[Message], Coroutine[Any, Any, None]] | None = None
         self._delays: Topology | None = None
+        self.longest_delay: Duration | None = None
+        """The longest delay as declared by `delays`."""
         self._running: Service | None = None
         self.overrides: dict[Provider, Provider] = {}
         """Replaced providers."""
@@ -645,6 +647,7 @@ class App(Router):
             )
         self._due.cancellations = cancellations or self._due.cancellations
         self._delays = delay_topology(longest)
+        self.longest_delay = longest
 
     @contextmanager
     def override(self, provider: Provider, replacement: Provider) -> Iterator[None]:

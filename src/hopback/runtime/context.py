@@ -18,7 +18,7 @@ from hopback.errors import ReplyRefused
 from hopback.message import Delivery, Message, Properties, require_message
 from hopback.policy.reading import Reading
 from hopback.runtime.payload import encode_payload
-from hopback.runtime.publish_arguments import check_publish, explain_arguments
+from hopback.runtime.publish_arguments import WrongCall, check_publish, explain_arguments
 from hopback.text import did_you_mean
 from hopback.waiting import is_on_loop
 
@@ -459,7 +459,7 @@ def check_options(options: Mapping[str, Any], *more: str) -> None:
         return
     known = ("exchange", *PublishOptions.__annotations__, *more)
     name = next(name for name in options if name not in known)
-    raise TypeError(
+    raise WrongCall(
         f"unexpected option {name!r}{did_you_mean(name, known)}: expected {', '.join(known)}"
     )
 

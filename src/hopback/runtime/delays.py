@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from hopback.clock import Clock
+    from hopback.durations import Duration
     from hopback.message import Delivery, Message
     from hopback.runtime.service import Service
 
@@ -88,7 +89,10 @@ class Cancellations(Protocol):
 class DelayQueues:
     """Publishes messages to the delay queues."""
 
-    def __init__(self, topology: Topology, clock: Clock) -> None:
+    def __init__(
+        self, topology: Topology, clock: Clock, *, longest: Duration | None = None
+    ) -> None:
+        self._longest = longest
         self._clock = clock
         self._own_exchanges = {exchange.name for exchange in topology.exchanges}
         self._own_queues = {queue.name for queue in topology.queues}
@@ -110,17 +114,27 @@ class DelayQueues:
         else:
             delay_ms = message.delay or 0
         if delay_ms > self._longest_ms:
-            if not self._longest_ms:
-                expected, got = "the queues of delays: declare them with `app.delays()`", "none"
-            else:
-                longest = format_duration(self._longest_ms)
-                expected = f"at most {longest}: ask for more with `app.delays(longest=…)`"
-                got = format_duration(delay_ms)
-            raise InvalidDeclaration((Problem("delay", expected, got),), where="publish")
+            raise self._error_for(message.delay)
         await self._check(message.exchange, message.routing_key)
         by_clock = isinstance(message.delay, datetime)
         plain = replace(message, delay=None)
         return delay(plain, delay_ms, now_ms + delay_ms, by_clock=by_clock)
+
+    def _error_for(self, wanted: int | datetime | None) -> InvalidDeclaration:
+        """Return the error for a delay that is too long."""
+        is_time = isinstance(wanted, datetime)
+        got = wanted.isoformat() if isinstance(wanted, datetime) else format_duration(wanted or 0)
+        if not self._longest_ms:
+            expected = "none, because the application has no queues for delays"
+            remedy = "Declare them with `app.delays()`"
+        else:
+            longest = self._longest
+            if not isinstance(longest, str):
+                longest = format_duration(self._longest_ms)
+            expected = f"at most {longest}, the longest of `app.delays()`"
+            remedy = "Raise it with `app.delays(longest=…)`"
+        problem = Problem("at" if is_time else "delay", expected, f"{got}. {remedy}")
+        return InvalidDeclaration((problem,), where="publish")
 
     async def _check(self, exchange: str, routing_key: str) -> None:
         """Raise Returned if the destination does not exist."""

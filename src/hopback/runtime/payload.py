@@ -447,15 +447,23 @@ def _not_finite(value: object, path: str) -> str | None:
 def _jsonable(value: object) -> object:
     """Convert types that are not supported by `json`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        # A field that is a set is read as a set again, so the order of its items has no meaning.
+        return {
+            name: list(found) if isinstance(found, set | frozenset) else found
+            for name, found in fields.items()
+        }
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, UUID | Decimal):
         return str(value)
-    if isinstance(value, set | frozenset | tuple):
-        return list(value)
+    if isinstance(value, set | frozenset):
+        raise TypeError(
+            f"expected a payload of JSON types, dataclasses or models, got {type(value).__name__}, whose"
+            " items have no order: send a list, such as `sorted(…)`, or an object"
+        )
     raise TypeError(
         f"expected a payload of JSON types, dataclasses or models, got {type(value).__name__}"
     )

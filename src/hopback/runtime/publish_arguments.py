@@ -10,6 +10,14 @@ from hopback.message import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+class WrongCall(TypeError):
+    """Raised if a message is published with wrong arguments.
+
+    The message of the handler is parked, because every further run would fail.
+    """
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -24,9 +32,9 @@ def explain_arguments(publish: Callable[P, R]) -> Callable[P, R]:
     @wraps(publish)
     def call(*given: P.args, **options: P.kwargs) -> R:
         if len(given) < most and given and isinstance(given[-1], Message):
-            raise TypeError(_NOT_A_PAYLOAD)
+            raise WrongCall(_NOT_A_PAYLOAD)
         if len(given) > most:
-            raise TypeError(
+            raise WrongCall(
                 f"expected `{name}(queue, payload)` or `{name}(routing_key, payload, exchange=…)`, "
                 f"got {len(given) - most + 2} positional arguments"
             )
@@ -36,15 +44,15 @@ def explain_arguments(publish: Callable[P, R]) -> Callable[P, R]:
 
 
 def check_publish(routing_key: object, payload: object, exchange: object) -> None:
-    """Raise TypeError or ValueError if the arguments are invalid."""
+    """Raise WrongCall or ValueError if the arguments are invalid."""
     for name, given in (("routing_key", routing_key), ("exchange", exchange)):
         if not isinstance(given, str):
             own = getattr(given, "name", None)
             hint = f": give its name, {own!r}" if isinstance(own, str) else ""
-            raise TypeError(f"{name}: expected str, got {type(given).__name__}{hint}")
+            raise WrongCall(f"{name}: expected str, got {type(given).__name__}{hint}")
     if not routing_key and not exchange:
         raise ValueError(
             "routing_key: expected the name of a queue, got ''. An exchange is given by `exchange=`"
         )
     if isinstance(payload, Message):
-        raise TypeError(_NOT_A_PAYLOAD)
+        raise WrongCall(_NOT_A_PAYLOAD)

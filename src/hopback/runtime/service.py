@@ -217,7 +217,9 @@ class Service:
             accept=self.options.accept,
             foreign_queues=foreign_queues,
         )
-        self.delays: DelayQueues = DelayQueues(topology, self.environment.clock)
+        self.delays: DelayQueues = DelayQueues(
+            topology, self.environment.clock, longest=app.longest_delay
+        )
         self.requests: RequestClient = RequestClient(
             self.broker,
             name=f"{app.name} requests",

@@ -9,7 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from hopback.errors import ReplyRefused
+from hopback.errors import InvalidDeclaration, ReplyRefused
 from hopback.headers import failure_from_exception
 from hopback.policy.outcome import (
     FAILURES,
@@ -33,6 +33,7 @@ from hopback.runtime.context import (
 from hopback.runtime.middleware import Middleware, run_through
 from hopback.runtime.payload import Undecodable
 from hopback.runtime.pool import Pool
+from hopback.runtime.publish_arguments import WrongCall
 from hopback.runtime.rate_limit import RatedItems
 from hopback.runtime.slow_runs import CurrentRun, in_thread
 from hopback.waiting import loop_time
@@ -58,7 +59,7 @@ def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
     if outcome is not None:
         return Answer(outcome)
     failure = failure_from_exception(error)
-    if isinstance(error, ReplyRefused):
+    if isinstance(error, ReplyRefused | InvalidDeclaration | WrongCall):
         return Answer(Park(str(error)), failure, error=error)  # a retry would fail again
     return Answer(classify(error, rules, failure), failure, error=error)
 

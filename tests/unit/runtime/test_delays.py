@@ -133,7 +133,7 @@ async def test_undeliverable_or_too_long_delay_is_refused_at_publish() -> None:
             await app.publish("remindres", {}, delay="1m")
         with pytest.raises(Returned, match="404 missing"):
             await app.publish("a", {}, exchange="evnets", delay="1m")
-        with pytest.raises(InvalidDeclaration, match=r"at most 1h8m15s: .*longest=…"):
+        with pytest.raises(InvalidDeclaration, match=r"at most 1h, .*longest=…"):
             await app.publish("reminders", {}, delay="2h")
         assert await test.drain() == Tally()
     other = App("other")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -32,7 +32,7 @@ from hopback.errors import (
 )
 from hopback.fields import table_size
 from hopback.store import Database
-from hopback.testing import AppTest, in_virtual_time
+from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.wire.tables import encode_entries
 
 if TYPE_CHECKING:
@@ -268,6 +268,17 @@ def _two_handlers(app: Any) -> None:
             "routing_key: expected the name of a queue, got ''. An exchange is given by `exchange=`",
         ),
         (
+            lambda _app: compose("orders", {7}),
+            TypeError,
+            "expected a payload of JSON types, dataclasses or models, got set, whose items have no"
+            " order: send a list, such as `sorted(…)`, or an object",
+        ),
+        (
+            lambda _app: compose("orders", {"tags": [frozenset({"new"})]}),
+            TypeError,
+            "expected a payload of JSON types, dataclasses or models, got frozenset, whose items",
+        ),
+        (
             lambda app: app.handler("orders", deadline=-5),
             InvalidDeclaration,
             "handler of queue 'orders': deadline: expected a duration from 0 to 3650d (ten years), got -5",
@@ -388,9 +399,54 @@ async def test_delay_beyond_the_longest_is_refused_as_written() -> None:
     app = App("shop")
     app.delays("1h")
     app.handler("orders", retry=["30s"])(_first)
+    expected = (
+        r"publish: delay: expected at most 1h, the longest of `app.delays\(\)`, got 2h\. Raise it"
+    )
+    late = datetime(2090, 1, 1, tzinfo=UTC)
     async with AppTest(app) as test:
-        with pytest.raises(InvalidDeclaration, match=r"publish: delay: .*longest=….*, got 2h$"):
+        with pytest.raises(InvalidDeclaration, match=expected):
             await test.publish("orders", {}, delay="2h")
+        with pytest.raises(InvalidDeclaration, match=r"publish: at: .* got 2090-01-01T00:00:00"):
+            await test.publish("orders", {}, at=late)
+
+
+@in_virtual_time
+async def test_delay_without_delay_queues_names_their_declaration() -> None:
+    app = App("shop")
+    app.handler("orders", retry=["30s"])(_first)
+    expected = (
+        r"publish: delay: expected none, because the application has no queues for delays, got 2h\."
+        r" Declare them with `app.delays\(\)`$"
+    )
+    async with AppTest(app) as test:
+        with pytest.raises(InvalidDeclaration, match=expected):
+            await test.publish("orders", {}, delay="2h")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        (lambda context: context.publish("orders", {}, dealy="2h"), "did you mean delay?"),
+        (lambda context: context.publish("", "orders", {}), "got 3 positional arguments"),
+        (lambda context: context.publish(5, {}), "routing_key: expected str, got int"),
+        (lambda context: context.publish("orders", {}, delay="2h"), "has no queues for delays"),
+    ],
+)
+@in_virtual_time
+async def test_wrong_publish_in_a_handler_parks_its_message_at_once(
+    mistake: Callable[[Any], Any], reason: str
+) -> None:
+    """Every further run would fail in the same way."""
+    app = App("shop")
+
+    @app.handler("orders", retry=["30s"], rules=[Rule(Exception, "retry")])
+    async def handle(context: Context) -> None:
+        await mistake(context)
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {})
+        assert await test.drain() == Tally(parked=1)
+        test.assert_parked("orders", reason=reason)
 
 
 @in_virtual_time

@@ -52,6 +52,13 @@ class Tree:
 
 
 @dataclass
+class Tagged:
+    """A dataclass with a set, which is read as a set again."""
+
+    tags: set[str]
+
+
+@dataclass
 class Picky:
     """A dataclass with an opinion."""
 
@@ -180,6 +187,7 @@ def test_unsupported_payload_type_is_refused_at_declaration() -> None:
         ({"a": 1}, b'{"a":1}', "application/json"),
         (Line("x"), b'{"sku":"x","count":1}', "application/json"),
         ([UID, MOMENT.date(), Colour.RED], None, "application/json"),
+        (Tagged({"new"}), b'{"tags":["new"]}', "application/json"),
         (Struct(1), b'{"id":1}', "application/json"),
         (Model(id=1), b'{"id":1}', "application/json"),
     ],
