@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import gc
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -152,6 +153,23 @@ async def test_consumer_cancelled_by_broker_is_cancelled_by_client() -> None:
     await _turn()
     assert told == ["c"]
     assert server.asked()[-1] == ("basic.cancel", {"consumer_tag": "c", "nowait": True})
+
+
+async def test_consumer_whose_caller_was_cancelled_ends_without_a_logged_error() -> None:
+    """The channel closes before the broker has answered the cancel of the consumer."""
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: unhandled.append(told))
+    server, channel = await _channel()
+    server.silent_on = {"basic.consume", "basic.cancel"}
+    consuming = asyncio.create_task(channel.consume("q", lambda _: None, tag="c"))
+    await _turn()
+    consuming.cancel()
+    server.send(1, "basic.consume-ok", consumer_tag="c")
+    await _turn()
+    assert server.asked()[-1] == ("basic.cancel", {"consumer_tag": "c", "nowait": False})
+    await channel.close()
+    gc.collect()  # asyncio reports an error that was not retrieved when its future is deleted
+    assert unhandled == []
 
 
 async def test_delivery_for_unknown_consumer_is_requeued() -> None:

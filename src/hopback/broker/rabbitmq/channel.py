@@ -623,7 +623,7 @@ class RabbitChannel:
         self._consumers[key] = _ChannelConsumer(tag, queue, on_delivery, on_cancel)
         await self._request(
             "basic.consume",
-            orphaned=lambda _: self._send_cancel(tag),
+            orphaned=lambda _: self._send_cancel(tag).add_done_callback(_ignore_result),
             queue=queue,
             consumer_tag=tag,
             exclusive=exclusive,
@@ -691,6 +691,12 @@ class RabbitChannel:
     async def recover(self) -> None:
         """Put everything unsettled on this channel back into its queues (`basic.recover`)."""
         await self._request("basic.recover", requeue=True)
+
+
+def _ignore_result(answer: Future[Any]) -> None:
+    """Retrieve the error of a request that no caller waits for, so that asyncio does not log it."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 def _own_close() -> ChannelClosed:
