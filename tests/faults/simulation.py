@@ -270,7 +270,7 @@ class _World:
                 self.broker.cut()
 
     def _forget(self) -> None:
-        """The broker loses its consumers without a word, as failovers do."""
+        """The broker loses its consumers without a notice, as failovers do."""
         for queue in self.broker.node.queues.values():
             for session in self.broker.node.sessions:
                 for channel in session.channels.values():

@@ -414,4 +414,4 @@ def _print_examination(found: Examination) -> None:
     disabled = [flag.name for flag in found.flags if not flag.enabled]
     if disabled:
         click.echo(safe(f"- Feature flags not enabled: {', '.join(disabled)}."))
-    click.echo("Healthy." if found.healthy else "Something asks for action.")
+    click.echo("Healthy." if found.healthy else "Action required.")

@@ -190,7 +190,7 @@ async def test_running_message_of_cancelled_consumer_settles_on_its_channel() ->
 
 
 def _forget(broker: EmbeddedBroker, queue: str) -> None:
-    """Make the broker forget its consumers without a word, as bugs and failovers do."""
+    """Make the broker forget its consumers without a notice, as bugs and failovers do."""
     for session in broker.node.sessions:
         for channel in session.channels.values():
             for consumer in broker.node.queues[queue].ring.consumers.copy():

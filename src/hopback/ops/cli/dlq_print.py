@@ -178,7 +178,7 @@ def print_queue(queue: QueueDetail) -> None:
         ("messages", f"{numbers} (by {depth.source}, {depth.age_s:.0f} s old)"),
         ("type", f"{queue.type or 'unknown'} on RabbitMQ {queue.broker_version}"),
         ("limit", limit),
-        ("looking", queue.cost.text),
+        ("browsing", queue.cost.text),
         ("known by", queue.known_by),
     ]
     if queue.active_job is not None:
@@ -449,7 +449,7 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
         yield "twice", plan.duplicates
     if plan.changes:
         yield "originals", plan.export_to
-    yield "looking", plan.cost.text
+    yield "browsing", plan.cost.text
 
 
 def _count_text(plan: JobPlan) -> str:
