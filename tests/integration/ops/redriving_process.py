@@ -14,7 +14,7 @@ from hopback.broker.rabbitmq import RabbitMQ
 from hopback.clock import SystemClock
 from hopback.ops.brokers.discovery import Override
 from hopback.ops.brokers.managed_broker import ManagedBroker
-from hopback.ops.contract.requests import Pace, RedriveRequest, Selection, Settings
+from hopback.ops.contract.requests import Pace, RedriveRequest, Selection
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.journal import open_journal
 from hopback.ops.operations import Operations
@@ -28,7 +28,7 @@ async def main(
     """Run one job and print its final state to stdout."""
     async with AsyncExitStack() as stack:
         journal = await stack.enter_async_context(
-            open_journal(database, SystemClock(), lease=LEASE_S)
+            open_journal(database, SystemClock(), lease_s=LEASE_S)
         )
         view = None
         if management:
@@ -39,7 +39,6 @@ async def main(
                 RabbitMQ(url), management=view, overrides=[Override(source, main_queue=target)]
             ),
             journal=journal,
-            settings=Settings(lease_s=LEASE_S),
         )
         async with operations:
             known = await operations.jobs(queue=source)

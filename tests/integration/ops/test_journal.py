@@ -26,7 +26,6 @@ from hopback.ops.contract.requests import (
     Pace,
     RedriveRequest,
     Selection,
-    Settings,
     Submission,
     Target,
     TargetKind,
@@ -144,7 +143,7 @@ async def test_job_with_expired_lease_is_interrupted_and_can_be_taken_over(
 ) -> None:
     """The first owner gets an error and stops."""
     clock = ManualClock()
-    journal = Journal(sql_database, clock, lease=30.0)
+    journal = Journal(sql_database, clock, lease_s=30.0)
     await journal.begin(JOB, "dead")
     assert await journal.renew("j-1", "dead") == ControlRequest(rate=None)
     clock.advance(31)
@@ -327,17 +326,13 @@ async def test_job_is_paused_by_another_process(sql_database: SqlDatabase) -> No
     topology = DESIGNS["raffle"].build()
     journals = [Journal(sql_database, SystemClock()) for _ in range(2)]
     here, there = (
-        Operations(
-            ManagedBroker(broker, topologies=(topology,)),
-            journal=journal,
-            settings=Settings(lease_s=0.3),
-        )
+        Operations(ManagedBroker(broker, topologies=(topology,)), journal=journal)
         for journal in journals
     )
     await _fill(broker, 30)
     async with here, there:
         request = RedriveRequest(
-            queue="raffle_dlq", selection=Selection(), reason="repaired", pace=Pace(rate=20.0)
+            queue="raffle_dlq", selection=Selection(), reason="repaired", pace=Pace(rate=5.0)
         )
         job = await here.start(request)
         with pytest.raises(JobConflict):

@@ -208,11 +208,11 @@ async def open_operations(
     stack: AsyncExitStack,
     *,
     editing: bool = False,
-    lease: float = 30.0,
+    lease_s: float = 30.0,
 ) -> Operations:
     """Open the operations on the broker of the options, until the stack is closed.
 
-    A process that does not renew its leases for `lease` seconds loses its jobs.
+    A process that does not renew its leases for `lease_s` seconds loses its jobs.
     """
     from hopback.ops.operations import Operations
 
@@ -224,19 +224,19 @@ async def open_operations(
         access, beside = apply_settings(chosen, access), journal_names(brokers)
         is_first = brokers[0].name == name
     clock = SystemClock()
-    kept = await stack.enter_async_context(journal(access.store, clock, lease=lease))
+    kept = await stack.enter_async_context(journal(access.store, clock, lease_s=lease_s))
     broker = await open_broker(access, stack, clock)
-    settings = operation_settings(editing=editing, lease=lease)
+    settings = operation_settings(editing=editing)
     return await stack.enter_async_context(
         Operations(broker, journal=kept, settings=settings, beside=beside, is_first=is_first)
     )
 
 
-def operation_settings(*, editing: bool, lease: float = 30.0) -> Settings:
+def operation_settings(*, editing: bool) -> Settings:
     """Return the settings of operations in a command or service of this user."""
     from hopback.ops.contract.requests import Settings
 
-    return Settings(exports=state_folder() / "exports", editing=editing, lease_s=lease)
+    return Settings(exports=state_folder() / "exports", editing=editing)
 
 
 async def open_broker(

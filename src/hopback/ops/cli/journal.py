@@ -23,7 +23,9 @@ IN_MEMORY = "memory"
 
 
 @asynccontextmanager
-async def journal(url: str | None, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[Journal]:
+async def journal(
+    url: str | None, clock: Clock, *, lease_s: float = 30.0
+) -> AsyncIterator[Journal]:
     """Open the journal in that database or in the user's own file, and close it at the end.
 
     Where the user's file cannot be created, the journal is in memory.
@@ -36,7 +38,7 @@ async def journal(url: str | None, clock: Clock, *, lease: float = 30.0) -> Asyn
         return
     check_file(address)
     try:
-        async with open_journal(address, clock, lease=lease) as found:
+        async with open_journal(address, clock, lease_s=lease_s) as found:
             yield found
     except StoreUnavailable as error:
         raise unreachable(error) from error

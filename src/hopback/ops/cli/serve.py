@@ -154,16 +154,16 @@ async def _open_brokers(
     """
     from hopback.ops.operations import Operations
 
-    editing, lease = settings.deadletters.editing, settings.jobs.lease_seconds
+    editing, lease_s = settings.deadletters.editing, settings.jobs.lease_seconds
     if not settings.brokers:
-        return [await open_operations(access, stack, editing=editing, lease=lease)]
+        return [await open_operations(access, stack, editing=editing, lease_s=lease_s)]
     clock = SystemClock()
-    kept = await stack.enter_async_context(journal(access.store, clock, lease=lease))
+    kept = await stack.enter_async_context(journal(access.store, clock, lease_s=lease_s))
     brokers = [
         await open_broker(apply_settings(each, access), stack, clock, name=each.name, ask=False)
         for each in file_brokers(access.config)
     ]
-    shared = operation_settings(editing=editing, lease=lease)
+    shared = operation_settings(editing=editing)
     beside = [each.journal_name for each in brokers]
     return [
         await stack.enter_async_context(

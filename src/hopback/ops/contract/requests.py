@@ -518,15 +518,13 @@ class Settings:
 
     `exports` is the folder for the files of discards. If it is None, every discard has to name a file.
     `editing` allows re-drives of changed copies. A dry run reads at most `scan` messages, with a filter at
-    most `count_scan` messages. A job is interrupted if its process does not renew the lease for `lease_s`
-    seconds, or if its broker is unavailable for `patience_s` seconds. After `per_turn` sent messages other
-    tasks of the process run.
+    most `count_scan` messages. A job is interrupted if its broker is unavailable for `patience_s` seconds.
+    After `per_turn` sent messages other tasks of the process run.
     """
 
     exports: Path | None = None
     editing: bool = False
     scan: int = 1000
     count_scan: int = 100_000
-    lease_s: float = 30.0
     patience_s: float = 1800.0
     per_turn: int = 64

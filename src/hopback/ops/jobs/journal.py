@@ -65,15 +65,15 @@ class Journal:
     """Jobs and audit in a database. Each call returns when its change is durable.
 
     A running job is leased to its `owner`, the name of one run in one process. If the owner does not renew
-    the lease for `lease` seconds, the job is read as interrupted. A new job for the same queue marks it so.
+    the lease for `lease_s` seconds, the job is read as interrupted. A new job for the same queue marks it so.
     Triggers of the database refuse changes of the audit. Entries can be deleted only if they are older than
     a time in `hopback_audit_retention`, which is append-only too, so every deletion leaves a record.
     """
 
-    def __init__(self, database: SqlDatabase, clock: Clock, *, lease: float = 30.0) -> None:
+    def __init__(self, database: SqlDatabase, clock: Clock, *, lease_s: float = 30.0) -> None:
         self.database = database
         self._clock = clock
-        self._lease = lease
+        self.lease_s = lease_s
         self._store_id = ""
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
@@ -84,7 +84,7 @@ class Journal:
         """
         now = self._clock.now()
         try:
-            await self.database.write(partial(_begin, job, owner, now, now + self._lease))
+            await self.database.write(partial(_begin, job, owner, now, now + self.lease_s))
         except RowRefused:
             # Another process began a job at the same time.
             key = job.spec.submission.key
@@ -123,7 +123,7 @@ class Journal:
 
     async def renew(self, job_id: str, owner: str) -> ControlRequest:
         """Renew the lease and return the control request. Raises LeaseLost if another owner has the job."""
-        until = {"leased_until": self._clock.now() + self._lease}
+        until = {"leased_until": self._clock.now() + self.lease_s}
         return _CONTROL.decode(await self._change_leased(job_id, owner, until))
 
     async def control(self, job_id: str) -> ControlRequest:
@@ -289,7 +289,7 @@ class MemoryJournal(Journal):
     """A journal in memory, for one process. Its leases do not expire."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        super().__init__(MemoryDatabase(), clock or SystemClock(), lease=inf)
+        super().__init__(MemoryDatabase(), clock or SystemClock(), lease_s=inf)
 
 
 def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:
@@ -324,7 +324,7 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
 
 
 @asynccontextmanager
-async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncIterator[Journal]:
+async def open_journal(url: str, clock: Clock, *, lease_s: float = 30.0) -> AsyncIterator[Journal]:
     """Open the journal in the database at this URL, and close it at the end.
 
     An SQLite file is opened by its first use. Other databases need the extra `postgres` and are migrated
@@ -334,7 +334,7 @@ async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncI
     if file is not None:
         database = SqliteDatabase(file, clock)
         try:
-            yield Journal(database, clock, lease=lease)
+            yield Journal(database, clock, lease_s=lease_s)
         finally:
             await database.close()
         return
@@ -344,6 +344,6 @@ async def open_journal(url: str, clock: Clock, *, lease: float = 30.0) -> AsyncI
     try:
         with store_errors():
             await migrate(engine, clock)
-        yield Journal(EngineDatabase(engine), clock, lease=lease)
+        yield Journal(EngineDatabase(engine), clock, lease_s=lease_s)
     finally:
         await engine.dispose()

@@ -290,7 +290,7 @@ class JobRunner:
 
     async def _beat(self, leased: LeasedJob) -> None:
         """Renew the lease, and pass the requests of operators on to the job."""
-        every = min(_BEAT_S, self._settings.lease_s / 3)
+        every = min(_BEAT_S, self._journal.lease_s / 3)
         while True:
             await asyncio.sleep(every)
             try:
