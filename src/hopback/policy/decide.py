@@ -198,25 +198,24 @@ def _park(case: _Case, reason: str) -> Decision:
     bare = Mark(case.plan.queue, case.attempt)
     if can_park(case.reading.delivery.properties, bare):
         return decided.Park(Leave.PUBLISH, case.attempt, reason)
-    if case.dead_letters_park and _is_trusted(case):
+    if case.dead_letters_park and may_dead_letter(case.reading, case.version):
         return decided.Park(Leave.REJECT, case.attempt, reason)
     return decided.Park(Leave.PUBLISH, case.attempt, f"{reason} ({_TOO_LARGE})")
 
 
 def _may_reject(case: _Case, by: Leave) -> bool:
     """Return True if the broker can safely dead-letter the message."""
-    return by is Leave.REJECT and _is_trusted(case)
+    return by is Leave.REJECT and may_dead_letter(case.reading, case.version)
 
 
-def _is_trusted(case: _Case) -> bool:
+def may_dead_letter(reading: Reading, version: BrokerVersion) -> bool:
     """Return True if the `x-death` header cannot cause problems when the broker dead-letters the
     message.
     """
-    reading = case.reading
-    if case.version >= _V4_0:
+    if version >= _V4_0:
         return True
     return well_formed_deaths(reading.history.headers) and not any(
-        death.queue == case.plan.queue and death.reason != "rejected" for death in reading.deaths
+        death.queue == reading.plan.queue and death.reason != "rejected" for death in reading.deaths
     )
 
 

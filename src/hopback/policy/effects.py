@@ -184,11 +184,14 @@ def effects(
             assert_never(decision)
 
 
-def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, ...]]:
+def park_raw(
+    delivery: Delivery, plan: Plan, reason: str, *, may_reject: bool = False
+) -> list[tuple[Effect, ...]]:
     """Return the ways to dead-letter a message that cannot be rewritten, in the order to try.
 
     The message is first published with the reason added, then unchanged, without its headers, and
-    finally as body only.
+    as body only. If `may_reject` is True, it is finally dead-lettered by the broker, which does not
+    apply its limit of the size again.
     """
     if plan.parking.by is Leave.REJECT:
         return [_DEAD_LETTER]
@@ -202,7 +205,8 @@ def park_raw(delivery: Delivery, plan: Plan, reason: str) -> list[tuple[Effect, 
         Properties(delivery_mode=2, headers=note),
     )
     parking = plan.parking
-    return [_move(delivery, parking.exchange, parking.routing_key, form) for form in forms]
+    ways = [_move(delivery, parking.exchange, parking.routing_key, form) for form in forms]
+    return [*ways, _DEAD_LETTER] if may_reject else ways
 
 
 def _move(

@@ -17,11 +17,17 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from hopback.broker.supervise import Backoff
 from hopback.clock import Clock, SystemClock
-from hopback.errors import BrokerError, DeliveryLost, InvalidMessage
+from hopback.errors import (
+    BrokerError,
+    DeliveryLost,
+    InvalidMessage,
+    PreconditionFailed,
+    PublishRefused,
+)
 from hopback.observe.events import Bus
 from hopback.policy import decision as decided
 from hopback.policy.copies import EndedRuns, may_be_copy, token_of
-from hopback.policy.decide import decide
+from hopback.policy.decide import decide, may_dead_letter
 from hopback.policy.decision import Decision, Effect, Hold, Publish, Settle, Settlement
 from hopback.policy.effects import Occasion, effects, failure_from_outcome, park_raw
 from hopback.runtime.answer import DONE, Answer, BatchObserver, ConsumeSession, HeldDelivery, Run
@@ -147,7 +153,10 @@ class Settling:
         """
         reason = f"not rewritten: {type(error).__name__}: {error}"
         last: Exception = error
-        for steps in park_raw(taken.delivery, self.plan, reason):
+        may_reject = self._dead_letters_park and may_dead_letter(
+            taken.reading(self.plan), taken.session.version
+        )
+        for steps in park_raw(taken.delivery, self.plan, reason, may_reject=may_reject):
             try:
                 await self._carry_out(steps, taken, answer)
             except _Abandoned:
@@ -258,9 +267,9 @@ class Settling:
                         await self._publish(message, taken.session.ended)
                     except DeliveryLost as lost:
                         raise _Abandoned(str(lost)) from lost
-                    except InvalidMessage:
-                        raise
                     except BrokerError as error:
+                        if self._is_final(error):
+                            raise
                         await self._publish_at_last(message, error, taken, answer)
                 case Hold(delay=delay):
                     self._holding += 1
@@ -276,8 +285,7 @@ class Settling:
     ) -> None:
         """Repeat a failed publish until it is confirmed or the delivery is lost.
 
-        Raises InvalidMessage if the message can never be sent. This is known once there is a
-        connection.
+        Raises the error if the message can never be sent. This is known once there is a connection.
         """
         failures = 0
         self.held_count += 1
@@ -295,13 +303,24 @@ class Settling:
                     return await self._publish(message, taken.session.ended)
                 except DeliveryLost as lost:
                     raise _Abandoned(str(lost)) from lost
-                except InvalidMessage:
-                    raise
                 except BrokerError as again:
+                    if self._is_final(again):
+                        raise
                     error = again
         finally:
             self.held_count -= 1
             self.trouble = self.trouble if self.held_count else ""
+
+    def _is_final(self, error: BrokerError) -> bool:
+        """Return True if the message can never be sent.
+
+        Apart from invalid messages, these are bodies that the broker took before its limit was
+        lowered, for example by an upgrade to RabbitMQ 4.0. The broker can still dead-letter them.
+        """
+        is_refused = isinstance(error, PublishRefused) and isinstance(
+            error.__cause__, PreconditionFailed
+        )
+        return isinstance(error, InvalidMessage) or (is_refused and self._dead_letters_park)
 
     def _record(
         self, taken: HeldDelivery, answer: Answer, decision: Decision, duration: float

@@ -93,6 +93,23 @@ async def test_header_that_a_handler_made_unsendable_holds_no_delivery() -> None
 
 
 @in_virtual_time
+async def test_body_beyond_a_lowered_limit_is_dead_lettered_by_the_broker() -> None:
+    """RabbitMQ 3.10 takes 128 MiB, RabbitMQ 4.0 takes 16 MiB."""
+    broker = EmbeddedBroker()
+    async with AppTest(_app(), broker=broker) as test:
+        for number in range(40):
+            await publish(broker, Message("", "orders", b"%03d" % number + bytes(500)))
+        broker.node.intake._max_body = 500
+        await publish(broker, Message("", "orders", b"small"))
+        tally = await test.drain()
+        parked = test.dead_letters("orders")
+        reasons = {one.fields["reason"] for one in test.find_events("delivery.parked")}
+    assert (tally.parked, len(parked)) == (41, 41)
+    assert sorted(one.body[:3] for one in parked) == [*(b"%03d" % n for n in range(40)), b"sma"]
+    assert any("message size" in reason for reason in reasons)
+
+
+@in_virtual_time
 async def test_headers_that_nearly_fill_a_frame_never_hold_delivery() -> None:
     """There is room for the attempt count but not for the delay header, so the message is parked."""
     app = App("shop")
