@@ -65,6 +65,8 @@ async def test_web_part_without_database_is_not_ready(tmp_path: Path) -> None:
         ("en-GB, pt;q=0.5", "pt", "en"),
         ("de, fr;q=0.5", "pt", "pt"),
         ("pt;q=0, en;q=0.1", "pt", "en"),
+        ("pt;q=0", "pt", "en"),
+        ("pt-BR;q=0.3, en;q=0.5, pt;q=0.9", "en", "pt"),
         ("pt;q=much", "en", "en"),
     ],
 )

@@ -104,11 +104,7 @@ async def running(
     service = Service(app, host.broker, options=options, environment=host.environment)
     running = asyncio.create_task(service.run(), name=f"{app.name} service")
     try:
-        ready = asyncio.ensure_future(service.ready.wait())
-        await asyncio.wait({ready, running}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        if running.done():
-            await running
+        await service.ready.wait()
         yield service
     finally:
         service.stop()

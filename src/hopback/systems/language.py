@@ -13,6 +13,9 @@ from typing import Literal, TypeAlias
 
 Language: TypeAlias = Literal["en", "pt"]
 
+_REFUSED = -1.0
+"""The quality of a refused language: below a language that a header does not name."""
+
 language: ContextVar[Language] = ContextVar("language", default="en")
 """The language of the answer to the current request."""
 
@@ -25,14 +28,16 @@ def in_language(english: str, portuguese: str) -> str:
 def choose_language(accepted: str, known: Sequence[Language]) -> Language:
     """Return the known language that an `Accept-Language` header prefers, else the first one.
 
-    A region is ignored: `pt-BR` is `pt`. A language with `q=0` is refused by the client.
+    Regions are ignored: `pt-BR` is `pt`. A language with `q=0` is refused by the client.
     """
     preferred: dict[str, float] = {}
     for part in accepted.split(","):
         name, _, parameters = part.partition(";")
         quality = parameters.strip().removeprefix("q=") if parameters else "1"
+        known_as = name.strip().lower().partition("-")[0]
         try:
-            preferred.setdefault(name.strip().lower().partition("-")[0], float(quality))
+            found = float(quality) or _REFUSED
         except ValueError:
             continue
+        preferred[known_as] = max(found, preferred.get(known_as, _REFUSED))
     return max(known, key=lambda one: preferred.get(one, 0.0))

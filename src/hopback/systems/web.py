@@ -148,7 +148,7 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
     except (ValueError, RecursionError):
         raise _no_object("invalid JSON", "JSON inválido") from None
     if not isinstance(found, dict):
-        raise _no_object(type(found).__name__, type(found).__name__)
+        raise _no_object("another value", "outro valor")
     # Refuse text at any depth that cannot be encoded or stored. The error names the top-level
     # field.
     waiting = [(str(name), value) for name, value in found.items()]
@@ -199,9 +199,7 @@ def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
 
 
 def short_text(text: str, name: str) -> str:
-    """Return text that fits into a routing key, type or message id. Raises RequestRefused
-    otherwise.
-    """
+    """Return a text that fits into a routing key, type or message id, or raise RequestRefused."""
     size = len(text.encode())
     if size > _SHORT_BYTES:
         raise RequestRefused(
@@ -323,11 +321,11 @@ _AGAIN_S = 1.0
 
 
 class TopologyPublisher:
-    """Publishes into a topology that it declares when the broker is reachable. An async context
-    manager.
+    """Publishes into a topology that it declares when the broker is reachable.
 
-    If an existing object conflicts with the topology, or the user lacks the permission to declare,
-    it logs that and publishes to the existing objects. The consumers report the details.
+    This is an async context manager. If an existing object conflicts with the topology, or the user lacks
+    the permission to declare, it logs that and publishes to the existing objects. The consumers report the
+    details.
     """
 
     def __init__(

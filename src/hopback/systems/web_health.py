@@ -99,7 +99,7 @@ async def _reason(check: Check) -> str | None:
 
 
 class RequestMiddleware:
-    """Chooses the language of each answer and counts each request."""
+    """Chooses the language of each error and counts each request."""
 
     def __init__(
         self,
@@ -130,7 +130,9 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if len(self._languages) > 1:
+                found = dict(message["headers"])
+                has_text = status >= 400 and b"content-language" not in found
+                if len(self._languages) > 1 and has_text:
                     more = ((b"content-language", chosen.encode()), (b"vary", b"Accept-Language"))
                     message["headers"] = [*message["headers"], *more]
             await send(message)

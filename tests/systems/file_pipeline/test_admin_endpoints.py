@@ -237,10 +237,11 @@ async def test_error_is_problem_document_with_documented_fields(tmp_path: Path) 
     """A problem document with the additional fields of the document's error body."""
     async with _admin(tmp_path) as admin:
         path = f"{_QUEUES}/q.validator/messages"
-        headers = {**_token(), "x-correlation-id": "case-9"}
+        headers = {**_token(), "x-correlation-id": "case-9", "accept-language": "pt"}
         answer = await admin.web.client.get(path, headers=headers)
         assert answer.headers["content-type"].startswith("application/problem+json")
         assert answer.headers["x-correlation-id"] == "case-9"
+        assert answer.headers["content-language"] == "en"
         found = answer.json()
         assert found.pop("timestamp").endswith("Z")
         words = "Unsupported DLQ queue 'q.validator'."
@@ -264,7 +265,7 @@ async def test_error_is_problem_document_with_documented_fields(tmp_path: Path) 
     [
         ({}, 401, "Missing Authorization header."),
         ({"authorization": "Basic YTpi"}, 401, "Bearer"),
-        ({"authorization": "Bearer nonsense"}, 401, "not believed"),
+        ({"authorization": "Bearer nonsense"}, 401, "not accepted"),
         (_token(exp=1), 401, "expired"),
         (_token(aud="another"), 401, "audience"),
         (_token(roles=["operator", "viewer"]), 403, "Insufficient role to access this resource."),

@@ -201,7 +201,7 @@ class _AdminEndpoints:
         try:
             principal = await self.tokens.read(token.strip())
         except BadToken as error:
-            raise unauthorized(f"The token is not believed: {error}.") from error
+            raise unauthorized(f"The token is not accepted: {error}.") from error
         if not principal.allows_everywhere(Role.ADMIN):
             raise forbidden()
         return Who(principal.id.removeprefix("token:"), principal.name)
@@ -226,7 +226,8 @@ class _AdminEndpoints:
             "method": request.method,
             "timestamp": format_moment(self.clock.now()),
         }
-        headers = {**refused.headers, "Cache-Control": "no-store"}
+        # The messages are those of the document, whatever language the client prefers.
+        headers = {**refused.headers, "Cache-Control": "no-store", "Content-Language": "en"}
         return Response(json.dumps(body), refused.status, headers, "application/problem+json")
 
 
