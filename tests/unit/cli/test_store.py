@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import text
 
 from hopback.cli.app import run
 from hopback.cli.store import _until_stopped
 from hopback.clock import SystemClock
-from hopback.message import Message, Properties
 from hopback.runtime.relay import Relay
-from hopback.store import LATEST, Outbox, migrate, open_database, transaction
+from hopback.store import LATEST, Outbox, open_database
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hopback.message import Message
 
 
 def test_store_migrate_is_repeatable_and_status_shows_version(
@@ -83,22 +83,19 @@ def test_relay_without_broker_address_is_usage_error(capsys: pytest.CaptureFixtu
     assert "hunter2" not in capsys.readouterr().err
 
 
-async def test_relay_with_unreadable_row_raises_error(tmp_path: Path) -> None:
+async def test_relay_with_unexpected_error_raises_it(tmp_path: Path) -> None:
     """Only a signal ends it without an error."""
-    url = f"sqlite:///{tmp_path}/shop.db"
-    engine = open_database(url)
-    await migrate(engine)
-    async with transaction(engine) as tx:
-        await tx.send(Message("", "orders", b"1", Properties(message_id="m-1")))
-    async with engine.begin() as connection:
-        await connection.execute(text("UPDATE hopback_outbox SET properties = 'no JSON'"))
+
+    class BrokenOutbox(Outbox):
+        async def claim(self, most_slots: int = 16) -> list[int]:
+            raise ValueError("expected a slot")
 
     async def publish(message: Message) -> None:
         raise AssertionError(message)
 
-    relay = Relay(Outbox(engine, "test", SystemClock()), publish)
+    engine = open_database(f"sqlite:///{tmp_path}/shop.db")
     try:
-        with pytest.raises(ValueError, match="Expecting value"):
-            await _until_stopped(relay, 0.0)
+        with pytest.raises(ValueError, match="expected a slot"):
+            await _until_stopped(Relay(BrokenOutbox(engine, "test", SystemClock()), publish), 0.0)
     finally:
         await engine.dispose()
