@@ -1,6 +1,7 @@
-"""The broker of `hopback run --broker embedded`, and how `hopback publish` finds it.
+"""The broker of `hopback run --broker embedded`, and how other commands find it.
 
-`run` writes the broker's address to a file of this user and directory, and keeps the file locked.
+`run` writes the broker's address and its application to a file of this user and directory, and
+keeps the file locked.
 The kernel releases the lock when the process ends. The address in a file that is not locked is
 stale: another program may use its port now.
 """
@@ -11,6 +12,7 @@ import fcntl
 import os
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +29,16 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddedRun:
+    """A running `hopback run --broker embedded`: its broker's address, and its MODULE:APP."""
+
+    url: str
+    target: str
+
+
 @asynccontextmanager
-async def embedded_broker(queue: str = "QUEUE") -> AsyncIterator[str]:
+async def embedded_broker(target: str, queue: str = "QUEUE") -> AsyncIterator[str]:
     """Run a broker in this process and print how to publish to `queue`. Yield its address."""
     from hopback.broker.server import BrokerServer, ServerSettings
 
@@ -39,7 +49,7 @@ async def embedded_broker(queue: str = "QUEUE") -> AsyncIterator[str]:
         server = BrokerServer(ServerSettings(port=0, http_port=None))
         await server.start()
     url = server.url.replace("amqp://", "amqp://guest:guest@") + "/"
-    announced = _announce(url)
+    announced = _announce(EmbeddedRun(url, target))
     option = "" if announced else f" --broker {url}"
     command = f"hopback publish {queue} '{{}}'{option}"
     click.echo(f"The broker of this process, in memory: {url}")
@@ -53,14 +63,15 @@ async def embedded_broker(queue: str = "QUEUE") -> AsyncIterator[str]:
         await server.stop()
 
 
-def find_embedded() -> str:
-    """Return the address of the embedded broker that runs in this directory."""
+def find_embedded() -> EmbeddedRun:
+    """Return the `hopback run --broker embedded` of this directory."""
     try:
         with _address_file().open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:  # its process is alive
-                return file.read()
+                url, _, target = file.read().partition("\n")
+                return EmbeddedRun(url, target)
     except OSError:  # no such file, or a folder that other users can enter
         pass
     raise CommandFailed(
@@ -70,8 +81,8 @@ def find_embedded() -> str:
     )
 
 
-def _announce(url: str) -> TextIO | None:
-    """Write the address for this directory. Return the locked file.
+def _announce(run: EmbeddedRun) -> TextIO | None:
+    """Write the address and the application for this directory. Return the locked file.
 
     Return None if another process has announced its broker, or if the folder cannot be used.
     """
@@ -85,7 +96,7 @@ def _announce(url: str) -> TextIO | None:
         file.close()
         return None
     file.truncate(0)
-    file.write(url)
+    file.write(f"{run.url}\n{run.target}")
     file.flush()
     return file
 

@@ -13,7 +13,13 @@ from hopback.broker.sendable import sole_failure
 from hopback.cli.broker_options import EMBEDDED, rabbitmq
 from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import header_pairs
-from hopback.errors import ConnectionLost, PublishFailed, PublishInterrupted, PublishRefused
+from hopback.errors import (
+    ConnectionLost,
+    PublishFailed,
+    PublishInterrupted,
+    PublishRefused,
+    Returned,
+)
 from hopback.text import count_of
 from hopback.text import one_line as safe
 
@@ -124,7 +130,7 @@ def publish(
     if broker == EMBEDDED:
         from hopback.cli.embedded import find_embedded
 
-        broker = find_embedded()
+        broker = find_embedded().url
     place = key if not exchange else f"{exchange} with key {key}"
     asyncio.run(_publish(broker, messages, place, delay))
     return Exit.OK
@@ -172,6 +178,8 @@ async def _publish(url: str, messages: Iterable[Message], place: str, delay: str
         remedy = error.remedy
         if delay is not None and isinstance(error, PublishRefused):
             remedy = f"Run an application that declares app.delays(longest={delay!r}) first."
+        elif isinstance(error, Returned):
+            remedy = "Check the name. `hopback run` declares the queues of an application when it starts."
         raise CommandFailed(str(error), do=remedy) from error
     finally:
         await connection.close()

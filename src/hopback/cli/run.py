@@ -204,7 +204,7 @@ async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
     log_of(settings, {})
     async with AsyncExitStack() as stack:
         if settings.embedded:  # the broker is in this process, so that it survives its workers
-            url = await stack.enter_async_context(embedded_broker())
+            url = await stack.enter_async_context(embedded_broker(settings.target))
             settings = replace(settings, broker=url, management=None)
         supervisor = Supervisor(
             settings.processes,

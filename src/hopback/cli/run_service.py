@@ -95,6 +95,8 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
         await _attend(service, settings, metrics, stack)
         if connection is not None:
             await stack.enter_async_context(_background_task(_follow(connection, service, stopper)))
+        else:
+            await stack.enter_async_context(_background_task(_log_ready(service)))
         report = await service.run()
         if connection is not None:
             connection.send(report=asdict(report))
@@ -108,7 +110,7 @@ async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> Rab
     from hopback.cli.embedded import embedded_broker
 
     queue = next((name for name in app.handlers if not name.startswith("hopback.")), "QUEUE")
-    return rabbitmq(await stack.enter_async_context(embedded_broker(queue)))
+    return rabbitmq(await stack.enter_async_context(embedded_broker(settings.target, queue)))
 
 
 def _metrics(settings: RunSettings) -> Metrics | None:
@@ -118,6 +120,7 @@ def _metrics(settings: RunSettings) -> Metrics | None:
     try:
         from hopback.observe.metrics import Metrics
     except ImportError:
+        _LOG.warning("/metrics is not available: pip install 'hopback[metrics]'")
         return None
     return Metrics()
 
@@ -195,6 +198,11 @@ async def _listen_to_commands(control: ControlEndpoint, port: int, stack: AsyncE
         return
     stack.callback(path.unlink, missing_ok=True)
     stack.push_async_callback(endpoint.close)
+
+
+async def _log_ready(service: Service) -> None:
+    await service.ready.wait()
+    _LOG.info("ready, consuming %s", ", ".join(one.queue for one in service.consumers))
 
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from tests.acceptance.running import running
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -19,6 +21,13 @@ if TYPE_CHECKING:
     from tests.acceptance.conftest import Installed
 
 _PATIENCE_S = 30
+_SHOP = """
+from hopback import App
+app = App("shop")
+
+@app.handler("orders", retry=["1s"])
+async def handle(order: dict) -> None: ...
+"""
 
 
 @contextmanager
@@ -64,21 +73,25 @@ def test_wheel_contains_templates_styles_and_vendored_scripts(installed: Install
 def test_dev_mode_signs_in_by_link_and_exits_with_0_on_sigterm(
     installed: Installed, tmp_path: Path
 ) -> None:
-    with _run_server(installed, tmp_path, "--broker", "embedded", "--dev") as process:
-        link = _told(process, r"Sign in: (http://\S+)")
-        base = link.partition("/login")[0]
-        with httpx.Client(base_url=base, timeout=_PATIENCE_S) as client:
-            assert client.get("/").headers["location"].startswith("/login")
-            assert client.get("/login?token=wrong").status_code == 401
-            assert client.get(link).status_code == 303
-            page = client.get("/")
-            assert (page.status_code, "No dead-letter queues" in page.text) == (200, True)
-            style = client.get("/static/page.css")
-            assert client.get(
-                "/static/page.css", headers={"If-None-Match": style.headers["etag"]}
-            ).status_code == 304  # fmt: skip
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(_PATIENCE_S) == 0
+    """The service shows the queues of the embedded broker that runs in its directory."""
+    (tmp_path / "shop.py").write_text(_SHOP)
+    with running(installed, tmp_path, "shop:app", "--broker", "embedded") as shop:
+        shop.until(lambda: shop.said("consumer.started"))
+        with _run_server(installed, tmp_path, "--broker", "embedded", "--dev") as process:
+            link = _told(process, r"Sign in: (http://\S+)")
+            base = link.partition("/login")[0]
+            with httpx.Client(base_url=base, timeout=_PATIENCE_S) as client:
+                assert client.get("/").headers["location"].startswith("/login")
+                assert client.get("/login?token=wrong").status_code == 401
+                assert client.get(link).status_code == 303
+                page = client.get("/")
+                assert (page.status_code, "orders.dlq" in page.text) == (200, True)
+                style = client.get("/static/page.css")
+                assert client.get(
+                    "/static/page.css", headers={"If-None-Match": style.headers["etag"]}
+                ).status_code == 304  # fmt: skip
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(_PATIENCE_S) == 0
 
 
 def test_service_starts_without_broker_and_reports_not_ready(
@@ -93,6 +106,8 @@ def test_service_starts_without_broker_and_reports_not_ready(
 
 def test_invalid_settings_exit_with_1_before_serving(installed: Installed, tmp_path: Path) -> None:
     (tmp_path / "admin.toml").write_text('[auth.jwt]\nissuer = "i"\naudience = "a"\n')
-    ran = installed.run("serve", "--broker", "embedded", "--config", "admin.toml", cwd=tmp_path)
+    ran = installed.run(
+        "serve", "--broker", "amqp://127.0.0.1:1/", "--config", "admin.toml", cwd=tmp_path
+    )
     assert ran.returncode == 1
     assert "expected either jwks_url or secret_env" in ran.stderr

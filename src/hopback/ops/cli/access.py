@@ -249,6 +249,8 @@ async def open_broker(
     from hopback.designs import DESIGNS
     from hopback.ops.brokers.managed_broker import ManagedBroker
 
+    if access.broker == EMBEDDED:
+        access = _access_embedded(access)
     broker, vhost = _broker(access.broker)
     # --hardened applies to designs only. A file contains its own declarations.
     topologies = tuple(
@@ -258,7 +260,7 @@ async def open_broker(
     return ManagedBroker(
         broker,
         name=name,
-        management=await _management(access, broker, stack, ask=ask),
+        management=await _management(access, stack, ask=ask),
         vhost=vhost,
         topologies=topologies,
         overrides=map(_override, access.dlq),
@@ -302,16 +304,20 @@ def apply_settings(named: BrokerSettings, access: OpsAccess) -> OpsAccess:
     )
 
 
+def _access_embedded(access: OpsAccess) -> OpsAccess:
+    """Return the options that name the embedded broker of this directory and its application."""
+    from hopback.cli.embedded import find_embedded
+
+    run = find_embedded()
+    topologies = access.topologies or (run.target,)
+    return replace(access, broker=run.url, amqp_only=True, topologies=topologies)
+
+
 async def _management(
-    access: OpsAccess, broker: Broker, stack: AsyncExitStack, *, ask: bool
+    access: OpsAccess, stack: AsyncExitStack, *, ask: bool
 ) -> ManagementApi | None:
     if access.broker is None:
         return None
-    if access.broker == EMBEDDED:
-        from hopback.broker.embedded import EmbeddedBroker
-        from hopback.broker.embedded.management import EmbeddedManagement
-
-        return EmbeddedManagement(broker) if isinstance(broker, EmbeddedBroker) else None
     named = Access(access.broker, access.management, access.amqp_only)
     with needs("ops", "the management API"):
         return await reach_management(named, stack, ask=ask)
@@ -323,10 +329,6 @@ def _broker(url: str | None) -> tuple[Broker, str]:
 
     if url is None:
         return _NoBroker(), "/"
-    if url == EMBEDDED:
-        from hopback.broker.embedded import EmbeddedBroker
-
-        return EmbeddedBroker(), "/"
     return rabbitmq(url), virtual_host(url)
 
 
@@ -343,8 +345,8 @@ class _NoBroker:
         from hopback.cli.embedded import find_embedded
 
         try:
-            options = f"--broker {find_embedded()} --amqp-only --topology MODULE:APP"
-            embedded = f"\nThe embedded broker of this directory: {options}"
+            find_embedded()
+            embedded = "\nAn embedded broker runs in this directory: --broker embedded"
         except CommandFailed:
             embedded = ""
         raise CommandFailed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hopback.broker.server import BrokerServer, ServerSettings
 from hopback.cli.exits import CommandFailed
 from hopback.clock import ManualClock
 from hopback.errors import JobConflict
@@ -66,20 +68,28 @@ async def test_missing_journal_folder_is_reported(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.socket
 @pytest.mark.parametrize(
     "command", [["dlq", "ls"], ["dlq", "add", "orders"], ["jobs", "ls"], ["audit"]], ids=" ".join
 )
-def test_command_does_not_import_sqlalchemy_rich_or_httpx_cli(
+async def test_command_does_not_import_sqlalchemy_rich_or_httpx_cli(
     tmp_path: Path, command: list[str]
 ) -> None:
     """Each takes longer to import than the command to run."""
-    options = ["--broker", "embedded", "--store", f"sqlite:///{tmp_path}/jobs.db"]
+    broker = BrokerServer(ServerSettings(port=0, http_port=None))
+    await broker.start()
+    options = ["--broker", f"{broker.url}/".replace("//", "//guest:guest@", 1), "--amqp-only"]
+    options += ["--store", f"sqlite:///{tmp_path}/jobs.db"]
     program = (
         "import sys; from hopback.cli.app import run;"
         f" run({[*command, *options]!r});"
         " print(sorted({'sqlalchemy', 'rich', 'httpx._main'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+    try:
+        done = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, errors = await done.communicate()
+    finally:
+        await broker.stop()
+    assert out.splitlines()[-1:] == [b"[]"], errors.decode()
