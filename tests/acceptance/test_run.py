@@ -98,6 +98,7 @@ def test_application_runs_on_embedded_broker_and_stops_on_sigterm(
     options = ("--broker", "embedded", "--http", "0", "--otel")
     with running(installed, folder, "shop:app", *options) as service:
         service.until(lambda: _is_ready(service))
+        service.until(lambda: "ready, consuming orders" in service.err)
         assert service.get("/healthz")[0] == 200
         assert service.get("/readyz")[0] == 200
         service.until(lambda: 'hopback_queue_depth{queue="orders"' in service.get("/metrics")[1])
@@ -189,6 +190,8 @@ def test_service_waits_for_unreachable_broker(installed: Installed, folder: Path
         assert service.get("/readyz")[0] == 503
         assert service.end(signal.SIGTERM) == 0
     assert "hunter2" not in json.dumps(service.log)
+    advice = [line for line in service.log if "Check address" in line.get("message", "")]
+    assert len(advice) == 1
 
 
 def test_topology_error_refuses_start_unless_accepted(installed: Installed, folder: Path) -> None:

@@ -101,7 +101,7 @@ def _import_failure(name: str, error: Exception) -> CommandFailed:
         found = [one for one in found if not one.filename.startswith(_HOPBACK)]
     where = f"{found[-1].filename}, line {found[-1].lineno}: " if found else ""
     if isinstance(error, SyntaxError):
-        where = f"{error.filename}, line {error.lineno}: "
+        where, error = f"{error.filename}, line {error.lineno}: ", SyntaxError(error.msg)
     if isinstance(error, HopbackError):
         text = f"{name} cannot be imported: {where}{error}"
         return CommandFailed(text, do=error.remedy, code=exit_of(error))

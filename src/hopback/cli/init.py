@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from importlib.resources import files
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def init(folder: Path) -> None:
         ) from error
     click.echo("Next:")
     if folder != Path():
-        click.echo(safe(f"cd {folder}"))
+        click.echo(safe(f"cd {shlex.quote(str(folder))}"))
     click.echo("hopback run shop:app --broker embedded    # then, in another terminal:")
     click.echo("hopback publish orders '{\"id\": 7}'")
     click.echo("python -m pytest    # after pip install pytest")

@@ -237,6 +237,7 @@ class Service:
         self.ready: _ReadyEvent = _ReadyEvent()
         """Set when every consumer of `app` has started. `wait` raises the exception of `run`."""
         self._failures: dict[str, str] = {}
+        self._has_advised = False
 
     def _exchanges_without_topics(self, topology: Topology) -> list[str]:
         """Return the declared exchanges that are known not to be topic exchanges."""
@@ -270,7 +271,11 @@ class Service:
             self._failures.clear()
             return
         self._failures[purpose] = failure
-        _LOG.warning("%s", error)
+        if isinstance(error, HopbackError) and not self._has_advised:
+            self._has_advised = True
+            _LOG.warning("%s. %s Trying again.", str(error).rstrip("."), error.remedy)
+        else:
+            _LOG.warning("%s", error)
 
     @property
     def lines(self) -> dict[str, SupervisedState]:

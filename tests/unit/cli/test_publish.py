@@ -94,6 +94,7 @@ def test_unroutable_publish_names_exchange_and_key(
         "no queue is bound to exchange 'events' for routing key 'cart.new' (312 NO_ROUTE)"
         in told.err
     )
+    assert "Check the name. `hopback run` declares the queues" in told.err
     assert told.out == ""
 
 

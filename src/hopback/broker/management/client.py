@@ -199,7 +199,7 @@ class Http:
             if isinstance(exc, TimeoutError | self._httpx.TimeoutException):
                 found = f"no answer within {self._timeout_s:g} s"
             else:
-                found = str(exc) or type(exc).__name__
+                found = str(exc).rstrip(".") or type(exc).__name__
             raise ConnectionFailed(
                 f"management API at {self._address.url}: expected an answer, got: {found}. "
                 "Is the management plugin enabled, and is this its port? (--management URL)"

@@ -91,7 +91,7 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
     if limit >= MANY_LOOKS:
         return Cost(
             Price.COUNTED,
-            f"one of {limit:,} deliveries for each held message, independent of the number of pages",
+            f"1 of {limit:,} allowed deliveries per held message, independent of the number of pages",
             limit,
         )
     return Cost(
