@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
+from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
@@ -31,6 +32,9 @@ from hopback.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from hopback.ops.alerts.settings import AlertSettings
+    from hopback.ops.contract.surveys import ErrorGroup
+
 
 _LONGEST_TEXT = 300  # characters of an error in a notice, which may be read on a phone
 _MOST_IN_NOTICE = 50  # firing alerts, and resolved ones, in a notice. The page shows all.
@@ -39,27 +43,19 @@ _STOPPED = {JobState.FAILED: "has failed", JobState.INTERRUPTED: "was interrupte
 
 
 @dataclass(frozen=True, slots=True)
-class FingerprintSeen:
-    """A kind of failure in a queue, and the time at which it was first seen."""
-
-    fingerprint: str
-    error: str
-    first_seen: float
-
-
-@dataclass(frozen=True, slots=True)
 class QueueSeen:
     """The present state of a dead-letter queue. Unknown values are None.
 
     `past` has earlier depths, the oldest first. `oldest` is the time at which the oldest surveyed message
-    failed. `unconsumed` are queues of origin that have lost their consumers.
+    failed. Surveys have found `new_errors`. `unconsumed` are queues of origin that have lost their
+    consumers.
     """
 
     queue: str
     depth: int | None
     past: tuple[tuple[float, int], ...] = ()
     oldest: float | None = None
-    fingerprints: tuple[FingerprintSeen, ...] = ()
+    new_errors: tuple[ErrorGroup, ...] = ()
     held_back: int | None = None
     unconsumed: tuple[str, ...] | None = None
 
@@ -71,21 +67,6 @@ class AlertInput:
     broker: str
     queues: tuple[QueueSeen, ...] = ()
     jobs: tuple[Job, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AlertManners:
-    """The targets, and when notices are sent.
-
-    A notice waits `wait_s` for further alerts. A firing alert is repeated every `remind_s`, or never if that
-    is 0. `quiet` has the quiet times of rules that specify none, in the time zone `zone`.
-    """
-
-    targets: tuple[str, ...]
-    zone: tzinfo
-    wait_s: float = 30.0
-    remind_s: float = 0.0
-    quiet: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +87,10 @@ class _Sighting:
 
 
 def decide_alerts(
-    rules: Sequence[AlertRule],
+    settings: AlertSettings,
     seen: Iterable[AlertInput],
     known: Iterable[Alert],
     now: float,
-    manners: AlertManners,
     served: Sequence[str] = (),
 ) -> AlertDecision:
     """Return the changes of the alerts and the notices.
@@ -118,6 +98,7 @@ def decide_alerts(
     `served` names the brokers of the service, including those that do not answer. The first one takes over
     alerts without a broker's name. Alerts of a broker that is no longer served are resolved.
     """
+    rules = settings.rules
     by_name = {rule.name: rule for rule in rules}
     brokers = {each.broker: each for each in seen}
     before = {alert.id: alert for alert in known}
@@ -127,7 +108,7 @@ def decide_alerts(
         if served and not alert.broker and "" not in served:
             alert = replace(alert, broker=served[0])  # noqa: PLW2901
         rule = None if served and alert.broker not in served else by_name.get(alert.rule)
-        after[alert.id] = _follow(alert, rule, held, unknown, brokers, now, manners)
+        after[alert.id] = _follow(alert, rule, held, unknown, brokers, now, settings)
     open_keys = {
         alert.key
         for alert in after.values()
@@ -138,8 +119,8 @@ def decide_alerts(
             begun = _begin(by_name[key[0]], key, sighting, now)
             after[begun.id] = begun
     notices = []
-    for target in manners.targets:
-        told, notice = _notice(target, by_name, after, held, now, manners)
+    for target in settings.targets:
+        told, notice = _notice(target.name, by_name, after, held, now, settings)
         after |= told
         if notice is not None:
             notices.append(notice)
@@ -187,7 +168,7 @@ def _follow(
     unknown: frozenset[tuple[str, str, str]],
     brokers: Mapping[str, AlertInput],
     now: float,
-    manners: AlertManners,
+    settings: AlertSettings,
 ) -> Alert | None:
     """Return the alert after this look, None to delete it."""
     sighting = held.get(alert.key)
@@ -198,7 +179,7 @@ def _follow(
             return replace(alert, state=AlertState.FIRING, fired_at=Moment(now), text=sighting.text)
         resolved = alert.resolved_at
         untold = any(told.state is AlertState.FIRING for told in alert.told.values())
-        if resolved is not None and untold and now - resolved < manners.wait_s:
+        if resolved is not None and untold and now - resolved < settings.wait_seconds:
             # No notice has reported it as resolved, so it continues.
             return replace(alert, state=AlertState.FIRING, resolved_at=None)
         return alert
@@ -221,33 +202,33 @@ def _notice(
     alerts: Mapping[str, Alert | None],
     held: Mapping[AlertKey, _Sighting],
     now: float,
-    manners: AlertManners,
+    settings: AlertSettings,
 ) -> tuple[dict[str, Alert], AlertNotice | None]:
     """Return the notice that is due for a target, and the alerts that record it."""
     firing: list[Alert] = []
     resolved: list[Alert] = []
-    is_due, moment = False, datetime.fromtimestamp(now, manners.zone)
+    is_due, moment = False, datetime.fromtimestamp(now, ZoneInfo(settings.time_zone))
     for alert in alerts.values():
         if alert is None or alert.state is AlertState.PENDING:
             continue
         rule = rules.get(alert.rule)
         if rule is not None:
-            quiet = manners.quiet if rule.quiet is None else rule.quiet
+            quiet = settings.quiet if rule.quiet is None else rule.quiet
             if any(parse_quiet(each).holds(moment) for each in quiet):
                 continue
         told = alert.told.get(target)
         if alert.state is AlertState.RESOLVED:
             if told is not None and told.state is AlertState.FIRING:
                 resolved.append(alert)
-                is_due |= now - (alert.resolved_at or now) >= manners.wait_s
+                is_due |= now - (alert.resolved_at or now) >= settings.wait_seconds
             continue
         if rule is None or (rule.targets and target not in rule.targets):
             continue
-        reminded = told is not None and 0 < manners.remind_s <= now - told.at
+        reminded = told is not None and 0 < settings.remind_hours * 3600 <= now - told.at
         if told is None or told.state is not AlertState.FIRING or reminded:
             sighting = held.get(alert.key)
             firing.append(alert if sighting is None else replace(alert, text=sighting.text))
-            is_due |= reminded or now - (alert.fired_at or now) >= manners.wait_s
+            is_due |= reminded or now - (alert.fired_at or now) >= settings.wait_seconds
     if not is_due:
         return {}, None
     changes = [*firing, *resolved]
@@ -323,9 +304,9 @@ def _see_new_fingerprint(rule: AlertRule, queue: QueueSeen, now: float) -> _Foun
     if queue.depth is None:
         return None
     return [
-        (one.fingerprint, _Sighting(f"new failure: {_short(one.error)}"))
-        for one in queue.fingerprints
-        if now - one.first_seen <= rule.within_seconds
+        (one.fingerprint, _Sighting(f"new failure: {_short(one.error or one.message)}"))
+        for one in queue.new_errors
+        if now - (one.first_seen or 0.0) <= rule.within_seconds
     ]
 
 

@@ -13,7 +13,6 @@ from msgspec import Meta, Struct
 from hopback.endpoint import is_loopback
 from hopback.errors import InvalidDeclaration
 from hopback.ops.alerts.quiet import parse_quiet
-from hopback.ops.alerts.rules import AlertManners
 from hopback.ops.alerts.values import AlertRule  # noqa: TC001  msgspec reads it at run time
 from hopback.runtime.push import PushTarget
 
@@ -104,17 +103,6 @@ class AlertSettings(Struct, frozen=True, forbid_unknown_fields=True):
     quiet: tuple[str, ...] = ()
     targets: tuple[AlertTargetSettings, ...] = ()
     rules: tuple[AlertRule, ...] = ()
-
-    @property
-    def manners(self) -> AlertManners:
-        """The targets and times that `decide_alerts` uses."""
-        return AlertManners(
-            tuple(target.name for target in self.targets),
-            ZoneInfo(self.time_zone),
-            self.wait_seconds,
-            self.remind_hours * 3600,
-            self.quiet,
-        )
 
     def problem(self, environment: Mapping[str, str]) -> str | None:
         """Return the first error, None if there is none."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.errors import HopbackError, LeaseLost, NoSuch
-from hopback.ops.alerts.rules import AlertInput, FingerprintSeen, QueueSeen, decide_alerts
+from hopback.ops.alerts.rules import AlertInput, QueueSeen, decide_alerts
 from hopback.ops.alerts.sender import AlertSender, NotTaken
 from hopback.ops.alerts.values import AlertKind, AlertList, AlertNotice, AlertTestResult
 from hopback.ops.contract.values import Job, Moment
@@ -95,11 +95,7 @@ class AlertReader:
             surveyed_at, groups = self._known.get(found.queue, (0.0, ()))
             is_fresh = now - surveyed_at <= _AGE_FRESH_S
             firsts = [group.first for group in groups if group.first is not None and is_fresh]
-            new = tuple(
-                FingerprintSeen(one.fingerprint, one.error or one.message, one.first_seen or 0.0)
-                for one in groups
-                if one.is_new
-            )
+            new = tuple(group for group in groups if group.is_new)
             held_back = sum(each.messages for each in found.held_back)
             oldest = min(firsts, default=None)
             unconsumed = found.unconsumed
@@ -170,9 +166,8 @@ class Alerting:
             seen = await self._see(now)
             if not await self._book.lead(self._owner, now, self._lease_s):
                 return False
-            rules, manners = self._settings.rules, self._settings.manners
             known, served = await self._book.alerts(), [one.broker for one in self._sources]
-            decision = decide_alerts(rules, seen, known, now, manners, served)
+            decision = decide_alerts(self._settings, seen, known, now, served)
             try:
                 if decision.changed or decision.forgotten or decision.notices:
                     await self._book.save(self._owner, now, decision)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -10,32 +9,46 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from hopback.ops.alerts.quiet import parse_quiet
 from hopback.ops.alerts.rules import (
     AlertDecision,
     AlertInput,
-    AlertManners,
-    FingerprintSeen,
     QueueSeen,
     decide_alerts,
 )
+from hopback.ops.alerts.settings import AlertSettings, AlertTargetKind, AlertTargetSettings
 from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertRule, AlertState
 from hopback.ops.contract.codec import encode, from_json
 from hopback.ops.contract.requests import JobKind
+from hopback.ops.contract.surveys import ErrorGroup
 from hopback.ops.contract.values import Job, JobState, Moment
 
 _NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC).timestamp()  # a Monday
 _DEEP = AlertRule("deep", AlertKind.DEPTH, above=10)
-_OPS = AlertManners(("ops",), UTC, wait_s=0.0)
+
+
+def _target(name: str) -> AlertTargetSettings:
+    return AlertTargetSettings(name, AlertTargetKind.WEBHOOK)
+
+
+def _error(first_seen: float) -> ErrorGroup:
+    return ErrorGroup(
+        fingerprint="f", error="KeyError", message="", reason="", count=1,
+        first_seen=Moment(first_seen),
+    )  # fmt: skip
+
+
+_OPS = AlertSettings(wait_seconds=0.0, targets=(_target("ops"),))
 
 
 class _Watch:
     """Remembers the alerts from one look to the next, as a book does."""
 
-    def __init__(self, *rules: AlertRule, manners: AlertManners = _OPS) -> None:
+    def __init__(self, *rules: AlertRule, settings: AlertSettings = _OPS) -> None:
         self.rules = rules
-        self.manners = manners
+        self.settings = settings
         self.alerts: dict[str, Alert] = {}
         self.notices: list[AlertNotice] = []
 
@@ -46,7 +59,8 @@ class _Watch:
         self, now: float, *brokers: AlertInput, served: tuple[str, ...] = ()
     ) -> AlertDecision:
         known = self.alerts.values()
-        decision = decide_alerts(self.rules, brokers, known, now, self.manners, served)
+        settings = structs.replace(self.settings, rules=self.rules)
+        decision = decide_alerts(settings, brokers, known, now, served)
         for alert in decision.changed:
             self.alerts[alert.id] = from_json(Alert, encode(alert))
         for gone in decision.forgotten:
@@ -89,8 +103,8 @@ def test_depth_alert_fires_once_and_resolves_once() -> None:
         ),
         (
             AlertRule("r", AlertKind.NEW_FINGERPRINT, within_seconds=60),
-            QueueSeen("q", 1, fingerprints=(FingerprintSeen("f", "KeyError", _NOW - 10),)),
-            QueueSeen("q", 1, fingerprints=(FingerprintSeen("f", "KeyError", _NOW - 61),)),
+            QueueSeen("q", 1, new_errors=(_error(_NOW - 10),)),
+            QueueSeen("q", 1, new_errors=(_error(_NOW - 61),)),
         ),
         (
             AlertRule("r", AlertKind.OLDEST_AGE, older_than_seconds=60),
@@ -208,14 +222,14 @@ def test_unknown_age_counts_from_first_look_at_nonempty_queue() -> None:
 
 def test_alerts_that_fire_together_are_sent_as_one_notice() -> None:
     """Alerts that resolve within the group wait are not sent."""
-    watch = _Watch(_DEEP, manners=replace(_OPS, wait_s=30))
+    watch = _Watch(_DEEP, settings=structs.replace(_OPS, wait_seconds=30))
     watch.look(_NOW, QueueSeen("a", 11))
     watch.look(_NOW + 20, QueueSeen("a", 11), QueueSeen("b", 12))
     assert watch.notices == []
     watch.look(_NOW + 30, QueueSeen("a", 11), QueueSeen("b", 99))
     assert watch.said == [(2, 0)]
     assert [one.text for one in watch.notices[0].firing][1] == "99 dead letters, more than 10"
-    short = _Watch(_DEEP, manners=replace(_OPS, wait_s=30))
+    short = _Watch(_DEEP, settings=structs.replace(_OPS, wait_seconds=30))
     short.look(_NOW, QueueSeen("a", 11))
     short.look(_NOW + 20, QueueSeen("a", 0))
     short.look(_NOW + 60, QueueSeen("a", 0))
@@ -223,7 +237,7 @@ def test_alerts_that_fire_together_are_sent_as_one_notice() -> None:
 
 
 def test_depth_that_swings_around_bound_sends_one_notice() -> None:
-    watch = _Watch(_DEEP, manners=replace(_OPS, wait_s=30))
+    watch = _Watch(_DEEP, settings=structs.replace(_OPS, wait_seconds=30))
     watch.look(_NOW, QueueSeen("a", 11))
     watch.look(_NOW + 30, QueueSeen("a", 11))
     for second in range(40, 200, 10):
@@ -235,7 +249,7 @@ def test_depth_that_swings_around_bound_sends_one_notice() -> None:
 def test_quiet_times_delay_notices_until_they_end() -> None:
     """Alerts that resolve during the quiet time are not sent."""
     night = datetime(2026, 3, 2, 23, 0, tzinfo=UTC).timestamp()
-    watch = _Watch(_DEEP, manners=replace(_OPS, quiet=("22:00-06:00",)))
+    watch = _Watch(_DEEP, settings=structs.replace(_OPS, quiet=("22:00-06:00",)))
     watch.look(night, QueueSeen("a", 11), QueueSeen("b", 11))
     watch.look(night + 3600, QueueSeen("a", 11), QueueSeen("b", 0))
     assert watch.notices == []
@@ -243,14 +257,14 @@ def test_quiet_times_delay_notices_until_they_end() -> None:
     assert watch.said == [(1, 0)]
     loud = _Watch(
         AlertRule("deep", AlertKind.DEPTH, above=10, quiet=()),
-        manners=replace(_OPS, quiet=("22:00-06:00",)),
+        settings=structs.replace(_OPS, quiet=("22:00-06:00",)),
     )
     loud.look(night, QueueSeen("a", 11))
     assert loud.said == [(1, 0)]
 
 
 def test_firing_alert_is_repeated_after_repeat_interval() -> None:
-    watch = _Watch(_DEEP, manners=replace(_OPS, remind_s=3600))
+    watch = _Watch(_DEEP, settings=structs.replace(_OPS, remind_hours=1))
     for minutes in range(0, 150, 10):
         watch.look(_NOW + minutes * 60, QueueSeen("a", 11))
     assert watch.said == [(1, 0)] * 3
@@ -258,8 +272,9 @@ def test_firing_alert_is_repeated_after_repeat_interval() -> None:
 
 def test_notice_is_sent_only_to_targets_of_its_rule() -> None:
     """A rule without targets notifies every target. Deleting a rule resolves its alerts."""
-    manners = replace(_OPS, targets=("ops", "chat"))
-    watch = _Watch(AlertRule("deep", AlertKind.DEPTH, targets=("chat",)), _DEEP, manners=manners)
+    targets = (_target("ops"), _target("chat"))
+    both = structs.replace(_OPS, targets=targets)
+    watch = _Watch(AlertRule("deep", AlertKind.DEPTH, targets=("chat",)), _DEEP, settings=both)
     watch.rules = (watch.rules[0], AlertRule("all", AlertKind.DEPTH))
     watch.look(_NOW, QueueSeen("a", 1))
     assert {one.target: len(one.firing) for one in watch.notices} == {"ops": 1, "chat": 2}
@@ -298,7 +313,7 @@ def test_random_depths_send_firing_and_resolved_alternately(
     depths: list[tuple[float, int | None]], wait_s: float, for_s: float
 ) -> None:
     rule = AlertRule("deep", AlertKind.DEPTH, above=10, for_seconds=for_s)
-    watch, now = _Watch(rule, manners=replace(_OPS, wait_s=wait_s)), _NOW
+    watch, now = _Watch(rule, settings=structs.replace(_OPS, wait_seconds=wait_s)), _NOW
     for step, depth in depths:
         now += step
         watch.look(now, QueueSeen("q", depth))
