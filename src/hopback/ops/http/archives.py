@@ -166,7 +166,7 @@ def _bad(what: str) -> Refused:
 
 
 class FormUpload:
-    """The fields and the file of a form. The file is the last part."""
+    """The file of a form. It is the last part."""
 
     def __init__(self, content_type: str, pieces: AsyncIterator[bytes]) -> None:
         found = _BOUNDARY.match(content_type)
@@ -175,10 +175,9 @@ class FormUpload:
         self._boundary = b"\r\n--" + found[1].encode()
         self._pieces = pieces
         self._buffer = b"\r\n"  # the first boundary is at the beginning of the body
-        self.fields: dict[str, str] = {}
 
     async def file(self) -> AsyncIterator[bytes]:
-        """Yield the content of the file. `fields` is complete before the first piece."""
+        """Yield the content of the file."""
         await self._until(self._boundary, _LONGEST_FIELD)
         for _ in range(_MOST_FIELDS):
             while len(self._buffer) < 2:
@@ -187,15 +186,13 @@ class FormUpload:
             if end != b"\r\n":
                 break
             head = await self._until(b"\r\n\r\n", _LONGEST_FIELD)
-            name = _NAME.search(head)
-            if name is None:
+            if _NAME.search(head) is None:
                 raise _bad("expected parts with names")
             if _FILE.search(head) is not None:
                 async for piece in self._content():
                     yield piece
                 return
-            value = await self._until(self._boundary, _LONGEST_FIELD)
-            self.fields[name[1].decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+            await self._until(self._boundary, _LONGEST_FIELD)
         raise _bad("expected a file, found none")
 
     async def _content(self) -> AsyncIterator[bytes]:
