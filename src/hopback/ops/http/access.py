@@ -8,13 +8,13 @@ from urllib.parse import quote
 from msgspec import Meta, Struct, field
 
 from hopback.ops.contract import endpoints
+from hopback.ops.contract.codec import convert
 from hopback.ops.contract.queue_rules import EVERY_QUEUE, NO_QUEUE
 from hopback.ops.contract.requests import AuditQuery
 from hopback.ops.contract.roles import EVERYTHING, Role
 from hopback.ops.contract.values import AuditList, Moment
 from hopback.ops.http.api import ApiTable, Call
 from hopback.ops.http.keys import ApiKey, new_key
-from hopback.ops.http.problems import Refused
 from hopback.ops.http.session_cookies import set_cookie
 from hopback.ops.page.pages import NOTICE_READ, Pages, Visit, own_page, see_other
 
@@ -57,7 +57,7 @@ class NewKey(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     role: Role
     queues: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(min_length=1, max_length=50)
-    ] = field(default_factory=lambda: ["*"])
+    ] = field(default_factory=lambda: [*EVERYTHING])
     days: Annotated[float, Meta(gt=0, le=3650)] = 90.0
 
 
@@ -129,7 +129,7 @@ async def _add_key(asked: CallerRequest, new: NewKey) -> tuple[str, ApiKey]:
     services, now = asked.services, asked.services.clock.now()
     secret, key = new_key(
         new.name,
-        services.grant(new.role, tuple(new.queues) or EVERYTHING),
+        services.grant(new.role, tuple(new.queues)),
         expires=now + new.days * _DAY_S,
         made_by=asked.principal.name,
         now=now,
@@ -185,12 +185,13 @@ async def _you(visit: Visit, secret: str = "") -> Response:
 
 @ACCESS_PAGES.post("/keys", Role.ADMIN, EVERY_QUEUE)
 async def _make_key_by_page(visit: Visit) -> Response:
-    role, name = visit.field("role"), visit.field("name").strip()
-    if role not in set(Role) or not 1 <= len(name) <= 100:
-        raise Refused(400, "bad-field", "Expected a name, and viewer, operator or admin as role.")
-    days = visit.number("days", 90, least=1, most=3650)
-    queues = visit.field("queues").replace(",", " ").split()
-    secret, _ = await _add_key(visit, NewKey(name, Role(role), queues, days))
+    said = {
+        "name": visit.field("name").strip(),
+        "role": visit.field("role"),
+        "queues": visit.field("queues").replace(",", " ").split() or [*EVERYTHING],
+        "days": visit.number("days", 90, least=1, most=3650),
+    }
+    secret, _ = await _add_key(visit, convert(NewKey, said))
     return await _you(visit, secret)
 
 

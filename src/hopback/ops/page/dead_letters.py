@@ -18,7 +18,8 @@ from hopback.fields import Timestamp
 from hopback.headers import clip
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
-from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
+from hopback.ops.contract.candidates import QueueAnswer
+from hopback.ops.contract.codec import convert
 from hopback.ops.contract.queue_rules import (
     EVERY_QUEUE,
     NO_QUEUE,
@@ -332,11 +333,12 @@ async def _search_events(visit: Visit) -> Response:
 
 
 def _answer_in(visit: Visit) -> QueueAnswer:
-    answer = visit.field("answer")
-    if answer not in set(CandidateAnswer):
-        raise Refused(400, "bad-field", f"answer: expected one of {', '.join(CandidateAnswer)}.")
-    main_queue = visit.field("main_queue").strip()
-    return QueueAnswer(visit.field("queue"), CandidateAnswer(answer), main_queue)
+    said = {
+        "queue": visit.field("queue"),
+        "answer": visit.field("answer"),
+        "mainQueue": visit.field("main_queue").strip(),
+    }
+    return convert(QueueAnswer, said)
 
 
 async def _queues_of_answer(visit: Visit) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ async def test_unknown_queue_can_be_added_or_ignored() -> None:
     assert 'href="/queues/leftovers"' not in ignored.text
     assert "no consumer" not in ignored.text
     assert "is ignored" in ignored.text
-    assert wrong.status_code == 400
+    assert wrong.status_code == 422
 
 
 async def test_queue_list_draws_depth_of_last_day_from_store() -> None:
