@@ -81,16 +81,13 @@ _END = b"event: end\ndata: {}\n\n"
 
 async def job_events(
     jobs: AsyncIterator[Job], place: Callable[[Job], object] = lambda job: job
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Yield each change of a job, at most ten per second, and `end` when the job has ended.
 
     `place` adds the path prefix of the broker to the paths in a job.
     """
-    async with aclosing(newest(jobs)) as found:
+    async with aclosing(_newest(jobs)) as found:
         async for job in found:
-            if job is None:
-                yield _STILL_HERE
-                continue
             data = encode(place(job))
             yield b"event: job\nid: %d\ndata: %s\n\n" % (job.changes, data)
     yield _END
@@ -100,12 +97,9 @@ async def search_events(
     found: AsyncGenerator[SearchProgress, None],
 ) -> AsyncGenerator[bytes, None]:
     """Yield the progress and hits of a search as events of type `search`, then `end`."""
-    async with aclosing(found), aclosing(_with_silence(found)) as reports:
-        async for progress in reports:
-            if progress is None:
-                yield _STILL_HERE
-            else:
-                yield b"event: search\ndata: %s\n\n" % encode(progress)
+    async with aclosing(found):
+        async for progress in found:
+            yield b"event: search\ndata: %s\n\n" % encode(progress)
     yield _END
 
 
@@ -131,25 +125,25 @@ async def page_search_events(
 ValueT = TypeVar("ValueT")
 
 
-async def _with_silence(
-    found: AsyncGenerator[ValueT, None],
-) -> AsyncGenerator[ValueT | None, None]:
-    """Yield all values, and None after every 15 s without one."""
-    is_over = object()
-    coming = asyncio.ensure_future(anext(found, is_over))
-    try:
-        while True:
-            if not (await asyncio.wait({coming}, timeout=_QUIET_S))[0]:
-                yield None
-                continue
-            came = coming.result()
-            if came is is_over:
-                return
-            yield came  # type: ignore[misc]  # the sentinel has returned above
-            coming = asyncio.ensure_future(anext(found, is_over))
-    finally:
-        coming.cancel()
-        await asyncio.wait({coming})
+async def _keep_alive(
+    events: AsyncGenerator[bytes, None], on_event: Callable[[], object]
+) -> AsyncGenerator[bytes, None]:
+    """Yield all events, and a comment after every 15 s without one. `on_event` is called before each."""
+    async with aclosing(events):
+        coming = asyncio.ensure_future(anext(events, None))
+        try:
+            while True:
+                is_quiet = not (await asyncio.wait({coming}, timeout=_QUIET_S))[0]
+                event = _STILL_HERE if is_quiet else coming.result()
+                if event is None:
+                    return
+                on_event()
+                yield event
+                if not is_quiet:
+                    coming = asyncio.ensure_future(anext(events, None))
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})
 
 
 class LongWork(Generic[ValueT]):
@@ -196,28 +190,17 @@ class LongWork(Generic[ValueT]):
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the progress as events of type `progress` until the operation has ended."""
         last: LookProgress | None = None
-        loop = asyncio.get_running_loop()
-        sent_at = loop.time()
         while not self.task.done():
             if self.progress is not None and self.progress != last:
-                last, sent_at = self.progress, loop.time()
+                last = self.progress
                 yield b"event: progress\ndata: %s\n\n" % encode(last)
-            elif loop.time() - sent_at >= _QUIET_S:
-                sent_at = loop.time()
-                yield _STILL_HERE
             await asyncio.wait({self.task}, timeout=_PROGRESS_EVERY_S)
 
 
-async def page_work_events(
-    work: LongWork[Any], attend: Callable[[], object]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the progress of an operation, then `end` when its answer is ready.
-
-    `attend` is called at each event that a reader receives.
-    """
+async def page_work_events(work: LongWork[Any]) -> AsyncGenerator[bytes, None]:
+    """Yield the progress of an operation, then `end` when its answer is ready."""
     async with aclosing(work.events()) as events:
         async for event in events:
-            attend()
             yield event
     yield _END
 
@@ -227,20 +210,19 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncIterator[bytes]:
+async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncGenerator[bytes, None]:
     """Yield an event at each change of a job and at its end."""
-    async with aclosing(newest(jobs)) as found:
-        async for job in found:
-            yield _STILL_HERE if job is None else _CHANGE
+    async with aclosing(_newest(jobs)) as found:
+        async for _job in found:
+            yield _CHANGE
     yield _END
 
 
-async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncIterator[bytes]:
+async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncGenerator[bytes, None]:
     """Yield an event when depths or jobs have changed since `shown_at`, at most once per second.
 
     A single broker is read for this as often. Several brokers are only read by their regular sweeps.
     """
-    quiet_s = 0.0
     while True:
         if len(sweeps) == 1:
             await sweeps[0].get_or_last()
@@ -248,26 +230,16 @@ async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncIte
         if changed_at > shown_at + _ROUNDED_S:
             shown_at = changed_at
             yield _CHANGE
-            quiet_s = 0.0
-        elif quiet_s >= _QUIET_S:
-            yield _STILL_HERE
-            quiet_s = 0.0
-        quiet_s += _BOARD_EVERY_S
         await asyncio.sleep(_BOARD_EVERY_S)
 
 
-async def newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job | None, None]:
-    """Yield the newest state of a job, and None after every 15 s without one."""
+async def _newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job, None]:
+    """Yield the newest state of a job, at most ten times per second."""
     waiting: asyncio.Queue[Job | None] = asyncio.Queue()
     reader = asyncio.create_task(_read(jobs, waiting), name="job events")
     try:
         while True:
-            try:
-                async with asyncio.timeout(_QUIET_S):
-                    found = await waiting.get()
-            except TimeoutError:
-                yield None
-                continue
+            found = await waiting.get()
             while found is not None and not waiting.empty():
                 following = waiting.get_nowait()
                 if following is None:
@@ -300,13 +272,15 @@ class EventStreams:
 
     def open(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes, None],
         principal: Principal,
         on_end: Callable[[], Awaitable[object]] | None = None,
+        on_event: Callable[[], object] = lambda: None,
     ) -> StreamingResponse:
         """Return the stream as an answer without caching or buffering. Refused if too many are open.
 
-        `on_end` is called when the answer has ended, even if no part of it was sent.
+        Comments in silent times keep the connection open. `on_event` is called before each event and
+        comment, `on_end` when the answer has ended, even if no part of it was sent.
         """
         own, limits = self._open[principal.id], self._limits
         if own >= limits.event_streams_per_caller or self._open.total() >= limits.event_streams:
@@ -317,7 +291,7 @@ class EventStreams:
                 " first.",
             )
         self._open[principal.id] += 1
-        return _EventResponse(events, self._open, principal.id, on_end)
+        return _EventResponse(_keep_alive(events, on_event), self._open, principal.id, on_end)
 
 
 class _EventResponse(StreamedResponse):

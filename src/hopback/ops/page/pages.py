@@ -298,8 +298,8 @@ async def _show_work(visit: Visit) -> Response:
 @WORK_PAGES.get("/working/{work}/events", None, NO_QUEUE)
 async def _stream_work(visit: Visit) -> Response:
     waiting = _find_work(visit)
-    events = page_work_events(waiting.work, waiting.attend)
-    return visit.services.shared.streams.open(events, visit.principal)
+    events = page_work_events(waiting.work)
+    return visit.services.shared.streams.open(events, visit.principal, on_event=waiting.attend)
 
 
 @WORK_PAGES.post("/working/{work}/cancel", None, NO_QUEUE)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import text
 
-from hopback.ops.http.events import StreamedResponse
+from hopback.ops.http.events import EventStreams, StreamedResponse
+from hopback.ops.http.services import NOBODY
+from hopback.ops.http.settings import RequestLimits
 from hopback.store.database import open_database
+from hopback.testing import in_virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
     from pathlib import Path
 
 _SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}  # as in uvicorn's log
@@ -86,3 +89,56 @@ async def test_error_during_stream_cleanup_is_raised() -> None:
 
     with pytest.raises(LookupError, match="amid cleaning up"):
         await _read_and_leave(content())
+
+
+async def _never() -> Any:
+    await asyncio.Event().wait()
+
+
+@in_virtual_time
+async def test_silent_stream_sends_a_comment_every_15_seconds() -> None:
+    """Comments count as events for the caller of `on_event`."""
+    told, sent = list[str](), list[bytes]()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield b"first"
+        await asyncio.sleep(40)
+        yield b"last"
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    streams = EventStreams(RequestLimits())
+    answer = streams.open(events(), NOBODY, on_event=lambda: told.append("event"))
+    await answer(_SCOPE, _never, send)
+    comment = b": still here\n\n"
+    assert [part for part in sent if part] == [b"first", comment, comment, b"last"]
+    assert told == ["event"] * 4
+
+
+async def test_event_stream_cleans_up_when_reader_disconnects() -> None:
+    told: list[str] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"first"
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            told.append("cleaned up")
+
+    came = asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            came.set()
+
+    async def receive() -> Any:
+        await came.wait()
+        return {"type": "http.disconnect"}
+
+    streams = EventStreams(RequestLimits(event_streams=1))
+    for _ in range(2):  # the first one has ended
+        came.clear()
+        await streams.open(events(), NOBODY)(_SCOPE, receive, send)
+    assert told == ["cleaned up"] * 2
