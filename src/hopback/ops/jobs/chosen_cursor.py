@@ -40,10 +40,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.jobs.cursor import (
+    IGNORED,
     STAYS,
     UNKNOWN_END,
     CursorEvent,
     CursorState,
+    Events,
     SelectionCursor,
     Table,
 )
@@ -55,21 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hopback.message import Delivery
-
-_EVENTS = {
-    CursorEvent.DELIVERED: ("_receive", STAYS),
-    CursorEvent.EMPTY: ("_ignore", STAYS),
-    CursorEvent.KEPT: ("_keep", STAYS),
-    CursorEvent.ACKED: ("_ignore", STAYS),
-    CursorEvent.SENDING: ("_ignore", STAYS),
-    CursorEvent.DRAINED: ("_ignore", STAYS),
-    CursorEvent.APPLIED: ("_ignore", STAYS),
-    CursorEvent.SHARED: ("_ignore", STAYS),
-    CursorEvent.SAVING: ("_ignore", STAYS),
-    CursorEvent.SEEK: ("_seek", frozenset({CursorState.SEEKING})),
-}
-
-TABLE: Table = {CursorState.TAKING: _EVENTS, CursorState.SEEKING: _EVENTS, CursorState.STOPPED: {}}
 
 _SOUGHT = 10_000
 """Number of messages behind the first ones to search. Each search adds one to their delivery counts. If
@@ -83,8 +70,6 @@ class ChosenCursor(SelectionCursor):
 
     `is_sought` is whether missing messages may be behind the first ones: true for a quorum queue.
     """
-
-    TABLE: ClassVar[Table] = TABLE
 
     def __init__(
         self,
@@ -182,3 +167,21 @@ class ChosenCursor(SelectionCursor):
     def _keep(self, tag: int) -> None:
         self._taken.pop(tag, None)
         self._behind.discard(tag)
+
+    _SELECTING: ClassVar[Events] = {
+        CursorEvent.DELIVERED: (_receive, STAYS),
+        CursorEvent.KEPT: (_keep, STAYS),
+        CursorEvent.SEEK: (_seek, frozenset({CursorState.SEEKING})),
+        CursorEvent.EMPTY: IGNORED,
+        CursorEvent.ACKED: IGNORED,
+        CursorEvent.SENDING: IGNORED,
+        CursorEvent.DRAINED: IGNORED,
+        CursorEvent.APPLIED: IGNORED,
+        CursorEvent.SHARED: IGNORED,
+        CursorEvent.SAVING: IGNORED,
+    }
+    TABLE: ClassVar[Table] = {
+        CursorState.TAKING: _SELECTING,
+        CursorState.SEEKING: _SELECTING,
+        CursorState.STOPPED: {},
+    }

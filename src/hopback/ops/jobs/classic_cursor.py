@@ -56,12 +56,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.jobs.cursor import (
+    IGNORED,
     STAYS,
     TAKEN_BY_OTHERS,
     UNKNOWN_END,
     CountingCursor,
     CursorEvent,
     CursorState,
+    Events,
     Table,
 )
 from hopback.ops.jobs.job_record import Checkpoint
@@ -70,35 +72,9 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-_EVENTS = {
-    CursorEvent.DELIVERED: ("_take", STAYS),
-    CursorEvent.EMPTY: ("_end", STAYS),
-    CursorEvent.KEPT: ("_keep", STAYS),
-    CursorEvent.ACKED: ("_ack", STAYS),
-    CursorEvent.SENDING: ("_ignore", STAYS),
-    CursorEvent.SAVING: ("_find_twins", STAYS),
-    CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
-    CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
-    CursorEvent.APPLIED: ("_forget_acks", STAYS),
-    CursorEvent.SHARED: ("_share", STAYS),
-    CursorEvent.PAUSE: ("_pause", frozenset({CursorState.PAUSED})),
-}
-
-TABLE: Table = {
-    CursorState.TAKING: _EVENTS,
-    CursorState.PAUSED: {
-        **_EVENTS,
-        CursorEvent.CONTINUE: ("_continue", frozenset({CursorState.TAKING})),
-    },
-    CursorState.LAST: _EVENTS,
-    CursorState.STOPPED: {},
-}
-
-
 class ClassicCursor(CountingCursor):
     """`head` is the number of messages before the rest of the selection. None if it is unknown."""
 
-    TABLE: ClassVar[Table] = TABLE
     sends_last_alone = True
     is_in_place = True
 
@@ -154,3 +130,21 @@ class ClassicCursor(CountingCursor):
     def _forget_acks(self, _value: object) -> None:
         if self._has_twins:
             self._acked.clear()
+
+    _SELECTING: ClassVar[Events] = {
+        **CountingCursor.EVENTS,
+        CursorEvent.DELIVERED: (_take, STAYS),
+        CursorEvent.SENDING: IGNORED,
+        CursorEvent.SAVING: (_find_twins, STAYS),
+        CursorEvent.APPLIED: (_forget_acks, STAYS),
+        CursorEvent.PAUSE: (_pause, frozenset({CursorState.PAUSED})),
+    }
+    TABLE: ClassVar[Table] = {
+        CursorState.TAKING: _SELECTING,
+        CursorState.PAUSED: {
+            **_SELECTING,
+            CursorEvent.CONTINUE: (_continue, frozenset({CursorState.TAKING})),
+        },
+        CursorState.LAST: _SELECTING,
+        CursorState.STOPPED: {},
+    }

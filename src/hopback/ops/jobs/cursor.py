@@ -5,7 +5,7 @@ A cursor is a pure state machine. It receives events and never does input or out
 acks. The engine (`engine`) reports the other events, for example that the last message goes alone or that
 another consumer was seen. The engine also saves the cursor's checkpoint before it sends messages. After a
 crash or a lost connection the job continues with a new cursor that starts from the last saved checkpoint.
-Each cursor's file begins with its states, events and invariants, and contains the table that
+Each cursor's file begins with its states, events and invariants, and its class ends with the table that
 `SelectionCursor.handle` reads. There is one cursor for each way to find the selection again:
 
 - `quorum_cursor`: the first messages of a quorum queue, by position and one mark.
@@ -106,11 +106,17 @@ class CursorEvent(Enum):
     SAVING = "saving"  # every delivered message was reported: the next checkpoint is saved
 
 
-Table: TypeAlias = "Mapping[CursorState, Mapping[CursorEvent, tuple[str, frozenset[CursorState]]]]"
-"""For each state the events it accepts, the method that handles the event, and the states that may follow."""
+Events: TypeAlias = "Mapping[CursorEvent, tuple[Callable[..., None], frozenset[CursorState]]]"
+"""The accepted events, each with the method that handles it and the states that may follow."""
+
+Table: TypeAlias = "Mapping[CursorState, Events]"
+"""The events that each state accepts."""
 
 STAYS: frozenset[CursorState] = frozenset()
 """The event does not change the state."""
+
+IGNORED = (lambda _cursor, _value: None, STAYS)
+"""The event is accepted and has no effect."""
 
 
 class SelectionCursor:
@@ -130,7 +136,7 @@ class SelectionCursor:
         """Why the cursor is STOPPED."""
         self.doubt = ""
         """Why it is unknown whether the job is finished, if the queue has more messages than expected."""
-        self._handlers = self._handlers_of(state)
+        self._events = self.TABLE[state]
 
     @property
     def count(self) -> int:
@@ -188,30 +194,23 @@ class SelectionCursor:
 
     def handle(self, event: CursorEvent, value: object = None) -> None:
         """Advance by one event. ValueError if the state does not accept it."""
-        handler = self._handlers.get(event)
-        if handler is None:
+        if event not in self._events:
             raise ValueError(f"{event.name} is not accepted in {self.state.name}")
+        handler, following = self._events[event]
         before = self.state
-        handler(value)
+        handler(self, value)
         if self.state is not before:
-            allowed = self.TABLE[before][event][1]
-            if self.state not in allowed:
+            if self.state not in following:
                 raise ValueError(
                     f"{event.name} must not lead from {before.name} to {self.state.name}"
                 )
-            self._handlers = self._handlers_of(self.state)
+            self._events = self.TABLE[self.state]
 
     def accepts(self, event: CursorEvent) -> bool:
-        return event in self._handlers
-
-    def _handlers_of(self, state: CursorState) -> dict[CursorEvent, Callable[..., None]]:
-        return {event: getattr(self, name) for event, (name, _) in self.TABLE[state].items()}
+        return event in self._events
 
     def _stop(self, reason: str) -> None:
         self.state, self.reason = CursorState.STOPPED, reason
-
-    def _ignore(self, _value: object) -> None:
-        pass
 
 
 class CountingCursor(SelectionCursor):
@@ -315,3 +314,14 @@ class CountingCursor(SelectionCursor):
     def _window(self) -> tuple[str, ...]:
         """Marks of all messages that may still be in the queue, besides kept ones."""
         return (*(mark for _, mark in self._acked), *self._open.values())
+
+    EVENTS: ClassVar[Events] = {
+        CursorEvent.DELIVERED: (_take, STAYS),
+        CursorEvent.EMPTY: (_end, STAYS),
+        CursorEvent.KEPT: (_keep, STAYS),
+        CursorEvent.ACKED: (_ack, STAYS),
+        CursorEvent.LAST_ALONE: (_begin_last, frozenset({CursorState.LAST})),
+        CursorEvent.DRAINED: (_end_last, frozenset({CursorState.TAKING})),
+        CursorEvent.SHARED: (_share, STAYS),
+    }
+    """The events that both counting cursors handle in the same way."""

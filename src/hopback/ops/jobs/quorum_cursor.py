@@ -76,12 +76,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hopback.ops.browse.prefetch import FIRST_PREFETCH
 from hopback.ops.jobs.cursor import (
+    IGNORED,
     STAYS,
     TAKEN_BY_OTHERS,
     UNKNOWN_END,
     CountingCursor,
     CursorEvent,
     CursorState,
+    Events,
     Table,
     mark_of,
 )
@@ -97,32 +99,6 @@ if TYPE_CHECKING:
 
 _FOUND = frozenset({CursorState.TAKING, CursorState.STOPPED})
 
-_EVENTS = {
-    CursorEvent.DELIVERED: ("_take", STAYS),
-    CursorEvent.EMPTY: ("_end", STAYS),
-    CursorEvent.KEPT: ("_keep", STAYS),
-    CursorEvent.ACKED: ("_ack", STAYS),
-    CursorEvent.SENDING: ("_send", STAYS),
-    CursorEvent.LAST_ALONE: ("_begin_last", frozenset({CursorState.LAST})),
-    CursorEvent.DRAINED: ("_end_last", frozenset({CursorState.TAKING})),
-    CursorEvent.APPLIED: ("_forget_acks", STAYS),
-    CursorEvent.SHARED: ("_share", STAYS),
-    CursorEvent.SAVING: ("_ignore", STAYS),
-}
-
-TABLE: Table = {
-    CursorState.FINDING: {
-        CursorEvent.DELIVERED: ("_find", _FOUND),
-        CursorEvent.EMPTY: ("_find_end", _FOUND),
-        CursorEvent.TOO_MANY: ("_give_up_finding", _FOUND),
-        CursorEvent.SHARED: ("_share", STAYS),
-        CursorEvent.SAVING: ("_ignore", STAYS),
-    },
-    CursorState.TAKING: _EVENTS,
-    CursorState.LAST: _EVENTS,
-    CursorState.STOPPED: {},
-}
-
 
 class QuorumCursor(CountingCursor):
     """`by_count` is the length of the head if no message has arrived since the job began. None if unknown.
@@ -130,7 +106,6 @@ class QuorumCursor(CountingCursor):
     `is_whole` is true if the job selected the whole queue. `prefetch` is the usual one of the job.
     """
 
-    TABLE: ClassVar[Table] = TABLE
     needs_proof = True
 
     def __init__(
@@ -259,7 +234,7 @@ class QuorumCursor(CountingCursor):
         if began.acks_applied and (in_place or self._is_whole):
             return began.kept + len(began.window)
         if in_place:
-            return find_head(began, found, self._by_count)
+            return _find_head_by_anchor(began, found, self._by_count)
         if not self._is_whole:
             return None
         is_certain = bool(began.last_stays) and began.last in began.window
@@ -273,8 +248,29 @@ class QuorumCursor(CountingCursor):
         self._acks_applied = True
         self._acked.clear()
 
+    _SELECTING: ClassVar[Events] = {
+        **CountingCursor.EVENTS,
+        CursorEvent.SENDING: (_send, STAYS),
+        CursorEvent.APPLIED: (_forget_acks, STAYS),
+        CursorEvent.SAVING: IGNORED,
+    }
+    TABLE: ClassVar[Table] = {
+        CursorState.FINDING: {
+            CursorEvent.DELIVERED: (_find, _FOUND),
+            CursorEvent.EMPTY: (_find_end, _FOUND),
+            CursorEvent.TOO_MANY: (_give_up_finding, _FOUND),
+            CursorEvent.SHARED: CountingCursor.EVENTS[CursorEvent.SHARED],
+            CursorEvent.SAVING: IGNORED,
+        },
+        CursorState.TAKING: _SELECTING,
+        CursorState.LAST: _SELECTING,
+        CursorState.STOPPED: {},
+    }
 
-def find_head(began: Checkpoint, found: Sequence[Delivery], by_count: int | None) -> int | None:
+
+def _find_head_by_anchor(
+    began: Checkpoint, found: Sequence[Delivery], by_count: int | None
+) -> int | None:
     """Return the length of the head at the beginning of the redelivered messages, None if it is unknown."""
     if not began.window:
         return began.kept
