@@ -139,7 +139,7 @@ async def test_undeliverable_or_too_long_delay_is_refused_at_publish() -> None:
     other = App("other")
     other.handler("q", retry=None)(lambda context: None)
     async with AppTest(other):
-        with pytest.raises(InvalidDeclaration, match=r"declare them with `app\.delays\(\)`"):
+        with pytest.raises(InvalidDeclaration, match=r"Declare them with `app\.delays\(\)`"):
             await other.publish("q", {}, delay="1s")
 
 
