@@ -57,7 +57,7 @@ _ROWS = (
     EventDescription(
         "delivery.retried",
         "A failed message went to a retry queue.",
-        (*_FAILED, "tier", "delay_ms"),
+        (*_FAILED, "tier", "delay_ms", "asked_ms"),
     ),
     EventDescription(
         "delivery.parked",
@@ -65,7 +65,9 @@ _ROWS = (
         (*_FAILED, "dead_letter_queue", "exhausted"),
     ),
     EventDescription(
-        "delivery.snoozed", "A message waits. No attempt is counted.", (*_DELIVERY, "delay_ms")
+        "delivery.snoozed",
+        "A message waits. No attempt is counted.",
+        (*_DELIVERY, "delay_ms", "asked_ms"),
     ),
     EventDescription(
         "delivery.held",

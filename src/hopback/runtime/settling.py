@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from hopback.broker.supervise import Backoff
 from hopback.clock import Clock, SystemClock
+from hopback.durations import LONGEST_MS
 from hopback.errors import (
     BrokerError,
     DeliveryLost,
@@ -30,6 +31,7 @@ from hopback.policy.copies import EndedRuns, may_be_copy, token_of
 from hopback.policy.decide import decide, may_dead_letter
 from hopback.policy.decision import Decision, Effect, Hold, Publish, Settle, Settlement
 from hopback.policy.effects import Occasion, effects, failure_from_outcome, park_raw
+from hopback.policy.outcome import Outcome, Retry, Snooze
 from hopback.runtime.answer import DONE, Answer, BatchObserver, ConsumeSession, HeldDelivery, Run
 from hopback.runtime.context import Send, context_with
 
@@ -330,11 +332,13 @@ class Settling:
             case decided.Ack():
                 name, extra = "delivery.done", {}
             case decided.Retry(tier=tier, counted=True):
-                name, extra = "delivery.retried", {"tier": tier.name, "delay_ms": tier.delay_ms}
+                waits = _wait_fields(answer.outcome, tier.delay_ms)
+                name, extra = "delivery.retried", {"tier": tier.name} | waits
             case decided.Retry(tier=tier):
-                name, extra = "delivery.snoozed", {"delay_ms": tier.delay_ms}
+                name, extra = "delivery.snoozed", _wait_fields(answer.outcome, tier.delay_ms)
             case decided.Requeue(delay=delay):
-                name, extra = "delivery.snoozed", {"delay_ms": round(delay * 1000)}
+                name = "delivery.snoozed"
+                extra = _wait_fields(answer.outcome, round(delay * 1000))
             case decided.Park(attempt=attempt):
                 exhausted = attempt >= self.plan.attempts
                 name = "delivery.parked"
@@ -366,6 +370,16 @@ class Settling:
 _ACK = decided.Ack()
 _ACKED: tuple[Effect, ...] = (Settle(Settlement.ACK),)
 _FAILURES = frozenset({"delivery.retried", "delivery.parked", "delivery.held"})
+
+
+def _wait_fields(outcome: Outcome, delay_ms: int) -> dict[str, Any]:
+    """Return the wait of a message, and the wait that the handler asked for if that is longer."""
+    asked = None
+    match outcome:
+        case Retry(after=float() | int() as seconds) | Snooze(delay=seconds):
+            asked_ms = min(seconds * 1000, float(LONGEST_MS))
+            asked = round(asked_ms) if asked_ms > delay_ms + 1 else None
+    return {"delay_ms": delay_ms, "asked_ms": asked}
 
 
 def _failure_fields(answer: Answer, reason: str) -> dict[str, Any]:

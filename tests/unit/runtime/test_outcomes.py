@@ -99,7 +99,40 @@ async def test_retry_after_selects_smallest_sufficient_tier() -> None:
     tally, test = await _play(_app(behave))
     tiers = [one.fields["tier"] for one in test.find_events("delivery.retried")]
     assert tiers == ["5m", "30m", "30m"]
+    waits = [one.fields["asked_ms"] for one in test.find_events("delivery.retried")]
+    assert waits == [None, 10**9, None]
     assert tally == Tally(retried=3, done=1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "has_delays", "waits"),
+    [
+        (Retry("busy", after="9h"), False, (1_800_000, 32_400_000)),
+        (Retry("busy", after="9h"), True, (32_400_000, None)),
+        (Retry("busy", after="100d"), True, (4_194_303_000, 8_640_000_000)),
+        (Retry("busy", after=float("inf")), False, (1_800_000, 315_360_000_000)),
+        (Snooze("9h"), False, (1_800_000, 32_400_000)),
+        (Snooze("30m"), False, (1_800_000, None)),
+    ],
+)
+@in_virtual_time
+async def test_event_shows_the_requested_wait_if_it_was_shortened(
+    outcome: Retry | Snooze, has_delays: bool, waits: tuple[int, int | None]
+) -> None:
+    answers = [outcome, None]
+
+    async def behave(_context: Context) -> object:
+        return answers.pop(0)
+
+    app = _app(behave)
+    if has_delays:
+        app.delays()
+    async with AppTest(app) as test:
+        await test.publish("orders", {"id": 1})
+        await test.drain(within="365d")
+        name = "delivery.retried" if isinstance(outcome, Retry) else "delivery.snoozed"
+        [happening] = test.find_events(name)
+        assert (happening.fields["delay_ms"], happening.fields["asked_ms"]) == waits
 
 
 class _Later(Exception):
