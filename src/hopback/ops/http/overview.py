@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.errors import HopbackError
-from hopback.ops.brokers.recent import NotReadYet, Recent
+from hopback.ops.brokers.recent import Recent
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import Job, JobState, QueueSummary, SessionView
 from hopback.ops.page.topology_drawing import TopologyDrawings
@@ -28,7 +28,6 @@ _BETWEEN_SAMPLES_S = 5.0
 _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
 """Seconds between two sweeps without requests: the interval of samples."""
-_MOMENT_S = 0.1  # seconds that a page waits for a newer sweep before it shows the last one
 FIRST_AT_ONCE = 2
 """Brokers that are read for the first time at the same time. More of them delay the pages."""
 _LONGEST_WAIT_S = 2.0  # seconds that the API's list of brokers waits for one that was never read
@@ -55,10 +54,8 @@ class Sweep:
     ) -> None:
         self._read = read
         self._clock = clock
-        self._last: Swept | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._error: Exception | None = None
-        self._failed_at = float("-inf")
+        self._recent = Recent(self._sweep, _FRESH_S, clock)
+        self._succeeded: Swept | None = None
         self._trends: dict[str, deque[tuple[float, int]]] = {}
         self._content: object = None
         self.changed_at: float = float("-inf")
@@ -76,39 +73,22 @@ class Sweep:
 
         NotReadYet if the first sweep takes longer than `first_s` seconds. None waits for its end.
         """
-        now, last = self._clock.now(), self._last
-        if self._error is not None:
-            is_due = now - self._failed_at >= _FRESH_S
-        else:
-            is_due = last is None or now - last.at >= _FRESH_S
-        if is_due:
-            if self._running is None:
-                self._running = asyncio.create_task(self._refresh(), name="sweep")
-            # A large broker takes seconds: the last sweep is shown with its age.
-            await asyncio.wait({self._running}, timeout=first_s if last is None else _MOMENT_S)
-        if self._last is None:
-            if self._error is None:
-                raise NotReadYet
-            return Swept((), self._clock.now(), self._error)
-        return Swept(self._last.queues, self._last.at, self._error)
+        return await self._recent.get(first_s)
 
     @property
     def known(self) -> Swept | None:
         """The last sweep, without a new one. None before the first sweep has ended."""
-        if self._last is None and self._error is None:
-            return None
-        return self.last
+        return self._recent.last
 
     def forget(self) -> None:
         """Sweep anew at the next request: the set of dead-letter queues has changed."""
-        self._last = None
+        self._succeeded = None
+        self._recent.drop()
 
     @property
     def last(self) -> Swept:
         """The last sweep, empty before the first one. It does not wait."""
-        if self._last is None:
-            return Swept((), self._clock.now(), self._error)
-        return Swept(self._last.queues, self._last.at, self._error)
+        return self.known or Swept((), self._clock.now())
 
     def trend(self, queue: str) -> tuple[tuple[float, int], ...]:
         """Return the depths of the last minutes, the oldest first."""
@@ -127,39 +107,40 @@ class Sweep:
                 await self.get()
             await asyncio.sleep(BETWEEN_SWEEPS_S)
 
-    async def _refresh(self) -> None:
+    async def _sweep(self) -> Swept:
         try:
-            found = await self._read()
+            swept = self._succeeded = Swept(await self._read(), self._clock.now())
         except Exception as error:  # reported to the next requests
-            self._error, self._failed_at = error, self._clock.now()
+            now = self._clock.now()
+            swept = replace(self._succeeded or Swept((), now), error=error)
         else:
-            self._error = None
-            self._last = Swept(found, self._clock.now())
-            for gone in self._trends.keys() - {summary.queue for summary in found}:
-                del self._trends[gone]
-            for summary in found:
-                total, at = summary.depth.total, self._last.at
-                past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
-                if total is not None and (not past or at - past[-1][0] >= _BETWEEN_SAMPLES_S):
-                    past.append((at, total))
-        finally:
-            self._running = None
+            now = swept.at
+            self._record(swept)
         content = (
-            self._error is None,
-            self._last
-            and [
+            swept.error is None,
+            [
                 (
                     one.queue,
                     one.depth.total,
                     one.depth.unacked,
                     one.active_job and (one.active_job.id, one.active_job.changes),
                 )
-                for one in self._last.queues
+                for one in swept.queues
             ],
         )
         if content != self._content:
-            self._content = content
-            self.changed_at = self._failed_at if self._error or not self._last else self._last.at
+            self._content, self.changed_at = content, now
+        return swept
+
+    def _record(self, swept: Swept) -> None:
+        """Add the depths of a sweep to the trends."""
+        for gone in self._trends.keys() - {summary.queue for summary in swept.queues}:
+            del self._trends[gone]
+        for summary in swept.queues:
+            past = self._trends.setdefault(summary.queue, deque(maxlen=_SAMPLES))
+            total = summary.depth.total
+            if total is not None and (not past or swept.at - past[-1][0] >= _BETWEEN_SAMPLES_S):
+                past.append((swept.at, total))
 
 
 async def read_all(
