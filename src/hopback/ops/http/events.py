@@ -7,7 +7,6 @@ caller disconnects. While it runs, it sends its progress and keep-alive comments
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -18,6 +17,7 @@ from hopback.ops.contract.codec import encode
 from hopback.ops.contract.endpoints import EVENTS
 from hopback.ops.contract.search import SearchProgress, SkippedQueue
 from hopback.ops.http.problems import Refused
+from hopback.ops.http.turns import CallerCounts
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -268,7 +268,7 @@ class EventStreams:
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
-        self._open: Counter[str] = Counter()
+        self._open = CallerCounts()
 
     def open(
         self,
@@ -300,7 +300,7 @@ class _EventResponse(StreamedResponse):
     def __init__(
         self,
         events: AsyncIterator[bytes],
-        opened: Counter[str],
+        opened: CallerCounts,
         caller: str,
         on_end: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
@@ -314,8 +314,6 @@ class _EventResponse(StreamedResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._opened[self._caller] -= 1
-            if not self._opened[self._caller]:
-                del self._opened[self._caller]
+            self._opened.drop(self._caller)
             if self._on_end is not None:
                 await self._on_end()

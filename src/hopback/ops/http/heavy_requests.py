@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hopback.ops.http.problems import Refused
+from hopback.ops.http.turns import CallerCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ class HeavyRequests:
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
-        self._running: Counter[str] = Counter()
+        self._running = CallerCounts()
 
     def begin(self, caller: str) -> Callable[[], None]:
         """Count one request more and return the function that ends it. Refused if too many are running."""
@@ -36,7 +37,7 @@ class HeavyRequests:
                 headers={"Retry-After": "5"},
             )
         self._running[caller] += 1
-        return lambda: self._end(caller)
+        return partial(self._running.drop, caller)
 
     def limit(self, answer: ASGIApp, end: Callable[[], None]) -> ASGIApp:
         """Return the answer with a limit on its time. `end` is called when it was sent or cut off."""
@@ -49,8 +50,3 @@ class HeavyRequests:
                 end()
 
         return send_answer
-
-    def _end(self, caller: str) -> None:
-        self._running[caller] -= 1
-        if not self._running[caller]:
-            del self._running[caller]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,7 +22,7 @@ from hopback.ops.contract.values import (
 from hopback.ops.http.auth import Gate, forbidden
 from hopback.ops.http.denials import Denial, Denials
 from hopback.ops.http.problems import Refused, refusal_of
-from hopback.ops.http.turns import address_of
+from hopback.ops.http.turns import CallerCounts, address_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -62,7 +61,7 @@ class SharedServices:
     alerting: Alerting
     first_read_s: float | None
     brokers: tuple[Services, ...] = ()
-    opening: Counter[str] = field(default_factory=Counter)
+    opening: CallerCounts = field(default_factory=CallerCounts)
 
     def visible_to(self, principal: Principal) -> list[tuple[Services, Principal]]:
         """Return the brokers that the caller may see, each with the caller's grants for it."""
@@ -202,9 +201,7 @@ class Services:
         try:
             view = await operations.open_session(queue, asked, on_progress=on_progress)
         finally:
-            self.shared.opening[principal.id] -= 1
-            if not self.shared.opening[principal.id]:
-                del self.shared.opening[principal.id]
+            self.shared.opening.drop(principal.id)
         try:
             await self.recent.insights.remember(operations, view)
         except BaseException:

@@ -1,9 +1,9 @@
-"""How often a caller may ask: turns per second, counted by caller or by network address."""
+"""How often and how much a caller may ask: turns per second, and counts of open requests."""
 
 from __future__ import annotations
 
 import ipaddress
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +35,16 @@ class TurnKeeper:
         if len(self._left) > _MOST_CALLERS:
             self._left.popitem(last=False)
         return 0.0 if taken else (1.0 - left) / self._rate
+
+
+class CallerCounts(Counter[str]):
+    """Counts per caller. A caller without a count takes no memory."""
+
+    def drop(self, caller: str) -> None:
+        """Count one less for a caller."""
+        self[caller] -= 1
+        if not self[caller]:
+            del self[caller]
 
 
 def address_of(request: Request) -> str:
