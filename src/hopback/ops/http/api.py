@@ -11,12 +11,9 @@ from dataclasses import dataclass, fields, replace
 from http import HTTPStatus
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
-from urllib.parse import quote, unquote
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.routing import Match, Route
 
 from hopback import __version__
 from hopback.errors import BadRequest
@@ -25,6 +22,7 @@ from hopback.ops.contract.codec import schemas as schemas_of
 from hopback.ops.contract.endpoints import EVENTS, JSON, ApiEndpoint, Empty
 from hopback.ops.http.auth import forbidden, unauthorized
 from hopback.ops.http.events import AT_ONCE_S, LongWork
+from hopback.ops.http.path_route import PathRoute
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import (
     MEDIA_TYPE,
@@ -47,7 +45,8 @@ if TYPE_CHECKING:
     )
 
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Scope
+    from starlette.routing import Route
+    from starlette.types import ASGIApp
 
     from hopback.ops.contract.queue_rules import QueueRule
     from hopback.ops.contract.roles import Principal, Role
@@ -162,39 +161,6 @@ class ApiAnswer:
 
     value: object
     status: int
-
-
-class PathRoute(Route):
-    """Match the path as it was sent and decode its names once.
-
-    The name of a queue may contain a slash, which is sent encoded. If a name were decoded twice, the
-    permission of one queue would be checked and another queue would be used.
-    """
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a request. The scope contains the path as it was sent and the decoded names."""
-        sent = sent_path(scope)
-        if (
-            unquote(sent) != scope["path"]
-        ):  # Starlette tries the path with and without its last slash
-            return super().matches(scope)
-        match, child = super().matches({**scope, "path": sent})
-        if match is Match.NONE:
-            return match, child
-        try:
-            names = {
-                name: unquote(value, errors="strict")
-                for name, value in child["path_params"].items()
-            }
-        except UnicodeDecodeError:
-            raise HTTPException(400, "The path: expected UTF-8, percent-encoded.") from None
-        return match, {**child, "path": sent, "path_params": names}
-
-
-def sent_path(scope: Scope) -> str:
-    """The path as it was sent, percent-encoded."""
-    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    return raw.partition(b"?")[0].decode("latin-1")
 
 
 def api_routes(endpoints: Iterable[AnsweredEndpoint], services: Services) -> list[Route]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 
-from hopback.ops.http.api import sent_path
 from hopback.ops.http.archives import IMPORT_PATH
+from hopback.ops.http.path_route import sent_path
 from hopback.ops.http.problems import (
     Refused,
     internal_error,

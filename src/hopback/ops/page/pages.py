@@ -19,9 +19,9 @@ from hopback.ops.contract.codec import convert
 from hopback.ops.contract.options import StructT, options_of
 from hopback.ops.contract.queue_rules import NO_QUEUE, QueueRule
 from hopback.ops.contract.requests import Target, TargetKind
-from hopback.ops.http.api import PathRoute
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, LongWork, page_work_events
+from hopback.ops.http.path_route import PathRoute
 from hopback.ops.http.permissions import may_begin, require
 from hopback.ops.http.problems import Refused, refusal_of, trouble_title
 from hopback.ops.http.services import NOBODY, CallerRequest, Services
