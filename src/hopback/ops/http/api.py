@@ -189,14 +189,11 @@ def _route(path: str, methods: dict[str, AnsweredEndpoint], services: Services) 
 async def _admit_and_answer(
     endpoint: AnsweredEndpoint, request: Request, services: Services
 ) -> ASGIApp:
-    params, rules = request.path_params, endpoint.queues
     if endpoint.public:
         services.shared.gate.take_turn(address_of(request))
         principal = NOBODY
     else:
-        principal = await admit(
-            services, request, lambda found: may_begin(endpoint.role, rules, found, params)
-        )
+        principal = await _admit(endpoint, request, services)
     if not endpoint.is_heavy:
         return await _answer(endpoint, request, services, principal)
     end = services.shared.heavy.begin(principal.id)
@@ -278,9 +275,7 @@ async def _check_and_answer(endpoint: AnsweredEndpoint, call: Call[Any, Any]) ->
     return Response(encode(services.add_prefix(answer.value)), answer.status, headers, JSON)
 
 
-async def admit(
-    services: Services, request: Request, permits: Callable[[Principal], bool]
-) -> Principal:
+async def _admit(endpoint: AnsweredEndpoint, request: Request, services: Services) -> Principal:
     """Return the caller of a request. Refused if it is not permitted. The audit records a refused change."""
     principal = NOBODY
     try:
@@ -289,7 +284,7 @@ async def admit(
             raise unauthorized("Missing Authorization header.")
         principal = services.caller_here(found)
         services.shared.gate.take_turn(principal.id)
-        if not permits(principal):
+        if not may_begin(endpoint.role, endpoint.queues, principal, request.path_params):
             raise forbidden()
     except Refused as refused:
         if request.method in _UNSAFE and refused.status in (401, 403):
