@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from hopback.broker.port import Broker, Channel, Connection, RawChannel
 from hopback.errors import (
@@ -50,20 +51,44 @@ class LeftOut:
     stops: bool = False
 
 
+class ArchivedMessage(NamedTuple):
+    """A line to write to a file first, and the message to publish then, None for a discard."""
+
+    line: bytes
+    message: Message | RawMessage | None
+
+
+class Unexplored(Enum):
+    TARGET = "the target of the message must be explored first"
+
+
+UNEXPLORED: Final = Unexplored.TARGET
+"""`prepare` needs `explore` first."""
+
+Prepared: TypeAlias = Message | RawMessage | ArchivedMessage
+"""A message for `send`."""
+
+
 class Action:
     """The action of a job. Only `prepare` and `send` are needed by every action."""
 
-    def prepare(self, delivery: Delivery) -> object | LeftOut | None:
-        """Return the value for `send`, or why the message stays. None if `explore` must be called first."""
+    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | Unexplored:
+        """Return the message for `send`, or why it stays, or UNEXPLORED."""
         raise NotImplementedError
 
     async def explore(self, delivery: Delivery) -> None:
         """Find the facts that `prepare` needs for messages like this one."""
 
+    async def prepare_explored(self, delivery: Delivery) -> Prepared | LeftOut:
+        """Return the message for `send`, or why it stays. Explore its target if that was not done."""
+        while (prepared := self.prepare(delivery)) is UNEXPLORED:
+            await self.explore(delivery)
+        return prepared
+
     async def room(self) -> None:
         """Wait until another message may be sent."""
 
-    def send(self, prepared: object) -> Future[None]:
+    def send(self, prepared: Prepared) -> Future[None]:
         """Start the action. The future ends with its result."""
         raise NotImplementedError
 
@@ -118,8 +143,7 @@ class RedriveAction(Action):
         self._only: Redriver | None = None
         """Makes every message, if all have the same target."""
 
-    def prepare(self, delivery: Delivery) -> object | LeftOut | None:
-        """Return the message to publish. None if its target was not explored yet."""
+    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | Unexplored:
         most = self._request.max_redrives or None
         # A message that was never re-driven keeps its encoded properties. The loop guard lets it pass.
         if self._only is not None and self._raw is not None:
@@ -144,7 +168,7 @@ class RedriveAction(Action):
                 return LeftOut(flaw, stops=is_named or len(self._queue.plans) <= 1)
             redriver = self._redrivers.get((aim.plan.queue, aim.redrive))
         try:
-            return None if redriver is None else redriver.message(delivery)
+            return UNEXPLORED if redriver is None else redriver.message(delivery)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
 
@@ -172,7 +196,10 @@ class RedriveAction(Action):
         if self._channel is not None:
             await self._channel.room()
 
-    def send(self, prepared: object) -> Future[None]:
+    def send(self, prepared: Prepared) -> Future[None]:
+        return self._publish(prepared)
+
+    def _publish(self, prepared: Prepared | None) -> Future[None]:
         if isinstance(prepared, RawMessage) and self._raw is not None:
             exchange, routing_key, body, raw_properties = prepared
             return self._raw.publish_raw(exchange, routing_key, raw_properties, body)
@@ -227,28 +254,28 @@ class _LinesFirst:
         export_to = job.spec.submission.export_to
         self.sink = FileSink(run_file(export_to, job.run)) if export_to else None
         self._refusal = refusal
-        self._waiting: list[tuple[bytes, object, Future[None]]] = []
+        self._waiting: list[tuple[ArchivedMessage, Future[None]]] = []
 
-    def add(self, prepared: object) -> Future[None]:
+    def add(self, prepared: Prepared) -> Future[None]:
         """Keep a line and its message until `write`."""
-        if not isinstance(prepared, tuple):
+        if not isinstance(prepared, ArchivedMessage):
             raise UnsafeOperation(f"expected a line to write and its message, got {prepared!r}")
         fate: Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((*prepared, fate))
+        self._waiting.append((prepared, fate))
         return fate
 
-    async def write(self) -> list[tuple[object, Future[None]]]:
+    async def write(self) -> list[tuple[ArchivedMessage, Future[None]]]:
         """Write the lines. Return the messages whose lines were written."""
         waiting, self._waiting = self._waiting, []
         try:
             if self.sink is not None and waiting:
-                await self.sink.write(b"".join(line for line, _, _ in waiting))
+                await self.sink.write(b"".join(archived.line for archived, _ in waiting))
         except OSError as failed:
             problem = UnsafeOperation(f"{self._refusal}: {failed}")
-            for _, _, fate in waiting:
+            for _, fate in waiting:
                 fate.set_exception(problem)
             return []
-        return [(message, fate) for _, message, fate in waiting]
+        return waiting
 
     async def close(self) -> None:
         if self.sink is not None:
@@ -264,27 +291,29 @@ class ChangingAction(RedriveAction):
         super().__init__(job, request, snapshot, broker)
         self._lines = _LinesFirst(job, "not sent, because an original was not written")
 
-    def prepare(self, delivery: Delivery) -> object | LeftOut | None:
+    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | Unexplored:
         """Return the original as a line and the changed message."""
         try:
             body = apply_patch(delivery.body, self._request.change)
         except PatchFailed as failed:
             return LeftOut(str(failed))
         made = super().prepare(change_delivery(delivery, Edit(body=body)))
-        if made is None or isinstance(made, LeftOut):
+        if not isinstance(made, Message | RawMessage):
             return made
-        return write_line(delivery, read_dead_letter(delivery, 0, self._queue)), made
+        return ArchivedMessage(
+            write_line(delivery, read_dead_letter(delivery, 0, self._queue)), made
+        )
 
-    def send(self, prepared: object) -> Future[None]:
+    def send(self, prepared: Prepared) -> Future[None]:
         """Keep a message until its original is written."""
         return self._lines.add(prepared)
 
     async def flush(self) -> None:
         """Write the originals, then publish the changed messages."""
-        for message, fate in await self._lines.write():
+        for archived, fate in await self._lines.write():
             await self.room()
             try:
-                sent = super().send(message)
+                sent = self._publish(archived.message)
             except HopbackError as failed:
                 fate.set_exception(failed)
                 continue
@@ -313,13 +342,14 @@ class DiscardAction(Action):
         self._lines = _LinesFirst(job, "not discarded, because the export was not written")
         self._queue = queue
 
-    def prepare(self, delivery: Delivery) -> tuple[bytes, None]:
+    def prepare(self, delivery: Delivery) -> ArchivedMessage:
         """Return the line to write. Empty without an export."""
         if self._lines.sink is None:
-            return b"", None
-        return write_line(delivery, read_dead_letter(delivery, 0, self._queue)), None
+            return ArchivedMessage(b"", None)
+        dead_letter = read_dead_letter(delivery, 0, self._queue)
+        return ArchivedMessage(write_line(delivery, dead_letter), None)
 
-    def send(self, prepared: object) -> Future[None]:
+    def send(self, prepared: Prepared) -> Future[None]:
         """Keep a line until others are written with it."""
         return self._lines.add(prepared)
 

@@ -16,7 +16,8 @@ One run of the engine goes through these steps (`Engine._work`):
 4. Send the batch at the pace of the job, with up to `in_flight` messages in flight (`sender`). While the
    batch is sent, the engine saves counts and checkpoint about once per second (`JobProgress.save_if_due`).
 5. Ack each message after its action has succeeded. Settlement is always the last step: `Sender._land`
-   acks by `CursorDriver.ack` and `QueueMessages.ack`.
+   acks by `CursorDriver.ack`, `QueueMessages.ack` and `ConsumerSeries.ack`. If the ack would fetch a message
+   behind the selection, `ConsumerSeries` ends the consumer first and acks then.
 
 A re-drive with a *ramp* sends its first messages in stages. After each stage it stops sending and watches
 whether messages return to the dead-letter queue (`return_watch`). If too many return, the job stops.
@@ -40,7 +41,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import BrokerError, LeaseLost, StoreUnavailable
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.actions import Action, LeftOut
+from hopback.ops.jobs.actions import UNEXPLORED, Action, LeftOut, Prepared, Unexplored
 from hopback.ops.jobs.batch_reader import TURN_BYTES, BatchReader, SelectedMessage
 from hopback.ops.jobs.cursor import CursorEvent, CursorState
 from hopback.ops.jobs.job_record import PROCESS_ENDED
@@ -73,10 +74,10 @@ class Engine:
         sender: Sender,
         returns: ReturnWatch,
         *,
-        requeue: Callable[[], Awaitable[object]],
+        close_connection: Callable[[], Awaitable[object]],
         per_turn: int,
     ) -> None:
-        """`requeue` closes the connection, so that the queue requeues all unsettled messages in order.
+        """Closing the connection makes the queue requeue all unsettled messages in order.
 
         Other tasks of the process run after `per_turn` messages were sent.
         """
@@ -87,7 +88,7 @@ class Engine:
         self._action = action
         self._sender = sender
         self._returns = returns
-        self._requeue = requeue
+        self._close_connection = close_connection
         self._pacer = Pacer(leased.control)
         self._per_turn = per_turn
         self._has_others = False
@@ -100,7 +101,7 @@ class Engine:
         """
         try:
             state, reason, away = await self._outcome()
-            await self._requeue()
+            await self._close_connection()
             if away is not None:
                 await self._progress.save()
             else:
@@ -254,12 +255,13 @@ class Engine:
 
     def _start(self, message: SelectedMessage) -> bool:
         """Send a message, or leave it in the queue. False if its target must be explored first."""
+        prepared: Prepared | LeftOut | Unexplored
         try:
             prepared = self._action.prepare(message.delivery)
         except Exception as fault:  # an internal error: this message stays, the job continues
             _log.exception("job %s cannot rewrite a message", self._leased.job.id)
             prepared = LeftOut(f"it cannot be rewritten: {type(fault).__name__}: {fault}")
-        if prepared is None:
+        if prepared is UNEXPLORED:
             return False
         if isinstance(prepared, LeftOut):
             if prepared.stops:

@@ -284,7 +284,7 @@ class JobRunner:
             action,
             Sender(action, driver, spec.pace, leased.watched),
             ReturnWatch(leased, queue, counter, driver, progress, self._clock),
-            requeue=connection.close,
+            close_connection=connection.close,
             per_turn=self._settings.per_turn,
         )
 

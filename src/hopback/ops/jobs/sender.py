@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError, HopbackError
 from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.actions import LeftOut
 from hopback.ops.jobs.leased_job import EndJob
 from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
 
 if TYPE_CHECKING:
     from hopback.ops.contract.requests import Pace
-    from hopback.ops.jobs.actions import Action
+    from hopback.ops.jobs.actions import Action, Prepared
     from hopback.ops.jobs.batch_reader import SelectedMessage
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.pace import Control
@@ -64,7 +65,7 @@ class Sender:
         if self.lost is not None:
             raise self.lost
 
-    def send(self, message: SelectedMessage, prepared: object) -> None:
+    def send(self, message: SelectedMessage, prepared: Prepared) -> None:
         """Start the action. The message is acked when it has succeeded."""
         self.sent += 1
         try:
@@ -119,7 +120,10 @@ class Sender:
                 raise EndJob(JobState.CANCELLED, "cancelled")
             try:
                 await self._action.room()
-                fate = self._action.send(self._action.prepare(message.delivery))
+                prepared = await self._action.prepare_explored(message.delivery)
+                if isinstance(prepared, LeftOut):
+                    return prepared.reason
+                fate = self._action.send(prepared)
                 await self._action.flush()
                 await fate
             except HopbackError as failed:
