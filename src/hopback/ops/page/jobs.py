@@ -2,6 +2,15 @@
 
 A job is started in three steps: choose the messages, choose target and pace, review the dry run. The steps
 are one form. Hidden fields contain the values of the other steps, so the server keeps no state between them.
+
+Apart from the options of a job, the form has these fields:
+
+- `step`: the requested step, 1 to 3, or `go` to start the job.
+- `on`: the step that was shown. An unticked box is only certain if it was shown, in step 2.
+- `session`, `ids`: the browse session and the messages that are selected from it.
+- `release`: a browse session of the queue that ends before the messages are counted.
+- `selection`: the selection that the review counted.
+- `key`: the idempotency key, which prevents a second job if the form is sent twice.
 """
 
 from __future__ import annotations

@@ -78,7 +78,10 @@ class Visit(CallerRequest):
         return int(text)
 
     def read(self, kind: type[StructT]) -> StructT:
-        """Return a value whose options are fields of the form. An empty field has its default."""
+        """Return a value whose options are fields of the form. An empty field has its default.
+
+        Attributes that are not options (`options_of`) are not read, for example the session of a Selection.
+        """
         given = [
             (one, text)
             for one in options_of(kind)
