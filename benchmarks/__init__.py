@@ -1,1 +1,1 @@
-"""Hopback beside its peers and the C client: one node, one run, interleaved. `make bench`."""
+"""Measure Hopback, its peers and the C client on one node, in one run, interleaved. `make bench`."""

@@ -1,8 +1,9 @@
-"""`python -m benchmarks`: measure beside the peers, keep what was found, write RESULTS.md from it.
+"""`python -m benchmarks`: measure Hopback and its peers, store the results, and write RESULTS.md
+from them.
 
-Without options everything is measured on the RabbitMQ of this machine. `--section` measures only some, and
-the page keeps the others as they were; `--brokers 4.0,4.3` measures on those instead (see
-`tests.harness.versions`), and `--main` only the rows that most depend on the broker.
+Without options everything is measured on the RabbitMQ of this machine. `--section` measures only
+some sections, and the page keeps the others. `--brokers 4.0,4.3` measures on those instead (see
+`tests.harness.versions`), and `--main` only the rows that depend most on the broker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.environment import build_c_client, describe, peers_python
 from benchmarks.goals import judge, undecided
 from benchmarks.grouping import group
 from benchmarks.measured_sections import INSTALLED, Measurements, Section, stamp_now
-from benchmarks.memory import endure
+from benchmarks.memory import measure_memory
 from benchmarks.report import keep, section_text
 from benchmarks.rounds import Settings, run_rounds
 from benchmarks.workload import Scenario
@@ -41,8 +42,8 @@ _SCENARIOS = (
     Scenario.MOVE_REAL, Scenario.RETRY, Scenario.FAIL, Scenario.PARK,
 )  # fmt: skip
 _MEMORY, _GROUPING = "memory", "grouping"
-_AROUND_A_RUN_S = 2.0
-"""To make and fill a queue, start a process, let the last acks arrive, and count; a calibration."""
+_OVERHEAD_S = 2.0
+"""To create and fill a queue, start a process, wait for the last acks, count, and calibrate."""
 _MAIN_SCENARIOS = (
     Scenario.CONSUME,
     Scenario.PUBLISH,
@@ -51,7 +52,7 @@ _MAIN_SCENARIOS = (
     Scenario.RETRY,
 )
 _MAIN_CLIENTS = frozenset({C, HOPBACK, APPLICATION, METRICS, REDRIVE, "aio-pika", "FastStream"})
-"""What people compare, and what a broker of another series may change."""
+"""The rows for comparison, and those that another series of the broker may change."""
 
 
 def _arguments() -> argparse.Namespace:
@@ -60,36 +61,45 @@ def _arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=5, help="rounds at most (default 5)")
-    parser.add_argument("--seconds", type=float, default=1.5, help="aim of one run (default 1.5)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="maximum number of rounds (default 5)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=1.5, help="target duration of one run (default 1.5)"
+    )
     parser.add_argument("--quick", action="store_true", help="2 rounds of short runs; prints only")
     parser.add_argument(
         "--section", action="append", default=[], choices=[*_SCENARIOS, _MEMORY, _GROUPING],
-        help="only these; the page keeps the others",
+        help="only these sections; the page keeps the others",
     )  # fmt: skip
     parser.add_argument("--queues", action="append", default=[], choices=["classic", "quorum"])
     parser.add_argument(
-        "--only", action="append", default=[], help="only clients named like this; prints only"
+        "--only",
+        action="append",
+        default=[],
+        help="only clients with this in their name; prints only",
     )
     parser.add_argument(
         "--brokers", default="", metavar="SERIES",
-        help=f"on these of {', '.join(versions.SUITES.values())}, with commas, instead of the installed one",
+        help=f"comma-separated, of {', '.join(versions.SUITES.values())} instead of the installed one",
     )  # fmt: skip
     parser.add_argument("--main", action="store_true", help="only the main rows")
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of the memory run")
-    parser.add_argument("--grouped", type=int, default=100_000, help="of the grouping run")
-    parser.add_argument("--page", action="store_true", help="measure nothing, write the page anew")
-    chosen = parser.parse_args()
-    chosen.series = [each.strip() for each in chosen.brokers.split(",") if each.strip()]
-    unknown = set(chosen.series) - set(versions.SUITES.values())
+    parser.add_argument(
+        "--messages", type=int, default=1_000_000, help="messages of the memory run"
+    )
+    parser.add_argument("--grouped", type=int, default=100_000, help="messages of the grouping run")
+    parser.add_argument("--page", action="store_true", help="only write the page again")
+    options = parser.parse_args()
+    options.series = [each.strip() for each in options.brokers.split(",") if each.strip()]
+    unknown = set(options.series) - set(versions.SUITES.values())
     if unknown:
         known = ", ".join(versions.SUITES.values())
         parser.error(f"expected brokers among {known}, got {', '.join(sorted(unknown))}")
-    return chosen
+    return options
 
 
 class _Run:
-    """Everything that one call of the command measures."""
+    """The measurements of one call of the command."""
 
     def __init__(self, chosen: argparse.Namespace) -> None:
         self._chosen = chosen
@@ -100,11 +110,11 @@ class _Run:
         self._python = peers_python()
         self._program = build_c_client()
         if self._program is None:
-            print("no C compiler or no librabbitmq: the C rows are left out", file=sys.stderr)
+            print("no C compiler or no librabbitmq: the C rows are skipped", file=sys.stderr)
         self._failed = False
 
     def on(self, series: str) -> bool:
-        """Measure on the broker of a series; whether every client came through."""
+        """Measure on the broker of a series. Return whether every client succeeded."""
         suites = {known: suite for suite, known in versions.SUITES.items()}
         installation = HOST if series == INSTALLED else versions.build(suites[series])
         with RabbitNode(installation=installation, plugins=_PLUGINS) as node:
@@ -129,20 +139,22 @@ class _Run:
             for queue_type, scenario in sections:
                 began = time.monotonic()
                 self._measure(setup, everyone, series, broker, queue_type, scenario)
-                _tell_time(f"{scenario}, {queue_type} queues", began)
+                _print_time(f"{scenario}, {queue_type} queues", began)
             self._watch_memory(setup, broker)
         return not self._failed
 
     def _queue_types(self) -> Sequence[str]:
-        """Of the main rows those on quorum queues, which most depend on the series of the broker."""
+        """Return the queue types. The main rows use quorum queues, which depend most on the series
+        of the broker.
+        """
         return self._chosen.queues or (("quorum",) if self._chosen.main else ("classic", "quorum"))
 
     def _estimate(self, everyone: Sequence[Contestant], scenarios: Sequence[Scenario]) -> None:
         entered = sum(
             scenario in one.scenarios for scenario in scenarios for one in self._clients(everyone)
         )
-        runs = self._settings.fewest * (self._settings.seconds + _AROUND_A_RUN_S)
-        minutes = entered * (runs + _AROUND_A_RUN_S) / 60
+        runs = self._settings.fewest * (self._settings.seconds + _OVERHEAD_S)
+        minutes = entered * (runs + _OVERHEAD_S) / 60
         print(f"{entered} rows: about {minutes:.0f} minutes", file=sys.stderr)
 
     def _scenarios(self) -> Sequence[Scenario]:
@@ -168,7 +180,7 @@ class _Run:
         queue_type: str,
         scenario: Scenario,
     ) -> None:
-        """One section, written down as soon as it is there: an hour must not be lost to its last minute."""
+        """Measure one section and store it at once, so that an interruption does not lose it."""
         clients = self._clients(everyone)
         results = run_rounds(setup, clients, queue_type, scenario, self._settings, undecided)
         self._failed = self._failed or bool(results.failures)
@@ -186,9 +198,9 @@ class _Run:
         named = self._chosen.section
         if not named or _MEMORY in named:
             began = time.monotonic()
-            found = endure(setup, self._python, self._chosen.messages)
+            found = measure_memory(setup, self._python, self._chosen.messages)
             keep(replace(Measurements.load(), memory=(found, _stamp(broker))))
-            _tell_time(_MEMORY, began)
+            _print_time(_MEMORY, began)
         if not named or _GROUPING in named:
             began = time.monotonic()
             grouped = group(setup, self._python, self._chosen.grouped)
@@ -196,13 +208,13 @@ class _Run:
             others = [each for each in before.groupings if each[0].count != grouped.count]
             together = sorted([*others, (grouped, _stamp(broker))], key=lambda each: each[0].count)
             keep(replace(before, groupings=tuple(together)))
-            _tell_time(_GROUPING, began)
+            _print_time(_GROUPING, began)
 
 
 def _profiles(
     setup: BrokerSetup, section: Section, named: Mapping[str, Contestant]
 ) -> dict[str, str]:
-    """A profile of every row of ours that missed a goal."""
+    """Profile every row of Hopback that missed a goal."""
     missed = {each.goal.subject for each in judge(section.results) if each.reached is False}
     found: dict[str, str] = {}
     for subject in sorted(missed):
@@ -215,19 +227,19 @@ def _stamp(broker: str) -> Stamp:
     return stamp_now(broker, os.getloadavg()[0])
 
 
-def _tell_time(what: str, began: float) -> None:
+def _print_time(what: str, began: float) -> None:
     print(f"{what}: {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 def main() -> int:
-    """Measure what was asked for, on nodes of our own."""
-    chosen = _arguments()
-    if chosen.page:
+    """Measure the selected sections on private nodes."""
+    options = _arguments()
+    if options.page:
         keep(Measurements.load())
         return 0
-    run = _Run(chosen)
-    came_through = [run.on(series) for series in chosen.series or [INSTALLED]]
-    return 0 if all(came_through) else 1
+    run = _Run(options)
+    succeeded = [run.on(series) for series in options.series or [INSTALLED]]
+    return 0 if all(succeeded) else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.admin`: how quickly the admin service answers, and how much memory it uses.
+"""`python -m benchmarks.admin`: response times and memory of the admin service.
 
-The service runs in its own process on the embedded broker, with 50 queues and 100,000 dead letters. The
-pages are requested one after the other, then the read endpoints at a steady rate.
+The service runs in a separate process on the embedded broker, with 50 queues and 100,000 dead
+letters. The pages are requested one after the other, then the read endpoints at a steady rate.
 
-`--vhosts 50` measures one service with 50 virtual hosts of `hopback broker`, which runs in another process,
-or with `--rabbitmq` of a private RabbitMQ. They contain 2,000 dead-letter queues in all, and `--letters` dead
-letters. `--write` writes the result into benchmarks/ADMIN.md.
+`--vhosts 50` measures one service with 50 virtual hosts of `hopback broker`, which runs in another
+process, or with `--rabbitmq` of a private RabbitMQ. They contain 2,000 dead-letter queues in total,
+and `--letters` dead letters. `--write` writes the result to benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _OF_ONE = (
 )  # fmt: skip
 _SERVICE_GOAL_MS = 300.0
 _FAMILIES = 5  # errors of the dead letters
-_UNCONFIRMED = 500  # publishes that are not confirmed at a time: as many as a channel accepts
-_WATCHED_S = 20.0  # several rounds of the sweeps that go on when nobody asks
+_UNCONFIRMED = 500  # unconfirmed publishes at a time, the limit of a channel
+_WATCHED_S = 20.0  # several rounds of the sweeps that run without requests
 _REPORT = Path(__file__).with_name("ADMIN.md")
 
 
@@ -63,20 +63,20 @@ _REPORT = Path(__file__).with_name("ADMIN.md")
 class Measured:
     """Latencies of one kind of request, in milliseconds."""
 
-    what: str
+    name: str
     times: tuple[float, ...]
     cpu_ms: float
-    """Processor time of the server for each, independent of the load of the machine."""
+    """Processor time of the server per request, independent of the load of the machine."""
     first_ms: float | None = None
     """Latency of the first request after the start, in which templates are compiled."""
 
     def row(self) -> str:
-        """A row of the table."""
+        """Return a row of the table."""
         ordered = sorted(self.times)
         p99 = ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
         middle = statistics.median(ordered)
         first = "" if self.first_ms is None else f"{self.first_ms:.1f}"
-        return f"| `{self.what}` | {first} | {middle:.1f} | {p99:.1f} | {self.cpu_ms:.1f} |"
+        return f"| `{self.name}` | {first} | {middle:.1f} | {p99:.1f} | {self.cpu_ms:.1f} |"
 
 
 async def _serve(queues: int, dead_letters: int, parent: Connection) -> None:
@@ -124,7 +124,7 @@ def _process(queues: int, dead_letters: int, parent: Connection) -> None:
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> float:
-    """One request on an open connection: how long its answer took, in milliseconds."""
+    """Send one request on an open connection. Return the response time in milliseconds."""
     begun = time.perf_counter()
     writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     head = await reader.readuntil(b"\r\n\r\n")
@@ -150,8 +150,8 @@ async def one_by_one(port: int, pid: int, paths: Sequence[str], times: int) -> l
     return found
 
 
-async def _steadily(port: int, pid: int, rate: float, seconds: float) -> Measured:
-    """Read endpoints in turn at that rate; a late answer delays only its own line."""
+async def _at_rate(port: int, pid: int, rate: float, seconds: float) -> Measured:
+    """Request the read endpoints in turn at that rate. A late answer delays only its own connection."""
     times: list[float] = []
     begin, before = time.perf_counter(), cpu_s(pid)
 
@@ -171,20 +171,20 @@ async def _steadily(port: int, pid: int, rate: float, seconds: float) -> Measure
 
 
 def cpu_s(pid: int) -> float:
-    """The processor time that a process has used."""
+    """Return the processor time that a process has used."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident(pid: int) -> float:
-    """The memory that a process holds, in MiB."""
+    """Return the resident memory of a process in MiB."""
     with open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 
 
 def _definitions(vhosts: int, queues: int) -> dict[str, object]:
-    """So many virtual hosts, each with so many queues that dead-letter into queues of their own."""
+    """Return virtual hosts with queues, each with its own dead-letter queue."""
     names = [f"vhost-{number:02}" for number in range(vhosts)]
     found = []
     for vhost in names:
@@ -233,7 +233,10 @@ def _hopback_broker(definitions: Path) -> Iterator[tuple[str, str]]:
     with command(
         "broker", "--port", "0", "--http", "0", "--definitions", str(definitions)
     ) as broker:
-        amqp, http = told(broker, r"amqp://\S*?:(\d+)"), told(broker, r"http://\S*?:(\d+)")
+        amqp, http = (
+            find_output(broker, r"amqp://\S*?:(\d+)"),
+            find_output(broker, r"http://\S*?:(\d+)"),
+        )
         yield f"amqp://guest:guest@127.0.0.1:{amqp}", f"http://127.0.0.1:{http}"
 
 
@@ -268,7 +271,7 @@ def _several(vhosts: int, queues: int, dead_letters: int, *, rabbitmq: bool) -> 
         service = stack.enter_context(
             command("serve", "--config", str(config), "--http", "0", "--store", "memory")
         )
-        port = int(told(service, r"Serving http://\S*?:(\d+)/"))
+        port = int(find_output(service, r"Serving http://\S*?:(\d+)/"))
         one = f"/brokers/bench:vhost-{min(7, vhosts - 1):02}"
         early = asyncio.run(one_by_one(port, service.pid, ("/", f"{one}/"), 1))
         time.sleep(_WATCHED_S)  # until every virtual host was read
@@ -280,7 +283,7 @@ def _several(vhosts: int, queues: int, dead_letters: int, *, rabbitmq: bool) -> 
         pages = asyncio.run(one_by_one(port, service.pid, paths, 30))
         resident = _resident(service.pid)
     slow = [
-        each.what for each in (*early, *pages)
+        each.name for each in (*early, *pages)
         if max(each.first_ms or 0, statistics.median(each.times)) > _SERVICE_GOAL_MS
     ]  # fmt: skip
     server = "a private RabbitMQ" if rabbitmq else "`hopback broker` in another process"
@@ -312,7 +315,7 @@ def _survey(port: int, broker: str) -> list[str]:
 
 @contextmanager
 def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command of ours as a process; what it says is read by `_told`."""
+    """Run a Hopback command as a process. Read its output with `find_output`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hopback", *arguments],
         stdout=subprocess.PIPE,
@@ -327,17 +330,17 @@ def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()  # reads the rest: a process that cannot write does not end
 
 
-def told(process: subprocess.Popen[str], pattern: str) -> str:
-    """What the first line says that matches; the lines that were read are kept for the next question."""
-    said: list[str] = process.__dict__.setdefault("said", [])
+def find_output(process: subprocess.Popen[str], pattern: str) -> str:
+    """Return the first group of the first line that matches. Lines are kept for later calls."""
+    lines: list[str] = process.__dict__.setdefault("said", [])
     while True:
-        for line in said:
+        for line in lines:
             if found := re.search(pattern, line):
                 return found[1]
         line = process.stdout.readline() if process.stdout else ""
         if not line:
-            raise RuntimeError(f"{process.args}: {''.join(said)}")
-        said.append(line)
+            raise RuntimeError(f"{process.args}: {''.join(lines)}")
+        lines.append(line)
 
 
 _HEAD = "| | first ms | median ms | 99 % ms | server CPU ms |\n|---|---|---|---|---|"
@@ -353,56 +356,57 @@ def main() -> int:
     parser.add_argument("--vhosts", type=int, default=0)
     parser.add_argument("--rabbitmq", action="store_true", help="with --vhosts: on RabbitMQ")
     parser.add_argument("--write", action="store_true")
-    chosen = parser.parse_args()
-    if chosen.vhosts:
+    options = parser.parse_args()
+    if options.vhosts:
         lines = _several(
-            chosen.vhosts, chosen.queues or 2000, chosen.dead_letters, rabbitmq=chosen.rabbitmq
+            options.vhosts, options.queues or 2000, options.dead_letters, rabbitmq=options.rabbitmq
         )
     else:
-        lines = _one_broker(chosen.queues or 50, chosen.dead_letters, chosen.rate, chosen.seconds)
+        lines = _one_broker(
+            options.queues or 50, options.dead_letters, options.rate, options.seconds
+        )
     print("\n".join(lines))
-    if chosen.write:
-        title = f"{chosen.vhosts} virtual hosts" if chosen.vhosts else "One broker"
-        title += ", RabbitMQ" if chosen.rabbitmq else ""
+    if options.write:
+        title = f"{options.vhosts} virtual hosts" if options.vhosts else "One broker"
+        title += ", RabbitMQ" if options.rabbitmq else ""
         write_section(title, lines)
     return 0 if lines[-1].endswith(": none") else 1
 
 
 def write_section(title: str, lines: list[str]) -> None:
-    """Put the lines into the report, in place of what stood under the same title."""
+    """Write the lines to the report, replacing the section with the same title."""
     text = _REPORT.read_text() if _REPORT.exists() else "# The admin service\n"
     parts = re.split(r"(?m)^## ", text)
     kept = [part for part in parts[1:] if not part.startswith(f"{title}\n")]
     own = f"{title}\n\n" + "\n".join(lines) + "\n"
-    written = (
-        "Written by `python -m benchmarks.admin --write`, with and without `--vhosts 50`, and by"
-        " `python -m\nbenchmarks.admin_scale --write` and `python -m benchmarks.admin_commands --write`."
-        " CPU is what the service itself spent, or the\ncommand; the times depend on who else used the"
-        " machine."
+    introduction = (
+        "Written by `python -m benchmarks.admin --write`, with and without `--vhosts 50`, and by\n"
+        "`python -m benchmarks.admin_scale --write` and `python -m benchmarks.admin_commands --write`. CPU\n"
+        "is the time that the service or command itself used. Other times depend on the load of the machine."
     )
     _REPORT.write_text(
-        f"# The admin service\n\n{written}\n\n"
+        f"# The admin service\n\n{introduction}\n\n"
         + "\n".join(f"## {part.rstrip()}\n" for part in sorted([*kept, own]))
     )
 
 
 def _one_broker(queues: int, dead_letters: int, rate: float, seconds: float) -> list[str]:
-    """Rows of the table for one broker, and what the service holds."""
-    ours, theirs = multiprocessing.Pipe()
-    spawning = multiprocessing.get_context("spawn")
-    server = spawning.Process(target=_process, args=(queues, dead_letters, theirs), daemon=True)
+    """Return the rows of the table for one broker, and the memory of the service."""
+    local, remote = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    server = context.Process(target=_process, args=(queues, dead_letters, remote), daemon=True)
     server.start()
-    port = ours.recv()
+    port = local.recv()
     try:
         pid = server.pid or 0
         pages = asyncio.run(one_by_one(port, pid, _PAGES, 30))
         before = _resident(pid)
-        steady = asyncio.run(_steadily(port, pid, rate, seconds))
+        steady = asyncio.run(_at_rate(port, pid, rate, seconds))
         after = _resident(pid)
     finally:
         server.terminate()
         server.join()
-    slow = [each.what for each in pages if statistics.median(each.times) > _GOAL_MS]
+    slow = [each.name for each in pages if statistics.median(each.times) > _GOAL_MS]
     return [
         f"{queues} queues, {dead_letters:,} dead letters, embedded broker\n",
         _HEAD,

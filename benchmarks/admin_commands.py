@@ -1,8 +1,8 @@
-"""`python -m benchmarks.admin_commands --write`: what each command on dead letters costs in processor time.
+"""`python -m benchmarks.admin_commands --write`: processor time of each command on dead letters.
 
-A private RabbitMQ holds fifty dead letters. Each command runs as a process of its own, with the store that a
-user has by default, a SQLite file; it prints a table, as on a terminal. `watch` is left out: it runs until it
-is stopped. `--write` puts the table into benchmarks/ADMIN.md.
+A private RabbitMQ contains fifty dead letters. Each command runs as a separate process, with the
+default store, a SQLite file, and prints a table, as on a terminal. `watch` is excluded because it
+runs until it is stopped. `--write` writes the table to benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _GOAL_S = 0.4
 _DEAD_LETTERS = 50
 _DLQ = "orders.dlq"
-_COUNTED_S = 6.0  # the management API counts every 5 s
+_COUNTED_S = 6.0  # the management API updates its counts every 5 s
 
 _COMMANDS = (
     f"dlq ls | dlq show {_DLQ} | dlq groups {_DLQ} | dlq peek {_DLQ} | dlq get {_DLQ} 3 | dlq errors"
@@ -40,17 +40,17 @@ _COMMANDS = (
     f" | dlq notes {_DLQ} | dlq history {_DLQ} | dlq filters {_DLQ} | dlq candidates | dlq add {_DLQ}"
     " | dlq ignore orders | dlq forget orders | jobs ls | audit"
 )
-_MAY_FAIL = ("dlq restore-limit",)  # nothing was lifted, and it says so
+_MAY_FAIL = ("dlq restore-limit",)  # no limit was lifted, which the command reports
 
 
 def _fill(channel: BlockingChannel) -> None:
-    """Let a consumer give up on so many messages."""
+    """Let a consumer reject all messages."""
     for name in ("orders", _DLQ):
         channel.queue_purge(name)
     for number in range(_DEAD_LETTERS):
         body = b'{"order": %d, "customer": "C-%05d"}' % (number, number)
-        said = pika.BasicProperties(delivery_mode=2, headers={"error": "TimeoutError: bank"})
-        channel.basic_publish("", "orders", body, said)
+        properties = pika.BasicProperties(delivery_mode=2, headers={"error": "TimeoutError: bank"})
+        channel.basic_publish("", "orders", body, properties)
     for _ in range(_DEAD_LETTERS):
         taken = None
         while taken is None:
@@ -59,7 +59,7 @@ def _fill(channel: BlockingChannel) -> None:
 
 
 def _cpu_s(arguments: list[str], environment: dict[str, str]) -> float:
-    """What one run took of the processor, as a user and in the kernel."""
+    """Return user and kernel time of one run."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-m", "hopback", *arguments],
@@ -78,8 +78,8 @@ def _measure(rounds: int) -> list[str]:
     rows, slow = [], []
     with tempfile.TemporaryDirectory() as folder, RabbitNode() as node:
         channel = pika.BlockingConnection(pika.URLParameters(node.url)).channel()
-        rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": _DLQ}
-        channel.queue_declare("orders", durable=True, arguments=rests)
+        arguments_ = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": _DLQ}
+        channel.queue_declare("orders", durable=True, arguments=arguments_)
         channel.queue_declare(_DLQ, durable=True)
         environment = {
             **os.environ,
@@ -109,23 +109,23 @@ def _measure(rounds: int) -> list[str]:
     return [
         f"{_DEAD_LETTERS} dead letters on a private RabbitMQ, the store a SQLite file; each command"
         f" {rounds} times, load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores.\n",
-        "| seconds of processor time | median | least | most |\n|---|---|---|---|",
+        "| seconds of processor time | median | lowest | highest |\n|---|---|---|---|",
         *rows,
         f"\nCommands on dead letters that take more than {_GOAL_S} s: {', '.join(slow) or 'none'}",
     ]
 
 
 def main() -> int:
-    """Measure, print the table, and write it down if that is wanted."""
+    """Measure, print the table, and write it with `--write`."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.admin_commands", description=__doc__
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true")
-    chosen = parser.parse_args()
-    lines = _measure(chosen.rounds)
+    options = parser.parse_args()
+    lines = _measure(options.rounds)
     print(lines[-1])
-    if chosen.write:
+    if options.write:
         write_section("Commands", lines)
     return 0 if lines[-1].endswith(": none") else 1
 

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.admin_scale --write`: one service, and a dead-letter queue of a million messages.
+"""`python -m benchmarks.admin_scale --write`: one service with a dead-letter queue of a million
+messages.
 
-A private RabbitMQ holds dead letters of 1 KiB in a classic queue, with `x-death` as a broker writes it and a
-home-made header of the failure. `hopback serve` runs as a process of its own, with its jobs in a SQLite
-file, and is asked by HTTP, as page and command ask it. Its processor time and its largest memory are read
-from the system: those hold whoever else uses the machine. `--write` puts each part into a section of
-benchmarks/ADMIN.md.
+A private RabbitMQ contains dead letters of 1 KiB in a classic queue, with the broker's `x-death`
+and an application's error header. `hopback serve` runs as a separate process, with its jobs in a
+SQLite file, and is used over HTTP like by page and command. Its processor time and its maximum
+memory are read from /proc. `--write` writes the sections to benchmarks/ADMIN.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tests.harness.rabbitmq import RabbitNode
 
-from benchmarks.admin import command, cpu_s, one_by_one, told, write_section
+from benchmarks.admin import command, cpu_s, find_output, one_by_one, write_section
 from benchmarks.contestants import CClient
 from benchmarks.environment import build_c_client
 from benchmarks.workload import BODY_BYTES, Job, Scenario
@@ -37,21 +37,21 @@ _LIST_GOAL_MS, _LOOK_GOAL_S = 50.0, 0.2
 _WHOLE_GOAL, _REDRIVE_GOAL, _MEMORY_GOAL_MB = 10_000, 0.8, 250.0
 _LOOKS = 10
 _ROUNDS = 30
-_COUNTED_S = 8.0  # the management API counts every 5 s
-_TELL_S = 10.0  # between two lines on how far it is
+_COUNTED_S = 8.0  # the management API updates its counts every 5 s
+_PROGRESS_S = 10.0  # between two lines of progress
 
 
-class Taken(NamedTuple):
-    """What something took, by the clock and of the service's processor time."""
+class Cost(NamedTuple):
+    """Duration and processor time of the service for a piece of work."""
 
     messages: int
     seconds: float
     cpu_seconds: float
 
-    def row(self, what: str) -> str:
-        """A row of a table."""
+    def row(self, name: str) -> str:
+        """Return a row of a table."""
         return (
-            f"| {what} | {self.messages:,} | {self.messages / self.seconds:,.0f} |"
+            f"| {name} | {self.messages:,} | {self.messages / self.seconds:,.0f} |"
             f" {self.messages / max(self.cpu_seconds, 0.01):,.0f} |"
         )
 
@@ -63,7 +63,7 @@ _RATES = (
 
 
 class _Site:
-    """The node, the service on it, and a client of the service."""
+    """The node, the service on it, and its client."""
 
     def __init__(self, node: RabbitNode, pid: int, port: int, count: int) -> None:
         self.node = node
@@ -71,20 +71,20 @@ class _Site:
         self.port = port
         self.count = count
 
-    def taken(self, work: Callable[[RemoteDeadLetters], Coroutine[Any, Any, int]]) -> Taken:
-        """What one piece of work took; it tells how many messages it saw."""
+    def measure(self, work: Callable[[RemoteDeadLetters], Coroutine[Any, Any, int]]) -> Cost:
+        """Measure one piece of work. The work returns its number of messages."""
         from hopback.ops.client import RemoteDeadLetters
 
-        async def timed() -> Taken:
+        async def run() -> Cost:
             async with RemoteDeadLetters(f"http://127.0.0.1:{self.port}") as server:
                 begun, cpu = time.perf_counter(), cpu_s(self.pid)
                 seen = await work(server)
-                return Taken(seen, time.perf_counter() - begun, cpu_s(self.pid) - cpu)
+                return Cost(seen, time.perf_counter() - begun, cpu_s(self.pid) - cpu)
 
-        return asyncio.run(timed())
+        return asyncio.run(run())
 
     def section(self, title: str, lines: list[str], goal: str, *, reached: bool) -> _Section:
-        """A part of the report; its last line says whether the goal was reached."""
+        """Return a section of the report. Its last line contains the goal."""
         about = (
             f"{self.count:,} dead letters of 1 KiB in a classic queue of a private RabbitMQ; load average"
             f" {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, shared with the broker.\n"
@@ -93,15 +93,15 @@ class _Site:
         return _Section(f"Deep queue: {title}", [about, *lines, verdict], reached)
 
 
-class _Teller:
-    """Prints now and then how far something is: a million messages take minutes."""
+class _Progress:
+    """Prints the progress now and then, because a million messages take minutes."""
 
     def __init__(self) -> None:
-        self._told = time.perf_counter()
+        self._printed_at = time.perf_counter()
 
     def __call__(self, seen: int, total: int) -> None:
-        if time.perf_counter() - self._told > _TELL_S:
-            self._told = time.perf_counter()
+        if time.perf_counter() - self._printed_at > _PROGRESS_S:
+            self._printed_at = time.perf_counter()
             print(f"{seen:,} of {total:,}", flush=True)
 
 
@@ -111,13 +111,13 @@ class _Section(NamedTuple):
     reached: bool
 
 
-_ERRORS = 7  # that the messages tell of, so that there is something to group
+_ERRORS = 7  # different errors of the messages, for the grouping
 _ID = "m-{:09d}"
-_FILLED_AT_ONCE = 500  # as many as the window of a channel has places for, and others run
+_FILLED_AT_ONCE = 500  # as many as the window of a channel accepts, before other tasks run
 
 
 async def _fill(url: str, count: int) -> None:
-    """Publish them, each confirmed; what differs is written into properties that are made once."""
+    """Publish and confirm the messages. Their properties are encoded once, except for the ID."""
     from hopback.broker.declare import declare
     from hopback.broker.rabbitmq import RabbitMQ
     from hopback.fields import Timestamp
@@ -125,8 +125,13 @@ async def _fill(url: str, count: int) -> None:
     from hopback.topology.model import Queue, Topology
     from hopback.wire.properties import encode_properties
 
-    rests = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": _DLQ}
-    queues = (Queue("orders", arguments=rests), Queue(_DLQ), Queue("bare"), Queue("bare.target"))
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": _DLQ}
+    queues = (
+        Queue("orders", arguments=arguments),
+        Queue(_DLQ),
+        Queue("bare"),
+        Queue("bare.target"),
+    )
     connection = await RabbitMQ(url).connect("fill")
     await declare(connection, Topology("bench", queues=queues))
     channel = await connection.open_channel()
@@ -134,23 +139,23 @@ async def _fill(url: str, count: int) -> None:
         "queue": "orders", "reason": "rejected", "count": 1, "exchange": "", "routing-keys": ["orders"],
         "time": Timestamp(1_800_000_000),
     }  # fmt: skip
-    made = []
+    templates = []
     for error in range(_ERRORS):
         headers = {"x-death": [death], "x-last-error": f"TimeoutError: {error} did not answer"}
-        said = Properties(delivery_mode=2, message_id=_ID.format(0), headers=headers)
-        made.append(encode_properties(said).split(_ID.format(0).encode()))
-    begun = told = time.perf_counter()
+        properties_ = Properties(delivery_mode=2, message_id=_ID.format(0), headers=headers)
+        templates.append(encode_properties(properties_).split(_ID.format(0).encode()))
+    begun = printed_at = time.perf_counter()
     for number in range(count):
         body = b'{"customer": "C-%07d", "text": "' % number
         body += b"x" * (BODY_BYTES - len(body) - 2) + b'"}'
-        properties = _ID.format(number).encode().join(made[number % _ERRORS])
+        properties = _ID.format(number).encode().join(templates[number % _ERRORS])
         fate = channel.publish_raw("", _DLQ, properties, body)  # type: ignore[attr-defined]
         if number % _FILLED_AT_ONCE == 0:
             await asyncio.sleep(0)
         await channel.room()
-        if time.perf_counter() - told > _TELL_S:
-            told = time.perf_counter()
-            rate = number / (told - begun)
+        if time.perf_counter() - printed_at > _PROGRESS_S:
+            printed_at = time.perf_counter()
+            rate = number / (printed_at - begun)
             print(f"filled {number:,} of {count:,}, {rate:,.0f} a second", flush=True)
     await fate
     await connection.close()
@@ -174,7 +179,7 @@ def _first_look(site: _Site) -> _Section:
         await server.release(session.id)
         return len(shown.dead_letters)
 
-    looks = [site.taken(look) for _ in range(_LOOKS)]
+    looks = [site.measure(look) for _ in range(_LOOKS)]
     middle = statistics.median(each.seconds for each in looks)
     lines = [
         "Hold the first 100, show 50 of them and their groups, release:"
@@ -189,13 +194,13 @@ def _search(site: _Site) -> _Section:
     from hopback.ops.contract.requests import Window
     from hopback.ops.contract.search import SearchRequest
 
-    tell = _Teller()
+    print_progress = _Progress()
 
     async def search(server: RemoteDeadLetters) -> int:
         request = SearchRequest(f"C-{site.count - 1:07d}", (_DLQ,))
         async for progress in server.search(request):
             last = progress
-            tell(progress.seen, progress.total)
+            print_progress(progress.seen, progress.total)
         if last.matching != 1:
             raise RuntimeError(f"expected one message to match, got {last.matching}")
         return last.seen
@@ -204,12 +209,12 @@ def _search(site: _Site) -> _Section:
         session = await server.open_session(
             _DLQ,
             Window(limit=20, skip=site.count - 20),
-            on_progress=lambda now: tell(now.seen, now.total),
+            on_progress=lambda now: print_progress(now.seen, now.total),
         )
         await server.release(session.id)
         return session.skipped + session.held
 
-    found, opened = site.taken(search), site.taken(open_last)
+    found, opened = site.measure(search), site.measure(open_last)
     rows = [
         _RATES,
         found.row("search for a word that the last message has"),
@@ -230,7 +235,7 @@ def _group(site: _Site) -> _Section:
             raise RuntimeError(f"expected {site.count} messages in groups, got {found.seen}")
         return found.seen
 
-    found = site.taken(group)
+    found = site.measure(group)
     lines = [_RATES, found.row("group by fingerprint")]
     goal = f"{_WHOLE_GOAL:,} messages a second"
     return site.section(
@@ -242,13 +247,13 @@ def _redrive(site: _Site) -> _Section:
     from hopback.ops.contract.requests import RedriveRequest, Selection
     from hopback.ops.contract.values import JobState
 
-    tell = _Teller()
+    print_progress = _Progress()
 
     async def redrive(server: RemoteDeadLetters) -> int:
-        asked = RedriveRequest(queue=_DLQ, selection=Selection(), reason="the cause is repaired")
-        begun = await server.start(asked)
-        async for job in server.events(begun.id):
-            tell(job.counts.done, job.counts.selected)
+        request = RedriveRequest(queue=_DLQ, selection=Selection(), reason="the cause is repaired")
+        started = await server.start(request)
+        async for job in server.events(started.id):
+            print_progress(job.counts.done, job.counts.selected)
             if job.counts.done >= site.count:
                 break
         if job.state not in (JobState.RUNNING, JobState.COMPLETED):
@@ -257,42 +262,42 @@ def _redrive(site: _Site) -> _Section:
 
     program = build_c_client()
     if program is None:
-        lines = ["There is no C compiler or no librabbitmq here, so nothing was compared."]
+        lines = ["The C client was not measured, because a C compiler or librabbitmq is missing."]
         return site.section("re-drive", lines, f"{_REDRIVE_GOAL} of the C client", reached=False)
     c_client = CClient("C client", program)
-    # Before and after: a machine that others use is not as fast at one time as at another.
+    # Before and after, because the load of the machine varies.
     before = _c_move(c_client, site)
-    ours = site.taken(redrive)
-    if ours.messages != site.count:
-        raise RuntimeError(f"expected {site.count} messages re-driven, got {ours.messages}")
+    job_cost = site.measure(redrive)
+    if job_cost.messages != site.count:
+        raise RuntimeError(f"expected {site.count} messages re-driven, got {job_cost.messages}")
     asyncio.run(_empty(site.node.url, "orders"))
     after = _c_move(c_client, site)
-    bare = Taken(*(one + other for one, other in zip(before, after, strict=True)))
-    share = ours.messages / ours.seconds / (bare.messages / bare.seconds)
+    bare = Cost(*(one + other for one, other in zip(before, after, strict=True)))
+    share = job_cost.messages / job_cost.seconds / (bare.messages / bare.seconds)
     lines = [
         _RATES.replace("the service's", "its"),
-        ours.row("re-drive job of the service: marked, watched, kept in a journal"),
-        before.row("C client, bare move of as many messages without headers, before it"),
-        after.row("the same, after it"),
-        f"\nThe job moves {share:.2f} of what the C client moves in both runs together.",
+        job_cost.row("re-drive job of the service, with marks, return watch and journal"),
+        before.row("C client, move of the same number of messages without headers, before"),
+        after.row("the same, afterwards"),
+        f"\nThe rate of the job is {share:.2f} of the C client's rate in both runs.",
     ]
-    goal = f"at least {_REDRIVE_GOAL} of the C client's bare move"
+    goal = f"at least {_REDRIVE_GOAL} of the C client's move"
     return site.section("re-drive", lines, goal, reached=share >= _REDRIVE_GOAL)
 
 
-def _c_move(c_client: CClient, site: _Site) -> Taken:
-    """Fill a queue of its own, and move it."""
+def _c_move(c_client: CClient, site: _Site) -> Cost:
+    """Fill a separate queue and move it."""
     for scenario, target in ((Scenario.FILL, ""), (Scenario.MOVE, "bare.target")):
         job = Job(
             scenario, "127.0.0.1", site.node.amqp_port, "/", "bare", target, site.count
         )  # fmt: skip
         found = c_client.run(job)
     asyncio.run(_empty(site.node.url, "bare", "bare.target"))
-    return Taken(found.count, found.seconds, found.cpu_seconds)
+    return Cost(found.count, found.seconds, found.cpu_seconds)
 
 
 async def _empty(url: str, *queues: str) -> None:
-    """Delete what queues hold: a million messages more are memory that the next part needs."""
+    """Purge queues. Another million messages would use memory that the next part needs."""
     from hopback.broker.rabbitmq import RabbitMQ
 
     connection = await RabbitMQ(url).connect("empty")
@@ -310,7 +315,9 @@ def _peak_mb(site: _Site) -> float:
 
 def _memory(site: _Site) -> _Section:
     peak_mb = _peak_mb(site)
-    lines = [f"The service held {peak_mb:.0f} MB at most, from its start through all of the above."]
+    lines = [
+        f"The service used at most {peak_mb:.0f} MB, from its start through all measurements above."
+    ]
     goal = f"at most {_MEMORY_GOAL_MB:.0f} MB throughout"
     return site.section("memory", lines, goal, reached=peak_mb <= _MEMORY_GOAL_MB)
 
@@ -326,20 +333,24 @@ _PARTS: dict[str, Callable[[_Site], _Section]] = {
 
 
 def main() -> int:
-    """Measure, print each part, and write it down if that is wanted."""
+    """Measure, print each part, and write it with `--write`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admin_scale", description=__doc__)
     parser.add_argument("--letters", dest="dead_letters", type=int, default=1_000_000)
     parser.add_argument(
         "--write", action="store_true", help="write the sections of benchmarks/ADMIN.md"
     )
     parser.add_argument(
-        "--parts", nargs="+", choices=_PARTS, default=list(_PARTS), help="only these, in this order"
+        "--parts",
+        nargs="+",
+        choices=_PARTS,
+        default=list(_PARTS),
+        help="only these parts, in this order",
     )
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     found: list[_Section] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         node = stack.enter_context(RabbitNode())
-        asyncio.run(_fill(node.url, chosen.dead_letters))
+        asyncio.run(_fill(node.url, options.dead_letters))
         service = stack.enter_context(
             command(
                 *(
@@ -354,17 +365,17 @@ def main() -> int:
                 *("--store", f"sqlite:///{Path(folder)}/jobs.db"),
             )
         )
-        port = int(told(service, r"Serving http://\S*?:(\d+)/"))
+        port = int(find_output(service, r"Serving http://\S*?:(\d+)/"))
         time.sleep(_COUNTED_S)
-        site = _Site(node, service.pid, port, chosen.dead_letters)
-        for measure in map(_PARTS.__getitem__, chosen.parts):
+        site = _Site(node, service.pid, port, options.dead_letters)
+        for measure in map(_PARTS.__getitem__, options.parts):
             begun = time.perf_counter()
             section = measure(site)
-            took = time.perf_counter() - begun
-            print(f"{section.title}: {took:.0f} s, at most {_peak_mb(site):.0f} MB", flush=True)
+            seconds = time.perf_counter() - begun
+            print(f"{section.title}: {seconds:.0f} s, at most {_peak_mb(site):.0f} MB", flush=True)
             found.append(section)
             print(f"## {section.title}\n\n" + "\n".join(section.lines) + "\n", flush=True)
-            if chosen.write:
+            if options.write:
                 write_section(section.title, section.lines)
     return 0 if all(section.reached for section in found) else 1
 

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.batches`: batches into PostgreSQL, and how consumers scale over processes.
+"""`python -m benchmarks.batches`: batches into PostgreSQL, and consumers in several processes.
 
-One private RabbitMQ and one private PostgreSQL. Rows of users (id, name, e-mail), 1000 a batch:
-what a plain loop reaches without a broker (multi-row INSERT, COPY), what a Hopback batch handler
-reaches from a queue by either, and what one insert per message reaches, each with the CPU that the process
-itself, the broker and PostgreSQL spend on a row. Then the application row of the main benchmark in 1, 2 and 4
-processes side by side. Interleaved, medians, written to RESULTS.md.
+One private RabbitMQ and one private PostgreSQL. Rows of users (id, name, e-mail), 1000 per batch.
+Measured are a plain loop without a broker (multi-row INSERT, COPY), a Hopback batch handler that
+consumes a queue with both, and one insert per message, each with the CPU time per row of the
+process, the broker and PostgreSQL. Then the application row of the main benchmark runs in 1, 2 and
+4 processes. Interleaved, medians, written to RESULTS.md.
 """
 
 from __future__ import annotations
@@ -58,30 +58,31 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """One run: rows a second, and the microseconds of CPU that each took, by whom; empty if not looked at."""
+class RunCost:
+    """One run: rows per second, and microseconds of CPU per row and process. Empty if not measured."""
 
     rate: float
     cpu_us: tuple[float, ...] = ()
 
 
 class Meter:
-    """The time and the CPU of this process, of the broker, and of PostgreSQL with all its backends."""
+    """Time and CPU of this process, of the broker, and of PostgreSQL with all its backends."""
 
     def __init__(self, broker: int, url: str) -> None:
         self._broker = broker
         with psycopg.connect(url) as database:
-            self._postmaster = int(_stat(database.info.backend_pid)[1])  # a backend is its child
+            # A backend is a child of the postmaster.
+            self._postmaster = int(_stat(database.info.backend_pid)[1])
 
     def now(self) -> tuple[float, ...]:
-        """Seconds so far: of the clock, then of each."""
+        """Return the seconds so far of the clock and of each process."""
         backends = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
         spent = 0.0
         for pid in backends:
             try:
                 found = _stat(pid)
             except OSError:
-                continue  # it has just ended, and its postmaster counts it
+                continue  # it has just ended and is included in its postmaster
             if pid == self._postmaster:
                 spent += _seconds(found, 11, 12, 13, 14)
             elif int(found[1]) == self._postmaster:
@@ -89,14 +90,14 @@ class Meter:
         broker = _seconds(_stat(self._broker), 11, 12)
         return time.perf_counter(), time.process_time(), broker, spent
 
-    def ran(self, began: tuple[float, ...], rows: int) -> Ran:
-        """What so many rows took since."""
-        took, *spent = (now - then for now, then in zip(self.now(), began, strict=True))
-        return Ran(rows / took, tuple(each / rows * 1e6 for each in spent))
+    def cost_since(self, before: tuple[float, ...], rows: int) -> RunCost:
+        """Return the cost of `rows` rows since then."""
+        took, *spent = (now - then for now, then in zip(self.now(), before, strict=True))
+        return RunCost(rows / took, tuple(each / rows * 1e6 for each in spent))
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of a process behind its name, which may hold anything."""
+    """Return the fields after the process name, which may contain any character."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -119,21 +120,21 @@ def fresh(url: str) -> psycopg.Connection[Any]:
 
 
 def many(rows: list[User]) -> tuple[str, list[str]]:
-    """One statement for all rows."""
+    """Return one statement for all rows."""
     marks = ",".join(["(%s,%s,%s)"] * len(rows))
     return INSERT.format(marks), [value for row in rows for value in (row.id, row.name, row.email)]
 
 
-def plain_insert(meter: Meter, url: str, rows: list[User]) -> Ran:
+def plain_insert(meter: Meter, url: str, rows: list[User]) -> RunCost:
     with fresh(url) as database:
         began = meter.now()
         for start in range(0, len(rows), BATCH):
             database.execute(*many(rows[start : start + BATCH]))  # type: ignore[arg-type, unused-ignore]
             database.commit()
-        return meter.ran(began, len(rows))
+        return meter.cost_since(began, len(rows))
 
 
-def plain_copy(meter: Meter, url: str, rows: list[User]) -> Ran:
+def plain_copy(meter: Meter, url: str, rows: list[User]) -> RunCost:
     with fresh(url) as database:
         began = meter.now()
         for start in range(0, len(rows), BATCH):
@@ -141,7 +142,7 @@ def plain_copy(meter: Meter, url: str, rows: list[User]) -> Ran:
                 for row in rows[start : start + BATCH]:
                     copy.write_row((row.id, row.name, row.email))
             database.commit()
-        return meter.ran(began, len(rows))
+        return meter.cost_since(began, len(rows))
 
 
 async def fill(broker: RabbitMQ, app: App, rows: list[User]) -> None:
@@ -160,27 +161,27 @@ async def fill(broker: RabbitMQ, app: App, rows: list[User]) -> None:
 
 async def serve(
     meter: Meter, broker: RabbitMQ, app: App, finished: asyncio.Event, rows: int
-) -> Ran:
+) -> RunCost:
     service = Service(app, broker)
-    # As the plain loops: connected before the watch runs, and no message before.
+    # As in the plain loops: connected before the measurement, without messages.
     (consumer,) = service.consumers
     consumer.pause("until the watch runs")
     running = asyncio.create_task(service.run())
     await service.ready.wait()
     before = gc.get_threshold()
-    gc.set_threshold(50_000)  # as the command does; the plain loops have Python's default
+    gc.set_threshold(50_000)  # as the command does. The plain loops have Python's default
     began = meter.now()
     consumer.resume("the watch runs")
     await finished.wait()
-    ran = meter.ran(began, rows)
+    cost_since = meter.cost_since(began, rows)
     gc.set_threshold(*before)
     await asyncio.sleep(0.3)
     service.stop()
     await running
-    return ran
+    return cost_since
 
 
-async def batched(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> Ran:
+async def insert_batches(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> RunCost:
     app, done, finished = App("bench"), 0, asyncio.Event()
     databases = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
 
@@ -197,13 +198,13 @@ async def batched(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) ->
 
     fresh(url).close()
     await fill(broker, app, rows)
-    ran = await serve(meter, broker, app, finished, len(rows))
+    cost_since = await serve(meter, broker, app, finished, len(rows))
     for database in databases:
         await database.close()
-    return ran
+    return cost_since
 
 
-async def copied(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> Ran:
+async def copy_batches(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> RunCost:
     app, done, finished = App("bench"), 0, asyncio.Event()
     databases = [await psycopg.AsyncConnection.connect(url) for _ in range(2)]
 
@@ -221,13 +222,13 @@ async def copied(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> 
 
     fresh(url).close()
     await fill(broker, app, rows)
-    ran = await serve(meter, broker, app, finished, len(rows))
+    cost_since = await serve(meter, broker, app, finished, len(rows))
     for database in databases:
         await database.close()
-    return ran
+    return cost_since
 
 
-async def one_by_one(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> Ran:
+async def one_by_one(meter: Meter, broker: RabbitMQ, url: str, rows: list[User]) -> RunCost:
     app, done, finished = App("bench"), 0, asyncio.Event()
     databases = [await psycopg.AsyncConnection.connect(url) for _ in range(10)]
 
@@ -244,24 +245,24 @@ async def one_by_one(meter: Meter, broker: RabbitMQ, url: str, rows: list[User])
 
     fresh(url).close()
     await fill(broker, app, rows)
-    ran = await serve(meter, broker, app, finished, len(rows))
+    cost_since = await serve(meter, broker, app, finished, len(rows))
     for database in databases:
         await database.close()
-    return ran
+    return cost_since
 
 
-def verified(url: str, rows: list[User], measure: Callable[[], Ran]) -> Ran:
-    """A run counts only if every row is there."""
-    ran = measure()
+def verify(url: str, rows: list[User], measure: Callable[[], RunCost]) -> RunCost:
+    """Check that every row exists."""
+    cost_since = measure()
     with psycopg.connect(url) as database:
         found = database.execute("SELECT count(*) FROM users").fetchone()
     if found is None or found[0] != len(rows):
         raise SystemExit(f"expected {len(rows)} rows, found {found}")
-    return ran
+    return cost_since
 
 
-def scaled(node: RabbitNode, processes: int, count: int) -> float:
-    """The rate of several consuming processes on one queue, from the word go to an empty queue."""
+def scale(node: RabbitNode, processes: int, count: int) -> float:
+    """Return the rate of several consuming processes on one queue, until it is empty."""
     app = App("bench")
     app.queue("bench.scale", retry=["10s"])
     asyncio.run(_fill_scale(RabbitMQ(node.url), app, count))
@@ -274,7 +275,7 @@ def scaled(node: RabbitNode, processes: int, count: int) -> float:
     for one in running:
         one.stdin.write("go\n")
         one.stdin.flush()
-    asyncio.run(_until_empty(RabbitMQ(node.url)))
+    asyncio.run(_wait_until_empty(RabbitMQ(node.url)))
     took = time.perf_counter() - began
     for one in running:
         one.terminate()
@@ -282,7 +283,7 @@ def scaled(node: RabbitNode, processes: int, count: int) -> float:
     return count / took
 
 
-async def _until_empty(broker: RabbitMQ) -> None:
+async def _wait_until_empty(broker: RabbitMQ) -> None:
     connection = await broker.connect()
     channel = await connection.open_channel()
     queue = Queue("bench.scale")
@@ -306,7 +307,7 @@ async def _fill_scale(broker: RabbitMQ, app: App, count: int) -> None:
 
 
 async def worker(url: str) -> None:
-    """Consume forever, once told to begin."""
+    """Consume until terminated, after a line on stdin."""
     app = App("bench")
 
     @app.handler("bench.scale", concurrency=100, retry=["10s"])
@@ -321,13 +322,13 @@ async def worker(url: str) -> None:
 
 def measure(
     node: RabbitNode, database: PostgresNode, rounds: int, size: int
-) -> dict[str, list[Ran]]:
+) -> dict[str, list[RunCost]]:
     broker, url = RabbitMQ(node.url), database.url()
     meter = Meter(node.pid, url)
-    found: dict[str, list[Ran]] = {}
+    found: dict[str, list[RunCost]] = {}
     for _ in range(rounds):
         rows, few = users(size), users(max(BATCH, size // 10))
-        todo: dict[str, tuple[list[User], Callable[[], Ran]]] = {
+        todo: dict[str, tuple[list[User], Callable[[], RunCost]]] = {
             "plain multi-row INSERT, no broker": (
                 rows,
                 lambda rows=rows: plain_insert(meter, url, rows),
@@ -335,11 +336,11 @@ def measure(
             "plain COPY, no broker": (rows, lambda rows=rows: plain_copy(meter, url, rows)),
             "Hopback batch handler": (
                 rows,
-                lambda rows=rows: asyncio.run(batched(meter, broker, url, rows)),
+                lambda rows=rows: asyncio.run(insert_batches(meter, broker, url, rows)),
             ),
             "Hopback batch handler with COPY": (
                 rows,
-                lambda rows=rows: asyncio.run(copied(meter, broker, url, rows)),
+                lambda rows=rows: asyncio.run(copy_batches(meter, broker, url, rows)),
             ),
             "one INSERT per message, ten at once": (
                 few,
@@ -347,16 +348,16 @@ def measure(
             ),
         }
         for name, (wanted, run) in todo.items():
-            found.setdefault(name, []).append(verified(url, wanted, run))
+            found.setdefault(name, []).append(verify(url, wanted, run))
         for processes in (1, 2, 4):
             name = f"{processes} process{'es' if processes > 1 else ''}"
-            found.setdefault(name, []).append(Ran(scaled(node, processes, size)))
+            found.setdefault(name, []).append(RunCost(scale(node, processes, size)))
     return found
 
 
-def table(found: dict[str, list[Ran]], stamp: Stamp) -> Table:
-    """Medians, spread, and the goals."""
-    rates = {name: [ran.rate for ran in runs] for name, runs in found.items()}
+def table(found: dict[str, list[RunCost]], stamp: Stamp) -> Table:
+    """Return the table with medians, spread and goals."""
+    rates = {name: [cost_since.rate for cost_since in runs] for name, runs in found.items()}
     median = {name: statistics.median(each) for name, each in rates.items()}
     ours, insert = median["Hopback batch handler"], median["plain multi-row INSERT, no broker"]
     by_copy, plain = median["Hopback batch handler with COPY"], median["plain COPY, no broker"]
@@ -373,8 +374,8 @@ def table(found: dict[str, list[Ran]], stamp: Stamp) -> Table:
         ),
         "",
         f"With COPY the batch handler has {by_copy / insert:.2f} of the plain multi-row INSERT and"
-        f" {by_copy / plain:.2f} of plain COPY, which cannot leave alone what is there already. The"
-        " broker and the processes share the cores of this machine.",
+        f" {by_copy / plain:.2f} of plain COPY, which cannot skip existing rows. The broker and the"
+        " processes share the cores of this machine.",
         "",
     ]
     goals = (
@@ -385,16 +386,16 @@ def table(found: dict[str, list[Ran]], stamp: Stamp) -> Table:
     return Table("batches", title, stamp, "\n".join(lines), goals)
 
 
-def _medians(runs: list[Ran]) -> list[str]:
-    """The CPU of each, where it was looked at."""
+def _medians(runs: list[RunCost]) -> list[str]:
+    """Return the CPU time per process, or empty cells if not measured."""
     if not runs[0].cpu_us:
         return [""] * 3
-    columns = zip(*(ran.cpu_us for ran in runs), strict=True)
+    columns = zip(*(cost_since.cpu_us for cost_since in runs), strict=True)
     return [f"{statistics.median(column):.1f}" for column in columns]
 
 
-def _times(what: str, found: float, wanted: float, against: str) -> TableGoal:
-    return TableGoal(what, f"≥ {wanted:g} × {against}", f"{found:.2f} ×", found >= wanted)
+def _times(name: str, found: float, wanted: float, against: str) -> TableGoal:
+    return TableGoal(name, f"≥ {wanted:g} × {against}", f"{found:.2f} ×", found >= wanted)
 
 
 def main() -> None:
@@ -403,21 +404,21 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--quick", action="store_true", help="one small round; prints only")
     parser.add_argument("--worker", metavar="URL", help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    if chosen.worker:
-        asyncio.run(worker(chosen.worker))
+    options = parser.parse_args()
+    if options.worker:
+        asyncio.run(worker(options.worker))
         return
     database = PostgresNode()
     with RabbitNode() as node:
         database.start()
-        rounds, rows = (1, 5000) if chosen.quick else (chosen.rounds, chosen.rows)
+        rounds, rows = (1, 5000) if options.quick else (options.rounds, options.rows)
         broker = str(node.management.call("GET", "/overview")["rabbitmq_version"])
         found = measure(node, database, rounds, rows)
     database.remove()
-    made = table(found, stamp_now(broker, os.getloadavg()[0]))
-    print(made.text, *made.goals, sep="\n")
-    if not chosen.quick:
-        keep_table(made)
+    result = table(found, stamp_now(broker, os.getloadavg()[0]))
+    print(result.text, *result.goals, sep="\n")
+    if not options.quick:
+        keep_table(result)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The broker's side of a run: queues made, filled, counted and cleared."""
+"""The queues of a run: created, filled, counted and deleted."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SETTLE_SECONDS = 15.0
 
 
 class CountsDiffer(RuntimeError):
-    """After a run a queue does not hold what it must: messages were lost or doubled.
+    """After a run a queue has an unexpected number of messages: messages were lost or duplicated.
 
-    `surplus` tells that only more was found than expected: acks that the broker did not get.
+    `surplus` is true if there are only additional messages: acks that the broker did not receive.
     """
 
     def __init__(self, where: str, expected: dict[str, int], found: dict[str, int]) -> None:
@@ -43,7 +43,7 @@ class CountsDiffer(RuntimeError):
 
 @dataclass(slots=True)
 class BrokerSetup:
-    """One virtual host on one private node; every run finds it freshly made."""
+    """One virtual host on one private node. Every run has new queues."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class BrokerSetup:
     filler: Contestant
 
     def job(self, contestant: Contestant, scenario: Scenario, queue_type: str, count: int) -> Job:
-        """Make the queues of a run, fill them, and say what the client is to do."""
+        """Create and fill the queues of a run and return the client's job."""
         queue = "bench.dramatiq" if contestant.layout == "dramatiq" else "bench.main"
         job = Job(
             scenario,
@@ -72,7 +72,7 @@ class BrokerSetup:
         return job
 
     def verify(self, job: Job, contestant: Contestant) -> None:
-        """Nothing lost and nothing doubled; CountsDiffer names what was found."""
+        """Raise CountsDiffer if messages were lost or duplicated."""
         expected = _expected(job)
         with self._channel() as channel:
             found = _await_counts(channel, expected)
@@ -142,7 +142,7 @@ def _leads_to(queue: str) -> dict[str, object]:
 
 
 def _expected(job: Job) -> dict[str, int]:
-    """What each queue holds when a run has ended."""
+    """Return the number of messages in each queue after a run."""
     match job.scenario:
         case Scenario.PUBLISH | Scenario.PUBLISH_ONE:
             return {job.queue: job.count}
@@ -153,9 +153,10 @@ def _expected(job: Job) -> dict[str, int]:
 
 
 def _await_counts(channel: Any, expected: dict[str, int]) -> dict[str, int]:
-    """The ready counts, as soon as they are right, or as they are when patience ends.
+    """Return the ready counts once they are as expected, or after a timeout.
 
-    A client that has just left may have acks under way; a count that is right twice stays right.
+    Acks of a client that has just disconnected may be in progress. A count that is correct twice is
+    final.
     """
     deadline = time.monotonic() + _SETTLE_SECONDS
     right = 0

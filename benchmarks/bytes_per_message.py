@@ -1,8 +1,8 @@
-"""Measure what a waiting message costs a RabbitMQ node: memory and disk, by queue type and size.
+"""Measure memory and disk of a waiting message on a RabbitMQ node, by queue type and size.
 
 Run from the root: `python -m benchmarks.bytes_per_message [SUITE …]`. A suite is one of those that
-`tests.harness.versions` builds (`trixie`, `forky`) or `host` for the installed RabbitMQ. The rows go into
-`src/hopback/rehearse/forecast.py` with the date and the versions.
+`tests.harness.versions` builds (`trixie`, `forky`) or `host` for the installed RabbitMQ. The rows
+belong in `src/hopback/rehearse/forecast.py` with the date and the versions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _COUNTS = {100: 100_000, 1_000: 60_000, 10_000: 10_000, 100_000: 1_500}
-"""Bytes of a body, and so many messages: enough to stand out from what the node uses for itself, few
-enough for a small disk."""
+"""Number of messages by body size in bytes: enough to exceed the variation of the node, few enough
+for a small disk.
+"""
 _REST_S = 10.0
-"""Until a node that has just started, or just been written to, has done what it does by and by."""
+"""The time that a node needs for background work after a start or writes."""
 
 
 def _disk(folder: Path) -> int:
@@ -37,7 +38,7 @@ def _disk(folder: Path) -> int:
 
 
 def _memory(node: RabbitNode) -> int:
-    """What Erlang uses: what the allocator keeps beyond that comes and goes."""
+    """Return Erlang's memory. The reserve of the allocator varies."""
     node.ctl("force_gc")
     time.sleep(3)
     name = node.management.call("GET", "/nodes")[0]["name"]
@@ -58,15 +59,15 @@ async def _fill(node: RabbitNode, queue: Queue, size: int, count: int) -> None:
 
 
 def _measure(node: RabbitNode, kind: QueueType, size: int) -> tuple[float, float, float]:
-    """Bytes for each message: of memory, of memory before the log is rolled over, of disk."""
+    """Return bytes per message: memory, memory before the log is rolled over, disk."""
     count = _COUNTS[size]
     memory, disk = _memory(node), _disk(node.folder)
     asyncio.run(_fill(node, Queue(f"{kind}.{size}", kind), size, count))
     time.sleep(_REST_S)
     at_first = _memory(node) - memory
     if kind is QueueType.QUORUM:
-        # The write-ahead log of all quorum queues keeps what it holds in memory until it is full
-        # (512 MiB): that is one sum for the node, not a cost of each message.
+        # The write-ahead log of all quorum queues keeps its content in memory until it has 512 MiB.
+        # That is one sum per node and not a cost per message.
         node.ctl("eval", "ra_log_wal:force_roll_over(ra_log_wal).")
         time.sleep(_REST_S)
     more, written = _memory(node) - memory, _disk(node.folder) - disk
@@ -74,7 +75,7 @@ def _measure(node: RabbitNode, kind: QueueType, size: int) -> tuple[float, float
 
 
 def main(suites: list[str]) -> None:
-    """Measure each type and size on a node of its own, so that nothing of another is counted."""
+    """Measure each type and size on a separate node."""
     for suite in suites or ["host"]:
         installation = HOST if suite == "host" else installations()[suite]
         for kind in (QueueType.CLASSIC, QueueType.QUORUM):

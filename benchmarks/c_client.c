@@ -1,4 +1,4 @@
-/* The limit: the same work done by librabbitmq, single-threaded, one connection, one channel.
+/* The reference: the same work with librabbitmq, single-threaded, one connection, one channel.
  *
  * usage: c_client SCENARIO HOST PORT VHOST QUEUE TARGET COUNT PREFETCH WINDOW  < body
  * prints {"count": …, "seconds": …, "cpu_seconds": …}
@@ -64,7 +64,7 @@ static void send_as(const char *exchange, const char *key, amqp_bytes_t what, am
     must(amqp_basic_publish(line, 1, amqp_cstring_bytes(exchange), amqp_cstring_bytes(key), 1, 0, properties, what),
          "basic.publish");
 }
-/* Real messages differ. Where a queue is filled each has an id; equal ones are a case of their own. */
+/* Real messages differ, so each message of a filled queue has an ID. */
 static int with_ids = 0;
 static void send_to(const char *exchange, const char *key, amqp_bytes_t what) {
     static long number = 0;
@@ -81,7 +81,7 @@ static void send_to(const char *exchange, const char *key, amqp_bytes_t what) {
     send_as(exchange, key, what, &properties);
 }
 
-/* Confirms may come out of order and in groups: each publish is accounted for by itself. */
+/* Confirms may arrive out of order and in groups, so each publish is tracked. */
 static char *confirmed;
 static long lowest = 1, outstanding = 0;
 static void (*on_confirmed)(long number);
@@ -127,12 +127,12 @@ static void publish(long in_flight, const char *exchange, const char *key) {
         read_confirms();
     }
 }
-/* Confirmed too: what a channel has not yet handed to a quorum queue is lost when it closes. */
+/* Confirmed as well: a closing channel drops messages that it has not yet passed to a quorum queue. */
 static void fill(void) {
     with_ids = 1;
     publish(window, target, *target ? "first" : queue);
 }
-/* For the same reason acks need a moment before the channel closes; it is not measured. */
+/* For the same reason acks need a moment before the channel closes, which is not measured. */
 static void linger(void) {
     struct timespec moment = {0, 300 * 1000 * 1000};
     nanosleep(&moment, NULL);

@@ -1,4 +1,4 @@
-"""Who is measured, in which scenarios. A new row is one more entry here and a module in clients/."""
+"""The measured clients and their scenarios. A new row is an entry here and a module in clients/."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ __all__ = [
 ]
 
 _SECONDS = 120.0
-_SLOWEST = 1000  # messages a second, of the C client: a million of them take it minutes
+_SLOWEST = 1000  # messages a second of the C client. A million of them take minutes
 _MOVES = (Scenario.MOVE_REAL, Scenario.FAIL, Scenario.PARK)
-"""For a bare client these are a move: it knows nothing of failures."""
+"""Moves for a bare client, which has no failure handling."""
 _ALL = (Scenario.CONSUME, Scenario.PUBLISH, Scenario.PUBLISH_ONE, Scenario.MOVE, Scenario.RETRY)
 
 HOPBACK = "Hopback"
@@ -61,7 +61,7 @@ C50 = "C client, multiple every 50"
 
 
 class Contestant(Protocol):
-    """A client that can be given a job."""
+    """A client that can run a job."""
 
     @property
     def name(self) -> str: ...
@@ -75,12 +75,12 @@ class Contestant(Protocol):
     def variant(self) -> str: ...
 
     def run(self, job: Job) -> Measured:
-        """Do the job in a process of its own."""
+        """Run the job in a separate process."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonClient:
-    """A module of `benchmarks.clients`, run by the peers' interpreter."""
+    """A module of `benchmarks.clients`, run by the interpreter of the peers."""
 
     name: str
     module: str
@@ -107,14 +107,14 @@ class PythonClient:
 
 
 def _environment() -> dict[str, str]:
-    """Modules are compiled once, wherever that is switched off: hundreds of processes import the same."""
+    """Compile modules once, also if that is disabled: hundreds of processes import the same modules."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**kept, "PYTHONPYCACHEPREFIX": str(WORK / "pycache")}
 
 
 @dataclass(frozen=True, slots=True)
 class CClient:
-    """The C program; `consume` is the way in which it settles what it consumes."""
+    """The C program. `consume` is the scenario with its way of settling."""
 
     name: str
     program: Path
@@ -157,8 +157,9 @@ class CClient:
 def _answer(name: str, ran: subprocess.CompletedProcess[str]) -> Measured:
     if ran.returncode != 0:
         sys.stderr.write(ran.stderr)
-        # The page keeps what was wrong; a traceback would tell it where this machine has its files.
-        words = ran.stderr.strip().splitlines() or ["it said nothing"]
+        # The page contains the last line of the error. A traceback would contain paths of this
+        # machine.
+        words = ran.stderr.strip().splitlines() or ["no output"]
         raise RuntimeError(f"{name} failed ({ran.returncode}): {words[-1]}")
     answer = json.loads(ran.stdout.strip().splitlines()[-1])
     answer["samples"] = tuple(tuple(pair) for pair in answer.get("samples", ()))
@@ -166,7 +167,7 @@ def _answer(name: str, ran: subprocess.CompletedProcess[str]) -> Measured:
 
 
 def _dramatiq_body() -> str:
-    """A message as Dramatiq writes it, of the same size."""
+    """Return a message in Dramatiq's format, of the same size."""
     message: dict[str, object] = {
         "queue_name": "bench.dramatiq",
         "actor_name": "noop",
@@ -183,7 +184,7 @@ def _dramatiq_body() -> str:
 def contestants(
     python: Path, c_program: Path | None, management: str = ""
 ) -> tuple[Contestant, ...]:
-    """Everyone, the C client first where it could be built; `management` is for the shovel."""
+    """Return all clients, the C client first if it could be built. `management` is for the shovel."""
     few = (Scenario.CONSUME, Scenario.PUBLISH_ONE)
     c: tuple[Contestant, ...] = (
         ()

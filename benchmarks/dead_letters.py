@@ -1,4 +1,4 @@
-"""Dead letters as they are found in production: deaths, a failure record, the headers of a producer."""
+"""Typical dead letters: deaths, a failure record, headers of a producer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["fill_with_dead_letters", "real_headers"]
 
 _TIME = 1_700_000_000
 _A_SECOND = 50
-"""So many die in one second: what is equal in neighbours of a queue is equal here, and no more."""
+"""Messages that die in one second. Neighbours in the queue share their time and no more."""
 _STACK = "\n".join(f"shop.orders:Order.step_{number}:{40 + number}" for number in range(8))
 
 
 def real_headers(queue: str, number: int = 0) -> Headers:
-    """Twenty headers of a message that failed three times in `queue`, one of fifty in each second."""
+    """Return twenty headers of a message that failed three times in `queue`."""
     died = _TIME + number // _A_SECOND
     failure = Failure(
         "shop.errors.UnknownArticle",
@@ -74,7 +74,7 @@ def _death(queue: str, reason: str, time: int) -> dict[str, FieldValue]:
 
 
 async def fill_with_dead_letters(job: Job) -> None:
-    """Fill the queue of a job; its messages failed in the job's target."""
+    """Fill the queue of a job with messages that failed in the job's target."""
     connection = await RabbitMQ(job.url).connect("filling")
     channel = await connection.open_channel()
     for number in range(job.count):

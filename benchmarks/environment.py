@@ -1,4 +1,4 @@
-"""Where the clients run: an environment of their own, the C client if it can be built, the machine."""
+"""The environment of the clients, the C client if it can be built, and the machine."""
 
 from __future__ import annotations
 
@@ -32,22 +32,24 @@ _PEERS = ("aio-pika", "aiormq", "dramatiq", "faststream", "kombu", "pika", "uvlo
 
 
 def peers_python() -> Path:
-    """The interpreter of the peers' environment, made on first use and again when the pins change."""
+    """Return the interpreter of the peers' environment. It is created on first use and after
+    changes of the pins.
+    """
     folder = WORK / "venv"
     python = folder / "bin" / "python"
     stamp = folder / ".ready"
-    wanted = hashlib.sha256(_REQUIREMENTS.read_bytes() + _OURS.encode()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        print("making the peers' environment …", file=sys.stderr)
+    digest = hashlib.sha256(_REQUIREMENTS.read_bytes() + _OURS.encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != digest:
+        print("creating the peers' environment …", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
         install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
         subprocess.run([*install, "-r", str(_REQUIREMENTS), "-e", _OURS], check=True)
-        stamp.write_text(wanted)
+        stamp.write_text(digest)
     return python
 
 
 def build_c_client() -> Path | None:
-    """The C client, or None where there is no compiler or no librabbitmq."""
+    """Return the C client, or None without a compiler or librabbitmq."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         return None
@@ -61,7 +63,7 @@ def build_c_client() -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the figures were measured on."""
+    """The machine of the measurements."""
 
     cores: int
     memory_gib: float
@@ -72,7 +74,7 @@ class Machine:
 
 
 def describe(python: Path, broker: str) -> Machine:
-    """The machine and every version that matters."""
+    """Return the machine and all relevant versions."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = {
         "RabbitMQ": broker,
@@ -101,7 +103,7 @@ def _peer_versions(python: Path) -> dict[str, str]:
 
 
 def c_version() -> str | None:
-    """The version of librabbitmq, if it can be known."""
+    """Return the version of librabbitmq, if known."""
     try:
         ran = subprocess.run(
             ["pkg-config", "--modversion", "librabbitmq"],
@@ -115,7 +117,7 @@ def c_version() -> str | None:
 
 
 def processor() -> str:
-    """The model of the machine's processor."""
+    """Return the model of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

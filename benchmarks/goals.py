@@ -1,4 +1,4 @@
-"""What is to be reached, as data. An application-level row adds its goals here."""
+"""The goals of the benchmarks as data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _REASONS = Path(__file__).with_name("reasons.toml")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """At least `times` another's rate, or at most `cpu_us` of CPU per message (more than `against`)."""
+    """At least `times` another client's rate, or at most `cpu_us` of CPU per message (more than
+    `against`).
+    """
 
     subject: str
     scenario: Scenario
@@ -51,13 +53,13 @@ class Goal:
         return f"≤ {self.cpu_us:g} µs of CPU"
 
     def is_reached(self, found: float) -> bool:
-        """Whether a ratio, or a cost, is what is to be reached."""
+        """Return whether a ratio or a cost reaches the goal."""
         return found >= self.times if self.times else found <= self.cpu_us
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A goal and what was found; `reached` is None where it could not be measured."""
+    """A goal and its result. `reached` is None if it could not be measured."""
 
     goal: Goal
     queue_type: str
@@ -104,7 +106,7 @@ GOALS: tuple[Goal, ...] = (
 
 
 def judge(results: Results, goals: tuple[Goal, ...] = GOALS) -> tuple[Verdict, ...]:
-    """Every goal on every kind of queue that was measured."""
+    """Judge every goal for every measured type of queue."""
     measured = {(case.queue_type, case.scenario) for case in results.runs}
     return tuple(
         _verdict(results, goal, queue_type)
@@ -115,21 +117,21 @@ def judge(results: Results, goals: tuple[Goal, ...] = GOALS) -> tuple[Verdict, .
 
 
 def undecided(results: Results, goals: tuple[Goal, ...] = GOALS) -> frozenset[str]:
-    """The clients of every goal that some rounds reach and others miss."""
+    """Return the clients of every goal that some rounds reach and others miss."""
     found: set[str] = set()
     for case in results.runs:
         for goal in goals:
             if (goal.subject, goal.scenario) != (case.name, case.scenario):
                 continue
-            spread = _measured(results, goal, case.queue_type)
+            spread = _measure(results, goal, case.queue_type)
             if spread is not None and case.queue_type in goal.queue_types:
                 ends = {goal.is_reached(spread.low), goal.is_reached(spread.high)}
                 found.update({goal.subject, goal.against} if len(ends) > 1 else ())
     return frozenset(found)
 
 
-def _measured(results: Results, goal: Goal, queue_type: str) -> stats.Spread | None:
-    """What the goal is about, over all rounds."""
+def _measure(results: Results, goal: Goal, queue_type: str) -> stats.Spread | None:
+    """Return the value of the goal over all rounds."""
     case = Case(queue_type, goal.scenario, goal.subject)
     if not goal.against:
         return stats.cpu_us(results, case)
@@ -138,7 +140,7 @@ def _measured(results: Results, goal: Goal, queue_type: str) -> stats.Spread | N
 
 
 def _verdict(results: Results, goal: Goal, queue_type: str) -> Verdict:
-    found = _measured(results, goal, queue_type)
+    found = _measure(results, goal, queue_type)
     if found is None:
         return Verdict(goal, queue_type, "–", None)
     if goal.times:
@@ -152,15 +154,15 @@ _UNEXPLAINED = "not explained yet: add it to benchmarks/reasons.toml"
 
 
 def reason_for(verdict: Verdict) -> str:
-    """Why a goal is missed, as `reasons.toml` says; it is written by whoever has read the profile."""
+    """Return the reason of a missed goal from `reasons.toml`. It is written after reading the profile."""
     kind = verdict.goal.against if verdict.goal.times else "cpu"
     scenario = _reasons().get(verdict.queue_type, {}).get(str(verdict.goal.scenario), {})
     return str(scenario.get(verdict.goal.subject, {}).get(kind, _UNEXPLAINED))
 
 
-def reason_in_table(table: str, what: str) -> str:
-    """The same for a goal that stands beside a table."""
-    return str(_reasons().get("tables", {}).get(table, {}).get(what, _UNEXPLAINED))
+def reason_in_table(table: str, name: str) -> str:
+    """Return the reason of a missed goal of a table."""
+    return str(_reasons().get("tables", {}).get(table, {}).get(name, _UNEXPLAINED))
 
 
 def _reasons() -> dict[str, Any]:

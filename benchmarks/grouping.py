@@ -1,4 +1,4 @@
-"""Grouping a large dead-letter queue: how long, how much memory, how long others had to wait."""
+"""Grouping a large dead-letter queue: duration, memory, and delay of other tasks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["BOUND_KIB", "Grouping", "group"]
 
 BOUND_KIB = 64 * 1024
-"""How much a process may grow while it groups, however deep the queue is."""
+"""Limit for the growth of a process while it groups, at any depth of the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """One survey; `stall_ms` is the longest time that another task of the process had to wait."""
+    """One survey. `stall_ms` is the longest delay of another task of the process."""
 
     count: int
     seconds: float
@@ -35,7 +35,7 @@ class Grouping:
 
 
 def group(setup: BrokerSetup, python: Path, count: int) -> Grouping:
-    """Fill a queue and let Hopback group it."""
+    """Fill a queue and group it with Hopback."""
     client = PythonClient(HOPBACK, "grouping_client", python)
     job = setup.job(client, Scenario.GROUP, "classic", count)
     measured = client.run(job)

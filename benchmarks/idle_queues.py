@@ -13,24 +13,24 @@ from hopback import RabbitMQ
 from hopback.topology.model import Queue, QueueType
 
 _QUEUES = 300
-"""Enough to be far above the variation of an idle node, and declared in a few seconds."""
+"""Enough to exceed the variation of an idle node, and declared in a few seconds."""
 _SETTLE_S = 20
 _IDLE_S = 30
 
 
 def _memory(node: RabbitNode) -> int:
-    """Resident bytes."""
+    """Return the resident memory in bytes."""
     return int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu(node: RabbitNode) -> float:
-    """Seconds of CPU time."""
+    """Return the CPU time in seconds."""
     fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _idle(node: RabbitNode) -> tuple[int, float]:
-    """Resident bytes and CPU seconds per second while no client does anything."""
+    """Return resident bytes and CPU seconds per second without client activity."""
     time.sleep(_SETTLE_S)
     before, began = _cpu(node), time.monotonic()
     time.sleep(_IDLE_S)

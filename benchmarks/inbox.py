@@ -1,8 +1,10 @@
-"""`python -m benchmarks.inbox`: a transaction with inbox mark, insert and outbox message in PostgreSQL.
+"""`python -m benchmarks.inbox`: a transaction with inbox mark, insert and outbox message in
+PostgreSQL.
 
-The hand-written transaction executes the same three statements by SQLAlchemy, once as `text` and once as
-expressions that are built for each call. Concurrency 10, no broker, interleaved rounds. The CPU time is that
-of this process. The last row also relays the outbox, to a publisher that accepts every message at once.
+The hand-written transaction executes the same three statements with SQLAlchemy, once as `text` and
+once as expressions that are built for each call. Concurrency 10, no broker, interleaved rounds. The
+CPU time is that of this process. The last row also relays the outbox, to a publisher that accepts
+every message at once.
 """
 
 from __future__ import annotations
@@ -127,10 +129,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.inbox")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--transactions", type=int, default=2000)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     node = PostgresNode().start()
     try:
-        found = asyncio.run(_run(node.url(), chosen.rounds, chosen.transactions))
+        found = asyncio.run(_run(node.url(), options.rounds, options.transactions))
     finally:
         node.remove()
     print("| | transactions a second | CPU µs | times hand-written |\n|---|---|---|---|")

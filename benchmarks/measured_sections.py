@@ -1,8 +1,8 @@
-"""What was measured, section by section, kept in results.json: the page is written from it alone.
+"""Measured sections, stored in results.json. The page is generated from this file alone.
 
-A section is one kind of work on one kind of queue of one broker. It is measured as a whole, since ratios are
-taken within its rounds, and bears the day and the commit of its measurement: one can be measured anew while
-the others stay.
+A section is one scenario on one type of queue of one broker. It is measured completely, because
+ratios are computed within its rounds, and has the date and commit of its measurement. Sections can
+be measured separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.workload import Measured, Scenario
 
 __all__ = [
     "INSTALLED",
-    "KEPT",
+    "RESULTS_FILE",
     "Measurements",
     "Section",
     "Stamp",
@@ -31,14 +31,14 @@ __all__ = [
     "stamp_now",
 ]
 
-KEPT = Path(__file__).with_name("results.json")
+RESULTS_FILE = Path(__file__).with_name("results.json")
 INSTALLED = "installed"
-"""The series that stands for the broker which the machine has anyway."""
+"""The name of the series of the installed broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When, from which commit and on which broker; `load` is the machine's at the end."""
+    """Date, commit and broker of a measurement. `load` is the load average at its end."""
 
     day: str
     commit: str
@@ -47,12 +47,12 @@ class Stamp:
 
 
 def stamp_now(broker: str, load: float) -> Stamp:
-    """The stamp of what has just been measured."""
+    """Return the stamp of a measurement that has just ended."""
     return Stamp(f"{datetime.now(UTC):%Y-%m-%d}", _commit(), broker, round(load, 1))
 
 
 def _commit() -> str:
-    """The commit, and whether anything but the results differs from it."""
+    """Return the commit, with a note if the source differs from it."""
     try:
         head = _git("rev-parse", "--short=10", "HEAD").strip()
         changed = _git(
@@ -70,7 +70,7 @@ def _git(*words: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Every counted run of one kind of work; `profiles` are of our rows that missed a goal."""
+    """The counted runs of one scenario. `profiles` are those of Hopback's rows that missed a goal."""
 
     series: str
     queue_type: str
@@ -90,7 +90,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class TableGoal:
-    """A goal beside a table, and what was found; `what` is its name in `reasons.toml`, too."""
+    """A goal of a table and its result. `what` is also its name in `reasons.toml`."""
 
     what: str
     goal: str
@@ -100,7 +100,7 @@ class TableGoal:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures of another kind than a section's: a text made where they were measured, and their goals."""
+    """Other figures: a text that was created with the measurement, and their goals."""
 
     name: str
     title: str
@@ -111,7 +111,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """All that the page shows."""
+    """The content of the page."""
 
     machine: Machine | None = None
     sections: tuple[Section, ...] = ()
@@ -120,40 +120,40 @@ class Measurements:
     tables: tuple[Table, ...] = ()
 
     def with_table(self, table: Table) -> Measurements:
-        """The same with this one in the place of what it was before."""
+        """Return a copy with this table instead of its predecessor."""
         others = [one for one in self.tables if one.name != table.name]
         return replace(self, tables=tuple(sorted([*others, table], key=lambda one: one.name)))
 
     def with_section(self, section: Section) -> Measurements:
-        """The same with this one in the place of what was measured of it before."""
+        """Return a copy with this section instead of its predecessor."""
         others = [one for one in self.sections if one.key != section.key]
         ordered = sorted([*others, section], key=_place)
         return replace(self, sections=tuple(ordered))
 
     @classmethod
-    def load(cls, path: Path = KEPT) -> Measurements:
-        """What was measured before; nothing where there is no file."""
+    def load(cls, path: Path = RESULTS_FILE) -> Measurements:
+        """Read the stored measurements. Without a file there are none."""
         if not path.exists():
             return cls()
-        said = json.loads(path.read_text(encoding="utf-8"))
-        memory, groupings = said["memory"], said["groupings"]
+        data = json.loads(path.read_text(encoding="utf-8"))
+        memory, groupings = data["memory"], data["groupings"]
         return cls(
-            said["machine"] and Machine(**said["machine"]),
-            tuple(map(_section, said["sections"])),
+            data["machine"] and Machine(**data["machine"]),
+            tuple(map(_section, data["sections"])),
             memory and (Memory(**memory["found"]), Stamp(**memory["stamp"])),
             tuple((Grouping(**each["found"]), Stamp(**each["stamp"])) for each in groupings),
-            tuple(map(_table, said.get("tables", ()))),
+            tuple(map(_table, data.get("tables", ()))),
         )
 
-    def save(self, path: Path = KEPT) -> None:
-        """Write it down, each section on a line of its own."""
-        said: dict[str, Any] = {
+    def save(self, path: Path = RESULTS_FILE) -> None:
+        """Write the file, with each section on a separate line."""
+        data: dict[str, Any] = {
             "machine": self.machine and asdict(self.machine),
             "memory": self.memory and _stamped(*self.memory),
             "groupings": [_stamped(*each) for each in self.groupings],
             "tables": [asdict(table) for table in self.tables],
         }
-        written = [f'"{name}": {json.dumps(value)}' for name, value in said.items()]
+        written = [f'"{name}": {json.dumps(value)}' for name, value in data.items()]
         sections = ",\n".join(
             json.dumps(_plain(each), ensure_ascii=False) for each in self.sections
         )
@@ -162,7 +162,7 @@ class Measurements:
 
 
 def _place(section: Section) -> tuple[bool, str, str, int]:
-    """The installed broker first, and the kinds of work in the order of their list."""
+    """Return the sort key: the installed broker first, scenarios in their order."""
     order = list(Scenario).index(section.scenario)
     return section.series != INSTALLED, section.series, section.queue_type, order
 
@@ -189,17 +189,17 @@ def _plain(section: Section) -> dict[str, Any]:
     }
 
 
-def _table(said: dict[str, Any]) -> Table:
-    goals = tuple(TableGoal(**goal) for goal in said["goals"])
-    return Table(said["name"], said["title"], Stamp(**said["stamp"]), said["text"], goals)
+def _table(data: dict[str, Any]) -> Table:
+    goals = tuple(TableGoal(**goal) for goal in data["goals"])
+    return Table(data["name"], data["title"], Stamp(**data["stamp"]), data["text"], goals)
 
 
-def _section(said: dict[str, Any]) -> Section:
-    scenario = Scenario(said["scenario"])
+def _section(data: dict[str, Any]) -> Section:
+    scenario = Scenario(data["scenario"])
     runs: dict[Case, list[Measured | None]] = {
-        Case(said["queue_type"], scenario, name): [run and Measured(*run) for run in each]
-        for name, each in said["runs"].items()
+        Case(data["queue_type"], scenario, name): [run and Measured(*run) for run in each]
+        for name, each in data["runs"].items()
     }
-    results = Results(runs, said["failures"])
-    stamp = Stamp(**said["stamp"])
-    return Section(said["series"], said["queue_type"], scenario, stamp, results, said["profiles"])
+    results = Results(runs, data["failures"])
+    stamp = Stamp(**data["stamp"])
+    return Section(data["series"], data["queue_type"], scenario, stamp, results, data["profiles"])

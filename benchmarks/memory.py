@@ -1,4 +1,4 @@
-"""Memory over many messages: published and consumed in one process, looked at forty times."""
+"""Memory over many messages, published and consumed in one process, sampled forty times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from benchmarks.broker_setup import BrokerSetup
     from benchmarks.workload import Measured
 
-__all__ = ["Memory", "endure"]
+__all__ = ["Memory", "measure_memory"]
 
 _WARM_UP = 0.1
 _FLAT_KIB = 4096
@@ -39,8 +39,8 @@ class Memory:
         return cls(measured.count, warm, measured.samples[-1][1], measured.peak_kib)
 
 
-def endure(setup: BrokerSetup, python: Path, count: int) -> Memory:
-    """Let Hopback publish and consume `count` messages."""
+def measure_memory(setup: BrokerSetup, python: Path, count: int) -> Memory:
+    """Publish and consume `count` messages with Hopback."""
     client = PythonClient(HOPBACK, "hopback_client", python)
     job = setup.job(client, Scenario.FLOW, "classic", count)
     measured = client.run(job)

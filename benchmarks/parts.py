@@ -1,7 +1,9 @@
-"""`python -m benchmarks.parts --write`: what the parts of the work on one message cost, without any broker.
+"""`python -m benchmarks.parts --write`: cost of the parts of the work on one message, without a
+broker.
 
-One process, CPU time, the best of several passes over 2,000 messages: what a profile would show without the
-price of profiling. The messages are those of `benchmarks.dead_letters`, and plain ones without headers.
+One process, CPU time, the best of several passes over 2,000 messages: the result of a profile
+without the overhead of profiling. The messages are those of `benchmarks.dead_letters`, and plain
+ones without headers.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def _plan(attempts: int) -> Plan:
 
 
 def _deliveries(*, real: bool) -> list[Delivered]:
-    """Messages as the wire hands them over, nothing of them decoded."""
+    """Return undecoded messages from the wire."""
     found = []
     for number in range(_MESSAGES):
         properties = Properties(
@@ -83,7 +85,7 @@ def _deliveries(*, real: bool) -> list[Delivered]:
 
 
 def _best(work: Callable[[list[Delivered]], object], *, real: bool, decoded: bool) -> float:
-    """Microseconds of CPU for one message."""
+    """Return microseconds of CPU per message."""
     passes = []
     for _ in range(_PASSES):
         messages = _deliveries(real=real)
@@ -101,22 +103,22 @@ def _parts(*, real: bool) -> Iterator[tuple[str, float]]:
     plan = _plan(3)
     redriver = Redriver(plan, plan.redrive, RedriveOccasion(1_800_000_000.0, "j-1"))
 
-    def grouped(messages: list[Delivered]) -> None:
+    def group(messages: list[Delivered]) -> None:
         grouping = Grouping(GroupBy.FINGERPRINT)
         for place, one in enumerate(messages, 1):
             grouping.see(one, place, None)
 
     made = [redriver.message(one).properties for one in _deliveries(real=real)]
     rows: tuple[tuple[str, Callable[[list[Delivered]], object], bool], ...] = (
-        ("re-drive: the message that goes back, made of bytes",
+        ("re-drive: make the message from bytes",
          lambda them: list(map(redriver.raw_message, them)), False),
         ("re-drive: the mark of the journal", lambda them: list(map(mark_of, them)), False),
         ("decode properties and headers", lambda them: [one.properties for one in them], False),
-        ("re-drive, where its headers need care: make the message",
+        ("re-drive, careful path: make the message",
          lambda them: list(map(redriver.message, them)), True),
         ("of that its encoding", lambda _: list(map(encode_properties, made)), True),
-        ("group by fingerprint, with decoding", grouped, False),
-        ("read it for a list: cause, attempts, envelope, digest",
+        ("group by fingerprint, with decoding", group, False),
+        ("read for a list: cause, attempts, envelope, digest",
          lambda them: [read_dead_letter(one, 1) for one in them], True),
         ("of that the digest", lambda them: list(map(content_digest, them)), True),
     )  # fmt: skip
@@ -124,8 +126,8 @@ def _parts(*, real: bool) -> Iterator[tuple[str, float]]:
         yield name, _best(work, real=real, decoded=decoded)
 
 
-def _raised() -> ValueError:
-    """An exception as a handler raises it, three frames deep."""
+def _raise_in_handler() -> ValueError:
+    """Return an exception with the three frames of a handler."""
 
     def ask() -> None:
         raise ValueError("the warehouse does not know article 4711")
@@ -140,8 +142,8 @@ def _raised() -> ValueError:
 
 
 def _steps() -> Iterator[tuple[str, float]]:
-    """The steps of a failing run that is retried, each by itself."""
-    plan, error, version = _plan(3), _raised(), BrokerVersion(3, 10, 8)
+    """Yield the steps of a failing run that is retried, each measured separately."""
+    plan, error, version = _plan(3), _raise_in_handler(), BrokerVersion(3, 10, 8)
     occasion = Occasion(
         1_800_000_000.0, "worker-1", failure_from_exception(error), copy_id="0" * 24
     )
@@ -156,20 +158,20 @@ def _steps() -> Iterator[tuple[str, float]]:
          lambda them: [failure_from_exception(error) for _ in them]),
         ("of that the decision",
          lambda them: [decide(one, Retry("no"), plan, version=version) for one in them]),
-        ("of that what is written on the message",
+        ("of that the headers of the message",
          lambda them: [effects(decision, one, plan, occasion) for one in them]),
-        ("of that the encoding of it",
+        ("of that its encoding",
          lambda them: [encode_properties(message.properties) for _ in them]),
     )  # fmt: skip
     for name, work in rows:
         yield name, _best(work, real=False, decoded=True)
 
 
-class _Nowhere:
+class _SettlingChannel:
     """A channel that settles at once."""
 
     def ack(self, tag: int) -> None:
-        """It is done with."""
+        pass
 
 
 _AWAITS = 10
@@ -185,7 +187,7 @@ async def _await(payload: dict[str, Any]) -> None:
 
 
 async def _awaits_alone() -> float:
-    """What the awaits of `_await` take in a hundred tasks that do nothing else."""
+    """Return the cost of the awaits of `_await` in a hundred tasks that do nothing else."""
     passes = []
     for _ in range(_PASSES):
         left = iter(range(_MESSAGES))
@@ -200,8 +202,10 @@ async def _awaits_alone() -> float:
     return min(passes)
 
 
-async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
-    """A handler's run, from the delivery in hand to the frames of its publish, if it fails, and the ack."""
+async def _run_cost(handle: Callable[..., Any], attempts: int = 3) -> float:
+    """Return the cost of a run, from the delivery to the ack, including the frames of a publish if
+    it fails.
+    """
     plan, environment, loop = _plan(attempts), Environment(), asyncio.get_running_loop()
     waiting: list[asyncio.Future[None]] = []
 
@@ -222,7 +226,7 @@ async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
     run = FunctionRunner(inspect_handler(_QUEUE, handle, options), plan, publish, environment.bus)
     settling = Settling(plan, publish, environment)
     work = OneByOne(_QUEUE, options, run, settling, None, lambda _: None)
-    session = ConsumeSession(_Nowhere(), BrokerVersion(3, 10, 8))  # type: ignore[arg-type]
+    session = ConsumeSession(_SettlingChannel(), BrokerVersion(3, 10, 8))  # type: ignore[arg-type]
     passes = []
     for _ in range(_PASSES):
         messages = _deliveries(real=False)
@@ -242,23 +246,27 @@ async def _running(handle: Callable[..., Any], attempts: int = 3) -> float:
 
 
 def main() -> int:
-    """Measure, print a table, and write it down if that is wanted."""
+    """Measure, print a table, and write it with `--write`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parts", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write it into benchmarks/RESULTS.md")
-    chosen = parser.parse_args()
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to benchmarks/RESULTS.md"
+    )
+    options = parser.parse_args()
     plain, real = dict(_parts(real=False)), dict(_parts(real=True))
     failing = {
-        "a failing run, retried: record, decide, write, publish, ack": asyncio.run(_running(_fail)),
+        "a failing run, retried: record, decide, write, publish, ack": asyncio.run(
+            _run_cost(_fail)
+        ),
         **dict(_steps()),
-        "a failing run, parked": asyncio.run(_running(_fail, attempts=1)),
+        "a failing run, parked": asyncio.run(_run_cost(_fail, attempts=1)),
         f"a run whose handler awaits {_AWAITS} times: decode, run, ack": asyncio.run(
-            _running(_await)
+            _run_cost(_await)
         ),
         "of that the awaits alone": asyncio.run(_awaits_alone()),
     }
     lines = [
         f"CPU in one process without any broker or socket, the best of {_PASSES} passes. 1 KiB of JSON.",
-        "A real dead letter has 20 headers: the record of two deaths, that of the failure, and others.",
+        "A real dead letter has 20 headers, including the records of two deaths and of the failure.",
         "",
         "| | µs, no headers | µs, a real dead letter |",
         "|---|---|---|",
@@ -267,7 +275,7 @@ def main() -> int:
         "",
     ]
     print("\n".join(lines))
-    if chosen.write:
+    if options.write:
         stamp = stamp_now("", os.getloadavg()[0])
         keep_table(Table("parts", "The parts of the work on one message", stamp, "\n".join(lines)))
     return 0

@@ -1,7 +1,8 @@
-"""How long a rehearsal takes: a day of 50 queues by the fluid model, a million lives by the exact engine.
+"""Duration of rehearsals: a day of 50 queues with the fluid model, a million messages with the
+exact engine.
 
-Run from the root: `python -m benchmarks.rehearse_speed`. Writes `benchmarks/REHEARSE_SPEED.md`. Processor
-time is what counts: it hardly depends on what else the machine does.
+Run from the root: `python -m benchmarks.rehearse_speed`. Writes `benchmarks/REHEARSE_SPEED.md`.
+Compare the processor time, which hardly depends on the load of the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LIVES, _RATE = 1_000_000, 500.0
 
 
 def _day(fail: float) -> tuple[Topology, Scenario]:
-    """Fifty queues whose rates rise and fall over the day, hour by hour, and an outage at noon."""
+    """Return fifty queues with hourly rates that rise and fall over the day, and an outage at noon."""
     waits = [{"delay": wait} for wait in ("30s", "5m", "30m")]
     topology = from_document(
         {"name": "day", "queues": {name: {"retry": waits} for name in _QUEUES}}
@@ -58,11 +59,11 @@ def _exact(fail: float) -> Forecast:
     return rehearse(recommended("orders"), scenario, EngineKind.EXACT)
 
 
-def _measured(name: str, fail: float) -> dict[str, float]:
-    """One rehearsal in this process: published, runs, seconds, and the most memory of the process."""
-    play: Callable[[float], Forecast] = {"fluid": _fluid, "exact": _exact}[name]
+def _measure(name: str, fail: float) -> dict[str, float]:
+    """Run one rehearsal in this process. Return published messages, runs, seconds and maximum memory."""
+    run: Callable[[float], Forecast] = {"fluid": _fluid, "exact": _exact}[name]
     begun, used = time.monotonic(), time.process_time()
-    found = play(fail)
+    found = run(fail)
     return {
         "published": sum(one.published for one in found.stations),
         "runs": sum(one.run_count for one in found.stations),
@@ -73,12 +74,12 @@ def _measured(name: str, fail: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure each in a process of its own, and write the page."""
+    """Measure each in a separate process and write the page."""
     rows = []
-    alone = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     for name, fail in (("fluid", 0.0), ("fluid", 0.05), ("exact", 0.0), ("exact", 0.05)):
-        with alone.Pool(1) as pool:
-            found = pool.apply(_measured, (name, fail))
+        with context.Pool(1) as pool:
+            found = pool.apply(_measure, (name, fail))
         print(name, fail, json.dumps(found), flush=True)
         rows.append(
             f"| {name} | {fail:.0%} | {found['published']:,.0f} | {found['runs']:,.0f} |"
@@ -88,11 +89,11 @@ def main() -> None:
     text = (
         "# The speed of rehearsals\n\n"
         f"Written by `python -m benchmarks.rehearse_speed` on {today}, Python {sys.version.split()[0]},\n"
-        "one core of a shared machine that had other work too: the time by the clock says how much.\n"
-        "**fluid** is a day of 50 queues with an outage of 20 minutes at noon, **exact** a million lives\n"
-        "on the recommended design at 500 a second. Memory is that of the whole process, Python and all\n"
-        "modules included.\n\n"
-        "| engine | runs that fail | published | runs | processor | clock | memory at most |\n"
+        "one core of a shared machine with other load: compare elapsed and processor time. **fluid** is\n"
+        "a day of 50 queues with an outage of 20 minutes at noon, **exact** a million messages on the\n"
+        "recommended design at 500 a second. Memory is that of the whole process, including Python and all\n"
+        "modules.\n\n"
+        "| engine | failing runs | published | runs | processor | elapsed | maximum memory |\n"
         "|---|---|---|---|---|---|---|\n"
     )
     _PAGE.write_text(text + "\n".join(rows) + "\n", encoding="utf-8")

@@ -1,8 +1,9 @@
-"""Compare rehearsals with a RabbitMQ in real time: three scenarios, predicted and measured side by side.
+"""Compare rehearsals with a RabbitMQ in real time: three scenarios, predicted and measured.
 
-Run from the root: `python -m benchmarks.rehearse_validation [SUITE]`; a suite is `host` (the installed
-RabbitMQ), `trixie` or `forky`. Writes `benchmarks/REHEARSE.md` and one picture for each scenario. The handler
-sleeps and fails as the scenario says; broker, network, runtime and clock are real.
+Run from the root: `python -m benchmarks.rehearse_validation [SUITE]`. A suite is `host` (the
+installed RabbitMQ), `trixie` or `forky`. Writes `benchmarks/REHEARSE.md` and one picture for each
+scenario. The handler sleeps and fails according to the scenario. Broker, network, runtime and clock
+are real.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 _PICTURES = _FOLDER.parent / "docs" / "pictures"
 _TIERS_MS = (5_000, 15_000)
-"""Short waits: a whole rehearsal takes a minute and a half."""
+"""Short waits, so that a scenario takes a minute and a half."""
 _SAMPLE_S = 1.0
-"""Between two measurements of all queues, by passive declarations."""
+"""Interval between two measurements of all queues, by passive declares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A scenario with its name and what it shows."""
+    """A scenario with its name and purpose."""
 
     name: str
     shows: str
@@ -58,7 +59,7 @@ class Case:
 _CASES = (
     Case(
         "short-outage",
-        "all runs fail for 25 s, longer than both waits: some messages are parked, the others come back",
+        "all runs fail for 25 s, longer than both waits: some messages are parked, the others succeed later",
         Load("orders", (RateStep(0.0, 40.0),), handler_s=0.05, concurrency=10),
         (Outage(15.0, 25.0),),
     ),
@@ -70,7 +71,7 @@ _CASES = (
     ),
     Case(
         "poison-storm",
-        "from the beginning 30 % of all messages fail whenever they are handled, 10 % of runs by chance",
+        "from the start 30 % of all messages fail in every run, and 10 % of runs fail at random",
         Load("orders", (RateStep(0.0, 40.0),), handler_s=0.03, concurrency=8, poison=0.3, fail=0.1),
         (),
     ),
@@ -78,8 +79,8 @@ _CASES = (
 
 
 @dataclass(slots=True)
-class Measured:
-    """Moments since the beginning, the depth of each queue at them, and sums."""
+class Observed:
+    """Times since the start, the depths of each queue at these times, and totals."""
 
     times: list[float]
     depths: dict[str, list[float]]
@@ -87,8 +88,8 @@ class Measured:
     runs: int = 0
 
 
-async def _publish(channel: Channel, case: Case, begin: float, found: Measured) -> None:
-    """Publish at the rate of the load, each message confirmed, what is late at once."""
+async def _publish(channel: Channel, case: Case, begin: float, found: Observed) -> None:
+    """Publish at the rate of the load with confirms. Late messages are published at once."""
     chance = random.Random(1).random
     properties, due, tasks = Properties(delivery_mode=2), 0.0, set()
     while due < case.length_s:
@@ -102,8 +103,8 @@ async def _publish(channel: Channel, case: Case, begin: float, found: Measured) 
     await asyncio.gather(*tasks)
 
 
-async def _watch(channel: Channel, case: Case, begin: float, found: Measured) -> None:
-    """Read how many messages are ready in every queue, once a second."""
+async def _watch(channel: Channel, case: Case, begin: float, found: Observed) -> None:
+    """Count the ready messages of every queue, once a second."""
     for number in range(int(case.length_s / _SAMPLE_S) + 1):
         await asyncio.sleep(max(0.0, begin + number * _SAMPLE_S - time.monotonic()))
         found.times.append(time.monotonic() - begin)
@@ -111,11 +112,11 @@ async def _watch(channel: Channel, case: Case, begin: float, found: Measured) ->
             depth.append(float((await count(channel, queue)).messages))
 
 
-async def _measure(node: RabbitNode, case: Case) -> Measured:
+async def _measure(node: RabbitNode, case: Case) -> Observed:
     topology = recommended("orders", tiers_ms=_TIERS_MS)
     load, broker = case.load, RabbitMQ(node.url)
     app = App("validation", topology=topology)
-    found = Measured([], {queue.name: [] for queue in topology.queues})
+    found = Observed([], {queue.name: [] for queue in topology.queues})
     chance = random.Random(2).random
     begin = math.inf
 
@@ -126,10 +127,10 @@ async def _measure(node: RabbitNode, case: Case) -> Measured:
         failed = down or body == b"poison" or chance() < load.fail
         await asyncio.sleep(load.handler_s)
         found.runs += 1
-        return Retry("as rehearsed") if failed else None
+        return Retry("planned failure") if failed else None
 
     service = Service(app, broker)
-    running = asyncio.create_task(service.run())
+    service_task = asyncio.create_task(service.run())
     await service.ready.wait()
     connection = await broker.connect("validation")
     begin = time.monotonic() + 0.5
@@ -140,13 +141,13 @@ async def _measure(node: RabbitNode, case: Case) -> Measured:
             _watch(await connection.open_channel(), case, begin, found),
         )
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        service_task.cancel()
+        await asyncio.gather(service_task, return_exceptions=True)
         await connection.close()
     return found
 
 
-def _predicted(case: Case, version: BrokerVersion, engine: EngineKind) -> Forecast:
+def _predict(case: Case, version: BrokerVersion, engine: EngineKind) -> Forecast:
     scenario = Scenario(
         (case.load,),
         duration_s=case.length_s,
@@ -160,20 +161,20 @@ def _predicted(case: Case, version: BrokerVersion, engine: EngineKind) -> Foreca
 
 
 def _ready(forecast: Forecast, case: Case, queue: str) -> list[float]:
-    """Predicted depths as a passive declaration counts them: without what a consumer holds."""
+    """Return predicted depths as counted by a passive declare, without unacked messages."""
     held = case.load.window if queue == "orders" else 0
     return [max(0.0, depth - held) for depth in forecast.queue(queue).depth]
 
 
 def _row(name: str, measured: list[float], predicted: list[float]) -> tuple[str, str]:
-    """Peak measured, peak predicted and the mean distance, as a part of the measured peak."""
+    """Return measured peak, predicted peak, and the mean difference relative to the measured peak."""
     peak = max(*measured, 1.0)
     error = sum(abs(a - b) for a, b in zip(measured, predicted, strict=True)) / len(measured)
     return name, f"{show_count(max(measured))} | {show_count(max(predicted))} | {error / peak:.1%}"
 
 
-def _told(case: Case, version: BrokerVersion, found: Measured) -> str:
-    fluid, exact = (_predicted(case, version, kind) for kind in EngineKind)
+def _report(case: Case, version: BrokerVersion, found: Observed) -> str:
+    fluid, exact = (_predict(case, version, kind) for kind in EngineKind)
     charts, rows = [], []
     for queue, measured in found.depths.items():
         one, other = _ready(fluid, case, queue), _ready(exact, case, queue)
@@ -189,13 +190,13 @@ def _told(case: Case, version: BrokerVersion, found: Measured) -> str:
         rows.append(f"| {queue} | {by_fluid} | {' | '.join(by_exact.split(' | ')[1:])} |")
     picture = _PICTURES / f"rehearsal-{case.name}.svg"
     picture.write_text(svg_document(f"{case.name} on RabbitMQ {version}", charts), encoding="utf-8")
-    station, twin = fluid.stations[0], exact.stations[0]
+    station, exact_station = fluid.stations[0], exact.stations[0]
     return "\n".join(
         [
             f"## {case.name}\n",
             f"{case.shows[0].upper()}{case.shows[1:]}. Published {found.published:,}"
             f" (predicted {show_count(station.published)}), runs {found.runs:,} (fluid"
-            f" {show_count(station.run_count)}, exact {show_count(twin.run_count)}).\n",
+            f" {show_count(station.run_count)}, exact {show_count(exact_station.run_count)}).\n",
             "| queue | peak measured | peak fluid | error fluid | peak exact | error exact |",
             "|---|---|---|---|---|---|",
             *rows,
@@ -205,24 +206,24 @@ def _told(case: Case, version: BrokerVersion, found: Measured) -> str:
 
 
 def main(suite: str) -> None:
-    """Measure all cases, each on a node of its own, and write the page."""
+    """Measure all cases, each on a separate node, and write the page."""
     installation = HOST if suite == "host" else installations()[suite]
     parts = []
     for case in _CASES:
         with RabbitNode(installation) as node:
-            said = node.management.call("GET", "/overview")["rabbitmq_version"]
-            version = BrokerVersion.parse(said)
+            reported = node.management.call("GET", "/overview")["rabbitmq_version"]
+            version = BrokerVersion.parse(reported)
             found = asyncio.run(_measure(node, case))
-        parts.append(_told(case, version, found))
+        parts.append(_report(case, version, found))
         print(parts[-1], flush=True)
     today = datetime.now(tz=UTC).date()
     head = (
         "# Rehearsals against a real RabbitMQ\n\n"
-        f"Written by `python -m benchmarks.rehearse_validation {suite}` on {today}, RabbitMQ {said}, one\n"
-        "node on a shared machine of two cores, in real time: the recommended design with waits of 5 s and\n"
-        "15 s. Once a second passive declarations count the ready messages of every queue; of predicted\n"
-        "depths what a consumer may hold (its prefetch) is taken off. The error is the mean distance of\n"
-        "the two curves, as a part of the measured peak.\n"
+        f"Written by `python -m benchmarks.rehearse_validation {suite}` on {today}, RabbitMQ {reported},\n"
+        "one node on a shared machine of two cores, in real time: the recommended design with waits of 5 s\n"
+        "and 15 s. Passive declares count the ready messages of every queue once a second. Predicted depths\n"
+        "exclude the messages that a consumer may hold (its prefetch). The error is the mean difference of\n"
+        "the two curves relative to the measured peak.\n"
     )
     page = _FOLDER / "REHEARSE.md"
     page.write_text("\n".join([head, *parts]), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""RESULTS.md: machine, method, tables, goals and, beside a missed one, profile and reason."""
+"""RESULTS.md: machine, method, tables, goals, and profile and reason of missed goals."""
 
 from __future__ import annotations
 
@@ -26,55 +26,54 @@ __all__ = ["keep", "keep_table", "render", "section_text"]
 _PAGE = ROOT / "benchmarks" / "RESULTS.md"
 
 _METHOD = """\
-One private RabbitMQ node and every client on the same machine, so the broker competes with the
-client for its cores: absolute rates say little, ratios within one run and client CPU per message
-say what a client costs. Persistent messages of 1 KiB, prefetch 200, manual acks, one process, one
-connection and one channel per client, each client in a process of its own. The clients take turns
-in every round, in changing order; a ratio is taken within each round and its median given. Before
-each run the queue is made anew and filled by the C client, each message with an id of its own;
-after it the queues are counted, so that a client that loses or doubles a message fails its row.
-Every publish is mandatory and confirmed. A run that ends before the broker has taken in its last
-acks (they come back when the channel closes) is repeated. CPU is user and system time of the client
-process from before its first message to its last. How many messages a run has follows from a short
-calibration. A section has three rounds; where they disagree about a goal, the clients it concerns
-have up to two more. Each says when it was measured, from which commit, on which broker and at which
-load average.
+All clients run on the same machine as one private RabbitMQ node, so the broker competes with the client
+for its cores. Absolute rates are therefore of little use. Ratios within one run and client CPU per
+message show the cost of a client. Messages are persistent and have 1 KiB. Prefetch is 200, acks are
+manual, and each client is a separate process with one connection and one channel. The clients take
+turns in every round, in changing order. A ratio is computed within each round, and its median is given.
+Before each run the queue is created again and filled by the C client with messages of different IDs.
+After it the queues are counted: a client that loses or duplicates a message fails its row. Every
+publish is mandatory and confirmed. A run that ends before the broker has handled its last acks (the
+messages return when the channel closes) is repeated. CPU is user and system time of the client process
+from before its first message to its last. A short calibration determines the number of messages of a
+run. A section has three rounds. If they disagree about a goal, its clients have up to two more. Each
+section has its date, commit, broker and load average.
 
-`pika, traced` does around its callback what OpenTelemetry's instrumentation of pika does. `aio-pika,
+`pika, traced` does the work of OpenTelemetry's instrumentation of pika around its callback. `aio-pika,
 counted` has a counter and a histogram of the Prometheus client around its handler, FastStream its own
-metrics middleware; Hopback what `hopback run --http` switches on.
+metrics middleware, and Hopback the metrics of `hopback run --http`.
 
-`bare asyncio` publishes one by one with nothing but a protocol of asyncio's: the frames are ready made, and
-whatever comes back is taken for the confirm. Where the handler awaits round trips, `Hopback` is its broker
-port with a hundred tasks that take a delivery, make the round trips and ack; both it and the loop without
-a broker have their process set up as the command does, so that a read costs all three the same.
+`bare asyncio` publishes one by one with only an asyncio protocol: the frames are prepared, and all
+received data is treated as the confirm. In the scenario with round trips, `Hopback` is its broker port
+with a hundred tasks that take a delivery, make the round trips and ack. This row and the loop without a
+broker set up their process like the command, so that a read costs the same in all three.
 
-The application and the re-drive job have a garbage collector that looks once in 50,000 new objects and
-free a megabyte before they begin, as the command does. The job also runs on uvloop, with its journal in an
-SQLite file, a window of 500 and three times as many messages at hand; the shovel has its usual prefetch of
-1,000. All others have prefetch 200 and Python's defaults.
+The application and the re-drive job have a garbage collector that runs once in 50,000 new objects, and
+free a megabyte before they begin, like the command. The job also runs on uvloop, with its journal in an
+SQLite file, a window of 500 and up to three times as many unacked messages. The shovel has its usual
+prefetch of 1,000. All others have prefetch 200 and Python's defaults.
 """
 _GROUPED_A_SECOND = 10_000
 
 
 def keep(measured: Measurements) -> None:
-    """Write down what was measured, and the page from it."""
+    """Store the measurements and write the page."""
     measured.save()
     _PAGE.write_text(render(measured), encoding="utf-8")
 
 
 def keep_table(table: Table) -> None:
-    """The same, with one table anew."""
+    """Store one table and write the page."""
     keep(Measurements.load().with_table(table))
 
 
 def render(measured: Measurements) -> str:
-    """The whole page."""
+    """Return the page."""
     judged = [(section, judge(section.results)) for section in measured.sections]
     parts = [
         "# Benchmark results\n",
-        "Written by `make bench` from what it measured (`results.json` beside this page), nothing of it by"
-        " hand. Medians, the lowest and the highest in brackets.\n",
+        "Generated by `make bench` from its measurements (`results.json`). Medians, with the lowest and the"
+        " highest value in brackets.\n",
         *([] if measured.machine is None else _machine(measured.machine)),
         "## Method\n",
         _METHOD,
@@ -82,7 +81,7 @@ def render(measured: Measurements) -> str:
         *(section_text(section) for section in measured.sections),
         *_memory(measured),
         *(
-            f"## {table.title}\n\n{_stamped(table.stamp)}.\n\n{table.text}"
+            f"## {table.title}\n\n{_stamp_text(table.stamp)}.\n\n{table.text}"
             for table in measured.tables
         ),
         *_missed(judged, measured.tables),
@@ -104,7 +103,7 @@ def _goals(
     judged: Sequence[tuple[Section, tuple[Verdict, ...]]], measured: Measurements
 ) -> Iterator[str]:
     yield "## Goals\n"
-    yield "| who | what | broker | queues | goal | found | reached |\n|---|---|---|---|---|---|---|"
+    yield "| client | scenario | broker | queues | goal | result | reached |\n|---|---|---|---|---|---|---|"
     for section, verdicts in judged:
         for verdict in verdicts:
             goal = verdict.goal
@@ -140,12 +139,12 @@ def _yes_no(reached: bool | None) -> str:
 
 
 def section_text(section: Section) -> str:
-    """The table of one section, with its stamp."""
+    """Return the table of one section with its stamp."""
     results = section.results
     where = f", RabbitMQ {section.series}" if section.series != INSTALLED else ""
     lines = [
         f"## {section.scenario.title}, {section.queue_type} queues{where}\n",
-        f"{_stamped(section.stamp)}; {section.rounds} rounds.\n",
+        f"{_stamp_text(section.stamp)}, {section.rounds} rounds.\n",
         "| client | msg/s | CPU µs per message | × C client | × aio-pika |",
         "|---|---|---|---|---|",
         *(_row(results, case) for case in sorted(results.runs, key=_speed(results))),
@@ -154,7 +153,7 @@ def section_text(section: Section) -> str:
     return "\n".join(lines)
 
 
-def _stamped(stamp: Stamp) -> str:
+def _stamp_text(stamp: Stamp) -> str:
     broker = f" with RabbitMQ {stamp.broker}" if stamp.broker else ""
     return f"Measured on {stamp.day} at {stamp.commit}{broker}, load average {stamp.load:g}"
 
@@ -164,21 +163,21 @@ def _memory(measured: Measurements) -> Iterator[str]:
         memory, stamp = measured.memory
         yield "## Memory\n"
         yield (
-            f"{_stamped(stamp)}. Hopback, {memory.count:,} messages published and consumed in one process:"
+            f"{_stamp_text(stamp)}. Hopback, {memory.count:,} messages published and consumed in one process:"
             f" {memory.warm_kib / 1024:.1f} MiB after the first tenth, {memory.end_kib / 1024:.1f} MiB at"
             f" the end.\n"
         )
     if measured.groupings:
         yield "## Grouping a dead-letter queue\n"
-        yield from (_grouped(*each) for each in measured.groupings)
+        yield from (_grouping_text(*each) for each in measured.groupings)
 
 
-def _grouped(grouping: Grouping, stamp: Stamp) -> str:
+def _grouping_text(grouping: Grouping, stamp: Stamp) -> str:
     return (
-        f"{_stamped(stamp)}. {grouping.count:,} dead letters of 1 KiB and 20 headers in a classic queue,"
+        f"{_stamp_text(stamp)}. {grouping.count:,} dead letters of 1 KiB and 20 headers in a classic queue,"
         f" grouped by fingerprint in one pass: {grouping.seconds:.1f} s, {grouping.rate:,.0f} a second,"
         f" {grouping.cpu_seconds / grouping.count * 1e6:.1f} µs of CPU each. The process grew by"
-        f" {grouping.grown_kib / 1024:.1f} MiB; another task waited {grouping.stall_ms} ms at most.\n"
+        f" {grouping.grown_kib / 1024:.1f} MiB. Other tasks waited at most {grouping.stall_ms} ms.\n"
     )
 
 
@@ -218,16 +217,16 @@ def _missed(
     beside = [(table, goal) for table in tables for goal in table.goals if not goal.reached]
     if not missed and not beside:
         return
-    yield "## Missed, and why\n"
+    yield "## Missed goals\n"
     for section, verdict in missed:
         goal = verdict.goal
         yield (
             f"- {goal.subject}, {goal.scenario.title}, {verdict.queue_type}, RabbitMQ"
-            f" {section.stamp.broker}: {goal.text}, found {verdict.found}. {reason_for(verdict)}"
+            f" {section.stamp.broker}: {goal.text}, result {verdict.found}. {reason_for(verdict)}"
         )
     for table, each in beside:
         why = reason_in_table(table.name, each.what)
-        yield f"- {table.title}, {each.what}: {each.goal}, found {each.found}. {why}"
+        yield f"- {table.title}, {each.what}: {each.goal}, result {each.found}. {why}"
     yield ""
     for section, _ in judged:
         for subject, profile in sorted(section.profiles.items()):
@@ -238,6 +237,6 @@ def _missed(
 def _failures(sections: Sequence[Section]) -> Iterator[str]:
     failures = [line for section in sections for line in section.results.failures]
     if failures:
-        yield "## Runs that failed\n"
+        yield "## Failed runs\n"
         yield from (f"- {line.splitlines()[0]}" for line in failures)
         yield ""

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.restarts`: what a rolling restart costs while 10,000 messages wait.
+"""`python -m benchmarks.restarts`: the cost of a rolling restart while 10,000 messages wait.
 
-Three consumers (`hopback run`, prefetch 40, ten handlers of 20 ms each) work through a quorum queue
-of a private RabbitMQ: undisturbed; each of them replaced in turn by SIGTERM, as a deploy does; by
-`kill -9`; and with the broker restarted once. What comes back after a crash is handled alone until it
-is known to be harmless, and this shows for how long. Interleaved, medians, written to RESTARTS.md.
+Three consumers (`hopback run`, prefetch 40, ten handlers of 20 ms each) consume a quorum queue of a
+private RabbitMQ: without disturbance, each replaced in turn by SIGTERM as in a deployment, each by
+`kill -9`, and with one restart of the broker. Messages that return after a crash are handled alone
+until they are known to be harmless. The result shows for how long. Interleaved, medians, written to
+RESTARTS.md.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ MESSAGES = 10_000
 QUEUE = "bench.restarts"
 BYTES = 1024
 BETWEEN_S = 1.0
-"""Seconds between two replacements, as a deploy waits until a new process is ready."""
-PATIENCE_S = 300.0
+"""Seconds between two replacements, as in a deployment that waits for a new process."""
+TIMEOUT_S = 300.0
 
 APP = f"""
 import asyncio, os
@@ -45,7 +46,7 @@ async def work(body: bytes) -> None:
 
 
 class Consumers:
-    """Three processes of the application; every handled message is a byte in one of their files."""
+    """Three processes of the application. Every handled message is a byte in one of their files."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder, self._made = url, folder, 0
@@ -67,7 +68,7 @@ class Consumers:
         )
 
     def replace(self, by: signal.Signals) -> None:
-        """End each in turn; its successor starts with its end."""
+        """End each in turn. Its successor starts at the same time."""
         for at, child in enumerate(self.children):
             child.send_signal(by)
             self.children[at] = self._start()
@@ -92,8 +93,10 @@ def ready(url: str, queue: str) -> int:
         connection.close()
 
 
-def measured(node: RabbitNode, vhost: str, way: str) -> tuple[float, float, int]:
-    """Seconds from the start to the last message, messages a second after the restarts, and parked ones."""
+def measure(node: RabbitNode, vhost: str, way: str) -> tuple[float, float, int]:
+    """Return seconds from the first to the last message, messages per second after the restarts,
+    and parked ones.
+    """
     url = node.vhost_url(vhost)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -143,16 +146,16 @@ asyncio.run(main())
 
 
 def _until(consumers: Consumers, count: int) -> float:
-    deadline = time.perf_counter() + PATIENCE_S
+    deadline = time.perf_counter() + TIMEOUT_S
     while consumers.done() < count:
         if time.perf_counter() > deadline:
-            raise TimeoutError(f"{consumers.done():,} of {count:,} done in {PATIENCE_S:g} s")
+            raise TimeoutError(f"{consumers.done():,} of {count:,} done in {TIMEOUT_S:g} s")
         time.sleep(0.02)
     return time.perf_counter()
 
 
 def _until_empty(url: str) -> None:
-    deadline = time.perf_counter() + PATIENCE_S
+    deadline = time.perf_counter() + TIMEOUT_S
     while ready(url, QUEUE) and time.perf_counter() < deadline:
         time.sleep(0.2)
 
@@ -174,7 +177,7 @@ def main() -> None:
         version = str(node.management.call("GET", "/overview")["rabbitmq_version"])
         for number in range(options.rounds):
             for way in WAYS:
-                found[way].append(measured(node, f"r{number}-{way.replace(' ', '')}", way))
+                found[way].append(measure(node, f"r{number}-{way.replace(' ', '')}", way))
                 sys.stdout.write(f"round {number + 1}, {way}: {found[way][-1]}\n")
     lines = [
         f"| {text} | {_median(found[way], 0):.1f} | {_median(found[way], 1):,.0f} |"
@@ -189,18 +192,18 @@ def _median(rows: list[tuple[float, float, int]], at: int) -> float:
     return statistics.median(row[at] for row in rows)
 
 
-PAGE = """# What a rolling restart costs
+PAGE = """# The cost of a rolling restart
 
 Written by `python -m benchmarks.restarts`: 10,000 messages of 1 KiB wait in a quorum queue of RabbitMQ
-{version}; three consumers (`hopback run`, prefetch 40, ten handlers of 20 ms at once) work through them.
+{version}, consumed by three processes (`hopback run`, prefetch 40, ten concurrent handlers of 20 ms).
 Medians of {rounds} interleaved rounds on two cores.
 
-| what happens meanwhile | seconds until all are handled | messages a second afterwards | parked |
+| disturbance | seconds until all messages are handled | messages a second afterwards | parked |
 |---|---|---|---|
 {rows}
 
-A message that came back once is handled as ever; one that came back twice is handled alone, until its
-crash is known to be another's. So a restart costs the time in which processes start, and little else.
+A message that was returned once is handled as usual. One that was returned twice is handled alone until it
+is known not to be the cause of the crash. A restart therefore costs little more than the start of processes.
 """
 
 

@@ -1,7 +1,6 @@
-"""One section: calibrate once, then rounds in which every client takes its turn, in changing order.
+"""One section: a calibration, then rounds in which every client runs once, in changing order.
 
-All take part in three rounds. Where they disagree about a goal, those whom it concerns have up to two more:
-what is the same in every round will not be told better by a fourth.
+All clients run in three rounds. If these disagree about a goal, its clients run in up to two more.
 """
 
 from __future__ import annotations
@@ -34,21 +33,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How long and how often."""
+    """Duration and number of runs."""
 
     rounds: int = 5
-    """At most, for those about whose goals the first ones disagree."""
+    """Maximum for clients whose first rounds disagree about a goal."""
     fewest: int = 3
     seconds: float = 1.5
-    """How long one run should take; the number of messages follows from the calibration."""
+    """Target duration of one run. The calibration determines the number of messages."""
     least: int = 1_000
     most: int = 24_000
-    """Filling a queue takes as long as emptying it: more would double the time and tell nothing more."""
+    """Filling a queue takes as long as emptying it, so more messages would double the time without
+    benefit.
+    """
 
 
 @dataclass(slots=True)
 class Results:
-    """Every counted run, by case; one entry per round, None where a client failed."""
+    """The counted runs by case, one entry per round, None if a client failed."""
 
     runs: dict[Case, list[Measured | None]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -65,9 +66,9 @@ def run_rounds(
     settings: Settings,
     undecided: Callable[[Results], frozenset[str]],
 ) -> Results:
-    """Measure one section; a client that fails is reported, the others go on.
+    """Measure one section. A failing client is reported, and the others continue.
 
-    `undecided` names the clients whose goals some rounds reach and others miss.
+    `undecided` returns the clients whose goals some rounds reach and others miss.
     """
     results = Results()
     entered = [one for one in everyone if scenario in one.scenarios]
@@ -77,23 +78,23 @@ def run_rounds(
         case = Case(queue_type, scenario, contestant.name)
         measured = _run(setup, case, contestant, small, results)
         if measured is not None:
-            counts[case] = _sized(measured.rate, settings)
-    taking_part = [one for one in entered if Case(queue_type, scenario, one.name) in counts]
+            counts[case] = _message_count(measured.rate, settings)
+    active = [one for one in entered if Case(queue_type, scenario, one.name) in counts]
     for number in range(1, settings.rounds + 1):
-        shift = number % max(len(taking_part), 1)  # who begins changes from round to round
-        for contestant in (*taking_part[shift:], *taking_part[:shift]):
+        shift = number % max(len(active), 1)  # the first client changes from round to round
+        for contestant in (*active[shift:], *active[:shift]):
             case = Case(queue_type, scenario, contestant.name)
             measured = _run(setup, case, contestant, counts[case], results)
             results.add(case, measured)
-            _tell(number, case, measured)
+            _print_run(number, case, measured)
         if number >= settings.fewest:
-            # Nobody comes back who was left out, so that the rounds of two clients are the same ones.
+            # Excluded clients stay excluded, so that the rounds of two clients are comparable.
             concerned = undecided(results)
-            taking_part = [one for one in taking_part if one.name in concerned]
+            active = [one for one in active if one.name in concerned]
     return results
 
 
-def _sized(rate: float, settings: Settings) -> int:
+def _message_count(rate: float, settings: Settings) -> int:
     wanted = int(rate * settings.seconds) // 100 * 100
     return max(min(wanted, settings.most), min(settings.least, wanted), 100)
 
@@ -102,7 +103,7 @@ def _run(
     setup: BrokerSetup, case: Case, contestant: Contestant, count: int, results: Results
 ) -> Measured | None:
     try:
-        measured = _verified(setup, case, contestant, count)
+        measured = _run_verified(setup, case, contestant, count)
     except Exception as exc:
         results.failures.append(f"{case.name}, {case.scenario}, {case.queue_type}: {exc}")
         print(f"FAILED {results.failures[-1]}", file=sys.stderr)
@@ -110,8 +111,8 @@ def _run(
     return measured
 
 
-def _verified(setup: BrokerSetup, case: Case, contestant: Contestant, count: int) -> Measured:
-    """One run whose counts are right; a run that ended before its last acks came in is repeated."""
+def _run_verified(setup: BrokerSetup, case: Case, contestant: Contestant, count: int) -> Measured:
+    """Run once and check the counts. A run that ended before its last acks arrived is repeated."""
     for last in (False, False, True):
         job = setup.job(contestant, case.scenario, case.queue_type, count)
         measured = contestant.run(job)
@@ -125,7 +126,7 @@ def _verified(setup: BrokerSetup, case: Case, contestant: Contestant, count: int
     raise AssertionError("unreachable")
 
 
-def _tell(number: int, case: Case, measured: Measured | None) -> None:
+def _print_run(number: int, case: Case, measured: Measured | None) -> None:
     if measured is not None:
         print(
             f"round {number}  {case.queue_type:8} {case.scenario:12} {case.name:28}"

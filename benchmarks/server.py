@@ -1,10 +1,11 @@
-"""How fast `hopback broker` is: publish+confirm and consume+ack by the C client, start, memory.
+"""Speed of `hopback broker`: publish with confirm and consume with ack by the C client, start,
+memory.
 
     python -m benchmarks.server [--count N] [--runs N] [--four] [--write]
 
-Each figure is the median of several runs of the C client on a fresh queue, alone on the broker. Then four
-of them at once, each on a queue of its own, on `hopback broker` and on a RabbitMQ in turn; `--four` measures
-that alone. `--write` puts the results of both into benchmarks/SERVER.md.
+Each figure is the median of several runs of the C client on a new queue, without other clients.
+Then four clients run at once, each on a separate queue, on `hopback broker` and on a RabbitMQ in
+turn. `--four` measures only that. `--write` writes both results to benchmarks/SERVER.md.
 """
 
 from __future__ import annotations
@@ -39,34 +40,34 @@ _BODY = b"x" * 1024
 _RUNS = 5
 _GOAL = 10_000
 _CLIENTS = 4
-_OURS = "hopback broker"
+_HOPBACK = "hopback broker"
 _WORDS = {"publish": "publish and confirm", "consume": "consume and ack"}
 
 
 _TEXT = """\
-# How fast is `hopback broker`?
+# Speed of `hopback broker`
 
-Written by `python -m benchmarks.server --write`; do not edit. The C client (librabbitmq) publishes
-{count:,} persistent messages of 1 KiB with confirms, 1,000 in flight, and then consumes them with a
-prefetch of 1,000, acking one by one; client and broker share the machine with whatever else runs on it.
-The median of {runs} runs, with the lowest and the highest. What the broker uses of a processor hardly
-depends on what else runs: its inverse is what one core could do.
+Written by `python -m benchmarks.server --write`. The C client (librabbitmq) publishes {count:,}
+persistent messages of 1 KiB with confirms, 1,000 in flight, and then consumes them with a prefetch of
+1,000 and single acks. Client and broker share the machine with other processes. The figures are the
+median of {runs} runs, with the lowest and the highest. The processor time of the broker hardly depends
+on other load: its inverse is the rate of one core.
 
 {table}
 
-The goal is 10,000 messages a second, each way alone.
+The goal is 10,000 messages a second, in each direction alone.
 
-## Four clients at once, beside RabbitMQ
+## Four clients at once, compared with RabbitMQ
 
-Four C clients at once, each on a queue of its own, {count:,} messages altogether: all publish, and when
-that is done all consume. Messages a second of the four together, from the start of the first to the end of
-the last, connecting included; the median of {runs} runs, with the lowest and the highest. Both brokers run
-all the time, and their runs take turns. RabbitMQ writes durable messages to disk; `hopback broker` keeps
-everything in memory.
+Four C clients at once, each on a separate queue, {count:,} messages in total. All publish, and
+afterwards all consume. The figures are messages per second of the four together, from the start of the
+first to the end of the last, including connecting: the median of {runs} runs, with the lowest and the
+highest. Both brokers run all the time, and their runs alternate. RabbitMQ writes durable messages to
+disk, `hopback broker` keeps all in memory.
 
 {beside}
 
-The goal is 10,000 a second here too.
+The goal is 10,000 a second here as well.
 
 {processor}, {cores} cores, {memory} GiB, {system}, Python {python}; hopback {hopback}, librabbitmq {library}.
 """
@@ -74,7 +75,7 @@ The goal is 10,000 a second here too.
 
 @contextmanager
 def _broker() -> Iterator[tuple[str, subprocess.Popen[str], float]]:
-    """The installed command as a process: its URL, and how long it took to answer."""
+    """Run the installed command. Yield its URL, its process and its start time."""
     begin = time.monotonic()
     command = [sys.executable, "-m", "hopback", "broker", "--port", "0", "--no-http"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -103,35 +104,37 @@ def _command(program: Path, url: str, scenario: str, queue: str, count: int) -> 
 
 
 def _run(program: Path, url: str, scenario: str, queue: str, count: int) -> float:
-    """Messages a second."""
-    told = subprocess.run(
+    """Return messages per second."""
+    ran = subprocess.run(
         _command(program, url, scenario, queue, count),
         input=_BODY,
         capture_output=True,
         check=True,
     )
-    found = json.loads(told.stdout)
+    found = json.loads(ran.stdout)
     return float(found["count"]) / float(found["seconds"])
 
 
 def _run_four(program: Path, url: str, scenario: str, queues: list[str], count: int) -> float:
-    """Messages a second of several clients at once, each with a queue and its share of the messages."""
+    """Return messages per second of several clients at once, each with a queue and its share of the
+    messages.
+    """
     share = count // len(queues)
     with ThreadPoolExecutor(len(queues)) as pool:
         begin = time.monotonic()
-        # Each is a process: the threads only wait for them. list raises what one of them raised.
+        # Each is a process, and the threads only wait. `list` raises their exceptions.
         list(pool.map(lambda queue: _run(program, url, scenario, queue, share), queues))
         return share * len(queues) / (time.monotonic() - begin)
 
 
 def _processor_seconds(process: subprocess.Popen[str]) -> float:
-    """What the broker has used of a processor so far."""
+    """Return the processor time of the broker so far."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident(process: subprocess.Popen[str]) -> int:
-    """What the broker takes of memory, in bytes."""
+    """Return the memory of the broker in bytes."""
     pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -140,7 +143,7 @@ Figures = dict[str, list[float]]
 
 
 def measure(program: Path, count: int, runs: int) -> Figures:
-    """All figures, run by run."""
+    """Return all figures, run by run."""
     found: Figures = {}
     for kind in (QueueType.CLASSIC, QueueType.QUORUM):
         with _broker() as (url, process, _):
@@ -163,15 +166,15 @@ def measure(program: Path, count: int, runs: int) -> Figures:
 
 
 def measure_beside(program: Path, count: int, runs: int) -> dict[str, Figures]:
-    """Four clients at once, on ours and on RabbitMQ in turn: by broker, run by run."""
+    """Run four clients at once, on both brokers in turn. Return figures by broker and run."""
     queues = [f"bench-{number}" for number in range(_CLIENTS)]
-    with _broker() as (ours, _, _), RabbitNode() as node:
+    with _broker() as (url_, _, _), RabbitNode() as node:
         version = node.management.call("GET", "/overview")["rabbitmq_version"]
-        urls = {_OURS: ours, f"RabbitMQ {version}": node.url}
+        urls = {_HOPBACK: url_, f"RabbitMQ {version}": node.url}
         found: dict[str, Figures] = {name: {} for name in urls}
         for run in range(runs):
             for kind in (QueueType.CLASSIC, QueueType.QUORUM):
-                # Who goes first changes from run to run.
+                # The order alternates.
                 for name, url in list(urls.items())[:: -1 if run % 2 else 1]:
                     for queue in queues:
                         asyncio.run(_declare(url, queue, kind))
@@ -182,14 +185,14 @@ def measure_beside(program: Path, count: int, runs: int) -> dict[str, Figures]:
 
 
 def report_beside(found: dict[str, Figures]) -> str:
-    """A column for each broker."""
+    """Return a table with a column for each broker."""
     lines = [f"| messages a second | {' | '.join(found)} |", "|---" * (len(found) + 1) + "|"]
-    for what in found[_OURS]:
+    for name in found[_HOPBACK]:
         cells = [
             f"{statistics.median(rates):,.0f} ({min(rates):,.0f} to {max(rates):,.0f})"
-            for rates in (figures[what] for figures in found.values())
+            for rates in (figures[name] for figures in found.values())
         ]
-        lines.append(f"| {what} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -203,8 +206,8 @@ def _starts(runs: int) -> tuple[list[float], list[float]]:
 
 
 def report(found: dict[str, list[float]]) -> str:
-    """The figures as a table: median, and the range of the runs."""
-    lines = ["| what | median | lowest | highest |", "|---|---|---|---|"]
+    """Return the figures as a table with median and range."""
+    lines = ["| figure | median | lowest | highest |", "|---|---|---|---|"]
     for name, values in found.items():
         digits = 2 if "seconds" in name else 1 if "µs" in name else 0
         figures = (statistics.median(values), min(values), max(values))
@@ -214,7 +217,7 @@ def report(found: dict[str, list[float]]) -> str:
 
 
 def page(table: str, beside: str, count: int, runs: int) -> str:
-    """The page with the figures and what they were measured on."""
+    """Return the page with the figures and the machine."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return _TEXT.format(
         table=table,
@@ -232,7 +235,7 @@ def page(table: str, beside: str, count: int, runs: int) -> str:
 
 
 def main() -> int:
-    """Measure, print, and say whether the goals are met."""
+    """Measure and print. Return 0 if the goals are reached."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--runs", type=int, default=_RUNS)
@@ -244,7 +247,7 @@ def main() -> int:
         print("needs gcc and librabbitmq-dev for the C client", file=sys.stderr)
         return 1
     if options.four and options.write:
-        parser.error("--write takes both forms: leave out --four")
+        parser.error("--write needs both measurements: omit --four")
     table, rates = "", []
     if not options.four:
         found = measure(program, options.count, options.runs)
@@ -256,7 +259,7 @@ def main() -> int:
     print(beside)
     if options.write:
         _PAGE.write_text(page(table, beside, options.count, options.runs))
-    rates += together[_OURS].values()
+    rates += together[_HOPBACK].values()
     return 0 if all(statistics.median(values) >= _GOAL for values in rates) else 1
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.start`: what starting costs in CPU: the command's help, a completion, an import."""
+"""`python -m benchmarks.start`: CPU time of a start: the command's help, a completion, an import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _RUNS = 15
 _COMMAND_MS, _IMPORT_MS = 150, 15
 _HELP, _COMPLETION, _IMPORT = "`hopback --help`", "completing `hopback dlq `", "`import hopback`"
-_PYTHON = "Python with the modules of its own that are loaded too"
+_PYTHON = "Python with the same standard modules"
 _LIST = (
     "import sys; before = set(sys.modules); import hopback; "
     "print(' '.join(name for name in sys.modules if name.partition('.')[0] in sys.stdlib_module_names "
@@ -29,7 +29,7 @@ _LIST = (
 
 
 def _cpu_ms(command: Sequence[str], more: Mapping[str, str]) -> float:
-    """User and system time of one process, its start and its end included."""
+    """Return user and system time of one process, including start and exit."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, env={**os.environ, **more}, capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -42,21 +42,21 @@ def _commands() -> dict[str, tuple[list[str], dict[str, str]]]:
         [sys.executable, "-c", _LIST], capture_output=True, text=True, check=True
     ).stdout.split()
     own = "; ".join(f"import {name}" for name in loaded)
-    completing = {
+    variables = {
         "_HOPBACK_COMPLETE": "bash_complete",
         "COMP_WORDS": "hopback dlq ",
         "COMP_CWORD": "2",
     }
     return {
         _HELP: ([command, "--help"], {}),
-        _COMPLETION: ([command], completing),
+        _COMPLETION: ([command], variables),
         _IMPORT: ([sys.executable, "-c", "import hopback"], {}),
         _PYTHON: ([sys.executable, "-c", own], {}),
     }
 
 
 def measure() -> Table:
-    """All of them in turn, several times."""
+    """Measure all in turn, several times."""
     found: dict[str, list[float]] = {}
     for _ in range(_RUNS):
         for name, (command, more) in _commands().items():
@@ -64,7 +64,7 @@ def measure() -> Table:
     median = {name: statistics.median(times) for name, times in found.items()}
     beyond = median[_IMPORT] - median[_PYTHON]
     text = [
-        f"CPU of a whole process, the median of {_RUNS} in turn, in milliseconds.",
+        f"CPU of a whole process, the median of {_RUNS} alternating runs, in milliseconds.",
         "",
         "| | ms | spread |",
         "|---|---|---|",
@@ -86,7 +86,7 @@ def measure() -> Table:
         ),
         TableGoal(
             _IMPORT,
-            f"≤ {_IMPORT_MS} ms of CPU beyond Python's own modules",
+            f"≤ {_IMPORT_MS} ms of CPU more than Python's own modules",
             f"{beyond:.0f} ms",
             beyond <= _IMPORT_MS,
         ),
@@ -97,9 +97,11 @@ def measure() -> Table:
 
 
 def main() -> int:
-    """Measure, print, and write it down if that is wanted."""
+    """Measure, print, and write with `--write`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write it into benchmarks/RESULTS.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to benchmarks/RESULTS.md"
+    )
     table = measure()
     print(table.text, *table.goals, sep="\n")
     if parser.parse_args().write:

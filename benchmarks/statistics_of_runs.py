@@ -1,4 +1,4 @@
-"""Median and spread, and ratios taken within the same round."""
+"""Median and spread, and ratios within the same round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Spread", "cpu_more", "cpu_us", "rates", "ratio"]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The middle and the ends of several values."""
+    """Median, minimum and maximum of several values."""
 
     median: float
     low: float
@@ -25,27 +25,27 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None for no values at all."""
+        """Return the spread, or None without values."""
         return cls(median(values), min(values), max(values), len(values)) if values else None
 
 
 def rates(results: Results, case: Case) -> Spread | None:
-    """Messages per second."""
+    """Return messages per second."""
     return Spread.of([run.rate for run in results.runs.get(case, ()) if run])
 
 
 def cpu_us(results: Results, case: Case) -> Spread | None:
-    """Client CPU per message, in microseconds."""
+    """Return client CPU per message in microseconds."""
     return Spread.of([run.cpu_us for run in results.runs.get(case, ()) if run])
 
 
 def cpu_more(results: Results, case: Case, than: Case) -> Spread | None:
-    """How much more client CPU per message, in microseconds, round by round."""
+    """Return additional client CPU per message in microseconds, by round."""
     pairs = zip(results.runs.get(case, ()), results.runs.get(than, ()), strict=False)
     return Spread.of([one.cpu_us - other.cpu_us for one, other in pairs if one and other])
 
 
 def ratio(results: Results, case: Case, against: Case) -> Spread | None:
-    """How many times faster, round by round: what disturbs a round disturbs both."""
+    """Return the ratio of the rates by round, because a disturbance affects both clients of a round."""
     pairs = zip(results.runs.get(case, ()), results.runs.get(against, ()), strict=False)
     return Spread.of([one.rate / other.rate for one, other in pairs if one and other])

@@ -1,9 +1,9 @@
 """`python -m benchmarks.systems`: the five systems under load, on RabbitMQ and PostgreSQL.
 
-Each part is a process, as in the compose files. Each selected system gets `--rate` messages a second
-through its web part. A tenth of the messages fails: some permanently, some until they are parked. At the
-end every accepted message must be found by its id, as a row or as a dead letter. The results are written
-to SYSTEMS.md. Results of other systems, brokers and forms stay there.
+Each part is a process, as in the compose files. Each selected system receives `--rate` messages a
+second through its web part. A tenth of the messages fails: some permanently, some until they are
+parked. At the end every accepted message must be found by its ID, as a row or as a dead letter. The
+results are written to SYSTEMS.md. Results of other systems, brokers and forms stay there.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ SHORTENED = {
     "FREEFLOW_TIERS": "1s,2s,4s",
     "RATATOSKR_RETRY_DELAY_MS": "2000",
 }
-"""The long waits, shortened: with FreeFlow's own the last message would be parked after half an hour."""
+"""Shortened waits. With FreeFlow's waits the last message would be parked after half an hour."""
 _ACCEPT = ("--accept", "delivery-limit-feeds-retry", "--accept", "looking-deletes")
 _AT_ONCE = 100
-"""Requests in flight for one system: beyond that the producer waits, and the page shows the lower rate."""
+"""Maximum of requests in flight for one system. Beyond it the producer waits, and the page shows
+the lower rate.
+"""
 _DRAIN_S = 300.0
-"""How long the rest may take: ten retries of the event bus take 50 s, a busy machine longer."""
+"""Limit for the remaining messages. Ten retries of the event bus take 50 s, on a busy machine more."""
 _FOLLOWED = 50
 """One request of this number is followed to its effect. A multiple of ten, because every tenth fails."""
 _BAD_PNG = b"\x89PNG\r\n\x1a\n"
@@ -62,10 +64,10 @@ _BAD_PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass
 class Outcome:
-    """What became of one system's messages in one run."""
+    """The results of one system in one run."""
 
     accepted: set[str] = field(default_factory=set)
-    """Ids for which a web part has answered that it took them."""
+    """IDs that a web part has accepted."""
     refused: int = 0
     seconds: float = 0.0
     accept_ms: list[float] = field(default_factory=list)
@@ -84,7 +86,7 @@ class Parts:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.metrics: list[str] = []
         self.ports: dict[str, int] = {}
-        self.taken: dict[str, set[str]] = {service: set() for service in _BUS_SERVICES}
+        self.received_ids: dict[str, set[str]] = {service: set() for service in _BUS_SERVICES}
         folder.mkdir(parents=True, exist_ok=True)
         for part in load_system(name).parts:
             label = part.target.rpartition(":")[2].removeprefix("create_")
@@ -97,7 +99,7 @@ class Parts:
             label = part.target.rpartition(":")[2].removeprefix("create_")
             label = part.target.split(".")[-1].split(":")[0] if label == "app" else label
             if label == "dead_letters":
-                continue  # started by hand
+                continue  # not started by default
             port = str(self.ports[label])
             words = [*part.command.split(), "--port", port, "--no-access-log"]
             if not part.is_web:
@@ -132,15 +134,15 @@ class Parts:
                     await asyncio.sleep(0.2)
 
     def memory(self) -> dict[str, float]:
-        """The most that each part held, in MB."""
+        """Return the maximum memory of each part in MB."""
         found = {}
         for label, process in self.processes.items():
             status = Path(f"/proc/{process.pid}/status").read_text()
             found[label] = int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
         return found
 
-    async def counted(self) -> dict[tuple[str, str], int]:
-        """Deliveries by queue and outcome, of all consumers."""
+    async def count_deliveries(self) -> dict[tuple[str, str], int]:
+        """Return the deliveries of all consumers by queue and outcome."""
         runs: dict[tuple[str, str], int] = {}
         async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
             for url in self.metrics:
@@ -148,13 +150,12 @@ class Parts:
                 for labels, value in re.findall(
                     r"^hopback_deliveries_total\{(.*)\} (\S+)$", text, re.MULTILINE
                 ):
-                    said = dict(re.findall(r'(\w+)="([^"]*)"', labels))
-                    key = (said["queue"], said["outcome"])
+                    fields_ = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+                    key = (fields_["queue"], fields_["outcome"])
                     runs[key] = runs.get(key, 0) + int(float(value))
         return runs
 
     def end(self) -> None:
-        """End them."""
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
@@ -169,11 +170,13 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-# --- what is sent, and how it is found again -----------------------------------------------------------
+# --- requests and their effects ------------------------------------------------------------------------
 
 
 def _request(name: str, number: int) -> tuple[str, dict[str, Any], str]:
-    """Path, arguments and where the effect shows; every tenth fails, in turn for good and for a while."""
+    """Return path, arguments and the URL of the effect. Every tenth request fails, alternately
+    permanently and temporarily.
+    """
     bad, sort = number % 10 == 9, number // 10 % 2
     key = uuid.uuid4().hex
     match name:
@@ -201,7 +204,7 @@ def _request(name: str, number: int) -> tuple[str, dict[str, Any], str]:
 
 
 def _id(name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> str:
-    """What this message is found by again, in a table and in the body of a dead letter."""
+    """Return the ID of this message in a table and in the body of a dead letter."""
     match name:
         case "ratatoskr":
             return str(arguments["json"]["order"])
@@ -214,14 +217,14 @@ def _id(name: str, arguments: dict[str, Any], answer: dict[str, Any]) -> str:
 
 
 class WebPart:
-    """Asks a web part over connections that are kept. httpx took as much of a core as all web parts."""
+    """An HTTP client with open connections. httpx used as much CPU as all web parts."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._idle: list[tuple[float, asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def ask(self, request: httpx.Request) -> tuple[int, dict[str, Any]]:
-        """Status and content of the answer; OSError or EOFError where there is none."""
+        """Return status and content of the answer. OSError or EOFError without an answer."""
         body = request.read()
         head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
@@ -248,24 +251,23 @@ class WebPart:
         return await asyncio.open_connection("127.0.0.1", self._port)
 
     def close(self) -> None:
-        """Close what is kept."""
         for _, _, writer in self._idle:
             writer.close()
 
 
 async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) -> None:
-    """Send `rate` requests a second, however long the answers take. Follow some to their effect."""
+    """Send `rate` requests per second, independent of the response times. Follow some to their effect."""
     name = parts.name
     room, sent, following = asyncio.Semaphore(_AT_ONCE), set(), set()
     if name == "event-bus":
         where = f"http://127.0.0.1:{parts.ports['sample']}/wms-orders/behaviour"
         async with httpx.AsyncClient(trust_env=False) as client:
-            told = await client.put(where, json={"status": 422, "type": "bad"})
-            told.raise_for_status()
+            answer_ = await client.put(where, json={"status": 422, "type": "bad"})
+            answer_.raise_for_status()
     web = WebPart(httpx.URL(parts.url).port or 80)
 
     async def send(number: int) -> None:
-        path, arguments, shows = _request(name, number)
+        path, arguments, effect = _request(name, number)
         began = time.perf_counter()
         try:
             status, answer = await web.ask(httpx.Request("POST", parts.url + path, **arguments))
@@ -279,8 +281,8 @@ async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) 
             return
         outcome.accepted.add(_id(name, arguments, answer))
         outcome.accept_ms.append((time.perf_counter() - began) * 1000)
-        if shows and number % _FOLLOWED == 0:
-            following.add(asyncio.create_task(follow(shows.format(**answer), began)))
+        if effect and number % _FOLLOWED == 0:
+            following.add(asyncio.create_task(follow(effect.format(**answer), began)))
 
     async def follow(shows: str, began: float) -> None:
         pause = 0.02
@@ -290,14 +292,14 @@ async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) 
                 outcome.effect_ms.append((time.perf_counter() - began) * 1000)
                 return
             await asyncio.sleep(pause)
-            pause = min(1.0, pause * 1.3)  # who waits long does not ask as often as all others send
+            pause = min(1.0, pause * 1.3)  # rare requests of long waits do not add load
 
     began = time.perf_counter()
     for number in range(int(rate * seconds)):
         await asyncio.sleep(max(0.0, began + number / rate - time.perf_counter()))
         await room.acquire()
         if time.perf_counter() - began > seconds:
-            break  # a machine that is too busy for the rate is shown by it, not by a longer run
+            break  # on a machine that is too busy the rate drops, and the run is not extended
         task = asyncio.create_task(send(number))
         sent.add(task)
         task.add_done_callback(sent.discard)
@@ -307,8 +309,8 @@ async def _produce(parts: Parts, rate: float, seconds: float, outcome: Outcome) 
     web.close()
 
 
-async def _drained(broker: RabbitMQ, parts: Parts) -> None:
-    """Wait until nothing waits and nothing is in hand: the numbers stand still."""
+async def _wait_until_drained(broker: RabbitMQ, parts: Parts) -> None:
+    """Wait until no message waits or is unacked and the counts are stable."""
     before: object = None
     for _ in range(int(_DRAIN_S)):
         connection = await broker.connect("load")
@@ -317,7 +319,7 @@ async def _drained(broker: RabbitMQ, parts: Parts) -> None:
             waiting = sum([(await count_now(connection, queue)).messages for queue in queues])
         finally:
             await connection.close()
-        now = (waiting, await parts.counted())
+        now = (waiting, await parts.count_deliveries())
         if not waiting and now == before:
             return
         before = now
@@ -345,24 +347,26 @@ _FOUND = {
 }
 _BUS_SERVICES = ("wms-cincout", "wms-orders")
 _LOOKED_AT_S = 1.0
-"""The sample receiver remembers 1,000 events of a service: 5 s of 200 messages a second with retries."""
+"""Interval of requests to the sample receiver, which stores 1,000 events of a service: 5 s of 200
+messages a second with retries.
+"""
 _AN_ID = re.compile(rb"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
 
 
-async def _taken_by_services(parts: Parts, taken: dict[str, set[str]]) -> None:
-    """Follow what each service of the bus has taken, until cancelled."""
+async def _collect_received(parts: Parts, received_ids: dict[str, set[str]]) -> None:
+    """Collect the events that each service has received, until cancelled."""
     async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
         while True:
             for service in _BUS_SERVICES:
                 where = f"http://127.0.0.1:{parts.ports['sample']}/{service}/events"
                 for event in (await client.get(where)).json()["events"]:
                     if event["answered"] == 200:
-                        taken[service].add(event["id"])
+                        received_ids[service].add(event["id"])
             await asyncio.sleep(_LOOKED_AT_S)
 
 
 async def _dead_ids(broker: RabbitMQ, queue: str) -> set[str]:
-    """The ids in the bodies of a queue's messages, which go back when the connection ends."""
+    """Return the IDs in the bodies of a queue's messages, which are requeued when the connection closes."""
     found: set[str] = set()
     connection = await broker.connect("load")
     try:
@@ -375,8 +379,8 @@ async def _dead_ids(broker: RabbitMQ, queue: str) -> set[str]:
 
 
 async def _account(broker: RabbitMQ, parts: Parts, database: str, outcome: Outcome) -> None:
-    """Count what is found again: rows, and dead letters."""
-    runs = await parts.counted()
+    """Count the rows and dead letters."""
+    runs = await parts.count_deliveries()
     outcome.retries = sum(count for (_, what), count in runs.items() if what == "retry")
     outcome.memory_mb = parts.memory()
     dead = {
@@ -385,10 +389,10 @@ async def _account(broker: RabbitMQ, parts: Parts, database: str, outcome: Outco
         if _is_dead(queue)
     }
     outcome.dead = set[str]().union(*dead.values()) & outcome.accepted
-    if parts.name == "event-bus":  # every service has to have it, or its dead letter
+    if parts.name == "event-bus":  # every service must have it, or its dead letter
         dead_of = [dead[f"wms.dlq.{service}"] for service in _BUS_SERVICES]
         of_each = [
-            parts.taken[one] | gone for one, gone in zip(_BUS_SERVICES, dead_of, strict=True)
+            parts.received_ids[one] | gone for one, gone in zip(_BUS_SERVICES, dead_of, strict=True)
         ]
         outcome.found = set.intersection(*of_each) - outcome.dead
         outcome.dead &= set.intersection(*of_each)
@@ -432,9 +436,9 @@ async def _run(
             stack.callback(parts.end)
             systems[name] = (parts, database)
         await _each(systems, lambda parts, _: parts.ready())
-        _say("ready")
+        _log("ready")
         looking = [
-            asyncio.create_task(_taken_by_services(parts, parts.taken))
+            asyncio.create_task(_collect_received(parts, parts.received_ids))
             for name, (parts, _) in systems.items()
             if name == "event-bus"
         ]
@@ -444,9 +448,9 @@ async def _run(
                 for name, (parts, _) in systems.items()
             )
         )
-        _say("sent")
-        await _each(systems, lambda parts, _: _drained(broker, parts))
-        await asyncio.sleep(2 * _LOOKED_AT_S)  # the last that the services took
+        _log("sent")
+        await _each(systems, lambda parts, _: _wait_until_drained(broker, parts))
+        await asyncio.sleep(2 * _LOOKED_AT_S)  # for the last events of the services
         for task in looking:
             if task.done():
                 task.result()
@@ -461,7 +465,7 @@ async def _run(
         "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "load": os.getloadavg()[1],
     }
-    return version, {name: measured | _shortened(one) for name, one in outcomes.items()}
+    return version, {name: measured | _summarize(one) for name, one in outcomes.items()}
 
 
 async def _each(
@@ -471,20 +475,20 @@ async def _each(
         await asyncio.gather(*(act(parts, url) for parts, url in systems.values()))
 
 
-def _shortened(outcome: Outcome) -> dict[str, Any]:
-    """Numbers and percentiles instead of every id and time."""
-    told = asdict(outcome)
-    told["twice"] = len(outcome.found & outcome.dead)
-    told["lost"] = len(outcome.accepted - outcome.found - outcome.dead)
+def _summarize(outcome: Outcome) -> dict[str, Any]:
+    """Replace IDs and times by numbers and percentiles."""
+    summary = asdict(outcome)
+    summary["twice"] = len(outcome.found & outcome.dead)
+    summary["lost"] = len(outcome.accepted - outcome.found - outcome.dead)
     for name in ("accepted", "found", "dead"):
-        told[name] = len(told[name] & outcome.accepted)
+        summary[name] = len(summary[name] & outcome.accepted)
     for name in ("accept_ms", "effect_ms"):
-        times = sorted(told.pop(name))
-        told[name] = [statistics.median(times), times[int(len(times) * 0.99)]] if times else None
-    return told
+        times = sorted(summary.pop(name))
+        summary[name] = [statistics.median(times), times[int(len(times) * 0.99)]] if times else None
+    return summary
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
@@ -569,20 +573,20 @@ def main() -> None:
         "--brokers", default="host,forky", help="host, or a suite of tests.harness.versions"
     )
     parser.add_argument("--forms", default="faithful,hardened")
-    asked = parser.parse_args()
-    names = asked.systems.split(",")
+    options = parser.parse_args()
+    names = options.systems.split(",")
     if unknown := set(names) - MESSAGES.keys():
         parser.error(f"--systems: expected {', '.join(MESSAGES)}, got {', '.join(sorted(unknown))}")
     postgres = PostgresNode().start()
     try:
-        for suite in asked.brokers.split(","):
+        for suite in options.brokers.split(","):
             installation = HOST if suite == "host" else installations()[suite]
-            for form in asked.forms.split(","):
-                _say(f"{suite} {form} {asked.systems}")
+            for form in options.forms.split(","):
+                _log(f"{suite} {form} {options.systems}")
                 hardened = form == "hardened"
                 with RabbitNode(installation=installation) as node:
                     version, found = asyncio.run(
-                        _run(node, postgres, names, asked.rate, asked.seconds, hardened)
+                        _run(node, postgres, names, options.rate, options.seconds, hardened)
                     )
                 # Read again, because another run may have written meanwhile.
                 results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []

@@ -1,4 +1,4 @@
-"""What is measured: scenarios, the job that a client process is given, and what it answers."""
+"""Scenarios, the job of a client process, and its result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Everything a client process needs to know."""
+    """The job of a client process."""
 
     scenario: str
     host: str
@@ -90,14 +90,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run of one client took."""
+    """The result of one run of one client."""
 
     count: int
     seconds: float
     cpu_seconds: float
     peak_kib: int = 0
     samples: tuple[tuple[int, int], ...] = ()
-    """Messages so far and resident KiB then; only where memory is watched."""
+    """Number of messages and resident KiB at that time, only if memory is measured."""
     profile: str = ""
 
     @property

@@ -1,1 +1,1 @@
-"""One module per client. Each runs as a process of its own: `python -m benchmarks.clients.X JOB`."""
+"""One module per client. Each runs as a separate process: `python -m benchmarks.clients.X JOB`."""

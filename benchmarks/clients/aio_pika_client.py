@@ -1,4 +1,4 @@
-"""aio-pika, as its documentation shows it: `queue.consume` with an async callback."""
+"""aio-pika as in its documentation: `queue.consume` with an async callback."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def consume(job: Job, watch: Stopwatch) -> None:
             finished.set()
 
     watch.start()
-    await queue.consume(_counting(on_message, job) if job.variant == "metrics" else on_message)
+    await queue.consume(_with_metrics(on_message, job) if job.variant == "metrics" else on_message)
     await finished.wait()
     watch.stop()
     await linger()
@@ -76,10 +76,10 @@ async def round_trips(job: Job, watch: Stopwatch) -> None:
     await connection.close()
 
 
-def _counting(
+def _with_metrics(
     handle: Callable[[AbstractIncomingMessage], Awaitable[None]], job: Job
 ) -> Callable[[AbstractIncomingMessage], Awaitable[None]]:
-    """What an application adds that wants to see its deliveries: a counter and a histogram by queue."""
+    """Add a counter and a histogram by queue, as an application with metrics does."""
     from prometheus_client import Counter, Histogram
 
     done = Counter("deliveries", "By outcome.", ("queue", "outcome"))

@@ -1,7 +1,7 @@
 """Hopback as an application: an async handler of decoded JSON, run by its service.
 
-Variants: "" lets the broker move a failed message (reject, as the documented designs do); "hardened"
-moves it by a confirmed publish.
+Variants: "" lets the broker move a failed message (reject, as the documented designs do).
+"hardened" moves it by a confirmed publish.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 def _topology(job: Job) -> Topology:
-    """The queues that the setup has made, with a plan for them."""
+    """Return the queues of the setup with a plan."""
     publishes = job.variant == "hardened" or job.scenario in ("fail", "park")
-    # What fails stays in the target, where it is counted.
+    # Failed messages stay in the target, where they are counted.
     waiting = job.target if job.scenario == "fail" else "bench.retry"
     plan = Plan(
         queue=job.queue,
@@ -52,7 +52,7 @@ def _topology(job: Job) -> Topology:
 
 
 def _environment(job: Job) -> Environment:
-    """What `hopback run` switches on by `--http` and `--otel`."""
+    """Return the environment of `hopback run --http` or `--otel`."""
     match job.variant:
         case "metrics":
             from hopback.observe.metrics import Metrics
@@ -73,7 +73,7 @@ async def _serve(app: App, job: Job, watch: Stopwatch, finished: asyncio.Event) 
     accepted = {finding.rule for finding in check(app.topology)}
     options = ServiceOptions(ownership=Ownership.EXTERNAL, accept=accepted)
     service = Service(app, RabbitMQ(job.url), options=options, environment=_environment(job))
-    # As every other client here: connected before the watch runs, and no message before.
+    # As for every other client: connected before the measurement, without messages.
     consumer = service.consumer(job.queue)
     consumer.pause("until the watch runs")
     running = asyncio.create_task(service.run())
@@ -120,7 +120,7 @@ async def round_trips(job: Job, watch: Stopwatch) -> None:
 
 
 async def fail(job: Job, watch: Stopwatch) -> None:
-    """Every message fails: retried for later, or parked where the plan has one attempt."""
+    """Every message fails. It is retried later, or parked if the plan has one attempt."""
     app = App("benchmark", topology=_topology(job))
     done, finished = 0, asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""FastStream: a subscriber on bytes, its logging switched off."""
+"""FastStream: a subscriber for bytes, without logging."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _broker(job: Job) -> RabbitBroker:
 
 
 def _middlewares(job: Job) -> tuple[Any, ...]:
-    """Its own metrics, where they are asked for."""
+    """Return FastStream's metrics middleware for the variant with metrics."""
     if job.variant != "metrics":
         return ()
     from faststream.rabbit.prometheus import RabbitPrometheusMiddleware
@@ -33,7 +33,7 @@ def _middlewares(job: Job) -> tuple[Any, ...]:
 
 
 async def _undecoded(message: Any) -> bytes:
-    """The body as it came; by its content type FastStream would make a dict of it."""
+    """Return the body unchanged. FastStream would decode it by its content type."""
     return bytes(message.body)
 
 

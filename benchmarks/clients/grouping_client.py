@@ -1,4 +1,4 @@
-"""Hopback groups a whole dead-letter queue by fingerprint: one pass, nothing kept."""
+"""Hopback groups a complete dead-letter queue by fingerprint in one pass."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 
 async def group(job: Job, watch: Stopwatch) -> None:
-    """Samples: memory before, and the longest time in ms that the loop was held up."""
+    """Samples are the memory before, and the longest delay of the loop in ms."""
     overrides = [Override(job.queue, main_queue=job.target)]
     async with Operations(ManagedBroker(RabbitMQ(job.url), overrides=overrides)) as operations:
         stalls: list[float] = []
-        pulse = asyncio.create_task(_pulse(stalls))
+        delays = asyncio.create_task(_record_delays(stalls))
         watch.samples.append((0, resident_kib()))
         watch.start()
         found = await survey_queue(operations, job.queue, force=True)
         watch.samples.append((int(max(stalls) * 1000), resident_kib()))
         watch.stop()
-        pulse.cancel()
+        delays.cancel()
         if found.seen != job.count:
             sys.exit(f"expected {job.count} messages, got {found.seen}")
 
 
-async def _pulse(stalls: list[float]) -> None:
+async def _record_delays(stalls: list[float]) -> None:
     while True:
         began = time.perf_counter()
         await asyncio.sleep(0.005)

@@ -1,8 +1,8 @@
 """Hopback through its broker port: the wire with an async callback, settled one by one.
 
-Variants: "" drives the callback at once and makes a task only if it suspends; "task" makes a task
-for every message; "uvloop" is the first on another event loop; "bare" publishes one by one with nothing but
-asyncio.
+Variants: "" runs the callback at once and creates a task only if it suspends. "task" creates a task
+for every message. "uvloop" is the first on another event loop. "bare" publishes one by one with
+asyncio alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def _noop(delivery: Delivery) -> None:
 
 
 def _at_once(work: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
-    """Run a coroutine as far as it goes without waiting; a task for the rest, if there is one."""
+    """Run a coroutine without suspending. Return a task for the rest, if there is one."""
     try:
         work.send(None)
     except StopIteration:
@@ -89,7 +89,7 @@ async def consume(job: Job, watch: Stopwatch) -> None:
 
 
 async def publish(job: Job, watch: Stopwatch) -> None:
-    """Keep `window` publishes in flight; each has a future of its own that is looked at."""
+    """Keep `window` publishes in flight. Each has a separate future that is checked."""
     connection, channel = await _open(job)
     message = Message("", job.queue, job.bytes, _PROPERTIES)
     finished = asyncio.get_running_loop().create_future()
@@ -99,9 +99,9 @@ async def publish(job: Job, watch: Stopwatch) -> None:
         nonlocal sent
         while sent < job.count and sent - confirmed < job.window:
             sent += 1
-            channel.publish(message).add_done_callback(on_confirmed)
+            channel.publish(message).add_done_callback(on_confirm)
 
-    def on_confirmed(fate: asyncio.Future[None]) -> None:
+    def on_confirm(fate: asyncio.Future[None]) -> None:
         nonlocal confirmed
         fate.result()
         confirmed += 1
@@ -128,8 +128,8 @@ async def publish_one(job: Job, watch: Stopwatch) -> None:
     await connection.close()
 
 
-class _Bare(asyncio.Protocol):
-    """Takes whatever comes for the confirm that is waited for."""
+class _ConfirmProtocol(asyncio.Protocol):
+    """Treats all received data as the expected confirm."""
 
     def __init__(self) -> None:
         self.confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -139,15 +139,15 @@ class _Bare(asyncio.Protocol):
 
 
 async def publish_bare(job: Job, watch: Stopwatch) -> None:
-    """What asyncio itself takes: the frames are ready made, and a confirm is not even looked at."""
+    """Publish with asyncio alone: the frames are prepared, and confirms are not parsed."""
     connection, _ = await _open(job)
-    loop, protocol, frames = asyncio.get_running_loop(), _Bare(), list[bytes]()
+    loop, protocol, frames = asyncio.get_running_loop(), _ConfirmProtocol(), list[bytes]()
     arguments = {"exchange": "", "routing_key": job.queue, "mandatory": True}
     method = frame(METHOD, 1, encode_arguments(METHODS["basic.publish"], arguments))
     content_frames(frames, 1, method, encode_properties(_PROPERTIES), job.bytes, MIN_FRAME)
     message = b"".join(frames)
     transport = connection.wire._transport  # type: ignore[attr-defined]  # noqa: SLF001
-    ours = transport.get_protocol()
+    original = transport.get_protocol()
     transport.set_protocol(protocol)
     watch.start()
     for _ in range(job.count):
@@ -155,13 +155,15 @@ async def publish_bare(job: Job, watch: Stopwatch) -> None:
         transport.write(message)
         await protocol.confirmed
     watch.stop()
-    transport.set_protocol(ours)
+    transport.set_protocol(original)
     await linger()
     await connection.close()
 
 
 async def round_trips(job: Job, watch: Stopwatch) -> None:
-    """A hundred tasks that take a delivery, make the round trips and ack: a broker, and no application."""
+    """Run a hundred tasks that take a delivery, make the round trips and ack: a broker without an
+    application.
+    """
     tune_memory()  # as the command does
     connection, channel = await _open(job)
     arrived: asyncio.Queue[Delivery] = asyncio.Queue()
@@ -240,7 +242,7 @@ async def retry(job: Job, watch: Stopwatch) -> None:
 
 
 async def flow(job: Job, watch: Stopwatch) -> None:
-    """Publish and consume together, so that a million messages need no room; watch the memory."""
+    """Publish and consume at the same time, so that the queue stays short, and record the memory."""
     connection, channel = await _open(job)
     message = Message("", job.queue, job.bytes, _PROPERTIES)
     finished = asyncio.Event()
@@ -252,9 +254,9 @@ async def flow(job: Job, watch: Stopwatch) -> None:
         room = min(job.window + confirmed, 2 * job.window + done, job.count)
         while sent < room:
             sent += 1
-            channel.publish(message).add_done_callback(on_confirmed)
+            channel.publish(message).add_done_callback(on_confirm)
 
-    def on_confirmed(fate: asyncio.Future[None]) -> None:
+    def on_confirm(fate: asyncio.Future[None]) -> None:
         nonlocal confirmed
         fate.result()
         confirmed += 1

@@ -1,4 +1,4 @@
-"""kombu over py-amqp: blocking; it confirms each publish before the next."""
+"""kombu over py-amqp: blocking, with a confirm of each publish before the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame around a client's work: wall clock, CPU time, profile, and the answer to the driver."""
+"""The frame of a client's work: wall clock, CPU time, profile, and the result for the driver."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["LINGER_S", "Stopwatch", "linger", "resident_kib", "run_async", "run_sync"]
 
 LINGER_S = 0.3
-"""A channel that closes drops what it has not yet handed to a quorum queue, acks included."""
+"""A closing channel drops data that it has not yet passed to a quorum queue, including acks."""
 
 
 class Stopwatch:
-    """Runs from the start of the work (connected, before the first message) to its last message."""
+    """Measures from the start of the work (connected, before the first message) to its last message."""
 
     def __init__(self, job: Job) -> None:
         self._count = job.count
@@ -47,7 +47,7 @@ class Stopwatch:
             "cpu_seconds": cpu - self._cpu,
             "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             "samples": self.samples,
-            "profile": _profiled(self._profile) if self._profile else "",
+            "profile": _profile_text(self._profile) if self._profile else "",
         }
 
     def sample(self, done: int) -> None:
@@ -60,17 +60,17 @@ class Stopwatch:
 
 
 async def linger() -> None:
-    """Let the broker take in the last acks before the channel closes; this is not measured."""
+    """Wait, unmeasured, for the broker to handle the last acks before the channel closes."""
     await asyncio.sleep(LINGER_S)
 
 
 def resident_kib() -> int:
-    """Resident memory of this process now."""
+    """Return the current resident memory of this process."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * resource.getpagesize() // 1024
 
 
-def _profiled(profile: cProfile.Profile) -> str:
+def _profile_text(profile: cProfile.Profile) -> str:
     text = io.StringIO()
     pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(14)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
@@ -79,7 +79,7 @@ def _profiled(profile: cProfile.Profile) -> str:
 def run_async(
     scenarios: Mapping[str, Callable[[Job, Stopwatch], Coroutine[Any, Any, None]]],
 ) -> None:
-    """Do the job of the command line on a fresh event loop and print what it took."""
+    """Run the job of the command line on a new event loop and print its result."""
     job = Job.from_json(sys.argv[1])
     watch = Stopwatch(job)
     asyncio.run(scenarios[job.scenario](job, watch))
@@ -87,7 +87,7 @@ def run_async(
 
 
 def run_sync(scenarios: Mapping[str, Callable[[Job, Stopwatch], None]]) -> None:
-    """Do the job of the command line and print what it took."""
+    """Run the job of the command line and print its result."""
     job = Job.from_json(sys.argv[1])
     watch = Stopwatch(job)
     scenarios[job.scenario](job, watch)

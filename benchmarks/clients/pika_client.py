@@ -45,10 +45,10 @@ async def _close(connection: AsyncioConnection) -> None:
 
 
 class Confirms:
-    """What pika leaves to its user: which publishes are confirmed."""
+    """Tracks confirmed publishes, which pika leaves to its user."""
 
-    def __init__(self, channel: Any, on_confirmed: Callable[[int], None]) -> None:
-        self._on_confirmed = on_confirmed
+    def __init__(self, channel: Any, on_confirm: Callable[[int], None]) -> None:
+        self._on_confirmed = on_confirm
         self._waiting: dict[int, None] = {}
         self._sent = 0
         self._channel = channel
@@ -88,7 +88,9 @@ async def consume(job: Job, watch: Stopwatch) -> None:
         if done == job.count:
             finished.set()
 
-    receive: Any = _traced(on_message, job) if job.variant.endswith("recorded") else on_message
+    receive: Any = (
+        _with_tracing(on_message, job) if job.variant.endswith("recorded") else on_message
+    )
     watch.start()
     channel.basic_consume(job.queue, receive)
     await finished.wait()
@@ -97,11 +99,11 @@ async def consume(job: Job, watch: Stopwatch) -> None:
     await _close(connection)
 
 
-def _traced(callback: Callable[..., None], job: Job) -> Callable[..., None]:
-    """What OpenTelemetry's instrumentation of pika does around a callback, step by step.
+def _with_tracing(callback: Callable[..., None], job: Job) -> Callable[..., None]:
+    """Wrap a callback like OpenTelemetry's instrumentation of pika.
 
-    The context of the headers is attached, a span of the consumer is started in it and, if it is
-    recorded, gets the attributes that the instrumentation gives it; the callback runs within.
+    The context of the headers is attached, and a consumer span is started in it with the
+    instrumentation's attributes if it is recorded. The callback runs within the span.
     """
     from opentelemetry import context, propagate, trace
 
@@ -214,7 +216,7 @@ async def retry(job: Job, watch: Stopwatch) -> None:
 
 
 async def fill(job: Job, watch: Stopwatch) -> None:
-    """For the driver, where no C compiler is at hand."""
+    """For the driver, if there is no C compiler."""
     await _publish(job, watch, job.window, job.target, "first" if job.target else job.queue)
 
 

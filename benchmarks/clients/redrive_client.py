@@ -1,7 +1,7 @@
-"""Hopback's re-drive job: frozen selection, marks, header policy, confirmed, pipelined, journal.
+"""Hopback's re-drive job: fixed selection, marks, header policy, confirms, pipelining, journal.
 
-As the command runs it: with uvloop (the extra `speed`), a garbage collector that looks once in 50,000
-new objects, and the journal in an SQLite file.
+As the command runs it: with uvloop (the extra `speed`), a garbage collector that runs once in
+50,000 new objects, and the journal in an SQLite file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def _redrive(operations: Operations, job: Job, watch: Stopwatch) -> None:
         selection=Selection(limit=job.count),
         reason="benchmark",
         pace=Pace(in_flight=job.window),
-        force=True,  # without a management API nobody tells that its messages are far from any limit
+        force=True,  # without a management API the delivery limits are unknown
     )
     watch.start()
     done = await operations.wait((await operations.start(request)).id)

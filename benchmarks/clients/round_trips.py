@@ -1,6 +1,7 @@
-"""Ten HTTP round trips for each message: what a handler waits for, from a process of its own.
+"""Ten HTTP round trips for each message: a handler that waits for another process.
 
-`python -m benchmarks.clients.round_trips` is that process: it answers every request with a few bytes.
+`python -m benchmarks.clients.round_trips` is that process. It answers every request with a few
+bytes.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "TRIPS", "RoundTrips", "round_trips"]
 
 TRIPS = 10
-AT_ONCE = 100  # as many as the application's handler runs
+AT_ONCE = 100  # the concurrency of the application's handler
 _REQUEST = b"GET /stock/4711 HTTP/1.1\r\nHost: localhost\r\n\r\n"
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n42"
 
 
 class RoundTrips:
-    """Open connections to the server; a worker takes one and gives it back."""
+    """Open connections to the server. A worker takes one and returns it."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def make(self) -> None:
-        """Ask ten times, one after the other, each answer awaited."""
+        """Send ten requests, one after the other."""
         connection = self._free.pop() if self._free else await self._open()
         reader, writer = connection
         for _ in range(TRIPS):
@@ -41,14 +42,13 @@ class RoundTrips:
         return await asyncio.open_connection("127.0.0.1", self._port)
 
     def close(self) -> None:
-        """End the connections."""
         for _, writer in self._free:
             writer.close()
 
 
 @asynccontextmanager
 async def round_trips() -> AsyncIterator[RoundTrips]:
-    """A server of its own, and connections to it."""
+    """Run a separate server and yield connections to it."""
     server = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, stdout=asyncio.subprocess.PIPE
     )

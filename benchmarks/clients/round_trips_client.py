@@ -1,4 +1,4 @@
-"""No broker and no library: the round trips of the handler alone, a hundred at once."""
+"""The round trips of the handler without a broker or library, a hundred at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""RabbitMQ's own shovel plugin: it moves a queue's messages with `ack-mode: on-confirm`.
+"""RabbitMQ's shovel plugin moves a queue's messages with `ack-mode: on-confirm`.
 
-The variant is the address of the management API. Its work is done inside the broker, so only the
-clock says something; it stops when the target holds everything.
+The variant is the address of the management API. The broker does the work, so only the elapsed time
+is meaningful. The run ends when the target has all messages.
 """
 
 from __future__ import annotations

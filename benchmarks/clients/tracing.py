@@ -1,4 +1,4 @@
-"""OpenTelemetry as an application sets it up, its spans sent nowhere."""
+"""OpenTelemetry as in an application, with an exporter that drops the spans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 __all__ = ["start_tracing"]
 
 
-class _Nowhere(SpanExporter):
+class _DroppingExporter(SpanExporter):
     def export(self, spans: object) -> SpanExportResult:
         return SpanExportResult.SUCCESS
 
@@ -18,5 +18,5 @@ def start_tracing(*, recorded: bool) -> None:
     """Record every span, or none."""
     sampler = sampling.ALWAYS_ON if recorded else sampling.ALWAYS_OFF
     provider = TracerProvider(sampler=sampler)
-    provider.add_span_processor(BatchSpanProcessor(_Nowhere()))
+    provider.add_span_processor(BatchSpanProcessor(_DroppingExporter()))
     trace.set_tracer_provider(provider)
