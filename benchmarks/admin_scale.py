@@ -170,10 +170,10 @@ def _list_page(site: _Site) -> _Section:
 
 
 def _first_look(site: _Site) -> _Section:
-    from hopback.ops.contract.requests import Window
+    from hopback.ops.contract.requests import SessionRequest
 
     async def look(server: RemoteDeadLetters) -> int:
-        session = await server.open_session(_DLQ, Window(limit=100))
+        session = await server.open_session(_DLQ, SessionRequest(limit=100))
         shown = await server.messages(session.id, limit=50)
         await server.groups(session.id)
         await server.release(session.id)
@@ -191,7 +191,7 @@ def _first_look(site: _Site) -> _Section:
 
 
 def _search(site: _Site) -> _Section:
-    from hopback.ops.contract.requests import Window
+    from hopback.ops.contract.requests import SessionRequest
     from hopback.ops.contract.search import SearchRequest
 
     print_progress = _Progress()
@@ -208,7 +208,7 @@ def _search(site: _Site) -> _Section:
     async def open_last(server: RemoteDeadLetters) -> int:
         session = await server.open_session(
             _DLQ,
-            Window(limit=20, skip=site.count - 20),
+            SessionRequest(limit=20, skip=site.count - 20),
             on_progress=lambda now: print_progress(now.seen, now.total),
         )
         await server.release(session.id)
