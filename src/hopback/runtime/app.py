@@ -32,9 +32,11 @@ from hopback.message import require_message
 from hopback.policy.outcome import MENU, Outcome, Rule, check_rules, is_outcome
 from hopback.policy.periodic import Missed
 from hopback.runtime.context import (
+    REQUEST_TIMEOUT,
     PublishOptions,
     compose,
     current_context,
+    require_loop,
     send_from_loop,
     send_from_thread,
     watch_publish,
@@ -62,7 +64,6 @@ from hopback.runtime.periodic import Periodic, read_schedule
 from hopback.runtime.publish_arguments import explain_arguments
 from hopback.runtime.push import PushHandler, PushTarget
 from hopback.runtime.rate_limit import read_rate
-from hopback.runtime.requests import REQUEST_TIMEOUT
 from hopback.topology.delays import DUE, LONGEST_DELAY, delay_topology, schedule_queue
 from hopback.topology.expand import harden_queues, recommend_plan, unique_queues
 from hopback.topology.feed import Bind, Feed, feeds_of
@@ -790,6 +791,7 @@ class App(Router):
         Raises:
             NoReply: If there is no reply within `timeout`.
         """
+        require_loop("await app.request(…)")
         client = self.running_service.requests
         return client.request(
             routing_key, payload, exchange=exchange, timeout=timeout, returns=returns, **options

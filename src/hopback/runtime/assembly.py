@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hopback.runtime.codecs import Codecs
     from hopback.runtime.failures import FailedRuns
     from hopback.runtime.middleware import Middleware
+    from hopback.runtime.requests import RequestClient
     from hopback.topology.model import Topology
     from hopback.topology.plan import Plan
 
@@ -56,6 +57,7 @@ class Assembly:
     reply_queues: Sequence[str] = ()
     """Queues that replies may be sent to, in addition to direct reply-to."""
     isolation: Isolation = field(default_factory=Isolation)
+    requests: RequestClient | None = None
     _injectors: list[Injector] = field(default_factory=list)
     _runners: list[FunctionRunner | PushRunner] = field(default_factory=list)
     _works: list[Work] = field(default_factory=list)
@@ -212,7 +214,7 @@ class Assembly:
         return runner
 
     def _make_context(self) -> type[Context]:
-        return context_with(self.codecs, self.reply_queues, self.environment.clock)
+        return context_with(self.codecs, self.reply_queues, self.environment.clock, self.requests)
 
     def _injector(self, needs: Sequence[Need], where: str, has_context: bool) -> Injector | None:
         if not needs:

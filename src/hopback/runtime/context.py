@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypedDict, TypeVar, Unpack
 
 from hopback.broker.reply_publisher import DIRECT_REPLY, is_reply_address
 from hopback.clock import Clock, SystemClock
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
     from hopback.fields import Headers
     from hopback.runtime.codecs import Codecs, Compression
+    from hopback.runtime.requests import RequestClient
     from hopback.topology.plan import Plan
+
+REQUEST_TIMEOUT: Duration = "10s"
+"""Default timeout of a request."""
+
+R = TypeVar("R")
 
 current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 """The context of the message that is being handled."""
@@ -78,6 +84,7 @@ class Context:
     _reply_queues: ClassVar[tuple[str, ...]] = ()
     """Queues that replies may be sent to, as `fnmatch` patterns."""
     _clock: ClassVar[Clock] = SystemClock()
+    _requests: ClassVar[RequestClient | None] = None
 
     __slots__ = (
         "_has_ended",
@@ -98,7 +105,7 @@ class Context:
         self.delivery: Delivery = delivery
         self.plan: Plan = plan
         self._publish = publish
-        self._publishes: list[Coroutine[Any, Any, None]] | None = None
+        self._publishes: list[Coroutine[Any, Any, Any]] | None = None
         """Publishes that must be awaited by the handler."""
         self._reading: Reading | None = None
         self.has_replied: bool = False
@@ -193,6 +200,34 @@ class Context:
             routing_key, payload, exchange=exchange, cause=self, codecs=self._codecs, **options
         )
 
+    @explain_arguments
+    def request(
+        self,
+        routing_key: str,
+        payload: object,
+        *,
+        exchange: str = "",
+        timeout: Duration = REQUEST_TIMEOUT,
+        returns: type[R] | Any = Any,
+        **options: Unpack[PublishOptions],
+    ) -> Coroutine[Any, Any, R | Any]:
+        """Send a request and wait for the reply. Must be awaited. See `RequestClient`.
+
+        The request inherits the trace. Its correlation id is its own, because it identifies the
+        reply.
+
+        Raises:
+            NoReply: If there is no reply within `timeout`.
+        """
+        require_loop("await context.request(…)")
+        if self._requests is None:
+            raise RuntimeError("expected a context of a running service")
+        asking = self._requests.request(
+            routing_key, payload, exchange=exchange, timeout=timeout, returns=returns, **options
+        )
+        watch_publish(self, asking)
+        return asking
+
     @property
     def wants_reply(self) -> bool:
         """True if the sender is waiting for a reply."""
@@ -248,19 +283,19 @@ def check_reply_to(context: Context) -> None:
         )
 
 
-def watch_publish(context: Context, publishing: Coroutine[Any, Any, None]) -> None:
+def watch_publish(context: Context, publishing: Coroutine[Any, Any, Any]) -> None:
     """Remember a publish that must be awaited."""
     if context._publishes is None:
         context._publishes = []
     context._publishes.append(publishing)
 
 
-def publishes_of(context: Context) -> list[Coroutine[Any, Any, None]] | None:
+def publishes_of(context: Context) -> list[Coroutine[Any, Any, Any]] | None:
     """Return the publishes that must be awaited, or None."""
     return context._publishes
 
 
-async def close_unstarted(publishes: list[Coroutine[Any, Any, None]]) -> int:
+async def close_unstarted(publishes: list[Coroutine[Any, Any, Any]]) -> int:
     """Close publishes that were not awaited, and return their number."""
     if any(map(_is_unstarted, publishes)):
         await asyncio.sleep(0)  # let publishes start that were wrapped in a task
@@ -275,11 +310,14 @@ def end_run(context: Context) -> None:
     context._has_ended = True
 
 
-def context_with(codecs: Codecs | None, reply_queues: Sequence[str], clock: Clock) -> type[Context]:
+def context_with(
+    codecs: Codecs | None,
+    reply_queues: Sequence[str],
+    clock: Clock,
+    requests: RequestClient | None = None,
+) -> type[Context]:
     """Return the context class of an application."""
-    if codecs is None and not reply_queues and isinstance(clock, SystemClock):
-        return Context
-    given, queues, time = codecs, tuple(reply_queues), clock
+    given, queues, time, client = codecs, tuple(reply_queues), clock, requests
 
     class AppContext(Context):
         """A context with the settings of an application."""
@@ -288,9 +326,18 @@ def context_with(codecs: Codecs | None, reply_queues: Sequence[str], clock: Cloc
         _codecs = given
         _reply_queues = queues
         _clock = time
+        _requests = client
 
     AppContext.__name__ = AppContext.__qualname__ = Context.__name__  # for errors and `repr`
     return AppContext
+
+
+def require_loop(call: str) -> None:
+    """Raise RuntimeError in a thread."""
+    if not is_on_loop():
+        raise RuntimeError(
+            f"expected `{call}` in an async handler, got a call in a sync handler, which runs in a thread"
+        )
 
 
 def send_from_loop(
@@ -317,7 +364,7 @@ def send_from_thread(
     _finished = send(message)  # already done when called in a thread
 
 
-def _is_unstarted(publishing: Coroutine[Any, Any, None]) -> bool:
+def _is_unstarted(publishing: Coroutine[Any, Any, Any]) -> bool:
     return (
         inspect.iscoroutine(publishing)
         and inspect.getcoroutinestate(publishing) == inspect.CORO_CREATED

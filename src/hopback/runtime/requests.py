@@ -27,6 +27,7 @@ from hopback.errors import (
 )
 from hopback.runtime.address import broker_at
 from hopback.runtime.context import (
+    REQUEST_TIMEOUT,
     PublishOptions,
     check_options,
     compose,
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from hopback.runtime.codecs import Codecs
 
 T = TypeVar("T")
-
-REQUEST_TIMEOUT: Duration = "10s"
-"""Default timeout of a request."""
 
 _OURS = ("correlation_id", "reply_to", "delay", "at", "mandatory")
 """Options that cannot be used with requests."""

@@ -140,6 +140,7 @@ class _Member:
             app.codecs,
             app.reply_queues,
             service.isolation,
+            service.requests,
         )
         # Workers inherit the context in which their pool is created.
         context = copy_context()

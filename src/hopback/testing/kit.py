@@ -35,9 +35,9 @@ from hopback.rehearse.engine import EngineKind
 from hopback.rehearse.engine import rehearse as play
 from hopback.rehearse.quantities import parse_seconds, show_count, show_seconds
 from hopback.runtime.address import broker_at
-from hopback.runtime.context import PublishOptions, compose
+from hopback.runtime.context import REQUEST_TIMEOUT, PublishOptions, compose
 from hopback.runtime.publish_arguments import explain_arguments
-from hopback.runtime.requests import REQUEST_TIMEOUT, RequestClient
+from hopback.runtime.requests import RequestClient
 from hopback.runtime.service import Service, ServiceOptions
 from hopback.runtime.settling import Environment
 from hopback.testing.captured import EventRecord, Happening, Tally, tally_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hopback import App, Context, NoReply, Park, RequestClient
+from hopback import App, Context, NoReply, Park, RequestClient, Router
 from hopback.broker.embedded import EmbeddedBroker
 from hopback.broker.port import REPLY_TO
 from hopback.errors import (
@@ -290,3 +290,58 @@ async def test_closed_or_unconnected_request_client_fails_at_once() -> None:
         async with RequestClient(Refusing()):
             pass
     assert asyncio.get_running_loop().time() - began < 1
+
+
+@in_virtual_time
+async def test_handler_of_a_router_requests_through_its_context() -> None:
+    """The request carries the trace, and its own correlation id."""
+    router, seen = Router(), list[tuple[object, ...]]()
+
+    @router.handler("shop", retry=["1s"])
+    async def shop(sku: str, context: Context) -> None:
+        found = await context.request("prices", {"sku": sku}, returns=Price, timeout="5s")
+        seen.append((found, context.correlation_id))
+
+    app = App("shop")
+    app.include(router)
+
+    @app.handler("prices", retry=None, replies=True)
+    async def price(question: dict[str, Any], context: Context) -> Price:
+        seen.append((context.headers["traceparent"], context.correlation_id != "c-1"))
+        return Price(question["sku"], 100)
+
+    async with AppTest(app) as test:
+        trace = {"traceparent": "00-1-2-01"}
+        await test.publish("shop", "cup", correlation_id="c-1", headers=trace)
+        assert await test.drain(reraise=True) == Tally(done=2)
+    assert seen == [("00-1-2-01", True), (Price("cup", 100), "c-1")]
+
+
+@pytest.mark.parametrize("target", ["context", "app"])
+@in_virtual_time
+async def test_request_of_a_sync_handler_is_refused(target: str) -> None:
+    app = App("shop")
+
+    @app.handler("shop", retry=None)
+    def shop(sku: str, context: Context) -> None:
+        (context if target == "context" else app).request("prices", {"sku": sku})  # type: ignore[unused-coroutine]
+
+    async with AppTest(app) as test:
+        await test.publish("shop", "cup")
+        with pytest.raises(
+            RuntimeError, match=rf"`await {target}.request\(…\)` in an async handler"
+        ):
+            await test.drain(reraise=True)
+
+
+@in_virtual_time
+async def test_request_that_is_not_awaited_parks_the_message() -> None:
+    app = App("shop")
+
+    @app.handler("shop", retry=["1s"])
+    async def shop(sku: str, context: Context) -> None:
+        context.request("prices", {"sku": sku})  # type: ignore[unused-coroutine]
+
+    async with AppTest(app) as test:
+        await test.publish("shop", "cup")
+        assert await test.drain() == Tally(parked=1)
