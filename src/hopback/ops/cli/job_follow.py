@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 import signal
-from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ import click
 from hopback.cli.exits import Exit
 from hopback.cli.terminal import clock_text, json_line, on_terminal
 from hopback.ops.cli.dlq_print import about, came_back_text, output
+from hopback.ops.contract.job_meter import JobMeter
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Job, JobState
 from hopback.text import count_of, safe_lines
@@ -30,34 +30,12 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.interface import DeadLetters
 
-_SPAN_S = 10.0  # seconds over which the rate is measured: steady, but follows a new rate
 _BETWEEN_RECORDS_S = 5.0  # twelve lines a minute, so that a log stays readable
 _BAR_CELLS = 24  # each cell is about 4 % of the job
 _NARROW_CELLS = 10  # 10 % per cell, which fits beside the counts in 80 columns
 _WIDE_COLUMNS = 100  # width from which the wide bar leaves room for a long queue name
 _LOG_COLUMNS = 200  # a line in a log is not cut at the width of a terminal
 _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
-
-
-class Meter:
-    """Measures the rate of finished messages over the last `_SPAN_S` seconds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def add(self, at: float, finished: int) -> None:
-        """Record the number of finished messages at a time."""
-        self._samples.append((at, finished))
-        while len(self._samples) > 2 and at - self._samples[0][0] > _SPAN_S:
-            self._samples.popleft()
-
-    @property
-    def rate(self) -> float | None:
-        """Messages per second. None before the second sample."""
-        if len(self._samples) < 2:
-            return None
-        (began, before), (now, after) = self._samples[0], self._samples[-1]
-        return (after - before) / (now - began) if now > began else None
 
 
 def time_left(job: Job, rate: float | None) -> float | None:
@@ -71,14 +49,10 @@ def _waits_for(job: Job) -> str:
     return job.state_reason if job.state is JobState.RUNNING else ""
 
 
-def _count_finished(job: Job) -> int:
-    return job.counts.done + job.counts.skipped + job.counts.failed
-
-
 def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
     """Return the progress of a job as one line of at most `columns` characters."""
     counts = job.counts
-    finished = _count_finished(job)
+    finished = counts.selected - counts.remaining
     share = min(finished / max(counts.selected, 1), 1.0)
     cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
     filled = int(share * cells)
@@ -116,12 +90,12 @@ class Bar:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._meter = Meter()
+        self._meter = JobMeter()
         self._drawn = 0
 
     def show(self, job: Job) -> None:
         """Draw the line."""
-        self._meter.add(self._now(), _count_finished(job))
+        self._meter.add(self._now(), job.counts)
         columns = shutil.get_terminal_size().columns
         line = bar_line(job, self._meter.rate, columns)
         click.echo("\r" + line.ljust(min(self._drawn, columns - 1)), err=True, nl=False)
@@ -142,14 +116,14 @@ class Lines:
     ) -> None:
         self._now = now
         self._line_of = line_of
-        self._meter = Meter()
+        self._meter = JobMeter()
         self._next = now() + _BETWEEN_RECORDS_S
         self._reason = ""
 
     def show(self, job: Job) -> None:
         """Write a line if it is due."""
         now, known = self._now(), self._reason
-        self._meter.add(now, _count_finished(job))
+        self._meter.add(now, job.counts)
         self._reason = job.state_reason
         if now >= self._next or self._reason != known:
             self._next = now + _BETWEEN_RECORDS_S

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from hopback.errors import HopbackError
 from hopback.ops.brokers.recent import Recent
+from hopback.ops.contract.job_meter import JobMeter
 from hopback.ops.contract.requests import GroupBy
 from hopback.ops.contract.values import Job, JobState, QueueSummary, SessionView
 from hopback.ops.page.topology_drawing import TopologyDrawings
@@ -160,7 +161,6 @@ async def read_all(
     return [each.known for each in sweeps]
 
 
-_SPEED_S = 10.0  # seconds of progress that a speed is computed from
 _FOLLOWED = 100  # jobs with a speed: more than pages are open at a time
 
 
@@ -168,22 +168,19 @@ class JobSpeeds:
     """The speeds of jobs whose pages are open, from the progress that they showed in the last seconds."""
 
     def __init__(self) -> None:
-        self._shown: OrderedDict[str, deque[tuple[float, int]]] = OrderedDict()
+        self._meters: OrderedDict[str, JobMeter] = OrderedDict()
 
     def of(self, job: Job, now: float) -> float | None:
         """Return messages per second. None if the speed is unknown or 0."""
         if job.state is not JobState.RUNNING:
-            self._shown.pop(job.id, None)
+            self._meters.pop(job.id, None)
             return None
-        shown = self._shown.setdefault(job.id, deque())
-        self._shown.move_to_end(job.id)
-        if len(self._shown) > _FOLLOWED:
-            self._shown.popitem(last=False)
-        shown.append((now, job.counts.selected - job.counts.remaining))
-        while now - shown[0][0] > _SPEED_S:
-            shown.popleft()
-        (began, before), (_, after) = shown[0], shown[-1]
-        return (after - before) / (now - began) if after > before and now > began else None
+        meter = self._meters.setdefault(job.id, JobMeter())
+        self._meters.move_to_end(job.id)
+        if len(self._meters) > _FOLLOWED:
+            self._meters.popitem(last=False)
+        meter.add(now, job.counts)
+        return meter.rate or None
 
 
 _MOST = 1000  # queues with an insight: a name and a few numbers each

@@ -12,13 +12,13 @@ from hopback.ops.cli.dlq_print import print_job, print_jobs
 from hopback.ops.cli.job_follow import (
     Bar,
     Lines,
-    Meter,
     bar_line,
     print_end,
     record_line,
     time_left,
 )
 from hopback.ops.contract.codec import to_json
+from hopback.ops.contract.job_meter import JobMeter
 from hopback.ops.contract.requests import JobKind, RedriveRequest, Selection
 from hopback.ops.contract.values import Counts, Job, JobState, Moment
 from hopback.ops.jobs.job_record import JobRecord, JobSpec
@@ -46,12 +46,12 @@ def _job(
 
 
 def test_rate_covers_only_the_last_seconds() -> None:
-    meter = Meter()
+    meter = JobMeter()
     assert meter.rate is None
     for second in range(10):
-        meter.add(second, second * 1000)
+        meter.add(second, Counts(selected=10_000, done=second * 1000))
     for second in range(10, 40):
-        meter.add(second, 9000 + second)
+        meter.add(second, Counts(selected=10_000, done=9000 + second))
     assert meter.rate == pytest.approx(1.0)
 
 
