@@ -6,20 +6,46 @@ import json
 import uuid
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from sqlalchemy import event, func, select
 
 from hopback.errors import TopologyConflict
 from hopback.runtime.handler import BatchHandler
+from hopback.store import Database
+from hopback.systems.database import find_rows
 from hopback.systems.raffle.consumer import create_consumer, create_dead_letter_consumer
+from hopback.systems.raffle.raffles import METADATA, User, insert_users, users
 from hopback.systems.raffle.settings import Batching, RaffleSettings
 from hopback.systems.settings import SettingsError
 from hopback.testing import AppTest, in_virtual_time
+from tests.integration.database import database_url
 from tests.systems.raffle.running import run_raffle, settings_in
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["database_url"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+async def test_batch_of_1000_users_is_one_insert(database_url: str) -> None:
+    database = Database(database_url, tables=METADATA)
+    await database.prepare()
+    statements: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        statements.append(statement)
+
+    event.listen(database.engine.sync_engine, "before_cursor_execute", note)
+    batch = [User(str(uuid.uuid4()), "Ana", f"ana{number}@email.com") for number in range(1000)]
+    await insert_users(database, batch)
+    assert [one[:17] for one in statements if "BEGIN" not in one] == ["INSERT INTO users"]
+    await insert_users(database, batch)
+    rows = await find_rows(database, select(func.count().label("users")).select_from(users))
+    assert rows == [{"users": 1000}]
+    await database.close()
 
 
 @in_virtual_time

@@ -10,7 +10,7 @@ from hopback.systems.settings import EnvironmentSettings, variable
 from hopback.topology import Topology
 
 _MOST_ROWS = 10_000
-"""Rows of one statement. PostgreSQL accepts 65,535 parameters, five to each row."""
+"""Rows of one batch. A larger transaction would delay the acks of its messages for too long."""
 
 
 @dataclass(frozen=True, slots=True)
