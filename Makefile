@@ -1,18 +1,18 @@
-# Every target sets up what it needs on first use: a virtual environment in .venv, from nothing but
-# make and Python 3.11 or newer. `make help` lists the targets.
+# Every target creates its requirements on first use, above all a virtual environment in .venv. It needs
+# only make and Python 3.11 or newer. `make help` lists the targets.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# The tests are made for a machine of two cores: three workers compute, which is as much waiting for servers,
-# and two wait (tests/harness/lanes.py). They keep both cores busy for nine tenths of the time; a sixth would
-# collect all tests once more, eight seconds of a core.
+# For a machine of two cores: three workers run computing tests, which also wait for servers, and two run
+# waiting tests (tests/harness/lanes.py). They keep both cores busy for 90 % of the time. A sixth worker would
+# spend another 8 s on the collection of all tests.
 WORKERS ?= 5
 PYTEST := $(BIN)/python -m pytest
-# Images set it to stay small; each of the hundreds of processes of the tests would compile everything again.
+# Container images set it. The tests start hundreds of processes, and each would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What reaches every branch of the pure parts. It alone runs under coverage, which nearly doubles what a test costs.
+# The tests that reach every branch of the pure parts. Only they run under coverage, which nearly doubles the cost.
 PURE := tests/unit/topology tests/unit/topology_check tests/unit/policy tests/unit/designs \
 	$(patsubst %,tests/unit/runtime/test_%.py,feeding delays early_delays misspelt raised_outcomes raw_parking) \
 	tests/unit/ops/brokers/test_discovery.py tests/unit/ops/brokers/test_classification.py \
@@ -24,25 +24,25 @@ CODE := src tests tools $(wildcard benchmarks examples)
 .PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-pages test-peers test-faults \
 	pristine check lint types architecture prose docs release-check audit format bench bench-peers bench-pages pin clean
 
-help: ## what each target does
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
 	do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 $(READY): pyproject.toml $(wildcard tools/pins/*.txt) tools/environment.py
 	@$(PYTHON) tools/environment.py
 
-demo: $(READY) ## run the five documented systems; BROKER=amqp://… on a RabbitMQ, ARGS=… for options
+demo: $(READY) ## run the five documented systems (BROKER=amqp://… for a RabbitMQ, ARGS=… for options)
 	@HOPBACK_BROKER="$(BROKER)" $(BIN)/hopback demo $(ARGS)
 
-# The only steps of the tests that need the network, and root where packages are missing. The first needs no
-# environment: packages come while it is made.
+# Only these steps of the tests need the network, and root if packages are missing. The first needs no
+# environment, so packages are installed while the environment is created.
 test-packages:
 	@$(PYTHON) -m tests.harness.packages rabbitmq postgresql browser c-client node-client commands
 
-test-needs: $(READY) test-packages ## install what the tests need: Debian packages, clients of other makers
+test-needs: $(READY) test-packages ## install the requirements of the tests: Debian packages, clients of other projects
 	@$(BIN)/python -m tests.clients.environment
 
-# Compiles the modules of all tests: workers that begin at once would each do it.
+# Compiles the modules of all tests. Otherwise all workers would compile them at the same time.
 test-modules: $(READY)
 	@$(PYTEST) -q --collect-only >/dev/null
 
@@ -51,38 +51,38 @@ test-pure: $(READY)
 		--cov=hopback.topology --cov=hopback.policy --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 
-# While packages come over the network, and one core checks types, the other is not left idle.
-test: ## all checks and all tests, RabbitMQ included; what CI runs
+# Runs packages, types and other checks in parallel, so that both cores are in use.
+test: ## run all checks and all tests, including RabbitMQ, as CI does
 	@$(MAKE) --no-print-directory --jobs=4 --output-sync=line test-needs types lint test-modules architecture test-pure
 	$(BIN)/python -m tests.harness.alone -n $(WORKERS) --dist loadgroup $(patsubst %,--ignore=%,tests/architecture $(PURE))
 
-test-fast: $(READY) ## unit and property tests, no network; within a minute
+test-fast: $(READY) ## run unit and property tests, without network, in less than a minute
 	$(PYTEST) -n 2 -q -m "not broker and not slow and not socket and not clients" \
 		-p no:schemathesis --hypothesis-profile=quick $(wildcard $(FAST))
 
-test-brokers: $(READY) ## conformance on RabbitMQ 4.0 and 4.3 as well; minutes, and root
+test-brokers: $(READY) ## run the conformance suite also on RabbitMQ 4.0 and 4.3 (minutes, root)
 	@$(BIN)/python -m tests.harness.packages rabbitmq chroots
 	$(BIN)/python -m tests.harness.versions
 	$(PYTEST) -n $(WORKERS) --dist loadgroup tests/conformance --all-brokers
 	$(PYTEST) -m all_brokers tests/integration tests/faults tests/frameworks --all-brokers
 
-test-pages: $(READY) ## every action with every selection, in a browser over RabbitMQ; ten minutes
+test-pages: $(READY) ## test every action with every selection in a browser, on RabbitMQ (ten minutes)
 	@$(BIN)/python -m tests.harness.packages rabbitmq browser
 	HOPBACK_ALL_CELLS=1 $(PYTEST) tests/acceptance/ops/test_selection_matrix.py
 
-test-peers: $(READY) ## other projects' own tests on `hopback broker` and RabbitMQ; half an hour, root, the network
+test-peers: $(READY) ## run other projects' tests on `hopback broker` and RabbitMQ (half an hour, root, network)
 	@$(BIN)/python -m tests.harness.packages rabbitmq peers
 	$(BIN)/python -m tests.peers $(PEERS)
 
-test-faults: $(READY) ## the proof, long: faults, load and bad input; an hour, and root for a cluster's cuts
+test-faults: $(READY) ## run faults, load and bad input (an hour, root for network cuts of a cluster)
 	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql cluster
 	$(BIN)/python -m tests.faults $(FAULTS)
 
-pristine: ## the demo and the tests on bare Debians with Python 3.11, 3.13 and 3.14; root, half an hour
+pristine: ## run demo and tests on bare Debians with Python 3.11, 3.13 and 3.14 (half an hour, root)
 	@$(PYTHON) -m tests.harness.packages chroots
 	@$(PYTHON) -m tests.pristine $(ONLY)
 
-check: lint types architecture prose ## lint, format, types, architecture, prose
+check: lint types architecture prose ## check lint, format, types, architecture and prose
 
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)
@@ -97,30 +97,30 @@ prose:
 architecture: $(READY)
 	$(PYTEST) -q tests/architecture
 
-docs: $(READY) ## build the documentation site into build/site, to be read from files
+docs: $(READY) ## build the documentation site in build/site, readable from files
 	@$(BIN)/python tools/site/build.py
 
-release-check: $(READY) ## build, look into, install and describe the distributions; minutes, and the network
+release-check: $(READY) ## build, inspect and install the distributions and write their SBOM (minutes, network)
 	@$(BIN)/python -m tests.clients.environment
 	@$(BIN)/python -m tests.release
 
-audit: ## known vulnerabilities of the pinned dependencies; needs the network
+audit: ## check the pinned dependencies for known vulnerabilities (network)
 	@$(PYTHON) tools/audit.py
 
-format: $(READY) ## let ruff correct what it can
+format: $(READY) ## format and fix with ruff
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: bench-peers bench-pages ## measure everything on a quiet machine, and write the pages of benchmarks/; over an hour
+bench: bench-peers bench-pages ## measure everything on a quiet machine and write the pages of benchmarks/ (over an hour)
 
-bench-peers: $(READY) ## measure Hopback beside its peers, also on 4.0 and 4.3 (root): benchmarks/RESULTS.md; 40 minutes
+bench-peers: $(READY) ## measure Hopback and its peers, also on 4.0 and 4.3: benchmarks/RESULTS.md (40 minutes, root)
 	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql c-client chroots
 	$(BIN)/python -m benchmarks.start --write
 	$(BIN)/python -m benchmarks.parts --write
 	$(BIN)/python -m benchmarks.batches
 	$(BIN)/python -m benchmarks; first=$$?; $(BIN)/python -m benchmarks --brokers 4.0,4.3 --main && exit $$first
 
-bench-pages: $(READY) ## measure `hopback broker`, restarts and the service: the other pages of benchmarks/; 15 minutes
+bench-pages: $(READY) ## measure `hopback broker`, restarts and the service: other pages of benchmarks/ (15 minutes)
 	@$(BIN)/python -m tests.harness.packages rabbitmq c-client
 	$(BIN)/python -m benchmarks.server --write
 	$(BIN)/python -m benchmarks.restarts
@@ -129,12 +129,12 @@ bench-pages: $(READY) ## measure `hopback broker`, restarts and the service: the
 	$(BIN)/python -m benchmarks.admin_commands --write
 	$(BIN)/python -m benchmarks.admin_scale --write
 
-# Not $(READY): the environment cannot be made from pins that lack what pyproject.toml has newly.
-pin: ## resolve the dependencies anew and pin them with their hashes; ARGS=--keep for the same versions
+# Not $(READY): the environment cannot be created from pins that lack a new requirement of pyproject.toml.
+pin: ## resolve the dependencies and pin them with hashes (ARGS=--keep for the same versions)
 	@test -x $(BIN)/python || $(PYTHON) tools/environment.py
 	@$(BIN)/python tools/pins.py $(ARGS)
 
-clean: ## remove everything that make made
+clean: ## remove all files that make created
 	rm -rf .venv .work build dist htmlcov .coverage .coverage.* .hypothesis
 	rm -rf .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
