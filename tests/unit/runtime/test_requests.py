@@ -16,6 +16,7 @@ from hopback.errors import (
     InvalidMessage,
     LoginRefused,
     PreconditionFailed,
+    PublishInterrupted,
     PublishRefused,
     Returned,
 )
@@ -234,6 +235,32 @@ async def test_refused_request_does_not_affect_other_requests() -> None:
         assert await asyncio.gather(*asked) == list(range(9))
         with pytest.raises(NoReply, match="within 2 s"):
             await client.request("slow", b"x" * 5_000, timeout="2s")
+        assert await client.request("slow", 7) == 7
+
+
+@in_virtual_time
+async def test_exchange_deleted_in_use_ends_pending_requests_at_once() -> None:
+    """Their replies are lost with the channel. Later requests are answered."""
+    app = App("slow")
+
+    @app.handler("slow", retry=None, replies=True, concurrency=50, bind={"used": ["slow"]})
+    async def answer(number: int) -> int:
+        await asyncio.sleep(5)
+        return number
+
+    async with AppTest(app) as test, RequestClient(test.broker) as client:
+        assert await client.request("slow", 0) == 0
+        assert await client.request("slow", 1, exchange="used") == 1
+        asked = [asyncio.create_task(client.request("slow", n)) for n in range(9)]
+        await asyncio.sleep(1)
+        channel = await (await test.broker.connect("operator")).open_channel()
+        await channel.delete_exchange("used")
+        began = asyncio.get_running_loop().time()
+        with pytest.raises((PublishRefused, NoReply, PublishInterrupted), match="404"):
+            await client.request("slow", 1, exchange="used")
+        ended = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(one) for one in ended} == {NoReply}
+        assert asyncio.get_running_loop().time() - began < 1
         assert await client.request("slow", 7) == 7
 
 
