@@ -8,7 +8,13 @@ Creating an application does not connect to the broker. Applications are run by 
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from enum import Enum
 from inspect import isasyncgenfunction, iscoroutinefunction, signature
@@ -42,7 +48,7 @@ from hopback.runtime.context import (
     watch_publish,
 )
 from hopback.runtime.delays import Cancellations, DueMessages
-from hopback.runtime.dependencies import Need, Scope, needs_of
+from hopback.runtime.dependencies import Need, Scope, check_overrides, needs_of
 from hopback.runtime.handler import (
     BatchHandler,
     BatchOptions,
@@ -76,7 +82,6 @@ if TYPE_CHECKING:
         Coroutine,
         Iterable,
         Iterator,
-        Mapping,
         Sequence,
     )
     from datetime import timedelta
@@ -84,7 +89,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
     from hopback.runtime.codecs import Codecs
-    from hopback.runtime.dependencies import Provider
+    from hopback.runtime.dependencies import Overrides, Provider
     from hopback.runtime.failures import OnError
     from hopback.runtime.service import Service
     from hopback.topology.plan import Plan
@@ -650,15 +655,51 @@ class App(Router):
         self._delays = delay_topology(longest)
         self.longest_delay = longest
 
+    @overload
+    def override(
+        self, provider: Provider, replacement: Provider
+    ) -> AbstractContextManager[None]: ...
+
+    @overload
+    def override(self, provider: Overrides) -> AbstractContextManager[None]: ...
+
+    def override(
+        self, provider: Provider | Overrides, replacement: Provider | None = None
+    ) -> AbstractContextManager[None]:
+        """Replace one provider, or several given as a dict, within this context. Used in tests.
+
+        Services that start in this context use the replacements.
+        """
+        if isinstance(provider, Mapping):
+            return self._override(provider)
+        if replacement is None:
+            expected = "a provider and its replacement, or a dict of them"
+            found = Problem("override", expected, repr(provider))
+            raise InvalidDeclaration((found,), where=self._where)
+        return self._override({provider: replacement})
+
     @contextmanager
-    def override(self, provider: Provider, replacement: Provider) -> Iterator[None]:
-        """Replace a provider within this context. Intended for tests."""
-        before = dict(self.overrides)
-        self.overrides[provider] = replacement
+    def _override(self, replaced: Overrides) -> Iterator[None]:
+        before = self.overrides
+        after = {**before, **replaced}
+        check_overrides(after, self._all_needs(), where=self._where)
+        self.overrides = after
         try:
             yield
         finally:
             self.overrides = before
+
+    def _all_needs(self) -> Iterator[Need]:
+        """Yield the dependencies of all handlers and of the lifespan."""
+        yield from self.lifespan_needs
+        for handler in self.handlers.values():
+            if isinstance(handler, TypedHandlers):
+                for one in handler.handlers.values():
+                    yield from one.needs
+            elif isinstance(handler, Handler | BatchHandler):
+                yield from handler.needs
+            if isinstance(handler, BatchHandler) and handler.prepare is not None:
+                yield from handler.prepare.needs
 
     @property
     def topology(self) -> Topology:

@@ -229,6 +229,42 @@ class Injector:
         raise InvalidDeclaration((Problem(place, expected, found),), where=self._where)
 
 
+def check_overrides(overrides: Overrides, needs: Iterable[Need], *, where: str) -> None:
+    """Raise InvalidDeclaration if an override would have no effect.
+
+    Providers count that are needed by a replaced provider or by its replacement.
+    """
+    problems = [
+        Problem("override", f"a function that replaces {_name(provider)}", repr(replacement))
+        for provider, replacement in dict[Provider, object](overrides).items()
+        if not callable(replacement)
+    ]
+    used = set() if problems else _reachable_providers(overrides, needs, where)
+    for provider in () if problems else overrides:
+        if provider not in used:
+            known = sorted(map(_name, used))
+            expected = f"a provider of this application ({', '.join(known) or 'it has none'})"
+            found = f"{getattr(provider, '__module__', '')}.{_name(provider)}"
+            problems.append(Problem("override", expected, found))
+    if problems:
+        raise InvalidDeclaration(tuple(problems), where=where)
+
+
+def _reachable_providers(overrides: Overrides, needs: Iterable[Need], where: str) -> set[Provider]:
+    """Return the providers that are needed, with or without the overrides."""
+    used: set[Provider] = set()
+    waiting = [need.depends.provider for need in needs if need.depends is not None]
+    while waiting:
+        provider = waiting.pop()
+        if provider in used:
+            continue
+        used.add(provider)
+        for one in {provider, overrides.get(provider, provider)}:
+            needed = _provider_needs(one, where)
+            waiting += [need.depends.provider for need in needed if need.depends is not None]
+    return used
+
+
 async def _call(
     step: _ProviderCall,
     made: Mapping[Provider, Any],

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import os
 import socket
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,7 +35,7 @@ from hopback.store.database import migrate, open_database
 from hopback.store.transaction import Outbox, forget_processed, transaction
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 
     from sqlalchemy import MetaData
     from sqlalchemy.ext.asyncio import AsyncEngine
@@ -86,6 +86,21 @@ class Database:
         self._relay: Relay | None = None
         self._preparing = asyncio.Lock()
         self._is_prepared = False
+
+    @contextmanager
+    def override(self, url: str | AsyncEngine) -> Iterator[None]:
+        """Use another database within this context. Intended for tests.
+
+        Transactions and lifespans that begin in this context use it. Its connections are closed by the
+        lifespan or by `close`.
+        """
+        before = self.engine, self._preparing, self._is_prepared
+        self.engine = open_database(url) if isinstance(url, str) else url
+        self._preparing, self._is_prepared = asyncio.Lock(), False
+        try:
+            yield
+        finally:
+            self.engine, self._preparing, self._is_prepared = before
 
     async def prepare(self) -> None:
         """Create missing tables. Only has an effect on the first call."""

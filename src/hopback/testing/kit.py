@@ -11,7 +11,6 @@ import functools
 import inspect
 import math
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeAlias, Unpack, overload
 
 from hopback.broker.embedded import (
@@ -182,9 +181,7 @@ class AppTest(EventRecord):
             on_exception=self.failures.append,
         )
         self._embedded.node.listen(lambda _event: self._stirred.set())
-        with ExitStack() as stack:
-            for provider, replacement in self._overrides.items():
-                stack.enter_context(self.app.override(provider, replacement))
+        with self.app.override(self._overrides):
             self.service: Service = Service(
                 self.app, self._used, options=self._options, environment=environment
             )

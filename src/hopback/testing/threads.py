@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from hopback.broker.rabbitmq import RabbitMQ
@@ -197,9 +196,7 @@ class AppThread(EventRecord):
 
     async def _serve(self) -> None:
         environment = Environment(bus=Bus(self._note), host="test")
-        with ExitStack() as stack:
-            for provider, replacement in self._overrides.items():
-                stack.enter_context(self._app.override(provider, replacement))
+        with self._app.override(self._overrides):
             service = Service(self._app, RabbitMQ(self._url), environment=environment)
         self._loop, self._service = asyncio.get_running_loop(), service
         running = asyncio.create_task(service.run())

@@ -232,6 +232,46 @@ async def test_override_replaces_provider_in_tests() -> None:
     assert app.overrides == {}
 
 
+@in_virtual_time
+async def test_several_overrides_may_be_given_as_a_dict() -> None:
+    app = _app()
+    other = Database()
+    with app.override({open_session: lambda: Session(other), open_database: lambda: other}):
+        async with AppTest(app) as test:
+            await test.publish("orders", {"id": 1})
+            assert await test.drain() == Tally(done=1)
+    assert "database opened" not in DIARY
+    assert app.overrides == {}
+
+
+@in_virtual_time
+async def test_override_of_an_unused_provider_is_refused() -> None:
+    """The error lists the providers of handlers, batches and the lifespan, and their own ones."""
+    app = _app()
+    expected = (
+        r"app 'shop': override: expected a provider of this application \(greet, open_database,"
+        rf" open_lock, open_session, who\), got {__name__}\._short_lived$"
+    )
+    with pytest.raises(InvalidDeclaration, match=expected):
+        async with AppTest(app, overrides={_short_lived: open_database}):
+            raise AssertionError("expected no start")
+    with pytest.raises(InvalidDeclaration, match="expected a provider"), app.override(print, input):
+        raise AssertionError("expected no override")
+    assert app.overrides == {}
+
+
+def test_override_without_a_function_is_refused() -> None:
+    app = _app()
+    wrong: Any = Database()
+    expected = "override: expected a function that replaces open_database, got <"
+    with pytest.raises(InvalidDeclaration, match=expected), app.override({open_database: wrong}):
+        raise AssertionError("expected no override")
+    expected = "override: expected a provider and its replacement, or a dict of them, got <function"
+    single: Any = open_database
+    with pytest.raises(InvalidDeclaration, match=expected), app.override(single):
+        raise AssertionError("expected no override")
+
+
 async def _needs_itself(one: Annotated[int, Depends(lambda: 1)], two: int) -> int:
     return one + two
 

@@ -346,3 +346,32 @@ def test_drain_waits_for_the_outbox_of_a_database(tmp_path: Path) -> None:
 
     for number in range(3):
         play(number)
+
+
+def test_database_of_a_module_is_replaced_in_tests(tmp_path: Path) -> None:
+    """Each test has its own database. The one of the module is not touched."""
+    database = Database(f"sqlite:///{tmp_path / 'shop.db'}")
+    app = App("shop", lifespan=database.lifespan)
+    usual = database.engine
+
+    @app.handler("orders", retry=["30s"])
+    async def handle(order: dict[str, int], context: Context) -> None:
+        async with database.transaction() as tx:
+            if await tx.first_time("orders", context.delivery):
+                await tx.send(compose("invoices", order))
+
+    @app.handler("invoices", retry=["30s"])
+    async def invoice(order: dict[str, int]) -> None: ...
+
+    @in_virtual_time
+    async def play() -> None:
+        async with AppTest(app) as test:
+            await test.publish("orders", {"id": 1}, message_id="1")
+            await test.drain()
+            test.assert_done("invoices", times=1)
+
+    for number in range(3):
+        with database.override(f"sqlite:///{tmp_path / f'test{number}.db'}"):
+            play()
+    assert database.engine is usual
+    assert sorted(one.name for one in tmp_path.glob("*.db")) == ["test0.db", "test1.db", "test2.db"]
