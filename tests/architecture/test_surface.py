@@ -121,8 +121,8 @@ def test_completion_of_context_shows_no_internal_names() -> None:
     shown = {name for name in dir(Context) if not name.startswith("_")}
     assert shown == {
         "attempt", "correlation_id", "delivery", "has_replied", "headers", "is_last_attempt", "message_id",
-        "now", "plan", "publish", "publish_sync", "queue", "reply", "reply_sync", "request", "routing_key", "send",
-        "wants_reply",
+        "now", "plan", "publish", "publish_sync", "queue", "reply", "reply_sync", "request", "routing_key",
+        "send", "wants_reply",
     }  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def _park(url: str, count: int, queue: str = _DLQ) -> None:
 def _dead_letter(number: int, queue: str) -> Message:
     record = {
         "type": "TimeoutError" if number % 3 else "shop.OutOfStock",
-        "message": "\x1b[2J\x07nothing came",
+        "message": "\x1b[2J\x07no answer",
         "fingerprint": "aaaa1111" if number % 3 else "bbbb2222",
         "last": "2026-01-01T10:00:00.000Z",
         "attempts": 4,

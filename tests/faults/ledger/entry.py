@@ -87,7 +87,7 @@ class Pen(Protocol):
 
 
 class ListPen:
-    """Writes into a list. A killed process writes nothing more."""
+    """Writes into a list. A killed process stops writing."""
 
     def __init__(self, entries: list[Entry], who: str, now: Callable[[], float]) -> None:
         self._entries = entries

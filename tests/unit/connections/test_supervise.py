@@ -59,7 +59,7 @@ class _Broker:
     async def connect(self, name: str = "hopback") -> Connection:
         if self.refusals:
             self.refusals -= 1
-            raise ConnectionFailed("nobody there")
+            raise ConnectionFailed("connection refused")
         self.lines.append(_Line())
         return self.lines[-1]
 
@@ -147,7 +147,7 @@ async def test_connecting_state_has_reason_of_last_failure() -> None:
     world = _World(broker)
     world.supervised._on_state = lambda state, reason: reasons.append(f"{state}: {reason}")
     task = await world.running()
-    assert reasons == ["connecting: ", "connecting: nobody there", "ready: "]
+    assert reasons == ["connecting: ", "connecting: connection refused", "ready: "]
     world.supervised.stop()
     await task
 
@@ -264,5 +264,5 @@ async def test_failure_callback_replaces_log(
         await asyncio.sleep(0)
     supervised.stop()
     await task
-    assert [str(one) for one in told] == ["nobody there"] * 3
+    assert [str(one) for one in told] == ["connection refused"] * 3
     assert caplog.messages == []

@@ -119,7 +119,7 @@ class Client:
     def get(self, queue: str) -> UnackedDelivery:
         """Take one message that must be there."""
         taken = self.channel.get(queue)
-        assert taken is not None, f"nothing ready in {queue}"
+        assert taken is not None, f"no ready message in {queue}"
         return taken
 
     def drain(self, queue: str) -> list[UnackedDelivery]:

@@ -264,7 +264,7 @@ async def test_message_that_cannot_be_moved_stays_unacked_and_is_counted() -> No
     session = ConsumeSession(channel, connection.version)
 
     async def publish(_message: Message, _ended: object = None, /) -> None:
-        raise AssertionError("nothing may be published")
+        raise AssertionError("no publish is allowed")
 
     settling = Settling(plan, publish, environment)
     assert not await settling.conclude(HeldDelivery(delivery, session), Answer(Park("no")), 0.0)

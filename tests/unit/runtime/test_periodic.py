@@ -159,7 +159,7 @@ async def _run_service(
 async def test_clock_ahead_for_a_moment_costs_no_later_message(seconds: float, missed: str) -> None:
     """The clock is 10 min ahead.
 
-    A short jump sends nothing, a longer one at most the messages due within it.
+    A short jump sends no message, a longer one at most the messages due within it.
     """
     ids, told = list[str](), list[float]()
     clock, broker = _SetClock(), EmbeddedBroker()

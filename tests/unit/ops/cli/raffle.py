@@ -62,7 +62,7 @@ class Raffle:
 def _dead_letter(number: int, failure: dict[str, object]) -> Message:
     record = {
         "type": "shop.OutOfStock" if number % 2 else "TimeoutError",
-        "message": "nothing left",
+        "message": "out of stock",
         "fingerprint": "aaaa1111" if number % 2 else "bbbb2222",
         "first": "2023-11-14T20:00:00.000Z",
         "last": "2023-11-14T22:00:00.000Z",
