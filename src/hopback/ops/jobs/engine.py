@@ -141,7 +141,7 @@ class Engine:
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}", None
 
     async def _work(self) -> None:
-        if self._returns.has_ramp:
+        if self._returns.stages:
             await self._returns.measure_arrivals()
         await self._find_selection()
         while not (self._driver.is_exhausted and not self._sender.failed):
@@ -154,7 +154,7 @@ class Engine:
             if self._driver.is_exhausted:
                 await self._sender.drain()
         self._sender.check()
-        if self._returns.has_ramp and self._sender.sent > self._leased.watched:
+        if self._returns.stages and self._sender.sent > self._leased.watched:
             await self._returns.watch(self._sender.sent)
         await self._finish(is_final=True)
 
@@ -268,7 +268,7 @@ class Engine:
                 raise EndJob(JobState.FAILED, prepared.reason)
             self._reader.leave(message, prepared.reason, is_skipped=prepared.guard)
             return True
-        if self._returns.has_ramp:
+        if self._returns.stages:
             self._returns.timer.see(message.delivery)
         self._sender.send(message, prepared)
         return True
@@ -283,7 +283,7 @@ class Engine:
             await sender.drain()
         await self._progress.obey()
         await self._progress.save_if_due()
-        if self._returns.has_ramp:
+        if self._returns.stages:
             await self._returns.look_if_due(sender.sent)
 
     async def _send_failed(self) -> None:

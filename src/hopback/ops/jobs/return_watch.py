@@ -115,9 +115,9 @@ class ReturnWatch:
         self._progress = progress
         self._clock = clock
         self.timer: WatchTimer = WatchTimer(queue, pace.watch_s)
-        self.stages: frozenset[int] = pace.stage_ends()
-        """Numbers of sent messages after which the job watches."""
-        self.has_ramp = bool(pace.ramp) and leased.job.kind is JobKind.REDRIVE
+        is_redrive = leased.job.kind is JobKind.REDRIVE
+        self.stages: frozenset[int] = pace.stage_ends() if is_redrive else frozenset()
+        """Numbers of sent messages after which the job watches. Empty without a ramp."""
         self.requeued: BrokerError | None = None
         """Why the broker requeued the held messages during a watch."""
         self._before = leased.job.counts

@@ -27,6 +27,7 @@ from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType, Topology
 from hopback.version import BrokerVersion
 from tests.unit.ops.service import count_returned
+from tests.unit.ops.shop import discard, open_shop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -380,6 +381,17 @@ async def test_dry_run_names_active_job() -> None:
         assert detail.foreign_consumers == 0
         await operations.cancel(running.id)
         await operations.wait(running.id)
+
+
+@in_virtual_time
+async def test_discard_with_ramp_does_not_watch_for_returns() -> None:
+    async with open_shop() as shop:
+        await shop.park(5)
+        job = await shop.operations.start(discard(pace=Pace(ramp=(1,), watch_s=600.0)))
+        began = asyncio.get_running_loop().time()
+        done = await shop.operations.wait(job.id)
+        assert (done.state, done.counts.done) == (JobState.COMPLETED, 5)
+        assert asyncio.get_running_loop().time() - began < 60
 
 
 def test_expiration_of_message_gives_retry_wait() -> None:
