@@ -41,10 +41,10 @@ _ROUND_OUT_ROOM = 4
 class QueueMessages:
     """The first `count` messages of a queue, about `prefetch` of them at a time.
 
-    A job can take its messages from here (`job_messages`). `first` is the prefetch of the first consumer.
-    `is_quorum` is None if the type of the queue is unknown. With `keeps_consumer` the last consumer stays
-    active until the channel closes, so that other processes see that messages are held. This is for readers
-    that ack no message.
+    A job takes its messages from here, unless a browse session hands them over. `first` is the prefetch of
+    the first consumer. `is_quorum` is None if the type of the queue is unknown. With `keeps_consumer` the
+    last consumer stays active until the channel closes, so that other processes see that messages are held.
+    This is for readers that ack no message.
     """
 
     def __init__(
@@ -74,10 +74,13 @@ class QueueMessages:
         self._idle = 0
         self._has_new = False
         self.taken: int = 0
+        """Number of delivered messages."""
         self.is_empty: bool = False
+        """Whether the last `next` returned None because the queue had no ready message."""
 
     @property
     def given(self) -> int:
+        """Number of messages that this process has held."""
         return self.taken
 
     @property
@@ -93,12 +96,15 @@ class QueueMessages:
         return (await self._channel.declare_queue(Queue(self._queue), passive=True)).consumers
 
     def more(self, count: int) -> None:
+        """Take `count` more messages than requested before."""
         self._count += count
 
     def limit(self, count: int) -> None:
+        """Take no more than `count` messages in all, besides those that were delivered already."""
         self._count = max(count, self.taken)
 
     def at_hand(self) -> Delivery | None:
+        """Return the next message if it was delivered already. None does not mean an empty queue."""
         return self._pop() if self._arrived else None
 
     async def next(self) -> Delivery | None:
@@ -127,16 +133,20 @@ class QueueMessages:
         self._prefetch.acked += 1
 
     def keep(self, tag: int) -> None:
+        """Hold a message until the channel closes."""
         self._prefetch.kept += 1
         self._consumers.keep(tag)
 
     def keep_for_now(self, tag: int) -> None:
+        """Hold a message that may be settled later."""
         self._prefetch.kept += 1
 
     async def pause(self) -> None:
+        """Stop deliveries until the next call of `next`."""
         await self._consumers.end()
 
     async def finish(self) -> None:
+        """Stop deliveries and wait until the broker has read every ack."""
         await self._consumers.end()
         await await_settlements(self._channel)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hopback.errors import NoSuch, SessionOver
-from hopback.ops.browse.job_messages import HandedMessages
+from hopback.ops.browse.handed_messages import HandedMessages
 from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import DeadLetter, Groups, Moment, Page, SessionView

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hopback.broker.port import Channel
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.browse.job_messages import JobMessages
     from hopback.ops.jobs.cursor import SelectionCursor
     from hopback.ops.jobs.job_record import JobRecord, JobSpec
     from hopback.ops.jobs.leased_job import LeasedJob
@@ -134,7 +133,7 @@ def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
 
 def queue_messages(
     job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: SelectionCursor, store: str
-) -> JobMessages:
+) -> QueueMessages:
     """Return as many messages of the queue as the cursor can need."""
     is_classic = snapshot.is_classic(job.queue)
     return QueueMessages(

@@ -1,6 +1,6 @@
 """Take the messages of a selection from a queue: the driver of the cursors.
 
-The driver reads deliveries from `JobMessages`, reports them to a cursor, and asks the cursor which of them
+The driver reads deliveries from `QueueMessages`, reports them to a cursor, and asks the cursor which of them
 belong to the selection. It also asks the broker for other consumers of the queue and for the proof that
 acks were applied. Both answers are in the consumer count of a passive declare: a quorum queue counts a
 cancelled consumer until it has applied the acks of all its messages.
@@ -18,7 +18,8 @@ from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-    from hopback.ops.browse.job_messages import JobMessages
+    from hopback.ops.browse.handed_messages import HandedMessages
+    from hopback.ops.browse.queue_messages import QueueMessages
     from hopback.ops.jobs.job_record import Checkpoint
 
 _MOST_FOUND = 10_000
@@ -44,7 +45,11 @@ class CursorDriver:
     """
 
     def __init__(
-        self, messages: JobMessages, cursor: SelectionCursor, *, is_type_known: bool
+        self,
+        messages: QueueMessages | HandedMessages,
+        cursor: SelectionCursor,
+        *,
+        is_type_known: bool,
     ) -> None:
         self.messages = messages
         self.cursor = cursor

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.browse.job_messages import HandedMessages
+    from hopback.ops.browse.handed_messages import HandedMessages
     from hopback.ops.browse.session import ChosenMessages
     from hopback.ops.contract.requests import Settings
     from hopback.ops.jobs.journal import Journal
