@@ -45,12 +45,12 @@ async def _migrate_further(engine: AsyncEngine) -> list[int]:
 
 async def test_later_migration_keeps_the_rows_and_is_applied_once(engine: AsyncEngine) -> None:
     journal = Journal(database.EngineDatabase(engine), ManualClock(1000.0))
-    await journal.write(AuditEntry(Moment(1.0), "Ann", "job.start"))
+    await journal.write_entry(AuditEntry(Moment(1.0), "Ann", "job.start"))
     assert await _migrate_further(engine) == [LATEST + 1]
     assert await _migrate_further(engine) == []
     assert await current_version(engine) == LATEST + 1
-    await journal.write(AuditEntry(Moment(2.0), "Bob", "job.start"))
-    assert [entry.by for entry in await journal.read(NEWEST)] == ["Bob", "Ann"]
+    await journal.write_entry(AuditEntry(Moment(2.0), "Bob", "job.start"))
+    assert [entry.by for entry in await journal.read_entries(NEWEST)] == ["Bob", "Ann"]
     async with engine.connect() as connection:
         hosts = (await connection.execute(text("SELECT host FROM hopback_audit"))).scalars().all()
     assert hosts == ["unknown", "unknown"]
@@ -71,7 +71,7 @@ async def test_command_refuses_a_file_of_a_newer_version(tmp_path: Path) -> None
     await newer.dispose()
     opened = SqliteDatabase(file, SystemClock())
     with pytest.raises(StoreTooNew):
-        await Journal(opened, SystemClock()).read(NEWEST)
+        await Journal(opened, SystemClock()).read_entries(NEWEST)
     await opened.close()
 
 

@@ -439,12 +439,12 @@ class Operations:
         return await self.journal.failures(job_id, cursor, limit)
 
     async def events(self, job_id: str) -> AsyncIterator[Job]:
-        async for record in self._runner.news(job_id):
+        async for record in self._runner.follow(job_id):
             yield record.view
 
     async def wait(self, job_id: str) -> Job:
         newest: JobRecord | None = None
-        async for record in self._runner.news(job_id):
+        async for record in self._runner.follow(job_id):
             newest = record
         await self._runner.join(job_id)
         return await self.job(job_id) if newest is None else newest.view
@@ -612,7 +612,7 @@ class Operations:
         raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
-        return await self.journal.read(query, None if self._everywhere else self._share)
+        return await self.journal.read_entries(query, None if self._everywhere else self._share)
 
     async def note(
         self,
@@ -637,4 +637,4 @@ class Operations:
             result=result,
             details=dict(details or {}),
         )
-        await self.journal.write(entry, self._name)
+        await self.journal.write_entry(entry, self._name)

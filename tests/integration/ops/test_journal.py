@@ -197,18 +197,18 @@ async def test_failures_are_read_in_order_by_page(sql_database: SqlDatabase) -> 
 async def test_audit_cannot_be_changed_or_deleted(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
     for number in range(3):
-        await journal.write(
+        await journal.write_entry(
             AuditEntry(Moment(number), "Ann", "job.start", "q", details={"n": number})
         )
-    await journal.write(AuditEntry(Moment(9), "Bob", "login"))
-    entries = await journal.read(AuditQuery(by="Ann", limit=2))
+    await journal.write_entry(AuditEntry(Moment(9), "Bob", "login"))
+    entries = await journal.read_entries(AuditQuery(by="Ann", limit=2))
     assert [(entry.at, entry.details["n"]) for entry in entries] == [(2.0, 2), (1.0, 1)]
-    older = await journal.read(AuditQuery(by="Ann", before=entries[-1].number))
+    older = await journal.read_entries(AuditQuery(by="Ann", before=entries[-1].number))
     assert [entry.at for entry in older] == [0.0]
     for statement in ("UPDATE hopback_audit SET action = 'none'", "DELETE FROM hopback_audit"):
         with pytest.raises(StoreUnavailable, match="append-only"):
             await sql_database.write(methodcaller("__call__", statement))
-    assert len(await journal.read(AuditQuery())) == 4
+    assert len(await journal.read_entries(AuditQuery())) == 4
 
 
 async def test_retention_of_audit_leaves_an_entry(sql_database: SqlDatabase) -> None:
@@ -216,11 +216,11 @@ async def test_retention_of_audit_leaves_an_entry(sql_database: SqlDatabase) -> 
     clock = ManualClock(400 * 86_400.0)
     journal = Journal(sql_database, clock)
     for number in range(1201):
-        await journal.write(AuditEntry(Moment(number), "Ann", "job.start"))
-    await journal.write(AuditEntry(Moment(clock.now() - 86_400), "Bob", "job.start"))
+        await journal.write_entry(AuditEntry(Moment(number), "Ann", "job.start"))
+    await journal.write_entry(AuditEntry(Moment(clock.now() - 86_400), "Bob", "job.start"))
     found = await forget_old(journal, clock, Retention(audit_days=365))
     assert found == (1201, 0)
-    entries = await journal.read(AuditQuery())
+    entries = await journal.read_entries(AuditQuery())
     assert [(entry.by, entry.action) for entry in entries] == [
         ("hopback", "audit.retention"), ("Bob", "job.start"),
     ]  # fmt: skip
@@ -285,10 +285,10 @@ async def test_first_broker_shows_audit_entries_of_unserved_brokers(
 ) -> None:
     journal = Journal(sql_database, SystemClock())
     for action, broker in (("ours", "a /"), ("theirs", "b /"), ("gone", "c /")):
-        await journal.write(AuditEntry(Moment(2.0), "Ann", action), broker)
+        await journal.write_entry(AuditEntry(Moment(2.0), "Ann", action), broker)
     first = JournalShare("a /", frozenset({"b /"}))
     second = JournalShare("b /", frozenset({"a /"}), is_first=False)
-    read = [await journal.read(AuditQuery(), share) for share in (None, first, second)]
+    read = [await journal.read_entries(AuditQuery(), share) for share in (None, first, second)]
     assert [[entry.action for entry in entries] for entries in read] == [
         ["gone", "theirs", "ours"], ["gone", "ours"], ["theirs"],
     ]  # fmt: skip

@@ -22,7 +22,7 @@ async def test_missing_tables_are_reported_as_store_unavailable(tmp_path: Path) 
         journal.job("j-1"),
         journal.failures("j-1", 0, 1),
         journal.renew("j-1", "me"),
-        journal.read(AuditQuery()),
+        journal.read_entries(AuditQuery()),
     )
     try:
         for call in calls:

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 class LeftOut:
     """Why a message stays in its queue.
 
-    `guard` is whether the loop guard left it out: the message then counts as skipped, not as failed. `stops`
-    is whether no other message could be sent either.
+    `is_skipped` is whether the job has decided to leave it out: it does not count as failed. `stops` is
+    whether no other message could be sent either.
     """
 
     reason: str
-    guard: bool = False
+    is_skipped: bool = False
     stops: bool = False
 
 
@@ -152,10 +152,10 @@ class RedriveAction(Action):
                 return made
         headers = delivery.properties.headers
         if headers and headers.get(REDRIVE_JOB) == self._occasion.job:
-            return LeftOut("this job has already sent it, and it returned", guard=True)
+            return LeftOut("this job has already sent it, and it returned", is_skipped=True)
         refusal = loop_guard(delivery, most) if headers else None
         if refusal is not None:
-            return LeftOut(refusal, guard=True)
+            return LeftOut(refusal, is_skipped=True)
         redriver = self._only
         if redriver is None:
             aim = self._aim(delivery)

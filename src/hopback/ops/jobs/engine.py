@@ -266,7 +266,7 @@ class Engine:
         if isinstance(prepared, LeftOut):
             if prepared.stops:
                 raise EndJob(JobState.FAILED, prepared.reason)
-            self._reader.leave(message, prepared.reason, is_skipped=prepared.guard)
+            self._reader.leave(message, prepared.reason, is_skipped=prepared.is_skipped)
             return True
         if self._returns.stages:
             self._returns.timer.see(message.delivery)
@@ -314,7 +314,7 @@ class Engine:
         driver, counts = self._driver, self._progress.counts
         await driver.await_acks()
         # Messages need time to return. If the job has not watched, their number is unknown.
-        ready = (await self._returns.look(counts=False)).ready
+        ready = (await self._returns.look(had_time=False)).ready
         self._has_others = ready + driver.held - counts.skipped - counts.failed > 0
         if is_final and driver.held and not driver.cursor.is_in_place:
             await driver.messages.round_out()
@@ -327,7 +327,7 @@ class Engine:
         progress.add(done=cursor.moved_before)
         if cursor.doubt and progress.counts.arrived_meanwhile:
             return JobState.FAILED, cursor.doubt
-        progress.note(gone=cursor.gone)
+        progress.set_counts(gone=cursor.gone)
         reasons, counts = [], progress.counts
         if cursor.gone:
             reasons.append(f"{count_of(cursor.gone)} had left {queue!r} by another way")

@@ -52,7 +52,7 @@ class JobProgress:
         done = max(self._counts.selected - left, 0)
         self._counts = structs.replace(self._counts, done=done, skipped=0, failed=0)
 
-    def note(self, **counts: int | None) -> None:
+    def set_counts(self, **counts: int | None) -> None:
         """Set counts of messages that the job does not move: arrived, returned or gone ones."""
         self._counts = structs.replace(self._counts, **counts)
 

@@ -215,14 +215,14 @@ class Journal:
         )
         return tuple(_FAILURE.decode(document) for (document,) in rows)
 
-    async def write(self, entry: AuditEntry, broker: str = "") -> None:
+    async def write_entry(self, entry: AuditEntry, broker: str = "") -> None:
         """Append an entry of that broker to the audit."""
         values: dict[str, object] = msgspec.structs.asdict(entry)
         values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
         del values["number"]  # the database gives it
         await self._add("hopback_audit", [values])
 
-    async def read(
+    async def read_entries(
         self, query: AuditQuery, share: JournalShare | None = None
     ) -> tuple[AuditEntry, ...]:
         """Return audit entries, the newest first: all, or those of one broker's share."""

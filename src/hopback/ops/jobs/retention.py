@@ -56,7 +56,9 @@ async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> tu
             details["entriesBefore"] = timestamp(audit_before)
         if jobs:
             details["jobsEndedBefore"] = timestamp(jobs_before)
-        await journal.write(AuditEntry(Moment(now), "hopback", "audit.retention", details=details))
+        await journal.write_entry(
+            AuditEntry(Moment(now), "hopback", "audit.retention", details=details)
+        )
     return entries, jobs
 
 

@@ -130,10 +130,10 @@ class ReturnWatch:
     async def measure_arrivals(self) -> None:
         """Count the messages that arrive before the first message is sent."""
         seconds = min(self.timer.time.seconds, MEASURE_S)
-        before = (await self.look(counts=False)).count
+        before = (await self.look(had_time=False)).count
         words = "counting arrivals until {}, before the first message is sent"
         async for _ in self._moments(seconds, seconds, words):
-            self._arrived_first = (await self.look(counts=False)).count
+            self._arrived_first = (await self.look(had_time=False)).count
         arrived = max(self._arrived_first - before, 0)
         self._rule = replace(self._rule, arrived=arrived, seconds=seconds)
         self._sends_since = asyncio.get_running_loop().time()
@@ -149,7 +149,7 @@ class ReturnWatch:
         words = "watching until {} for returned messages"
         every = max(time.seconds / _LOOKS, SAVE_EVERY_S)
         async for _ in self._moments(time.seconds, every, words):
-            self._check(await self.look(counts=True), sent)
+            self._check(await self.look(had_time=True), sent)
         self._looked_at = asyncio.get_running_loop().time()
         self._leased.watched = sent
         if self.requeued is not None:
@@ -161,7 +161,7 @@ class ReturnWatch:
         is_due = now - self._looked_at >= max(seconds / _LOOKS, SAVE_EVERY_S)
         if sent > max(self.stages) and is_due:
             self._looked_at = now
-            self._check(await self.look(counts=False), sent)
+            self._check(await self.look(had_time=False), sent)
 
     def _check(self, found: Arrivals, sent: int) -> None:
         elapsed = asyncio.get_running_loop().time() - self._sends_since
@@ -191,10 +191,10 @@ class ReturnWatch:
             yield
         self._leased.show(replace(self._leased.job, state_reason=""))
 
-    async def look(self, *, counts: bool) -> Arrivals:
+    async def look(self, *, had_time: bool) -> Arrivals:
         """Count the arrived messages, and how many of them had been sent by this job.
 
-        A result of none `counts` only if messages had time to return. Otherwise it is unknown.
+        `had_time` is whether messages had time to return. Otherwise a result of none is unknown.
         """
         driver, progress = self._driver, self._progress
         holding = driver.held > 0 and self.requeued is None
@@ -203,7 +203,7 @@ class ReturnWatch:
                 await driver.messages.check()
             except BrokerError as lost:
                 # A broker requeues messages that are held for too long. A watch may be longer than that.
-                if not counts or is_away(lost):
+                if not had_time or is_away(lost):
                     raise
                 self.requeued, holding = lost, False
         taken = driver.messages.taken if self.requeued is None else driver.acked
@@ -216,10 +216,10 @@ class ReturnWatch:
             gone = driver.cursor.gone
             left = spec.span + spec.behind - progress.counts.done - gone
             arrived = max(arrived, found.ready + driver.held - left)
-        progress.note(arrived_meanwhile=arrived)
-        if found.came_back or counts:
+        progress.set_counts(arrived_meanwhile=arrived)
+        if found.came_back or had_time:
             known, known_before = found.came_back, self._before.came_back
-            progress.note(
+            progress.set_counts(
                 came_back=known_before or None if known is None else max(known, known_before or 0),
                 came_back_at_least=found.looked_at < found.count,
             )

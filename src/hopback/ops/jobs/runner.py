@@ -201,7 +201,7 @@ class JobRunner:
     async def _write_audit(self, job: JobRecord) -> None:
         """Write an audit entry for a job that has ended or stopped."""
         good = job.state in {JobState.COMPLETED, JobState.CANCELLED} and not job.counts.failed
-        await self._journal.write(
+        await self._journal.write_entry(
             AuditEntry(
                 at=Moment(self._clock.now()),
                 by=job.spec.by.name or job.spec.by.id,
@@ -339,7 +339,7 @@ class JobRunner:
             counts = structs.replace(job.counts, came_back=found, came_back_at_least=False)
             await self._journal.amend(replace(job, counts=counts))
 
-    async def news(self, job_id: str) -> AsyncIterator[JobRecord]:
+    async def follow(self, job_id: str) -> AsyncIterator[JobRecord]:
         """Yield the job now and after each change, until it is not active."""
         told: JobRecord | None = None
         leased: LeasedJob | None = None

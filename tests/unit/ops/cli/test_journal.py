@@ -33,13 +33,13 @@ _JOB = JobRecord(
 async def test_processes_on_one_file_share_jobs_audit_and_documents(tmp_path: Path) -> None:
     clock, url = ManualClock(10.0), f"sqlite:///{tmp_path / 'jobs.db'}"
     async with journal(url, clock) as one, journal(url, clock) as other:
-        await other.write(_ENTRY, "here")
-        await one.write(_ENTRY, "here")
+        await other.write_entry(_ENTRY, "here")
+        await one.write_entry(_ENTRY, "here")
         ours, theirs = (Documents(each.database, "here", clock) for each in (one, other))
         await theirs.write("kind", {"key": "text"})
         await ours.write("kind", {"key": "newer", "other": "text"})
-        assert await one.read(NEWEST) == await other.read(NEWEST)
-        assert [one.number for one in await one.read(NEWEST)] == [2, 1]
+        assert await one.read_entries(NEWEST) == await other.read_entries(NEWEST)
+        assert [one.number for one in await one.read_entries(NEWEST)] == [2, 1]
         assert await theirs.read("kind", str) == {"key": "newer", "other": "text"}
         await other.begin(_JOB, "service")
         assert [job.id for job in await one.jobs(active=True, broker="here")] == ["j-1"]
@@ -57,7 +57,7 @@ async def test_invalid_journal_file_is_reported_and_unchanged(tmp_path: Path) ->
         CommandFailed, match="or the file is not a database: file is not a database"
     ):
         async with journal(f"sqlite:///{file}", ManualClock()) as one:
-            await one.write(_ENTRY)
+            await one.write_entry(_ENTRY)
     assert file.read_bytes() == before
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
 

@@ -267,7 +267,7 @@ async def test_caller_that_exits_at_job_end_waits_for_audit_and_connection_close
         async for told in shop.operations.events(job.id):
             last = told.state
     assert last is JobState.COMPLETED
-    said = [entry.action for entry in await journal.read(AuditQuery(job=job.id))]
+    said = [entry.action for entry in await journal.read_entries(AuditQuery(job=job.id))]
     assert said == ["job.end", "job.start"]
 
 

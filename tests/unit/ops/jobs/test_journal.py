@@ -26,12 +26,12 @@ async def test_retention_deletes_old_audit_entries_and_jobs() -> None:
         await journal.begin(job, "me")
         await journal.save(job.to(state, 1.0), "me")
     for at in (1.0, 2.0, 399 * _DAY):
-        await journal.write(AuditEntry(Moment(at), "Ann", "job.start"))
+        await journal.write_entry(AuditEntry(Moment(at), "Ann", "job.start"))
     clock.advance(400 * _DAY)
     found = await forget_old(journal, clock, Retention())
     assert found == (2, 1)
     assert [job.id for job in await journal.jobs()] == ["j-1"]
-    entries = await journal.read(AuditQuery())
+    entries = await journal.read_entries(AuditQuery())
     assert [(entry.number, entry.action) for entry in entries] == [
         (4, "audit.retention"),
         (3, "job.start"),
@@ -49,7 +49,7 @@ def test_retention_defaults_of_service_and_library_are_equal() -> None:
 async def test_retention_of_zero_days_keeps_everything() -> None:
     clock = ManualClock(0.0)
     journal = MemoryJournal(clock)
-    await journal.write(AuditEntry(Moment(0), "Ann", "job.start"))
+    await journal.write_entry(AuditEntry(Moment(0), "Ann", "job.start"))
     clock.advance(1e9)
     assert await forget_old(journal, clock, Retention(0, 0)) == (0, 0)
-    assert len(await journal.read(AuditQuery())) == 1
+    assert len(await journal.read_entries(AuditQuery())) == 1
