@@ -164,7 +164,7 @@ def _redrive_too_early(page: Page) -> None:
     """The cause is not fixed: the careful beginning stops by itself after one message."""
     page.get_by_role("link", name="Re-drive 9…").click()
     _three_steps(page, "the warehouse was synchronised", "Re-drive 9 messages")
-    expect(page.locator(".state")).to_have_text("stopped: messages returned", timeout=15_000)
+    expect(page.locator(".state")).to_have_text("stopped: messages arrived", timeout=15_000)
     _picture(page, "came-back", 680)
     job = page.url
     page.get_by_role("button", name="Show returned messages").click()
