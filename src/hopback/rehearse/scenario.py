@@ -19,7 +19,7 @@ from hopback.rehearse.quantities import (
     parse_size,
     parse_spread,
 )
-from hopback.topology.located import Located, Table
+from hopback.topology.located import Located, Table, toml_problem
 from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
@@ -272,8 +272,8 @@ def read_scenario(
 
     try:
         data = tomllib.loads(text)
-    except ValueError as error:
-        raise InvalidTopology((Problem("file", "valid TOML", str(error)),), where=where) from None
+    except (RecursionError, ValueError) as error:
+        raise InvalidTopology((toml_problem(error),), where=where) from None
     root = Located("", data, [])
     table = root.table()
     loads = tuple(_load(name, place, profile, live) for name, place in table.entries("queues"))

@@ -116,19 +116,22 @@ _RETRY = ("30s", "5m", "30m")
 """The default retry delays."""
 
 
-class _Unsaid(Enum):
+class _NotGiven(Enum):
     """Marks an option that was not given."""
 
-    UNSAID = "unsaid"
+    NOT_GIVEN = "not given"
+
+    def __repr__(self) -> str:
+        return "<not given>"  # shown by `help(app.handler)`
 
 
-_UNSAID: Final = _Unsaid.UNSAID
+_NOT_GIVEN: Final = _NotGiven.NOT_GIVEN
 
 
 class _HowHandled(TypedDict, total=False):
     """Options of `handler`."""
 
-    retry: Waits | Literal[_Unsaid.UNSAID]
+    retry: Waits | _NotGiven
     attempts: int | None
     bind: Bind | None
     rules: Iterable[Rule]
@@ -254,7 +257,7 @@ class Router:
         self,
         queue: str,
         *,
-        retry: Waits | Literal[_Unsaid.UNSAID] = _UNSAID,
+        retry: Waits | _NotGiven = _NOT_GIVEN,
         attempts: int | None = None,
         bind: Bind | None = None,
         rules: Iterable[Rule] = (),
@@ -282,8 +285,8 @@ class Router:
             replies: If True, the return value is sent as a reply, unless it is an outcome.
         """
         require_queue_name("handler", queue)
-        if retry is not _UNSAID or attempts is not None or bind is not None:
-            waits = _RETRY if retry is _UNSAID else retry
+        if retry is not _NOT_GIVEN or attempts is not None or bind is not None:
+            waits = _RETRY if retry is _NOT_GIVEN else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
         where = f"handler of queue {queue!r}"
@@ -351,7 +354,7 @@ class Router:
         deadline: Duration | None = None,
         breaker: BreakerPolicy | None = None,
         rate: str | None = None,
-        retry: Waits | Literal[_Unsaid.UNSAID] = _UNSAID,
+        retry: Waits | _NotGiven = _NOT_GIVEN,
         attempts: int | None = None,
         bind: Bind | None = None,
     ) -> Callable[[B], B]:
@@ -370,8 +373,8 @@ class Router:
             processors: Maximum number of concurrent calls of `prepare`.
         """
         require_queue_name("batch", queue)
-        if retry is not _UNSAID or attempts is not None or bind is not None:
-            waits = _RETRY if retry is _UNSAID else retry
+        if retry is not _NOT_GIVEN or attempts is not None or bind is not None:
+            waits = _RETRY if retry is _NOT_GIVEN else retry
             self.queue(queue, retry=waits, attempts=attempts, bind=bind)
         queue = self.prefix + queue
         where = f"batch handler of queue {queue!r}"

@@ -26,7 +26,7 @@ from hopback.broker.embedded import (
 from hopback.broker.embedded.refusal import channel_error, publish_refused
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.port import Broker, Channel, Connection, count_now
-from hopback.durations import Duration, read_seconds
+from hopback.durations import LONGEST_MS, Duration, format_duration, read_seconds
 from hopback.errors import PublishRefused
 from hopback.message import require_message
 from hopback.observe.events import Bus
@@ -301,7 +301,12 @@ class AppTest(EventRecord):
                 await (self._until_idle() if self._live is None else self._until_quiet(self._live))
         except TimeoutError:
             left = self._left() if self._live is None else self._seen
-            raise TimeoutError(f"not drained within {most:g} s: {left}") from None
+            limit = format_duration(round(most * 1000))
+            longer = format_duration(min(round(2 * most * 1000), LONGEST_MS))
+            raise TimeoutError(
+                f"not drained within {limit}: {left}. If waits are longer, raise the limit:"
+                f' `drain(within="{longer}")`'
+            ) from None
         since, self._counted = self.events[self._counted :], len(self.events)
         shown, self._shown = self.failures[self._shown :], len(self.failures)
         if reraise:

@@ -6,7 +6,7 @@ files. See `docs/reference/topology-file.md` for the format.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from itertools import pairwise
@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hopback.durations import format_duration
-from hopback.errors import InvalidTopology, Problem
+from hopback.errors import InvalidTopology
 from hopback.topology.arguments import decode, decode_table, encode, encode_table
 from hopback.topology.expand import DELIVERY_LIMIT, harden_queues, recommend_plan
-from hopback.topology.located import Located, Table
+from hopback.topology.located import Located, Table, toml_problem
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
 from hopback.topology.plan import (
     Count,
@@ -35,8 +35,6 @@ from hopback.topology.plan import (
 from hopback.topology.validate import problems
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hopback.fields import FieldValue
 
 
@@ -384,25 +382,44 @@ def _tiers_ms(table: Table) -> tuple[int, ...] | None:
     place = table.get("retry")
     if place is None:
         table.place.wrong(
-            'a failure plan such as `retry = [{ delay = "30s" }]`, or'
+            'a failure plan such as `retry = ["30s", "5m"]`, or'
             " `consumers = false` for a queue without consumers",
             "neither",
         )
         return None
     known = len(place.problems)
-    tiers_ms: list[int] = []
-    for item in place.items():
-        tier, before_it = item.table(), len(place.problems)
-        delay_ms = tier.need("delay", Located.duration_ms, 0, "a duration like 30s")
-        if delay_ms == 0 and len(place.problems) == before_it:
-            item.inner("delay", "0s").wrong("a delay longer than 0s", "0s")
-        tier.close()
-        tiers_ms.append(delay_ms)
-    for at, (before, after) in enumerate(pairwise(tiers_ms)):
+    if not isinstance(place.value, list | tuple):
+        place.wrong('an array such as `["30s", "5m"]`')
+        return None
+    delays = [_read_tier(item) for item in place.items()]
+    for (_, before), (delay, after) in pairwise(delays):
         if 0 < after < before:
             longer = f"a delay no shorter than the tier before it ({format_duration(before)})"
-            place.inner(at + 1, None).inner("delay", None).wrong(longer, format_duration(after))
-    return tuple(tiers_ms) if len(place.problems) == known else None
+            delay.wrong(longer, format_duration(after))
+    tiers_ms = tuple(delay_ms for _, delay_ms in delays)
+    return tiers_ms if len(place.problems) == known else None
+
+
+def _read_tier(item: Located) -> tuple[Located, int]:
+    """Read a tier, `"30s"` or `{ delay = "30s" }`. The delay is 0 if it is invalid."""
+    if isinstance(item.value, str):
+        return _read_delay(item)
+    if not isinstance(item.value, Mapping):
+        # A number would be milliseconds here and seconds in Python.
+        item.wrong('a duration such as "30s"')
+        return item, 0
+    tier, missing = item.table(), (item.inner("delay", None), 0)
+    delay = tier.need("delay", _read_delay, missing, "a duration like 30s")
+    tier.close()
+    return delay
+
+
+def _read_delay(delay: Located) -> tuple[Located, int]:
+    known = len(delay.problems)
+    delay_ms = delay.duration_ms()
+    if delay_ms == 0 and len(delay.problems) == known:
+        delay.wrong("a delay longer than 0s", "0s")
+    return delay, delay_ms
 
 
 def write_short(topology: Topology, *, nested: bool) -> dict[str, object]:
@@ -594,9 +611,6 @@ def _write_tier(tier: Tier, terse: bool) -> dict[str, object]:
     )
 
 
-_POSITION = re.compile(r"(.*) \(at (.*)\)", re.DOTALL)
-
-
 def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
     """Read a topology from TOML.
 
@@ -612,12 +626,8 @@ def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
 
     try:
         data = tomllib.loads(text)
-    except RecursionError:
-        raise _no_toml("line 1", "values nested too deeply", where) from None
-    except ValueError as error:
-        found = _POSITION.fullmatch(str(error))
-        said, place = found.groups() if found else (str(error), "file")
-        raise _no_toml(place, f"a syntax error: {said}", where) from None
+    except (RecursionError, ValueError) as error:
+        raise InvalidTopology((toml_problem(error),), where=where) from None
     return from_document(data, where=where)
 
 
@@ -626,7 +636,3 @@ def write_toml(topology: Topology) -> str:
     import tomli_w
 
     return tomli_w.dumps(to_document(topology, terse=True))
-
-
-def _no_toml(place: str, got: str, where: str) -> InvalidTopology:
-    return InvalidTopology((Problem(place, "valid TOML", got),), where=where)

@@ -6,6 +6,7 @@ default is returned. This way, all problems are found in a single pass.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -160,3 +161,19 @@ class Table:
         known = sorted(self._asked)
         for key, place in self.without(known).items():
             place.wrong(f"one of {', '.join(known)}", show_value(key) + did_you_mean(key, known))
+
+
+_POSITION = re.compile(r"(.*) \(at (.*)\)", re.DOTALL)
+_UNCLOSED = re.compile(r"""Illegal character '\\n'|Unterminated string|Expected "'+\"""")
+"""Texts of `tomllib` for a string without its closing quote."""
+
+
+def toml_problem(error: ValueError | RecursionError) -> Problem:
+    """Return the place and cause of a syntax error in TOML."""
+    if isinstance(error, RecursionError):
+        return Problem("line 1", "valid TOML", "values nested too deeply")
+    found = _POSITION.fullmatch(str(error))
+    text, place = found.groups() if found else (str(error), "file")
+    if _UNCLOSED.fullmatch(text):
+        return Problem(place, "valid TOML", "a string without its closing quote")
+    return Problem(place, "valid TOML", f"a syntax error: {text}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import pydoc
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -163,7 +164,7 @@ async def test_drain_timeout_names_queues_and_deliveries_in_flight() -> None:
     async with AppTest(app) as test:
         await test.publish("orders", {})
         test.faults.chance(Fault.NACK, 1.0)
-        with pytest.raises(TimeoutError, match=r"within 60 s: \{'orders': 1, 'in flight': 1\}"):
+        with pytest.raises(TimeoutError, match=r"within 1m: \{'orders': 1, 'in flight': 1\}"):
             await test.drain(within=60)
         test.faults.clear()
         assert (await test.drain()).retried == 1
@@ -375,3 +376,25 @@ def test_database_of_a_module_is_replaced_in_tests(tmp_path: Path) -> None:
             play()
     assert database.engine is usual
     assert sorted(one.name for one in tmp_path.glob("*.db")) == ["test0.db", "test1.db", "test2.db"]
+
+
+@in_virtual_time
+async def test_drain_that_is_too_short_names_the_limit_to_raise() -> None:
+    app = App("shop")
+
+    @app.handler("orders", retry=["3d"])
+    async def handle(order: dict[str, int]) -> None:
+        raise LookupError("no such customer")
+
+    async with AppTest(app) as test:
+        await test.publish("orders", {})
+        expected = (
+            r"not drained within 1d: \{'orders\.retry\.3d': 1\}\. If waits are longer, raise the limit:"
+            r' `drain\(within="2d"\)`$'
+        )
+        with pytest.raises(TimeoutError, match=expected):
+            await test.drain()
+
+
+def test_help_of_handler_shows_a_readable_default() -> None:
+    assert "retry: 'Waits | _NotGiven' = <not given>," in pydoc.render_doc(App.handler)

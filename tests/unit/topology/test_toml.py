@@ -137,14 +137,13 @@ def test_all_problems_are_reported_with_paths() -> None:
         'exchanges."shop.events".type: expected text, got 5',
         "queues.orders.retry[2].delay: expected a delay no shorter than the tier before it (5m), got 10s",
         "queues.orders.bindings[1].exchange: expected the name of an exchange, got nothing",
-        'queues."a b": expected a failure plan such as `retry = [{ delay = "30s" }]`,'
+        'queues."a b": expected a failure plan such as `retry = ["30s", "5m"]`,'
         " or `consumers = false` for a queue without consumers, got neither",
         "queues.c.retry[0].delay: expected a duration like 250ms, 30s, 5m, 1h30m or 7d (at most 3650d), or whole"
         " milliseconds, got 5.5",
         'queues.c.retry[0].dely: expected one of delay, got "dely" (did you mean "delay"?)',
         "queues.c.retry[1].delay: expected a duration like 30s, got nothing",
-        "queues.c.retry[2]: expected a table, got 7",
-        "queues.c.retry[2].delay: expected a duration like 30s, got nothing",
+        'queues.c.retry[2]: expected a duration such as "30s", got 7',
         "queues.c.retry[3].delay: expected a delay longer than 0s, got 0s",
         "queues.c.attempts: expected a whole number from 1 on, got 0",
         'queues.c.type: expected "quorum", the type of the recommended pattern (or'
@@ -157,11 +156,29 @@ def test_all_problems_are_reported_with_paths() -> None:
     ]
 
 
+def test_retry_is_a_list_of_durations_as_in_python() -> None:
+    short = read_toml('[queues.orders]\nretry = ["30s", "5m"]')
+    assert short == read_toml('[queues.orders]\nretry = [{ delay = "30s" }, { delay = "5m" }]')
+    assert [tier.delay_ms for tier in short.plans[0].tiers] == [30_000, 300_000]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("a = [", "end of document: expected valid TOML, got a syntax error: Invalid value"),
         ("x = 1\ny", "end of document: expected valid TOML"),
+        (
+            'x = "30s\ny = 1',
+            "line 1, column 9: expected valid TOML, got a string without its closing",
+        ),
+        (
+            "x = '30s",
+            "end of document: expected valid TOML, got a string without its closing quote",
+        ),
+        (
+            'x = """30s',
+            "end of document: expected valid TOML, got a string without its closing quote",
+        ),
         ("x = 1\ny ? 2\n", "line 2, column 3: expected valid TOML, got a syntax error: Expected"),
         ("x = " + "9" * 5000, "file: expected valid TOML"),
         ("x = " + "[" * 5000, "line 1: expected valid TOML, got values nested too deeply"),
@@ -194,7 +211,16 @@ def test_toml_syntax_error_names_line(text: str, expected: str) -> None:
             ".arguments.x-delivery-limit: expected this argument left to the pattern (use"
             " `delivery_limit`), got 5",
         ),
-        ("retry = 5", ".retry: expected an array, got 5"),
+        ("retry = 5", '.retry: expected an array such as `["30s", "5m"]`, got 5'),
+        ('retry = "30s"', '.retry: expected an array such as `["30s", "5m"]`, got "30s"'),
+        (
+            'retry = ["30s", "5 minutes"]',
+            ".retry[1]: expected a duration like 250ms, 30s, 5m, 1h30m or 7d (at most 3650d),"
+            ' got "5 minutes"',
+        ),
+        ('retry = ["5m", { delay = "30s" }]', ".retry[1].delay: expected a delay no shorter than the tier before it (5m), got 30s"),
+        ('retry = ["5m", "30s"]', ".retry[1]: expected a delay no shorter than the tier before it (5m), got 30s"),
+        ('retry = ["0s"]', ".retry[0]: expected a delay longer than 0s, got 0s"),
         ("consumers = 1", ".consumers: expected true or false, got 1"),
         ('consumers = false\ntype = "quroum"', '.type: expected "classic", "quorum" or "stream", got "quroum" (did you mean "quorum"?)'),
         ("consumers = false\narguments = 5", ".arguments: expected a table, got 5"),
