@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,6 +46,22 @@ def _run(block: Block, namespace: dict[str, object], where: str) -> None:
     report: list[str] = []
     assert runner.run(test, out=report.append, clear_globs=False).failed == 0, "".join(report)
     namespace.update(test.globs)
+
+
+_IMPORT = re.compile(r"\bfrom (hopback[\w.]*) import (?:\(([^)]*)\)|([\w, ]+))")
+_READMES = sorted((ROOT / "src").rglob("README.md"))
+
+
+@pytest.mark.parametrize("page", [*_PAGES, *_READMES], ids=_name)
+def test_imports_on_pages_find_their_names(page: Path) -> None:
+    """In blocks that do not run and in sentences, too."""
+    missing = [
+        f"from {module} import {name}"
+        for module, several, one in _IMPORT.findall(page.read_text(encoding="utf-8"))
+        for name in re.findall(r"\w+", several or one)
+        if not hasattr(import_module(module), name)
+    ]
+    assert missing == []
 
 
 _DRAWING = re.compile(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         VirtualTimeLoop as VirtualTimeLoop,
         run_virtual as run_virtual,
     )
+    from hopback.broker.limits import restore_limits as restore_limits
     from hopback.broker.management import Management as Management
     from hopback.broker.port import (
         Broker as Broker,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "hopback.broker.declare": "Ownership",
     "hopback.broker.embedded": "EmbeddedBroker EmbeddedManagement Fault VirtualTimeLoop run_virtual",
+    "hopback.broker.limits": "restore_limits",
     "hopback.broker.management": "Management",
     "hopback.broker.port": "Broker Channel Connection QueueState",
     "hopback.broker.supervise": "Backoff OnState",

@@ -315,9 +315,9 @@ async def _database_failed(request: Request, error: Exception) -> JSONResponse:
 
 
 _LONGEST_WAIT_S = 5.0
-"""How long a client waits for a broker that is away: shorter than most clients wait for an answer."""
+"""Seconds that a request waits for an unreachable broker: less than the time limit of most clients."""
 _AGAIN_S = 1.0
-"""Between two attempts to declare: a broker that starts is served soon, one that is away costs little."""
+"""Seconds between two attempts to declare the topology, short compared with `_LONGEST_WAIT_S`."""
 
 
 class TopologyPublisher:

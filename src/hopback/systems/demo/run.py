@@ -239,7 +239,7 @@ def _log_end(task: asyncio.Task[None]) -> None:
 
 
 async def _produce(system: System, host: Host) -> None:
-    """Produce the traffic of a system. Start again after the broker or the database was away."""
+    """Produce the traffic of a system. Start again after an outage of the broker or the database."""
     while True:
         with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
             await system.traffic(host)

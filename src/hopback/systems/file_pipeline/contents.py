@@ -101,5 +101,5 @@ def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection
         try:
             json.loads(content)
         except (ValueError, RecursionError):
-            return Rejection("INVALID_JSON", "Declared as application/json; its text is no JSON.")
+            return Rejection("INVALID_JSON", "Declared as application/json; its text is not JSON.")
     return declared

@@ -33,8 +33,8 @@ _CORRELATION = re.compile(r"[!-~]{1,128}")
 def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = None) -> Starlette:
     """Return the web application.
 
-    While the broker is away it accepts files and keeps their commands in the outbox. Readiness therefore
-    depends on the database only.
+    While the broker is unavailable, it accepts files and keeps their commands in the outbox. Readiness
+    therefore depends on the database only.
     """
     runtime = PartRuntime(settings, clock)
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)

@@ -50,7 +50,7 @@ async def receive(
             yield chunk
 
     announced = request.headers.get("content-length", "")
-    # int() of thousands of digits is slow, and no size has so many.
+    # int() of thousands of digits is slow, and a size has at most 18.
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > most):
         raise _too_large(settings.max_bytes)
     try:

@@ -1,1 +1,1 @@
-"""FreeFlow: seven domains on one topic exchange, and three waits for what fails."""
+"""FreeFlow: seven domains on one topic exchange, with three waits for failed events."""

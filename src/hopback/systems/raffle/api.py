@@ -63,7 +63,7 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
             return JSONResponse(await raffles.show_raffle(tx, request.path_params["raffle_id"]))
 
     async def join(request: Request) -> JSONResponse:
-        """Enter a user. A repeated request changes nothing."""
+        """Enter a user. A repeated request has no effect."""
         user_id = field(await json_body(request), "userId")
         async with database.transaction() as tx:
             await raffles.join_raffle(tx, request.path_params["raffle_id"], user_id)

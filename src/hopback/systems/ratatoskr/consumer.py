@@ -17,7 +17,7 @@ def create_consumer(settings: RatatoskrSettings) -> App:
     @app.handler(settings.queue, rules=[Rule(OrderRefused, Verdict.PARK)])
     async def handle(event: Event, context: Context) -> None:
         async with database.transaction() as tx:
-            # The mark commits with the changes. A redelivered event finds it and changes nothing.
+            # The mark commits with the changes. A redelivered event finds it and has no effect.
             if await tx.first_time(settings.queue, context.delivery):
                 await apply_event(tx, event)
 
