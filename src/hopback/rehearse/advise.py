@@ -252,7 +252,7 @@ def decorator_line(proposal: Proposal) -> str:
 def toml_lines(proposal: Proposal) -> str:
     """Return the queue's declaration for a topology file. Handler options are not part of it."""
     station = proposal.station
-    waits = ", ".join(f'{{ delay = "{_text(wait.delay_s)}" }}' for wait in station.waits)
+    waits = ", ".join(f'"{_text(wait.delay_s)}"' for wait in station.waits)
     return (
         f'[queues."{station.queue}"]\nretry = [{waits}]\nattempts = {len(station.wait_after) + 1}\n'
     )
