@@ -35,7 +35,7 @@ from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobSt
 from hopback.ops.jobs.job_record import Checkpoint, ChosenDigests, JobRecord, JobSpec
 from hopback.ops.jobs.journal import Journal, JournalShare
 from hopback.ops.jobs.pace import ControlRequest
-from hopback.ops.jobs.retention import Retention, forget_old
+from hopback.ops.jobs.retention import forget_old
 from hopback.ops.operations import Operations
 from hopback.store import migrate, open_database
 from hopback.store.database import EngineDatabase
@@ -218,7 +218,7 @@ async def test_retention_of_audit_leaves_an_entry(sql_database: SqlDatabase) -> 
     for number in range(1201):
         await journal.write_entry(AuditEntry(Moment(number), "Ann", "job.start"))
     await journal.write_entry(AuditEntry(Moment(clock.now() - 86_400), "Bob", "job.start"))
-    found = await forget_old(journal, clock, Retention(audit_days=365))
+    found = await forget_old(journal, clock, audit_days=365)
     assert found == (1201, 0)
     entries = await journal.read_entries(AuditQuery())
     assert [(entry.by, entry.action) for entry in entries] == [
@@ -229,7 +229,7 @@ async def test_retention_of_audit_leaves_an_entry(sql_database: SqlDatabase) -> 
         "jobs": 0,
         "entriesBefore": timestamp(35 * 86_400),
     }
-    assert await forget_old(journal, clock, Retention(audit_days=365)) == (0, 0)
+    assert await forget_old(journal, clock, audit_days=365) == (0, 0)
     for statement in (
         "DELETE FROM hopback_audit",
         "DELETE FROM hopback_audit_retention",
@@ -255,10 +255,10 @@ async def test_retention_deletes_finished_jobs_and_keeps_resumable_ones(
         failed = [FailedMessage("l", "d", "m", "no route", Moment(1))] * 600
         await journal.add_failures(job.id, failed)
         await journal.save(job.to(state, 2.0), "me")
-    assert await forget_old(journal, clock, Retention(job_days=0)) == (0, 0)
+    assert await forget_old(journal, clock, job_days=0) == (0, 0)
     clock.advance(365 * 86_400.0)
-    assert await forget_old(journal, clock, Retention(job_days=366)) == (0, 0)
-    found = await forget_old(journal, clock, Retention(job_days=90))
+    assert await forget_old(journal, clock, job_days=366) == (0, 0)
+    found = await forget_old(journal, clock, job_days=90)
     assert found == (0, 2)
     assert [job.id for job in await journal.jobs()] == ["j-3", "j-2"]
     assert (await journal.failures("j-0", 0, 5), len(await journal.failures("j-3", 0, 5))) == (
@@ -277,7 +277,7 @@ async def test_retention_deletes_cancelled_job_without_process(
     await journal.save(interrupted, "me")
     await journal.amend(interrupted.to(JobState.CANCELLED, 3.0))
     clock.advance(91 * 86_400.0)
-    assert (await forget_old(journal, clock, Retention(job_days=90)))[1] == 1
+    assert (await forget_old(journal, clock, job_days=90))[1] == 1
 
 
 async def test_first_broker_shows_audit_entries_of_unserved_brokers(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopback.errors import HopbackError
 from hopback.ops.http.overview import BETWEEN_SWEEPS_S, FIRST_AT_ONCE
-from hopback.ops.jobs.retention import Retention, forget_old
+from hopback.ops.jobs.retention import forget_old
 from hopback.ops.messages.archive import delete_exports
 
 if TYPE_CHECKING:
@@ -122,11 +122,15 @@ async def _take_over(services: Services) -> None:
 async def _keep_retention(services: Services) -> None:
     """Delete old jobs, audit entries and exports, now and every hour."""
     days = services.shared.settings.retention
-    retention = Retention(days.audit_days, days.job_days)
     operations = services.operations
     while True:
         try:
-            await forget_old(operations.journal, services.clock, retention)
+            await forget_old(
+                operations.journal,
+                services.clock,
+                audit_days=days.audit_days,
+                job_days=days.job_days,
+            )
             if days.export_days and operations.settings.exports is not None:
                 before = services.clock.now() - days.export_days * _DAY_S
                 gone = await asyncio.to_thread(delete_exports, operations.settings.exports, before)

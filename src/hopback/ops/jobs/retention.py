@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,22 +25,16 @@ _CHUNK = 500  # rows of one transaction, so that other writers of SQLite wait on
 _NEVER = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Days for which entries and jobs are kept. 0 keeps them forever.
+async def forget_old(
+    journal: Journal, clock: Clock, *, audit_days: int = AUDIT_DAYS, job_days: int = JOB_DAYS
+) -> tuple[int, int]:
+    """Delete old audit entries and jobs, and record it in the audit. Return the two numbers.
 
-    Only completed and cancelled jobs are deleted. Other jobs can be resumed.
+    0 days keep them forever. Only completed and cancelled jobs are deleted. Other jobs can be resumed.
     """
-
-    audit_days: int = AUDIT_DAYS
-    job_days: int = JOB_DAYS
-
-
-async def forget_old(journal: Journal, clock: Clock, retention: Retention) -> tuple[int, int]:
-    """Delete old audit entries and jobs, and record it in the audit. Return the two numbers."""
     now = clock.now()
-    audit_before = now - retention.audit_days * _DAY_S if retention.audit_days else _NEVER
-    jobs_before = now - retention.job_days * _DAY_S if retention.job_days else _NEVER
+    audit_before = now - audit_days * _DAY_S if audit_days else _NEVER
+    jobs_before = now - job_days * _DAY_S if job_days else _NEVER
     entries = jobs = 0
     while True:
         finished, rows = await journal.database.write(partial(_forget_jobs, before=jobs_before))

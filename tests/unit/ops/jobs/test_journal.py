@@ -8,7 +8,7 @@ from hopback.ops.contract.values import AuditEntry, JobState, Moment
 from hopback.ops.http.settings import AdminSettings, parse_settings
 from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.jobs.journal import MemoryJournal
-from hopback.ops.jobs.retention import Retention, forget_old
+from hopback.ops.jobs.retention import forget_old
 
 _DAY = 86_400.0
 
@@ -28,7 +28,7 @@ async def test_retention_deletes_old_audit_entries_and_jobs() -> None:
     for at in (1.0, 2.0, 399 * _DAY):
         await journal.write_entry(AuditEntry(Moment(at), "Ann", "job.start"))
     clock.advance(400 * _DAY)
-    found = await forget_old(journal, clock, Retention())
+    found = await forget_old(journal, clock)
     assert found == (2, 1)
     assert [job.id for job in await journal.jobs()] == ["j-1"]
     entries = await journal.read_entries(AuditQuery())
@@ -38,10 +38,9 @@ async def test_retention_deletes_old_audit_entries_and_jobs() -> None:
     ]
 
 
-def test_retention_defaults_of_service_and_library_are_equal() -> None:
+def test_retention_defaults_and_settings_of_service() -> None:
     default = AdminSettings().retention
     assert (default.audit_days, default.job_days) == (365, 90)
-    assert Retention() == Retention(365, 90)
     said = parse_settings({"retention": {"audit_days": 0}}, {}, "test").retention
     assert (said.audit_days, said.job_days) == (0, 90)
 
@@ -51,5 +50,5 @@ async def test_retention_of_zero_days_keeps_everything() -> None:
     journal = MemoryJournal(clock)
     await journal.write_entry(AuditEntry(Moment(0), "Ann", "job.start"))
     clock.advance(1e9)
-    assert await forget_old(journal, clock, Retention(0, 0)) == (0, 0)
+    assert await forget_old(journal, clock, audit_days=0, job_days=0) == (0, 0)
     assert len(await journal.read_entries(AuditQuery())) == 1
