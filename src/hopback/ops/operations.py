@@ -19,8 +19,7 @@ from hopback.errors import BadRequest, JobConflict, NoSuch, NotAllowed
 from hopback.ops.alerts.book import AlertBook
 from hopback.ops.brokers.candidates import Recognition
 from hopback.ops.brokers.consumers import find_other_consumers
-from hopback.ops.brokers.queue_views import describe_queue, summarize_queue
-from hopback.ops.brokers.snapshot import queues_that_hold_back
+from hopback.ops.brokers.queue_views import describe_queue, summarize_queues
 from hopback.ops.brokers.targets import queues_reached
 from hopback.ops.browse.export import export_queue, export_session
 from hopback.ops.browse.message_view import view_message
@@ -158,43 +157,33 @@ class Operations:
 
     async def queues(self) -> tuple[QueueSummary, ...]:
         snapshot = await self.broker.snapshot()
-        names, readings = [each.name for each in snapshot.dead_letter_queues], snapshot.readings
-        depths = await self.broker.depths(names, readings)
-        active = {job.queue: job.view for job in await self._records(active=True)}
-        holding, now = queues_that_hold_back(readings or {}), self.clock.now()
-        return tuple(
-            summarize_queue(
-                found,
-                self._with_held(found.name, depths.get(found.name)),
-                active.get(found.name),
-                now,
-                readings,
-                holding,
-            )
-            for found in snapshot.dead_letter_queues
-        )
+        names = [each.name for each in snapshot.dead_letter_queues]
+        depths = await self.broker.depths(names, snapshot.readings)
+        active = await self._records(active=True)
+        return self._summarize(snapshot, snapshot.dead_letter_queues, depths, active)
 
     async def queue(self, name: str) -> QueueDetail:
         snapshot = await self.broker.recent_snapshot()
         found = snapshot.one(name)
-        active = next((job.view for job in await self._records(queue=name, active=True)), None)
-        depth, readings = await self.broker.depth(name), snapshot.readings
-        holding = queues_that_hold_back(readings or {})
-        summary = summarize_queue(
-            found,
-            self._with_held(name, depth),
-            active,
-            self.clock.now(),
-            readings,
-            holding,
-        )
+        active = await self._records(queue=name, active=True)
+        depths = {name: await self.broker.depth(name)}
+        (summary,) = self._summarize(snapshot, (found,), depths, active)
         return await describe_queue(self.broker, snapshot, found, summary)
 
-    def _with_held(self, queue: str, depth: Depth | None) -> Depth | None:
-        """Add the messages that sessions of this process hold."""
-        if depth is None:
-            return None
-        return structs.replace(depth, held_here=self._sessions.count_held(queue))
+    def _summarize(
+        self,
+        snapshot: BrokerSnapshot,
+        queues: Iterable[DeadLetterQueue],
+        depths: Mapping[str, Depth],
+        active: Iterable[JobRecord],
+    ) -> tuple[QueueSummary, ...]:
+        """Return rows of the list, with the messages that sessions of this process hold."""
+        held = {
+            name: structs.replace(depth, held_here=self._sessions.count_held(name))
+            for name, depth in depths.items()
+        }
+        jobs = {job.queue: job.view for job in active}
+        return summarize_queues(snapshot, queues, held, jobs, self.clock.now())
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """Return the discovered queue with its plans. NoSuch if it is not a dead-letter queue."""

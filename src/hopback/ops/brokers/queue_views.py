@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.ops.brokers.snapshot import BrokerSnapshot, held_back_for
+from hopback.ops.brokers.snapshot import BrokerSnapshot, held_back_for, queues_that_hold_back
 from hopback.ops.brokers.targets import known_ways, target_flaw, target_text
 from hopback.ops.contract.requests import Target, TargetKind
 from hopback.ops.contract.values import (
@@ -34,33 +34,38 @@ _CHOICES = (
 )
 
 
-def summarize_queue(
-    found: DeadLetterQueue,
-    depth: Depth | None,
-    active: Job | None,
+def summarize_queues(
+    snapshot: BrokerSnapshot,
+    queues: Iterable[DeadLetterQueue],
+    depths: Mapping[str, Depth],
+    active: Mapping[str, Job],
     now: float,
-    readings: Mapping[str, QueueReading] | None,
-    holding: Iterable[QueueReading],
-) -> QueueSummary:
-    """Return a row of the list. `depth` is None if the queue does not exist on the broker."""
-    reading = None if depth is None or readings is None else readings.get(found.name)
-    counted = depth or Depth(None, None, None, "nobody", Moment(now))
-    return QueueSummary(
-        queue=found.name,
-        main_queue=found.main_queue,
-        origins=found.origins,
-        retry_exchange=found.retry_exchange,
-        label=found.main_queue or found.name,
-        known_by=found.known_by,
-        depth=counted.shown_at(now),
-        exists=depth is not None,
-        active_job=active,
-        state=None if reading is None else reading.state,
-        idle_since=None if reading is None else reading.idle_since,
-        held_back=tuple(HeldBack(queue, count) for queue, count in held_back_for(found, holding)),
-        consumed=_origins(found, readings, consumed=True),
-        unconsumed=_origins(found, readings, consumed=False),
-    )
+) -> tuple[QueueSummary, ...]:
+    """Return rows of the list. A queue without a depth does not exist on the broker."""
+    readings, rows = snapshot.readings or {}, []
+    holding = queues_that_hold_back(readings)
+    for found in queues:
+        depth = depths.get(found.name)
+        reading = None if depth is None else readings.get(found.name)
+        counted = depth or Depth(None, None, None, "nobody", Moment(now))
+        row = QueueSummary(
+            queue=found.name,
+            main_queue=found.main_queue,
+            origins=found.origins,
+            retry_exchange=found.retry_exchange,
+            label=found.main_queue or found.name,
+            known_by=found.known_by,
+            depth=counted.shown_at(now),
+            exists=depth is not None,
+            active_job=active.get(found.name),
+            state=None if reading is None else reading.state,
+            idle_since=None if reading is None else reading.idle_since,
+            held_back=tuple(HeldBack(*each) for each in held_back_for(found, holding)),
+            consumed=_origins(found, snapshot.readings, consumed=True),
+            unconsumed=_origins(found, snapshot.readings, consumed=False),
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 def _origins(
