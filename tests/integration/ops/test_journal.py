@@ -32,9 +32,9 @@ from hopback.ops.contract.requests import (
     Who,
 )
 from hopback.ops.contract.values import AuditEntry, Counts, FailedMessage, JobState, Moment
+from hopback.ops.jobs.control import ControlRequest
 from hopback.ops.jobs.job_record import Checkpoint, ChosenDigests, JobRecord, JobSpec
 from hopback.ops.jobs.journal import Journal, JournalShare
-from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.retention import forget_old
 from hopback.ops.operations import Operations
 from hopback.store import migrate, open_database

@@ -9,7 +9,7 @@ from hopback.errors import BadLine, BrokerError, HopbackError, NotFound
 from hopback.headers import properties_for_move
 from hopback.message import Message
 from hopback.ops.contract.values import Imported
-from hopback.ops.jobs.pace import Control, Pacer
+from hopback.ops.jobs.control import Control, Pacer
 from hopback.ops.messages.archive import read_line
 from hopback.topology.model import Queue
 

@@ -19,8 +19,8 @@ import msgspec
 from hopback.clock import Clock, SystemClock
 from hopback.errors import JobConflict, LeaseLost, NoSuch
 from hopback.ops.contract.values import ACTIVE, AuditEntry, FailedMessage, JobState, Moment
+from hopback.ops.jobs.control import ControlRequest
 from hopback.ops.jobs.job_record import PROCESS_LOST, JobRecord
-from hopback.ops.jobs.pace import ControlRequest
 from hopback.sql.database import Execute, Row, RowRefused, SqlDatabase, placeholders
 from hopback.sql.sqlite import MemoryDatabase, SqliteDatabase, sqlite_file
 

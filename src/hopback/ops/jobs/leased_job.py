@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hopback.ops.jobs.pace import Control
+from hopback.ops.jobs.control import Control
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Pace
     from hopback.ops.jobs.actions import Action, Prepared
     from hopback.ops.jobs.batch_reader import SelectedMessage
+    from hopback.ops.jobs.control import Control
     from hopback.ops.jobs.cursor_driver import CursorDriver
-    from hopback.ops.jobs.pace import Control
 
 _BUSY = 4
 """The broker is busy while one in this number of the allowed messages is in flight."""

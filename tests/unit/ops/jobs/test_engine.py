@@ -37,8 +37,8 @@ from hopback.ops.contract.requests import (
     TargetKind,
 )
 from hopback.ops.contract.values import Job, JobState
+from hopback.ops.jobs.control import ControlRequest
 from hopback.ops.jobs.journal import MemoryJournal
-from hopback.ops.jobs.pace import ControlRequest
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.policy.redrive import Redriver
 from hopback.testing import in_virtual_time

@@ -1,4 +1,4 @@
-"""The pace of a job: its rate, and the requests of operators to pause, cancel or change it."""
+"""The requests of operators to a running job: a pause, its end, or another rate."""
 
 from __future__ import annotations
 
