@@ -14,7 +14,7 @@ import pika  # type: ignore[import-untyped]
 import pytest
 
 from hopback import SyncPublisher, compose
-from hopback.errors import ConnectionFailed, Returned
+from hopback.errors import ConnectionFailed, InvalidDeclaration, Returned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ async def test_sync_publisher_on_event_loop_names_publisher(hopback_broker: Brok
 
 
 def test_sync_publisher_requires_at_least_one_connection() -> None:
-    with pytest.raises(ValueError, match="at least 1 connection, got 0"):
+    with pytest.raises(InvalidDeclaration, match="connections: expected at least 1, got 0"):
         SyncPublisher("amqp://localhost", connections=0)
 
 

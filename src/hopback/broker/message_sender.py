@@ -236,12 +236,7 @@ class MessageSender:
             ConnectionFailed: If there is no connection in time. The message is not sent.
             ValueError: If the message has a delay. Delays require the queues of an App.
         """
-        if require_message(message).delay is not None:
-            delay = message.delay
-            found = format_duration(delay) if isinstance(delay, int) else str(delay)
-            expected = "delay: expected none, because delays need the queues of `app.delays()`"
-            remedy = "Publish by that App while it runs, or by its outbox"
-            raise ValueError(f"{expected}, got {found}. {remedy}")
+        refuse_delay(require_message(message))
         wanted = mandatory and message.mandatory
         may_share = is_plain(message.properties) or check_message(message)
         if ended is not None and ended.is_set():
@@ -439,6 +434,16 @@ class MessageSender:
                 self._retire(self._shared)
             for task in self._winding_down:
                 task.cancel()
+
+
+def refuse_delay(message: Message) -> None:
+    """Raise ValueError if the message has a delay. Delays require the queues of an App."""
+    delay = message.delay
+    if delay is not None:
+        found = format_duration(delay) if isinstance(delay, int) else str(delay)
+        expected = "delay: expected none, because delays need the queues of `app.delays()`"
+        remedy = "Publish by that App while it runs, or by its outbox"
+        raise ValueError(f"{expected}, got {found}. {remedy}")
 
 
 async def _close_when_idle(current: _OpenChannel) -> None:

@@ -593,7 +593,8 @@ class App(Router):
             expected = "a Topology, as `read_toml(Path(file).read_text())` returns"
             raise InvalidDeclaration((Problem("topology", expected, repr(design)),), where="App")
         if isinstance(reply_queues, str):
-            raise ValueError(f"reply_queues: expected a list of queue names, got {reply_queues!r}")
+            found = Problem("reply_queues", "a list of queue names", repr(reply_queues))
+            raise InvalidDeclaration((found,), where="App")
         self.reply_queues: tuple[str, ...] = tuple(reply_queues)
         """Queues that replies may be sent to, in addition to direct reply-to."""
         self.codes: Mapping[str, str] = dict(codes or {})

@@ -12,7 +12,7 @@ import sys
 import zlib
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from hopback.errors import MissingExtra
+from hopback.errors import InvalidDeclaration, MissingExtra, Problem
 from hopback.extras import needs
 from hopback.runtime.payload import (
     Decoder,
@@ -128,7 +128,8 @@ class Codecs:
 
     def __init__(self, *codecs: Codec, max_bytes: int = MAX_DECOMPRESSED) -> None:
         if max_bytes < 1:
-            raise ValueError(f"expected max_bytes of at least 1, got {max_bytes}")
+            problem = Problem("max_bytes", "at least 1", str(max_bytes))
+            raise InvalidDeclaration((problem,), where="Codecs")
         self._max_bytes = max_bytes
         self._by_type: dict[str, Codec] = {}
         for codec in (JsonCodec(), *codecs):

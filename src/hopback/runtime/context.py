@@ -473,7 +473,7 @@ def compose(
     if (priority := options.get("priority")) is not None:
         present["priority"] = priority
     if (expiration := options.get("expiration")) is not None:
-        present["expiration"] = str(_wait_ms("expiration", expiration))
+        present["expiration"] = str(parse_wait(expiration, "expiration"))
     if (compress := options.get("compress")) is not None:
         from hopback.runtime.codecs import compress_body
 
@@ -519,10 +519,11 @@ def _delay_of(options: PublishOptions) -> int | datetime | None:
         return at
     if at is not None:
         raise ValueError(f"expected `delay` or `at`, got both: {delay!r} and {at.isoformat()}")
-    return _wait_ms("delay", delay)
+    return parse_wait(delay, "delay")
 
 
-def _wait_ms(option: str, value: Duration) -> int:
+def parse_wait(value: Duration, option: str) -> int:
+    """Return the milliseconds of an option. Raises ValueError with the name of the option."""
     try:
         return parse_wait_ms(value)
     except ValueError as error:

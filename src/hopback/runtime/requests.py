@@ -16,7 +16,6 @@ from hopback.broker.port import REPLY_TO, Broker, Channel, Connection
 from hopback.broker.proven_routes import ProvenRoutes
 from hopback.broker.sendable import check_message, sole_failure
 from hopback.broker.supervise import Backoff, Supervised
-from hopback.durations import Duration, parse_wait_ms
 from hopback.errors import (
     BrokerError,
     ChannelClosed,
@@ -32,6 +31,7 @@ from hopback.runtime.context import (
     check_options,
     compose,
     end_of_session,
+    parse_wait,
 )
 from hopback.runtime.payload import decoder_for
 from hopback.runtime.publish_arguments import explain_arguments
@@ -40,6 +40,7 @@ from hopback.waiting import first_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hopback.durations import Duration
     from hopback.message import Delivery, Message
     from hopback.runtime.codecs import Codecs
 
@@ -156,7 +157,7 @@ class RequestClient:
         if refused:
             raise ValueError(f"expected a request without {', '.join(refused)}: it has its own")
         read = self._reader(returns)
-        seconds = parse_wait_ms(timeout) / 1000
+        seconds = parse_wait(timeout, "timeout") / 1000
         options["correlation_id"], options["reply_to"] = uuid.uuid4().hex, REPLY_TO
         message = compose(routing_key, payload, exchange=exchange, codecs=self._codecs, **options)
         self.start()

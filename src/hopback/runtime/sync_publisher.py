@@ -15,9 +15,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
-from hopback.broker.message_sender import MessageSender
+from hopback.broker.message_sender import MessageSender, refuse_delay
 from hopback.durations import Duration, read_seconds
-from hopback.errors import ConnectionFailed
+from hopback.errors import ConnectionFailed, InvalidDeclaration, Problem
 from hopback.message import require_message
 from hopback.runtime.address import broker_at
 from hopback.runtime.context import PublishOptions, compose
@@ -54,7 +54,8 @@ class SyncPublisher:
         timeout: Duration = 30.0,
     ) -> None:
         if connections < 1:
-            raise ValueError(f"expected at least 1 connection, got {connections}")
+            problem = Problem("connections", "at least 1", str(connections))
+            raise InvalidDeclaration((problem,), where="SyncPublisher")
         self._broker: Broker = broker_at(broker)
         self._name = name
         self._connections = connections
@@ -90,7 +91,7 @@ class SyncPublisher:
 
     def send(self, message: Message) -> None:
         """Publish a composed message and wait for the confirm."""
-        _refuse_delay(require_message(message))
+        refuse_delay(require_message(message))
         running = self._loop()
         asyncio.run_coroutine_threadsafe(running.send(message), running.loop).result()
 
@@ -104,7 +105,7 @@ class SyncPublisher:
         source = iter(messages)
         while some := list(itertools.islice(source, _IN_FLIGHT)):
             for message in some:
-                _refuse_delay(require_message(message))
+                refuse_delay(require_message(message))
             work = asyncio.run_coroutine_threadsafe(running.send_all(some), running.loop)
             errors += work.result()
             number += len(some)
@@ -142,15 +143,6 @@ class SyncPublisher:
                 self._running = made
                 atexit.register(self.close)
             return self._running
-
-
-def _refuse_delay(message: Message) -> None:
-    """Raise ValueError for delayed messages, which are not supported."""
-    if message.delay is not None:
-        raise ValueError(
-            "expected a message that is sent at once: `delay` and `at` are for applications that "
-            "have declared `app.delays()`. Publish to one of their queues"
-        )
 
 
 class _PublisherThread:

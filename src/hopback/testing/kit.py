@@ -27,7 +27,7 @@ from hopback.broker.embedded.refusal import channel_error, publish_refused
 from hopback.broker.embedded.virtual_time import LoopClock
 from hopback.broker.port import Broker, Channel, Connection, count_now
 from hopback.durations import LONGEST_MS, Duration, format_duration, read_seconds
-from hopback.errors import PublishRefused
+from hopback.errors import InvalidDeclaration, Problem, PublishRefused
 from hopback.message import require_message
 from hopback.observe.events import Bus
 from hopback.rehearse.engine import EngineKind
@@ -95,9 +95,8 @@ def in_virtual_time(test: AsyncTest[P] | None = None, *, start: datetime | None 
     """
 
     if start is not None and start.tzinfo is None:
-        raise ValueError(
-            f"in_virtual_time: start: expected a datetime with a time zone, got {start!r}"
-        )
+        problem = Problem("start", "a datetime with a time zone", repr(start))
+        raise InvalidDeclaration((problem,), where="in_virtual_time")
 
     def decorate(test: AsyncTest[P]) -> Callable[P, None]:
         @functools.wraps(test)

@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from hopback import App, Context, compose
+from hopback.errors import InvalidDeclaration
 from hopback.message import Properties, Received
 from hopback.runtime import Codecs, MsgpackCodec, ProtobufCodec
 from hopback.runtime.codecs import MAX_DECOMPRESSED, decompress_body
@@ -189,5 +190,5 @@ def test_type_that_codec_cannot_decode_is_undecodable() -> None:
     assert _read(Order, b'{"id":1,"data":[]}', content_type="application/json") == Order(1, [])
     with pytest.raises(TypeError, match="a message of protobuf, got Order"):
         CODECS.encode(Order(1, []), "application/protobuf")
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(InvalidDeclaration, match="at least 1"):
         Codecs(max_bytes=0)

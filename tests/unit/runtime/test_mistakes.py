@@ -31,6 +31,7 @@ from hopback.errors import (
     PublishRefused,
 )
 from hopback.fields import table_size
+from hopback.runtime import Codecs
 from hopback.store import Database
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.wire.tables import encode_entries
@@ -366,8 +367,28 @@ def _two_handlers(app: Any) -> None:
             "in_virtual_time: expected an async function, got def <lambda>",
         ),
         (
-            lambda _app: in_virtual_time(start=datetime(2026, 3, 1)),  # noqa: DTZ001
+            lambda _app: App("shop", reply_queues="answers"),
+            InvalidDeclaration,
+            "App: reply_queues: expected a list of queue names, got 'answers'",
+        ),
+        (
+            lambda _app: Codecs(max_bytes=0),
+            InvalidDeclaration,
+            "Codecs: max_bytes: expected at least 1, got 0",
+        ),
+        (
+            lambda _app: SyncPublisher("amqp://localhost", connections=0),
+            InvalidDeclaration,
+            "SyncPublisher: connections: expected at least 1, got 0",
+        ),
+        (
+            lambda _app: SyncPublisher("amqp://localhost").publish("orders", {}, delay="2h"),
             ValueError,
+            "delay: expected none, because delays need the queues of `app.delays()`, got 2h. Publish by",
+        ),
+        (
+            lambda _app: in_virtual_time(start=datetime(2026, 3, 1)),  # noqa: DTZ001
+            InvalidDeclaration,
             "in_virtual_time: start: expected a datetime with a time zone, got datetime.datetime(2026",
         ),
     ],
@@ -447,6 +468,13 @@ async def test_wrong_publish_in_a_handler_parks_its_message_at_once(
         await test.publish("orders", {})
         assert await test.drain() == Tally(parked=1)
         test.assert_parked("orders", reason=reason)
+
+
+@in_virtual_time
+async def test_wrong_timeout_of_a_request_names_the_option() -> None:
+    async with AppTest(App("shop")) as test:
+        with pytest.raises(ValueError, match=r"^timeout: expected a duration like .*, got 'soon'$"):
+            await test.request("orders", {}, timeout="soon")
 
 
 @in_virtual_time
