@@ -199,11 +199,15 @@ class LoginRefused(ConnectionFailed):
 
 
 class ConnectionLost(BrokerError):
-    """Raised when an open connection is lost."""
+    """Raised when an open connection is lost. `code` is the reply code if the broker closed it."""
 
     remedy: ClassVar[str] = (
         "Reconnect. Unsettled deliveries are requeued. Unconfirmed publishes may be lost."
     )
+
+    def __init__(self, message: str, *, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ProtocolError(BrokerError):

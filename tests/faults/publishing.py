@@ -192,9 +192,8 @@ async def run_beside_forged(
             await context.publish("out", b"%d" % number)
         return number
 
-    environment = Environment(
-        backoff=Backoff(first=0.05, most=0.2), reconnect=Backoff(first=0.05, most=0.2)
-    )
+    # With the usual pauses between connections: they must not add up.
+    environment = Environment(backoff=Backoff(first=0.05, most=0.2))
     connection = await broker.connect("operator")
     channel = await connection.open_channel()
     await channel.declare_queue(Queue("out"))
@@ -252,15 +251,18 @@ async def _reply_address(connection: Connection) -> str:
 def _forged(address: str) -> list[str]:
     """Addresses to which RabbitMQ 3.10 reacts by closing the connection.
 
-    The last two look valid.
+    All but the first three look valid.
     """
     pid, _, key = address.removeprefix(f"{REPLY_TO}.").partition(".")
     raw = base64.b64decode(pid)
     far = base64.b64encode(raw[:-12] + b"\xff\xff\xff\xff" + raw[-8:]).decode()
-    other = base64.b64encode(raw.replace(b"reply@", b"ylper@")).decode()
+    others = [
+        base64.b64encode(raw.replace(b"reply@", b"yl%03d@" % number)).decode()
+        for number in range(50)
+    ]
     junk = base64.b64encode(b"junkjunk").decode()
     cut = base64.b64encode(raw[:-1]).decode()
-    return [f"{REPLY_TO}.{one}.{key}" for one in ("a", junk, cut, far, other)]
+    return [f"{REPLY_TO}.{one}.{key}" for one in ("a", junk, cut, far, *others)]
 
 
 async def _is_calm(

@@ -44,6 +44,8 @@ _CLOSE = _method(1, "channel.close", reply_code=200)
 _GOODBYE = _method(0, "connection.close", reply_code=200)
 
 _WRITES = {
+    "a forged reply address": _publish("amq.rabbitmq.reply-to.AAAA.BBBB"),
+    "a reply address without a key": _publish("amq.rabbitmq.reply-to.AAAA") + _CLOSE,
     "an error, then a close": _publish("x", exchange="none") + _CLOSE,
     "a declaration, then a close": _DECLARE + _CLOSE,
     "a return and its confirm, then a close": (

@@ -16,7 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from hopback.broker.proven_routes import ProvenRoutes
-from hopback.broker.reply_publisher import ReplyPublisher, is_direct_reply
+from hopback.broker.reply_publisher import (
+    ReplyPublisher,
+    is_direct_reply,
+    is_forged_address,
+)
 from hopback.broker.sendable import check_message, is_plain, sole_failure
 from hopback.broker.supervise import Backoff, OnFailure, OnState, Supervised, SupervisedState
 from hopback.durations import Duration, format_duration, read_seconds
@@ -150,6 +154,7 @@ class MessageSender:
             backoff=backoff,
             on_state=on_state,
             on_failure=on_failure,
+            is_expected=is_forged_address if sends_replies else lambda _error: False,
         )
         self._task: asyncio.Task[None] | None = None
         self._current: asyncio.Future[_OpenChannel] | None = None

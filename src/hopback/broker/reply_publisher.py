@@ -3,7 +3,8 @@
 The address of a direct reply (`amq.rabbitmq.reply-to.…`) comes from the producer of the request. RabbitMQ
 3.10 and 4.0 close the whole connection (541) if it is forged. Addresses are therefore checked, and replies
 use another connection than other publishes. A reply to an address that was never answered before is in
-flight alone, so it can end the connection for itself only.
+flight alone, so it can end the connection for itself only. Such an address is refused from then on, and the
+connection is opened again without a growing back-off.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import binascii
 from typing import TYPE_CHECKING, Protocol
 
 from hopback.broker.port import REPLY_TO
-from hopback.errors import InvalidMessage
+from hopback.errors import ConnectionLost, InvalidMessage, PublishInterrupted
 
 if TYPE_CHECKING:
     from hopback.message import Message
@@ -29,11 +30,19 @@ _ATOM_LENGTH_BYTES = {ord("w"): 1, ord("s"): 1, ord("v"): 2, ord("d"): 2}
 """Bytes of the length of an atom, by its tag."""
 _ANSWERED = 5_000
 """Addresses that were answered before. When there are more, all are forgotten and prove themselves again."""
+_FORGED = 5_000
+"""Forged addresses that are refused without another try. When there are more, all are forgotten."""
+_INTERNAL_ERROR = 541  # the reply code of RabbitMQ for an error that it did not expect
 
 
 def is_direct_reply(message: Message) -> bool:
     """Whether the message goes to a channel that consumes direct replies."""
     return not message.exchange and message.routing_key.startswith(DIRECT_REPLY)
+
+
+def is_forged_address(error: BaseException | None) -> bool:
+    """Whether RabbitMQ closed the connection as it does for a forged address."""
+    return isinstance(error, ConnectionLost) and error.code == _INTERNAL_ERROR
 
 
 def is_reply_address(address: str) -> bool:
@@ -84,6 +93,7 @@ class ReplyPublisher:
     def __init__(self, publisher: _ReplyConnection) -> None:
         self._publisher = publisher
         self._answered: set[str] = set()
+        self._forged: set[str] = set()
         self._alone = asyncio.Lock()
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -96,6 +106,10 @@ class ReplyPublisher:
             raise InvalidMessage(
                 f"message not sent: expected a direct reply address of RabbitMQ's form, got {address!r}"
             )
+        if address in self._forged:
+            raise InvalidMessage(
+                f"message not sent: RabbitMQ closed the connection of an earlier reply to {address!r}"
+            )
         self._publisher.start()
         if address in self._answered:
             if self._alone.locked():
@@ -105,7 +119,14 @@ class ReplyPublisher:
             return
         async with self._alone:
             await self._idle.wait()
-            await self._send(message, ended)
+            try:
+                await self._send(message, ended)
+            except PublishInterrupted as error:
+                if is_forged_address(error.__cause__):
+                    if len(self._forged) >= _FORGED:
+                        self._forged.clear()
+                    self._forged.add(address)
+                raise
             if len(self._answered) >= _ANSWERED:
                 self._answered.clear()
             self._answered.add(address)

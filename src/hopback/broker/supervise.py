@@ -93,6 +93,9 @@ class Supervised:
     login refused later is retried, because the password may be changing. All other errors,
     including unexpected errors of the session, are retried after the back-off. They are passed to
     `on_failure`, or logged without it.
+
+    `is_expected` tells which errors say nothing about the state of the broker. After such an error
+    the back-off does not grow.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Supervised:
         backoff: Backoff | None = None,
         on_state: OnState | None = None,
         on_failure: OnFailure | None = None,
+        is_expected: Callable[[Exception], bool] = lambda _error: False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -113,6 +117,7 @@ class Supervised:
         self._backoff = backoff or Backoff()
         self._on_state = on_state
         self._on_failure = on_failure or self._log
+        self._is_expected = is_expected
         self._sleep = sleep
         self._chance = chance
         self._stopping = asyncio.Event()
@@ -172,7 +177,8 @@ class Supervised:
             _LOG.warning("%s: %s", self._name, error)
 
     def _fail(self, reason: str, error: Exception | None = None) -> None:
-        self._failures += 1
+        is_expected = error is not None and self._is_expected(error)
+        self._failures = 1 if is_expected else self._failures + 1
         self.reason = reason
         if error is not None:
             self.trouble = error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from hopback.message import Message, Properties
 from hopback.runtime.payload import Undecodable
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.topology.model import Queue
+from hopback.version import BrokerVersion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -262,6 +265,42 @@ async def test_exchange_deleted_in_use_ends_pending_requests_at_once() -> None:
         assert {type(one) for one in ended} == {NoReply}
         assert asyncio.get_running_loop().time() - began < 1
         assert await client.request("slow", 7) == 7
+
+
+def _forged(number: int) -> str:
+    """An address that looks as RabbitMQ makes them, of a node that does not exist."""
+    node = b"none%03d@host" % number
+    pid = b"\x83Xw" + bytes((len(node),)) + node + bytes(12)
+    return f"{REPLY_TO}.{base64.b64encode(pid).decode()}.a2V5"
+
+
+@in_virtual_time
+async def test_forged_reply_addresses_hardly_delay_other_replies() -> None:
+    """RabbitMQ 3.10 closes the connection for each of them. The pauses do not add up."""
+    app, runs = App("ask"), Counter[str]()
+
+    @app.handler("ask", retry=["1s"], attempts=2, replies=True, concurrency=10)
+    async def answer(context: Context) -> str:
+        runs[context.message_id] += 1
+        return context.message_id
+
+    broker = EmbeddedBroker(version=BrokerVersion(3, 10))
+    async with AppTest(app, broker=broker) as test, RequestClient(broker) as client:
+        channel = await (await broker.connect()).open_channel()
+        asked = []
+        for number in range(60):
+            if number % 3 == 0:
+                forged = Properties(reply_to=_forged(number // 6), message_id=f"f-{number}")
+                await channel.publish(Message("", "ask", b"{}", forged))
+            else:
+                request = client.request("ask", {}, timeout="10s", returns=str)
+                asked.append(asyncio.create_task(request))
+        assert len(await asyncio.gather(*asked)) == 40
+        assert client.late == 0
+        await test.drain()
+        parked = {one.properties.message_id for one in test.dead_letters("ask")}
+    assert parked == {f"f-{number}" for number in range(0, 60, 3)}
+    assert {runs[one] for one in runs.keys() - parked} == {1}
 
 
 @in_virtual_time

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hopback.broker.embedded.direct_replies import check_reply_address
 from hopback.broker.embedded.faults import Fault
 from hopback.broker.embedded.journal import EventKind
 from hopback.broker.embedded.refusal import (
@@ -243,6 +244,9 @@ class EmbeddedChannel:
         if properties.reply_to is not None or message.routing_key.startswith(REPLY_TO):
             try:
                 addressed = self._run(lambda: self._replies.set_reply_address(self, properties))
+                if not message.exchange:
+                    profile = self._state.node.profile
+                    self._run(partial(check_reply_address, message.routing_key, profile))
             except Refusal:
                 return
             if addressed is not properties:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from hopback.broker.embedded.refusal import precondition_failed
+from hopback.broker.embedded.refusal import internal_error, precondition_failed
 from hopback.broker.port import REPLY_TO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hopback.broker.embedded.profile import Profile
     from hopback.message import Properties
 
 ChannelT = TypeVar("ChannelT")
@@ -28,6 +29,17 @@ class Asker(Generic[ChannelT]):
     channel: ChannelT
     name: str
     tag: str
+
+
+def check_reply_address(name: str, profile: Profile) -> None:
+    """Raise Refusal for a routing key of the form `amq.rabbitmq.reply-to.PID.KEY`.
+
+    RabbitMQ makes such addresses, but this broker does not, so the process id is always unknown.
+    """
+    if not (profile.forged_reply_ends_connection and name.startswith(f"{REPLY_TO}.")):
+        return
+    if len([token for token in name.removeprefix(REPLY_TO).split(".") if token]) == 2:
+        raise internal_error()
 
 
 class DirectReplies(Generic[ChannelT]):

@@ -19,6 +19,7 @@ from hopback.broker.embedded.arguments import (
     inequivalent_argument,
 )
 from hopback.broker.embedded.dead_lettering import DeadLetterer, deaths_to_count
+from hopback.broker.embedded.direct_replies import check_reply_address
 from hopback.broker.embedded.journal import Event, EventKind, EventReporter, Loss
 from hopback.broker.embedded.profile import Profile, profile_for
 from hopback.broker.embedded.queue import LiveQueue
@@ -99,6 +100,9 @@ class PublishChecker:
         keys: tuple[str, ...] = (message.routing_key,)
         if headers and ("CC" in headers or "BCC" in headers):
             keys += (*_copies(headers, "CC"), *_copies(headers, "BCC"))
+            if not message.exchange:
+                for key in keys[1:]:
+                    check_reply_address(key, self._profile)
             further = remove_header(headers, properties.further_headers, "BCC")
             properties = with_headers(properties, headers, further=further)
         if properties.further_headers and self._profile.sorts_headers:

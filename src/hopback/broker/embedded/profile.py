@@ -105,6 +105,8 @@ class Profile:
     """Whether a mandatory direct reply is returned although it was delivered, because it is not
     routed to a queue.
     """
+    forged_reply_ends_connection: bool
+    """Whether a publish to an invalid address of direct replies closes the connection."""
 
 
 _3_10 = Profile(
@@ -137,6 +139,7 @@ _3_10 = Profile(
     global_qos_refused=True,
     cancel_serves_next=False,
     returns_replies=True,
+    forged_reply_ends_connection=True,
 )
 _3_12 = replace(
     _3_10,
@@ -185,6 +188,7 @@ _4_3 = replace(
     passive_declare_needs_right=True,
     global_qos_refused=False,
     returns_replies=False,
+    forged_reply_ends_connection=False,
 )
 
 PROFILES: tuple[Profile, ...] = (_3_10, _3_12, _3_13, _3_13_3, _4_0, _4_3)

@@ -57,7 +57,9 @@ def channel_error(refusal: Refusal) -> ChannelClosed:
 
 def connection_error(refusal: Refusal) -> ConnectionLost:
     """The error for a connection that the broker closed."""
-    return ConnectionLost(f"connection closed by the broker: {refusal.code} {refusal.text}")
+    return ConnectionLost(
+        f"connection closed by the broker: {refusal.code} {refusal.text}", code=refusal.code
+    )
 
 
 def publish_refused(verdict: EventKind, message: Message) -> Returned | Nacked:
@@ -159,6 +161,11 @@ def command_invalid(detail: str) -> Refusal:
 def not_allowed(detail: str) -> Refusal:
     """530."""
     return Refusal(530, f"NOT_ALLOWED - {detail}", connection=True)
+
+
+def internal_error() -> Refusal:
+    """541."""
+    return Refusal(541, "INTERNAL_ERROR", connection=True)
 
 
 def not_implemented(detail: str) -> Refusal:

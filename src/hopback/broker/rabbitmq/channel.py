@@ -279,8 +279,9 @@ def channel_fault(code: int, text: str) -> ChannelClosed:
 
 
 def connection_fault(arguments: Mapping[str, object]) -> ConnectionLost:
+    code, text = arguments["reply_code"], arguments["reply_text"]
     return ConnectionLost(
-        f"connection closed by the broker: {arguments['reply_code']} {arguments['reply_text']}"
+        f"connection closed by the broker: {code} {text}", code=code if type(code) is int else 0
     )
 
 

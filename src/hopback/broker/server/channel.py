@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from hopback.broker.embedded.direct_replies import check_reply_address
 from hopback.broker.embedded.journal import EventKind
 from hopback.broker.embedded.refusal import (
     Refusal,
@@ -407,6 +408,7 @@ class ServerChannel:
     def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
         """Pass a direct reply to the requester."""
         self.state.check_write("")
+        self.run(partial(check_reply_address, message.routing_key, self.state.node.profile))
         asker = self.client.broker.replies.asker(message.routing_key)
         if asker is not None:
             asker.channel.take_reply(asker.tag, message, properties)
