@@ -15,6 +15,7 @@ from msgspec import structs
 from hopback.errors import BadLine, BadRequest, NotAllowed, UnsafeOperation
 from hopback.message import Message, Properties
 from hopback.ops.contract.requests import (
+    AuditQuery,
     Edit,
     EditRequest,
     Selection,
@@ -124,8 +125,8 @@ async def test_export_leaves_queue_unchanged() -> None:
         assert [read_line(line).body async for line in some] == [b"7"]
         await shop.operations.release(session.id)
         assert shop.bodies(DLQ) == [b"%d" % n for n in range(40)]
-        newest, *_ = await shop.operations.audit()
-        assert (newest.action, newest.details["lines"]) == ("messages.export", 1)
+        newest, *_ = await shop.operations.audit(AuditQuery(action="messages.export"))
+        assert newest.details["lines"] == 1
 
 
 @in_virtual_time
