@@ -51,7 +51,7 @@ async def _traffic(host: Host) -> None:
 
 SYSTEM = System(
     "raffle",
-    "users over HTTP, inserted in batches, who join raffles",
+    "users sent over HTTP and inserted in batches, with raffles to draw",
     (
         Part("hopback.systems.raffle.parts:create_web", "the HTTP API", is_web=True),
         Part("hopback.systems.raffle.parts:consumer", "inserts users in batches"),
