@@ -486,6 +486,49 @@ class Pending:
     problem: str = ""
 
 
+# A relay executes these statements for every message, so they are built once.
+_SLOT = outbox_slots.c
+_MINE = (
+    _SLOT.slot.in_(bindparam("claimed", expanding=True)),
+    _SLOT.leased_by == bindparam("owner"),
+)
+_CLAIM = (
+    update(outbox_slots)
+    .where(
+        _SLOT.slot.in_(
+            select(_SLOT.slot)
+            .where(
+                _SLOT.leased_until <= bindparam("now"), exists().where(outbox.c.slot == _SLOT.slot)
+            )
+            .order_by(_SLOT.leased_until)  # oldest lease first, so that no slot starves
+            .limit(bindparam("most"))
+            # On PostgreSQL, skip slots that are being claimed by another relay.
+            .with_for_update(skip_locked=True)
+            .cte("free")
+            .select()
+        )
+    )
+    .values(leased_by=bindparam("owner"), leased_until=bindparam("until"))
+    .returning(_SLOT.slot)
+)
+_RENEW = update(outbox_slots).where(*_MINE).values(leased_until=bindparam("until"))
+_RELEASE = update(outbox_slots).where(*_MINE).values(leased_by=None, leased_until=bindparam("now"))
+_PENDING = (
+    select(outbox)
+    .where(
+        outbox.c.slot.in_(bindparam("claimed", expanding=True)), outbox.c.id > bindparam("after")
+    )
+    .order_by(outbox.c.id)
+    .limit(bindparam("most"))
+)
+_REMOVE = delete(outbox).where(outbox.c.id.in_(bindparam("published", expanding=True)))
+_FAIL = (
+    update(outbox)
+    .where(outbox.c.id == bindparam("message"))
+    .values(failures=outbox.c.failures + 1, error=bindparam("why"))
+)
+
+
 class Outbox:
     """The outbox as used by a relay.
 
@@ -521,55 +564,29 @@ class Outbox:
     async def claim(self, most_slots: int = 16) -> list[int]:
         """Lease free slots that contain messages, and return them."""
         now = self._clock.now()
-        slots = outbox_slots.c
-        free = (
-            select(slots.slot)
-            .where(slots.leased_until <= now, exists().where(outbox.c.slot == slots.slot))
-            .order_by(slots.leased_until)  # oldest lease first, so that no slot starves
-            .limit(most_slots)
-            # On PostgreSQL, skip slots that are being claimed by another relay.
-            .with_for_update(skip_locked=True)
-            .cte("free")
-        )
-        claim = (
-            update(outbox_slots)
-            .where(slots.slot.in_(select(free.c.slot)))
-            .values(leased_by=self._owner, leased_until=now + self.lease)
-            .returning(slots.slot)
-        )
+        values = {"owner": self._owner, "now": now, "until": now + self.lease, "most": most_slots}
         async with self._single.begin() as connection:
-            return list((await connection.execute(claim)).scalars())
+            return list((await connection.execute(_CLAIM, values)).scalars())
 
     async def renew(self, claimed: Sequence[int]) -> bool:
         """Renew the leases. Returns False if a lease was lost. The relay must then stop publishing."""
-        slots = outbox_slots.c
-        mine = (slots.slot.in_(claimed), slots.leased_by == self._owner)
+        until = self._clock.now() + self.lease
+        values = {"claimed": claimed, "owner": self._owner, "until": until}
         async with self._single.begin() as connection:
-            result = await connection.execute(
-                update(outbox_slots)
-                .where(*mine)
-                .values(leased_until=self._clock.now() + self.lease)
-            )
+            result = await connection.execute(_RENEW, values)
         return result.rowcount == len(claimed)
 
     async def release(self, claimed: Sequence[int]) -> None:
         """Release the slots."""
-        slots = outbox_slots.c
-        mine = (slots.slot.in_(claimed), slots.leased_by == self._owner)
+        values = {"claimed": claimed, "owner": self._owner, "now": self._clock.now()}
         async with self._single.begin() as connection:
-            await connection.execute(
-                update(outbox_slots)
-                .where(*mine)
-                .values(leased_by=None, leased_until=self._clock.now())
-            )
+            await connection.execute(_RELEASE, values)
 
     async def pending(self, claimed: Sequence[int], most: int, *, after: int = 0) -> list[Pending]:
         """Return the oldest messages of the given slots with an id greater than `after`."""
-        columns = outbox.c
-        wanted = (columns.slot.in_(claimed), columns.id > after)
-        query = select(outbox).where(*wanted).order_by(columns.id).limit(most)
+        values = {"claimed": claimed, "after": after, "most": most}
         async with self._single.connect() as connection:
-            rows = (await connection.execute(query)).all()
+            rows = (await connection.execute(_PENDING, values)).all()
         return [self._read(row) for row in rows]
 
     def _read(self, row: Row[Any]) -> Pending:
@@ -588,12 +605,10 @@ class Outbox:
         engine = self._engine if failed else self._single
         async with engine.begin() as connection:
             if published:
-                await connection.execute(delete(outbox).where(outbox.c.id.in_(published)))
+                await connection.execute(_REMOVE, {"published": published})
             if failed:
                 await connection.execute(
-                    update(outbox)
-                    .where(outbox.c.id == bindparam("message"))
-                    .values(failures=outbox.c.failures + 1, error=bindparam("why")),
+                    _FAIL,
                     [{"message": id_, "why": one_line(why[:500])} for id_, why in failed.items()],
                 )
 
