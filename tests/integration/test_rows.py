@@ -37,13 +37,13 @@ def test_existing_rows_are_not_changed(postgres: SharedPostgres) -> None:
 
     async def run() -> tuple[list[int], list[tuple[Any, ...]]]:
         async with await _table(postgres.create_database()) as connection:
-            new = [await copy_rows(connection, "people", _COLUMNS, [(1, "ann"), (2, "bob")])]
+            new = [await copy_rows(connection, "customers", _COLUMNS, [(1, "ann"), (2, "bob")])]
             new.append(
-                await copy_rows(connection, "people", _COLUMNS, [(2, "eve"), (3, "tab\t\\N")])
+                await copy_rows(connection, "customers", _COLUMNS, [(2, "eve"), (3, "tab\t\\N")])
             )
             await connection.commit()
             new.append(
-                await copy_rows(connection, "public.people", _COLUMNS, [(3, "x"), (4, "dan")])
+                await copy_rows(connection, "public.customers", _COLUMNS, [(3, "x"), (4, "dan")])
             )
             await connection.commit()
             return new, await _found(connection)
@@ -59,9 +59,9 @@ def test_refused_row_rolls_back_its_batch(postgres: SharedPostgres) -> None:
     async def run() -> list[tuple[Any, ...]]:
         async with await _table(postgres.create_database()) as connection:
             with pytest.raises(psycopg.errors.NotNullViolation):
-                await copy_rows(connection, "people", _COLUMNS, [(1, "ann"), (2, None)])
+                await copy_rows(connection, "customers", _COLUMNS, [(1, "ann"), (2, None)])
             await connection.rollback()
-            assert await copy_rows(connection, "people", _COLUMNS, [(1, "ann")]) == 1
+            assert await copy_rows(connection, "customers", _COLUMNS, [(1, "ann")]) == 1
             await connection.commit()
             return await _found(connection)
 
