@@ -15,7 +15,7 @@ from hopback.broker.limits import is_near_limit
 from hopback.ops.browse.memory import estimate_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.leased_job import EndJob
+from hopback.ops.jobs.control import EndJob
 from hopback.ops.messages.dead_letter import delivery_count, read_dead_letter
 from hopback.ops.messages.filters import EVERYTHING, parse_filter
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from hopback.ops.contract.values import JobState
+
 _CATCH_UP_S = 0.05
 """Seconds of delay that the pacer makes up for, because the clock of an event loop is coarse. After a longer
 delay the job continues at its rate, without a burst."""
+
+
+class EndJob(Exception):
+    """Ends a job in a state, for the reason given."""
+
+    def __init__(self, state: JobState, reason: str) -> None:
+        super().__init__(reason)
+        self.state = state
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,11 @@ class Control:
         if request != self._request:
             self._request = request
             self._changed.set()
+
+    def check(self) -> None:
+        """EndJob if the job is cancelled."""
+        if self.is_cancelled:
+            raise EndJob(JobState.CANCELLED, "cancelled")
 
     async def wait_for_change(self) -> None:
         self._changed.clear()

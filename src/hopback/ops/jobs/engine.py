@@ -43,10 +43,9 @@ from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.actions import UNEXPLORED, Action, LeftOut, Prepared, Unexplored
 from hopback.ops.jobs.batch_reader import TURN_BYTES, BatchReader, SelectedMessage
-from hopback.ops.jobs.control import Pacer
+from hopback.ops.jobs.control import EndJob, Pacer
 from hopback.ops.jobs.cursor import CursorEvent, CursorState
 from hopback.ops.jobs.job_record import PROCESS_ENDED
-from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.text import count_of
 
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
 
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.job_progress import JobProgress
+    from hopback.ops.jobs.leased_job import LeasedJob
     from hopback.ops.jobs.return_watch import ReturnWatch
     from hopback.ops.jobs.sender import Sender
 

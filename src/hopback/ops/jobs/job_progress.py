@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hopback.ops.contract.values import Counts, DeadLetter, FailedMessage, JobState, Moment
-from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 
 if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.job_record import JobRecord
+    from hopback.ops.jobs.leased_job import LeasedJob
 
 SAVE_EVERY_S = 1.0
 """Seconds between two saves of the counts: often enough for a page, rare enough for a database."""
@@ -92,8 +92,7 @@ class JobProgress:
                 await control.wait_for_change()
             else:
                 await self.save()  # shows that the new rate was accepted
-        if control.is_cancelled:
-            raise EndJob(JobState.CANCELLED, "cancelled")
+        control.check()
         await self.enter(JobState.RUNNING, "")
 
     def _count(self, counts: Counts, now: float) -> JobRecord:

@@ -10,17 +10,9 @@ from hopback.ops.jobs.control import Control
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hopback.ops.contract.values import FailedMessage, JobState
+    from hopback.ops.contract.values import FailedMessage
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.journal import Journal
-
-
-class EndJob(Exception):
-    """Ends a job in a state, for the reason given."""
-
-    def __init__(self, state: JobState, reason: str) -> None:
-        super().__init__(reason)
-        self.state = state
 
 
 class LeasedJob:

@@ -23,7 +23,6 @@ from hopback.ops.brokers.consumers import (
     look_connection_name,
 )
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.planner import snapshot_for
 from hopback.ops.jobs.publish_failure import is_away
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.job_record import JobRecord
+    from hopback.ops.jobs.leased_job import LeasedJob
 
 _RECONNECT = Backoff(first=0.5, most=15.0)
 """Seconds between two attempts to reach a broker that is away."""
@@ -64,8 +64,7 @@ class Recovery:
                 await self._write_reason(leased, reason, JobState.PAUSED)
                 await leased.control.wait_while_paused()
                 await self._write_reason(leased, reason, JobState.RUNNING)
-            if leased.control.is_cancelled:
-                raise EndJob(JobState.CANCELLED, "cancelled")
+            leased.control.check()
             try:
                 snapshot = await snapshot_for(self._broker, leased.job.spec)
             except HopbackError as failed:
@@ -97,8 +96,7 @@ class Recovery:
             if leased.job.state_reason != reason:
                 await self._write_reason(leased, reason)
             await leased.control.sleep(_ASK_HOLDERS_S)
-            if leased.control.is_cancelled:
-                raise EndJob(JobState.CANCELLED, "cancelled")
+            leased.control.check()
         if reason:
             await self._write_reason(leased, "")
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from hopback.errors import BrokerError
 from hopback.ops.contract.requests import JobKind, Pace
 from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.control import EndJob
 from hopback.ops.jobs.job_progress import SAVE_EVERY_S, JobProgress
-from hopback.ops.jobs.leased_job import EndJob, LeasedJob
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.watch_time import WatchTime, WatchTimer, seconds_text
 from hopback.text import count_of, whole_timestamp
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.jobs.arrivals import ArrivalCounter, Arrivals
     from hopback.ops.jobs.cursor_driver import CursorDriver
+    from hopback.ops.jobs.leased_job import LeasedJob
 
 MEASURE_S = 10.0
 """Longest time, in seconds, for which a job counts arrivals before it sends its first message.

@@ -34,13 +34,13 @@ from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Momen
 from hopback.ops.jobs.actions import Action, action_of
 from hopback.ops.jobs.arrivals import ArrivalCounter
 from hopback.ops.jobs.batch_reader import BatchReader
-from hopback.ops.jobs.control import ControlRequest
+from hopback.ops.jobs.control import ControlRequest, EndJob
 from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
 from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord, JobSpec, first_checkpoint
-from hopback.ops.jobs.leased_job import EndJob, LeasedJob
+from hopback.ops.jobs.leased_job import LeasedJob
 from hopback.ops.jobs.planner import snapshot_for
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.recovery import Recovery

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hopback.errors import BrokerError, HopbackError
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.actions import LeftOut
-from hopback.ops.jobs.leased_job import EndJob
+from hopback.ops.jobs.control import EndJob
 from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ class Sender:
         """
         last: HopbackError | None = None
         for attempt in range(1, self._pace.tries + 1):
-            if control.is_cancelled:
-                raise EndJob(JobState.CANCELLED, "cancelled")
+            control.check()
             try:
                 await self._action.room()
                 prepared = await self._action.prepare_explored(message.delivery)
