@@ -164,7 +164,7 @@ class Operations:
 
     async def queue(self, name: str) -> QueueDetail:
         snapshot = await self.broker.recent_snapshot()
-        found = snapshot.one(name)
+        found = snapshot.dead_letter_queue(name)
         active = await self._records(queue=name, active=True)
         depths = {name: await self.broker.depth(name)}
         (summary,) = self._summarize(snapshot, (found,), depths, active)
@@ -187,7 +187,7 @@ class Operations:
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """Return the discovered queue with its plans. NoSuch if it is not a dead-letter queue."""
-        return (await self.broker.recent_snapshot()).one(name)
+        return (await self.broker.recent_snapshot()).dead_letter_queue(name)
 
     async def candidates(self) -> CandidateList:
         return await self._recognition.candidates(self.broker)
@@ -202,7 +202,7 @@ class Operations:
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
         snapshot = await self.broker.snapshot()
-        snapshot.one(queue)
+        snapshot.dead_letter_queue(queue)
         policy = await self.broker.lift(snapshot, queue)
         await self.note("limit.lift", queue=queue, reason=reason, details={"policy": policy})
         return policy
@@ -210,7 +210,7 @@ class Operations:
     async def restore_limit(self, queue: str, *, reason: str = "") -> None:
         snapshot = await self.broker.snapshot()
         if not self.broker.is_lifted(snapshot, queue):  # the policy may exist without its queue
-            snapshot.one(queue)
+            snapshot.dead_letter_queue(queue)
         await self.broker.restore(queue)
         await self.note("limit.restore", queue=queue, reason=reason)
 
@@ -222,7 +222,7 @@ class Operations:
         on_progress: OnProgress | None = None,
     ) -> SessionView:
         snapshot = await self.broker.snapshot()
-        found = snapshot.one(queue)
+        found = snapshot.dead_letter_queue(queue)
         if request.lift and snapshot.cost(queue).price is Price.REFUSED:
             await self.lift_limit(queue, reason="to browse it")
             snapshot = await self.broker.snapshot()
@@ -243,7 +243,7 @@ class Operations:
 
     def session(self, session_id: str) -> SessionView:
         """Return an open session. SessionOver (a NoSuch) if it has ended."""
-        return self._sessions.one(session_id).view
+        return self._sessions.get(session_id).view
 
     async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
         view = self._sessions.renew(session_id, seconds).view
@@ -258,7 +258,7 @@ class Operations:
 
     async def return_messages(self, session_id: str) -> None:
         """Release a session and wait until its messages are ready again. NoSuch if it has ended."""
-        held = self._sessions.one(session_id)
+        held = self._sessions.get(session_id)
         queue, taken = held.source.name, held.taken
         before = (await self.broker.depth(queue)).ready or 0
         await self.release(session_id)
@@ -267,21 +267,21 @@ class Operations:
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, limit: int = 20
     ) -> Page:
-        held = self._sessions.one(session)
+        held = self._sessions.get(session)
         return await held.page(parse_filter(where), cursor=int(cursor), limit=limit)
 
     async def message(self, session: str, message: str) -> MessageView:
-        held = self._sessions.one(session)
+        held = self._sessions.get(session)
         view = await view_message(self.broker, held, message)
         await self._audit_shown(held, message)
         return view
 
     def delivery(self, session: str, message: str) -> Delivery:
         """Return the delivery of a message, for callers in this process. It is not audited."""
-        return self._sessions.one(session).delivery(message)
+        return self._sessions.get(session).delivery(message)
 
     async def body(self, session: str, message: str) -> bytes:
-        held = self._sessions.one(session)
+        held = self._sessions.get(session)
         content = held.delivery(message).body
         await self._audit_shown(held, message)
         return content
@@ -291,7 +291,7 @@ class Operations:
         await self.note("message.show", queue=session.source.name, details=details)
 
     async def groups(self, session: str, by: str = GroupBy.FINGERPRINT, where: str = "") -> Groups:
-        return await self._sessions.one(session).groups(by, parse_filter(where))
+        return await self._sessions.get(session).groups(by, parse_filter(where))
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None
@@ -303,7 +303,7 @@ class Operations:
         return found
 
     async def trend(self, queue: str) -> QueueTrend:
-        (await self.broker.recent_snapshot()).one(queue)
+        (await self.broker.recent_snapshot()).dead_letter_queue(queue)
         return await self.surveys.trends.of(queue)
 
     async def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
@@ -567,7 +567,7 @@ class Operations:
     async def edit_and_redrive(self, session: str, message: str, request: EditRequest) -> str:
         if not self.settings.editing:
             raise NotAllowed("editing messages is switched off here")
-        held = self._sessions.one(session)
+        held = self._sessions.get(session)
         sent = await send_copy(self.broker, held, message, request, self._who)
         details = {"message": message, "copy": sent, "session": session}
         queue, reason = held.source.name, request.reason
@@ -580,7 +580,7 @@ class Operations:
         None if the routes are unknown because they were not read from the broker.
         """
         snapshot = await self.broker.snapshot()
-        return queues_reached(target, snapshot.one(queue), snapshot.live_routes())
+        return queues_reached(target, snapshot.dead_letter_queue(queue), snapshot.live_routes())
 
     @property
     def notes(self) -> JournalNotes:

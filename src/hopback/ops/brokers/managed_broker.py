@@ -187,7 +187,7 @@ class ManagedBroker:
         snapshot = await self._snapshots.compute()
         if not count:
             return snapshot
-        snapshot.one(count)
+        snapshot.dead_letter_queue(count)
         ready, consumers = await self.count_ready(count)
         return replace(snapshot, ready=ready, consumers=consumers)
 

@@ -44,7 +44,7 @@ class BrokerSnapshot:
     consumers: int = 0
     readings: Mapping[str, QueueReading] | None = None
 
-    def one(self, name: str) -> DeadLetterQueue:
+    def dead_letter_queue(self, name: str) -> DeadLetterQueue:
         """Return the dead-letter queue of that name. NoSuch if there is none."""
         found = next((each for each in self.dead_letter_queues if each.name == name), None)
         if found is None:

@@ -26,7 +26,7 @@ async def export_queue(
     """Return the matching messages of a queue as lines. They are requeued at the end."""
     wanted, limit = parse_filter(selection.filter), selection.limit
     snapshot = await broker.snapshot()
-    source, cost = snapshot.one(queue), snapshot.cost(queue)
+    source, cost = snapshot.dead_letter_queue(queue), snapshot.cost(queue)
     check_cost(cost, force=force)
     ready = (await broker.depth(queue)).ready or 0
     count = ready if limit is None else min(limit, ready)
@@ -43,7 +43,7 @@ async def export_session(
     sessions: Sessions, queue: str, selection: Selection
 ) -> AsyncGenerator[bytes, None]:
     """Return the selected messages of a session as lines. Raise NoSuch if it is of another queue."""
-    session, turns = sessions.one(selection.session, queue), Turns()
+    session, turns = sessions.get(selection.session, queue), Turns()
     for dead_letter in (await session.choose(selection)).dead_letters:
         delivery = session.delivery(dead_letter.id)
         yield write_line(delivery, dead_letter)

@@ -67,7 +67,7 @@ class Search:
             raise BadRequest("filter", "a word or a term to look for")
         snapshot = await self._broker.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
-        sources = [snapshot.one(name) for name in names]
+        sources = [snapshot.dead_letter_queue(name) for name in names]
         # By AMQP: the counts of the management API are some seconds old.
         depths = await self._broker.depths([source.name for source in sources], None)
         held = await held_by_others(self._broker, self._sessions, depths)

@@ -96,7 +96,7 @@ class Sessions:
         """Return the number of messages of a queue that other consumers cannot get."""
         return sum(session.taken for session in self.active(queue))
 
-    def one(self, session_id: str, queue: str = "") -> BrowseSession:
+    def get(self, session_id: str, queue: str = "") -> BrowseSession:
         """Return an open session. Raise NoSuch if it is unknown, SessionOver if it has ended.
 
         With `queue`, a session of another queue is unknown too. This does not reveal the session to a caller
@@ -112,7 +112,7 @@ class Sessions:
     def renew(self, session_id: str, seconds: float | None) -> BrowseSession:
         """Extend a session from now, by default by its original time."""
         check(Renewal, Renewal(seconds))
-        session = self.one(session_id)
+        session = self.get(session_id)
         wanted = session.usual_s if seconds is None else seconds
         if self._clock.now() + wanted - session.view.opened_at > LONGEST_SESSION_S:
             expected = f"at most {LONGEST_SESSION_S:g} since it was opened; open another"

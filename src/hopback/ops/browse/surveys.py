@@ -210,7 +210,7 @@ class Surveys:
             ):
                 continue  # begun since the list was read
             found = await self._survey(
-                snapshot.one(one.queue),
+                snapshot.dead_letter_queue(one.queue),
                 snapshot.cost(one.queue),
                 one.messages_ready or 0,
                 kept.get(one.queue),

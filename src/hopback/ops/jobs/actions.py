@@ -109,7 +109,7 @@ class Action:
 def action_of(job: JobRecord, snapshot: BrokerSnapshot, broker: Broker) -> Action:
     request = job.spec.request
     if isinstance(request, DiscardRequest):
-        return DiscardAction(job, snapshot.one(job.queue))
+        return DiscardAction(job, snapshot.dead_letter_queue(job.queue))
     action = ChangingAction if request.change else RedriveAction
     return action(job, request, snapshot, broker)
 
@@ -123,7 +123,7 @@ class RedriveAction(Action):
         spec, submission = job.spec, job.spec.submission
         self._broker = broker
         self._request = request
-        self._queue = snapshot.one(job.queue)
+        self._queue = snapshot.dead_letter_queue(job.queue)
         self._live_routes = snapshot.live_routes()
         self._known_routes = snapshot.known_routes()
         self._occasion = RedriveOccasion(

@@ -65,7 +65,7 @@ async def make_plan(
     """
     broker = planner.broker
     spec, chosen = await planner.draft(request, submission, NOBODY, snapshot, "JOB")
-    source, now = snapshot.one(spec.queue), broker.clock.now()
+    source, now = snapshot.dead_letter_queue(spec.queue), broker.clock.now()
     redrive = request if isinstance(request, RedriveRequest) else None
     dry_run = DryRun(request.selection, source, now, redrive, snapshot.known_routes())
     unread = await _run_dry(planner, dry_run, spec, chosen, snapshot, on_progress)

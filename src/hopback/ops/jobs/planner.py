@@ -123,14 +123,14 @@ class Planner:
         if isinstance(request, RedriveRequest):
             if request.change and not self.settings.editing:
                 raise NotAllowed("changing messages is switched off here")
-            text = target_text(request.target, snapshot.one(request.queue))
+            text = target_text(request.target, snapshot.dead_letter_queue(request.queue))
         if stamped is None:
             design = snapshot.design_of(request.queue)
             stamped = design is not None and design.stamps_redrives
         file = self._export_file(request, submission, job)
         chosen = digests = None
         if asked.session:
-            session = self._sessions.one(asked.session, request.queue)
+            session = self._sessions.get(asked.session, request.queue)
             chosen = await session.choose(asked)
             digests = ChosenDigests(
                 tuple(dead_letter.digest for dead_letter in chosen.dead_letters),
@@ -189,7 +189,7 @@ class Planner:
             if asked.is_planned and asked.limit is not None and span < asked.limit:
                 raise CountMismatch(asked.limit, span)
             return span, None if asked.filter else span
-        source, now = snapshot.one(queue), self.broker.clock.now()
+        source, now = snapshot.dead_letter_queue(queue), self.broker.clock.now()
         dry_run = DryRun(asked, source, now, sought=asked.last_digest)
         most = min(asked.place, span) if follows_last else span
         await dry_run.read(self.broker, snapshot, most, on_progress)
@@ -241,7 +241,7 @@ async def _check_ways(broker: ManagedBroker, spec: JobSpec, snapshot: BrokerSnap
     """Raise UnsafeOperation if none of the targets that are known in advance leads to a queue."""
     if not isinstance(spec.request, RedriveRequest):
         return
-    ways = known_ways(spec.request.target, snapshot.one(spec.queue))
+    ways = known_ways(spec.request.target, snapshot.dead_letter_queue(spec.queue))
     live_routes = snapshot.live_routes()
     async with broker.query() as connection:
         flaws = [await target_flaw(connection, way, live_routes) for way in ways]

@@ -267,7 +267,7 @@ class JobRunner:
         cursor = await choose_cursor(
             self._broker, leased, snapshot, is_handed_over=handed is not None
         )
-        job, spec, queue = leased.job, leased.job.spec, snapshot.one(leased.job.queue)
+        job, spec, queue = leased.job, leased.job.spec, snapshot.dead_letter_queue(leased.job.queue)
         messages = handed or queue_messages(
             job, snapshot, await connection.open_channel(), cursor, await self._journal.store_id()
         )
@@ -308,7 +308,9 @@ class JobRunner:
 
     async def _announce(self, job: JobRecord, snapshot: BrokerSnapshot) -> None:
         """Publish the completion event, if the design of the queue has one."""
-        event = _completion_event(snapshot.design_of(job.queue), job, snapshot.one(job.queue))
+        event = _completion_event(
+            snapshot.design_of(job.queue), job, snapshot.dead_letter_queue(job.queue)
+        )
         if event is None or job.state is JobState.INTERRUPTED:
             return
         try:
