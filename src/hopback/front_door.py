@@ -44,7 +44,7 @@ def front_door(
             return sorted(home_of)
         home = home_of.get(name)
         if home is None:
-            # `from hopback import X` would replace the text of an AttributeError by its own.
+            # `from hopback import X` would replace the text of an AttributeError with its own.
             is_import = sys._getframe(1).f_code.co_name == _IMPORTING  # noqa: SLF001
             raise _error_for(package, name, is_import=is_import)
         from importlib import import_module

@@ -443,8 +443,8 @@ class _Applier:
         self._on_done = on_done
 
     async def create(self, step: Step) -> None:
-        """Create a missing object. Raise TopologyConflict if a different one was created
-        meanwhile.
+        """Create a missing object. Raise TopologyConflict if a different one has been created in the
+        meantime.
         """
         try:
             match step.item:
@@ -470,7 +470,7 @@ class _Applier:
         await self._management.put_policy(self._vhost, policy)
 
     async def replace_policy(self, policy: Policy) -> None:
-        """Overwrite the policy of the same name. It takes effect at once."""
+        """Overwrite the policy of the same name. It takes effect immediately."""
         await self._set(policy)
         self.tell(f"replaced policy {policy.name}")
 

@@ -250,9 +250,7 @@ def _dead_letters(live: Topology, readings: Iterable[QueueReading]) -> tuple[Not
 
 
 def _late_retries(live: Topology) -> tuple[Notice, ...]:
-    """Report retries that may be late. No API returns the time, which is only in the node's
-    files.
-    """
+    """Report retries that may be late. No API returns the time. Only the node's files contain it."""
     found = [
         queue.name
         for queue in live.queues

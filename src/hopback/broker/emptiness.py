@@ -1,9 +1,9 @@
 """Prove that a queue is empty before deleting it.
 
-No single request proves that. A passive declare counts ready messages, but not unacked messages or
-messages held by at-least-once dead-lettering. A conditional delete (`if-empty`) ignores those too,
-and quorum queues do not support it. The totals of the management API include all messages, but
-those of a quorum queue are as old as its last tick.
+No single request proves that. A passive declare counts ready messages, but not unacked messages or messages
+held by at-least-once dead-lettering. A conditional delete (`if-empty`) also ignores those, and quorum queues
+do not support it. The totals of the management API include all messages, but those of a quorum queue are as
+old as its last tick.
 
 A queue is therefore deleted in three steps. First it is fenced: it has no bindings and no
 consumers, and every queue that sends to it by name is idle. Then all counts must stay 0 for longer
@@ -51,7 +51,7 @@ _LOOK_EVERY_S = 1.0  # Seconds. The counts of the management API change every 5 
 
 
 class Ledger(Protocol):
-    """The queue readings of a management client. The embedded broker provides them too."""
+    """The queue readings of a management client. The embedded broker also provides them."""
 
     async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
         """Count all messages of each queue, by name."""
@@ -196,9 +196,8 @@ class Emptiness:
     ) -> None:
         """Delete all queues as soon as each is proven empty. A missing queue is not an error.
 
-        `move` moves the ready messages out of the named queue, including messages that become ready
-        meanwhile. Raise UnsafeOperation if a client still holds messages or sends more after
-        `patience_s`.
+        `move` moves the ready messages out of the named queue, including messages that become ready in the
+        meantime. Raise UnsafeOperation if a client still holds messages or sends more after `patience_s`.
         """
         if not queues:
             return
@@ -217,7 +216,7 @@ class Emptiness:
                         f" deleted: {why}"
                     )
                 # Totals may still include messages that were moved. Report obstacles only after
-                # that time.
+                # this time.
                 if now - began >= self._watch_s:
                     self._tell(look.obstacles)
                 for name in look.ready:

@@ -89,7 +89,7 @@ def find_lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
 
 
 _LOOKED_AT = 10_000
-"""Messages. All of them are held at once to read their counts."""
+"""Messages. All of them are held at the same time to read their counts."""
 
 _STILL_S = 30.0
 """Seconds to wait for the next of these messages."""

@@ -182,7 +182,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The queues to replace, in order, and the obstacles."""
+    """The queues to replace, in the order of their replacement, and the obstacles."""
 
     desired: Topology
     replacements: tuple[Replacement, ...]

@@ -24,7 +24,7 @@ _EMBEDDED = "embedded"
 """The address of a broker inside the process."""
 
 _Text = Annotated[str, Meta(min_length=1, max_length=2000)]
-# No colon, which separates a broker's name from its virtual host.
+# No colon, because a colon separates a broker's name from its virtual host.
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
@@ -72,7 +72,7 @@ def broker_path(name: str) -> str:
 
 
 def broker_names(entries: Iterable[BrokerSettings]) -> tuple[str, ...]:
-    """The names of the brokers of these entries, in order."""
+    """Return the names of the brokers in these entries, in order."""
     return tuple(
         name
         for entry in entries

@@ -58,7 +58,9 @@ class ProvenRoutes:
         return exchange if exchange in self._keyless else (exchange, message.routing_key)
 
     def cover(self, message: Message) -> bool:
-        """Whether a publish on the same route, and a body at least as large, were accepted before."""
+        """Whether the broker has already accepted a publish on the same route, and a body of at least this
+        size.
+        """
         if len(message.body) > self.largest:
             return False
         exchange = message.exchange

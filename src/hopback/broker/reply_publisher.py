@@ -2,8 +2,8 @@
 
 The address of a direct reply (`amq.rabbitmq.reply-to.…`) comes from the producer of the request. RabbitMQ
 3.10 and 4.0 close the whole connection (541) if it is forged. Addresses are therefore checked, and replies
-use another connection than other publishes. A reply to an address that was never answered before is in
-flight alone, so it can end the connection for itself only. Such an address is refused from then on, and the
+use another connection than other publishes. A reply to an address that was never answered before is in flight
+alone, so it can end the connection only for itself. Such an address is refused from then on, and the
 connection is opened again without a growing back-off.
 """
 
@@ -27,9 +27,11 @@ _VERSION, _NEW_PID, _PID = 131, ord("X"), ord("g")
 _PID_BYTES = {_NEW_PID: 12, _PID: 9}
 """Bytes after the node name of a process id in Erlang's external format, by its tag."""
 _ATOM_LENGTH_BYTES = {ord("w"): 1, ord("s"): 1, ord("v"): 2, ord("d"): 2}
-"""Bytes of the length of an atom, by its tag."""
+"""Number of bytes that contain an atom's length, by the atom's tag."""
 _ANSWERED = 5_000
-"""Addresses that were answered before. When there are more, all are forgotten and prove themselves again."""
+"""Addresses that have already been answered. If there are more, all are forgotten and must be proven
+again.
+"""
 _FORGED = 5_000
 """Forged addresses that are refused without another try. When there are more, all are forgotten."""
 _INTERNAL_ERROR = 541  # the reply code of RabbitMQ for an error that it did not expect

@@ -470,7 +470,9 @@ def _print_charts(forecast: Forecast) -> None:
 
 
 def print_advice(topology: Topology, scenario: Scenario, goals: Sequence[str], form: str) -> Exit:
-    """The cheapest plans that meet the goals, as a table, and the best of them to be copied."""
+    """Print a table of the cheapest plans that meet the goals, and the best plan in a form that can be
+    copied.
+    """
     from hopback.rehearse import advise as advice
 
     try:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first stops in order, the second at once."""
+"""SIGINT and SIGTERM: the first signal stops in order, the second one immediately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Output and prompts of the command: data on stdout, tables on a terminal, all text safe.
+"""A command's output and prompts. Data is printed to stdout, as tables on a terminal, and all text is made
+safe.
 
 Names come from files and brokers and may contain terminal escape sequences. All text passes through
 `safe` (names inside a line) or `safe_lines` (text with several lines). JSON keeps every character,

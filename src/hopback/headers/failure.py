@@ -23,7 +23,7 @@ _MESSAGE_BYTES = 1024  # maximum size of an error message
 _NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
 _STACK_BYTES = 4096  # leaves room for the rest of the record
 _FRAMES = 30  # maximum number of frames per exception, innermost first
-_CAUSES = 3  # maximum number of chained exceptions, also protects against cycles
+_CAUSES = 3  # maximum number of chained exceptions, which also protects against cycles
 _LONGEST_JSON = 64 * 1024  # Hopback's records are less than half as long
 # Used to recognise frames of the standard library and installed packages.
 _LIBRARY = (dataclasses.__file__ or "").removesuffix("dataclasses.py")

@@ -495,9 +495,9 @@ class _Budget:
         return True
 
     def keep_unread(self, properties: Properties) -> None:
-        """Keep undecoded headers as bytes. If they are truncated, the original size is stored too.
+        """Keep undecoded headers as bytes. If they are truncated, the original size is also stored.
 
-        They don't count as added, since they were part of the frame before.
+        They do not count as added, because the original frame already contained them.
         """
         unread = unread_headers(properties)
         if not unread:

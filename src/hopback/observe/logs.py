@@ -180,7 +180,7 @@ def _camel(name: str) -> str:
 
 
 def _short(name: str, value: Any) -> Any:
-    """Truncate long values. For a traceback, keep the end."""
+    """Truncate long values. Keep the end of a traceback and the beginning of other values."""
     if isinstance(value, str) and name in _BLOCKS:
         return value if len(value) <= _LONGEST_BLOCK else "…" + value[-_LONGEST_BLOCK:]
     if isinstance(value, str) and len(value) > _LONGEST:

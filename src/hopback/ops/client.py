@@ -93,9 +93,9 @@ _REMEDIES = {
 class RemoteDeadLetters:
     """`DeadLetters` of a server. Use it as an async context manager. The interface describes the methods.
 
-    `token` is a bearer token or an API key. `broker` names one of the brokers of the server, by default the
-    first. ServerUnavailable if the server sends no data for `silence_s` seconds. BadRequest for a URL that is
-    not an HTTP address.
+    `token` is a bearer token or an API key. `broker` is the name of one of the server's brokers. The default
+    is the first one. ServerUnavailable if the server sends no data for `silence_s` seconds. BadRequest for a
+    URL that is not an HTTP address.
     """
 
     runs_jobs_here = False
@@ -274,7 +274,7 @@ class RemoteDeadLetters:
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """The server imports into one `queue`, which is required, and without a rate."""
+        """The server imports into a single required `queue`, without a rate limit."""
         import httpx
 
         if queue is None or pace.rate is not None:

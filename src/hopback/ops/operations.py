@@ -98,10 +98,10 @@ _CONSUMED = "consumed"
 class Operations:
     """`DeadLetters` in this process. Use it as an async context manager. The interface describes the methods.
 
-    Several brokers can share a journal. `beside` contains the `journal_name`s of the others. Their jobs and
-    audit entries are neither listed nor controlled here. With `is_first`, entries that belong to none of the
-    brokers are listed here. On exit every browse session is released, the jobs of this process are
-    interrupted, and the query connection is closed. Interrupted jobs can be resumed by any process.
+    Several brokers can share a journal. `beside` contains the `journal_name`s of the other brokers. Their
+    jobs and audit entries are neither listed nor controlled here. With `is_first`, entries that belong to
+    none of the brokers are listed here. On exit every browse session is released, the jobs of this process
+    are interrupted, and the query connection is closed. Interrupted jobs can be resumed by any process.
     """
 
     runs_jobs_here = True

@@ -193,7 +193,7 @@ def read_delayed(delivery: Delivery | Message) -> Delayed | None:
 def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
     """Return the remaining delay in milliseconds, or 0 if the message is due.
 
-    A message from a retry queue was due before, unless it was paused by this module.
+    A message from a retry queue has already been due, unless this module paused it.
     """
     if delayed.by_clock:
         return max(0, delayed.due_ms - now_ms)

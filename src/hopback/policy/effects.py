@@ -189,9 +189,9 @@ def park_raw(
 ) -> list[tuple[Effect, ...]]:
     """Return the ways to dead-letter a message that cannot be rewritten, in the order to try.
 
-    The message is first published with the reason added, then unchanged, without its headers, and
-    as body only. If `may_reject` is True, it is finally dead-lettered by the broker, which does not
-    apply its limit of the size again.
+    The message is first published with the reason added, then unchanged, then without its headers, and
+    finally as a body alone. If `may_reject` is True, it is finally dead-lettered by the broker, which does
+    not apply its limit of the size again.
     """
     if plan.parking.by is Leave.REJECT:
         return [_DEAD_LETTER]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SKIP_AFTER_MS = 60_000
-"""How late a message may be sent with `Missed.SKIP`. This has to be longer than it takes to detect
-that another process has died.
+"""Maximum delay of a message with `Missed.SKIP`. This has to be longer than it takes to detect that another
+process has died.
 """
 
 _SHORTEST_MS = 1_000
@@ -31,7 +31,7 @@ _SEARCHED_DAYS = 9 * 366
 
 
 class Missed(StrEnum):
-    """What to do with messages that were due while no process was running."""
+    """Specifies how to treat messages that were due while no process was running."""
 
     ONCE = "once"
     """Send a single message for the latest time."""
@@ -201,7 +201,7 @@ def _values(field: str, name: str, least: int, most: int, words: tuple[str, ...]
 def due_now(
     schedule: Schedule, last_ms: int, now_ms: int, missed: Missed
 ) -> tuple[tuple[int, ...], int]:
-    """Return the times of the messages to send now, and the new last time."""
+    """Return the times of the messages to send now, and the updated time of the last message."""
     latest = schedule.latest(now_ms)
     if latest <= last_ms:
         return (), last_ms

@@ -98,9 +98,9 @@ def _failures(known: History, plan: Plan) -> int:
 def _design_count(known: History, plan: Plan) -> int:
     """Return the count in the design's header if it was written for this queue.
 
-    Copies of the message in other queues have this header too. If it was written by Hopback,
-    another header contains the name of the queue. Otherwise, the message must have been in one of
-    the retry queues of this queue.
+    Copies of the message in other queues also have this header. If it was written by Hopback, another header
+    contains the name of the queue. Otherwise, the message must have been in one of the retry queues of this
+    queue.
     """
     if known.marked_queue is None:
         waited = {route.queue for tier in plan.tiers for route in tier.routes}

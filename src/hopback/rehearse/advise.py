@@ -40,14 +40,14 @@ _LADDERS_S = (
 _MORE_ATTEMPTS = (0, 3, 8)
 """Attempts beyond the tiers: the last wait serves them all."""
 _FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0)
-"""Multiples of the present concurrency. A need for more than four times has another cause."""
+"""Multiples of the current concurrency. A need for more than four times has another cause."""
 _BREAKERS = (
     BreakerPolicy(),
     BreakerPolicy(failures=20, cool_down=5.0, longest_cool_down=60.0),
     BreakerPolicy(failures=10, cool_down=2.0, longest_cool_down=15.0),
 )
-# Cost of a change, in present consumers. Machines are expensive, retry queues and settings are
-# cheap.
+# Cost of a change, where the current consumers cost 1. Machines are expensive. Retry queues and
+# settings are cheap.
 _TIER_COST = 0.02
 _ATTEMPT_COST = 0.005
 _BREAKER_COST = 0.01
@@ -109,10 +109,10 @@ def parse_goal(text: str) -> Goal:
 def advise(
     topology: Topology, scenario: Scenario, queue: str, goals: Sequence[Goal]
 ) -> tuple[Proposal, ...]:
-    """Return the present plan and, for each kind of change, the cheapest plan that meets all goals.
+    """Return the current plan and, for each kind of change, the cheapest plan that meets all goals.
 
-    The present plan is first, and the cheapest of all is second. If no plan meets the goals, only
-    the present one is returned.
+    The current plan is first, and the cheapest plan overall is second. If no plan meets the goals, only the
+    current plan is returned.
     """
     scenario = _for_goals(scenario, goals)
     station = next(one for one in stations_of(topology, scenario) if one.queue == queue)

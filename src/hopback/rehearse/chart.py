@@ -1,4 +1,6 @@
-"""Charts as SVG: curves over time, outages shaded, findings marked. Classes only, colours by CSS."""
+"""Charts as SVG: curves over time, outages shaded, findings marked. The SVG contains only classes. CSS
+defines the colours.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _NUMBER = 6.2
 _LABELS = 8
 """Times along the axis, at most: more would touch each other."""
 _MOST_QUEUES = 12
-"""Maximum number of queue charts. The deepest queues are drawn. A table lists all of them."""
+"""Maximum number of queue charts. The deepest queues are drawn. A table lists all items."""
 _TIME_STEPS_S = (
     1,
     2,
@@ -161,7 +163,7 @@ def svg_chart(chart: Chart) -> str:
 
 
 def svg_document(title: str, charts: Sequence[Chart]) -> str:
-    """All charts as one file that brings its own style, two beside each other."""
+    """Return all charts as a single file that contains its own style, with two charts per row."""
     columns = min(2, len(charts))
     width = columns * (_WIDTH + _GAP) - _GAP
     height = _HEAD + math.ceil(len(charts) / columns) * (_HEIGHT + _GAP)

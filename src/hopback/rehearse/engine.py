@@ -47,10 +47,10 @@ def rehearse_fluid(topology: Topology, scenario: Scenario) -> Forecast:
 def forecast_stations(
     topology: Topology, scenario: Scenario, stations: tuple[Station, ...], *, ages: bool = False
 ) -> Forecast:
-    """The same for stations that are not, or not yet, as the topology has them.
+    """The same for stations that may differ from those of the topology, for example with a proposed change.
 
-    `ages` asks for the age of the oldest message and for peaks of retry queues between two samples, too;
-    who tries many plans does without.
+    `ages` also calculates the age of the oldest message and the peaks of retry queues between samples. A
+    caller that tries many plans omits it.
     """
     flows = flows_of(stations, scenario)
     times = sample_times(scenario)
@@ -109,7 +109,9 @@ def _depth(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
 
 
 def _fullest(flow: Flow, place: int) -> tuple[float, float]:
-    """The maximum depth of a retry queue and its time, which is at a corner of a curve of entries."""
+    """Return a retry queue's maximum depth and the time when it is reached. That is always a corner of an
+    entry curve.
+    """
     corners = {0.0}
     for entered, of in zip(flow.entered, flow.station.wait_after, strict=True):
         if of == place:
@@ -130,7 +132,7 @@ def _oldest(flow: Flow, now: float) -> float:
     delays = [station.waits[place].delay_s for place in station.wait_after]
 
     def came_in(taken: float) -> float:
-        """When a message that was taken at a moment entered the queue."""
+        """Return the time when a message that was taken at a given time entered the queue."""
         return max(0.0, taken - wait.at(taken))
 
     def birth(failures: int, came: float) -> float:

@@ -1,7 +1,7 @@
 """The exact engine: every message on the embedded broker, handled by the runtime, in virtual time.
 
 Topology, routing, time to live, dead-lettering, prefetch, consumers, settlement, counts and breakers are
-real. Only the handler is simulated: it takes its time and fails as the scenario specifies.
+real. Only the handler is simulated: the scenario specifies how long it takes and when it fails.
 """
 
 from __future__ import annotations
@@ -116,12 +116,12 @@ class _Counter:
             self.most[name] = (depth, now)
 
     def depth_of(self, name: str) -> int:
-        """How many messages a queue holds, ready, in hand or on their way out."""
+        """Return the number of messages that a queue holds: ready, unacknowledged or being moved out."""
         queue = self._broker.node.queues[name]
         return len(queue.ready) + queue.unacked + len(queue.safe) + len(queue.delays)
 
     def return_count(self, place: int) -> int:
-        """How many came out of a retry queue."""
+        """Return the number of messages that left a retry queue."""
         wait = self.station.waits[place]
         return max(0, self.entered[place] - self.depth_of(wait.queue))
 
@@ -152,7 +152,7 @@ class _Counter:
         )
 
     def _head_wait(self, now: float) -> float:
-        """How long the first ready message has been in the queue.
+        """Return how long the first ready message has been in the queue.
 
         Copies are numbered in order of arrival, so the number determines the time of arrival. The time is
         interpolated between two samples.
@@ -199,7 +199,7 @@ class _Counter:
 
 
 class _Run:
-    """One rehearsal from its first message to its last moment."""
+    """A rehearsal, from its first message to its end."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class _Run:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, number: int) -> None:
-        """Start process `number` with the handlers of all queues that have more processes than that."""
+        """Start process `number` with the handlers of all queues that have more than `number` processes."""
         app = App(self._topology.name, topology=self._topology)
         for counter in self.counters:
             load = counter.station.load
@@ -356,7 +356,7 @@ class _Run:
         return run
 
     async def _crash(self, crash: Crash, station: Station, begin: float) -> None:
-        """Kill processes, which requeues their unsettled deliveries, and restart them later."""
+        """Kill processes and restart them later. The broker requeues their unsettled deliveries."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, begin + crash.start_s - loop.time()))
         numbers = [
@@ -371,7 +371,7 @@ class _Run:
             await self._start(number)
 
     async def _feed(self, counter: _Counter, begin: float) -> None:
-        """Publish the messages of the load, each at its time."""
+        """Publish each message of the load at its time."""
         station, scenario = counter.station, self._scenario
         loop = asyncio.get_running_loop()
         chance = random.Random(f"{scenario.seed}/{station.queue}").random
@@ -437,7 +437,7 @@ class _Run:
 def _moments(
     station: Station, duration_s: float, chance: Callable[[], float]
 ) -> Iterator[tuple[float, int]]:
-    """When how many messages are published."""
+    """The times of publishes and the number of messages at each time."""
     load = station.load
     if load.arrivals is ArrivalKind.BURSTS:
         number = 1

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)
 """Usual waits in seconds. The shortest one that helps is proposed."""
 _NOTABLE = 1.05
-"""A plan is short of capacity, or loses messages to an outage, from five in a hundred on."""
+"""A lack of capacity, or a loss of messages to an outage, is reported if it exceeds 5 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedFinding(Finding):
-    """A finding of a rehearsal and its time, None if it holds all the time."""
+    """A finding of a rehearsal. `at_s` is its time, or None if the finding always holds."""
 
     at_s: float | None = None
 
@@ -84,7 +84,7 @@ def demand_of(station: Station, rate: float) -> float:
 
 
 def with_tier(station: Station, seconds: float) -> Station:
-    """The station with one tier more, and one attempt more that follows it."""
+    """Return the station with one more tier, followed by one more attempt."""
     wait = Wait(f"{station.queue}.retry.{format_duration(round(seconds * 1000))}", seconds, "", ())
     places = (*station.wait_after, len(station.waits))
     return replace(station, waits=(*station.waits, wait), wait_after=places)

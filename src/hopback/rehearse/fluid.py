@@ -28,7 +28,9 @@ messages.
 _SHORTEST_S = 0.005
 """No step is shorter, however short the rehearsal: handlers seldom are."""
 _RAMP_STEPS = 10
-"""A ramp is ten steps of equal length: a fluid knows constant rates only, and no chart shows finer ones."""
+"""A ramp consists of ten steps of equal length, because a fluid has only constant rates and no chart shows
+finer steps.
+"""
 _HOPELESS = 0.5
 """From this share of failing runs on, a breaker's probe counts as failed."""
 
@@ -90,8 +92,7 @@ class Flow:
         self.totals: Totals = Totals()
         self.log: _Log = _Log()
         self.entered: list[Cumulative] = [Cumulative() for _ in station.wait_after]
-        """The flow into the retry queue of each failure. The flow out of it is the same, later by
-        the wait.
+        """The flow into the retry queue of each failure. The outflow is the same, delayed by the wait.
         """
         self.first_parked: float | None = None
         self._fed = Stream(self.grain)
@@ -149,7 +150,7 @@ class Flow:
             self._settle(out, span, conditions, capacity)
 
     def _next_change(self, until: float) -> float:
-        """Enter the present conditions and return when they change or a re-drive starts."""
+        """Enter the current conditions. Return when they next change or a re-drive starts."""
         following = self._place + 1
         while following < len(self._conditions) and (
             self._conditions[following].begin <= self.now + TINY
@@ -165,7 +166,7 @@ class Flow:
     def _add(
         self, streams: Iterable[Stream], rates: list[float], nearest: float
     ) -> tuple[float, float]:
-        """Add the present flows to `rates`. Returns their sum and its end, at most `nearest`."""
+        """Add the current flows to `rates`. Returns their sum and its end, at most `nearest`."""
         now, total = self.now, 0.0
         for stream in streams:
             found = stream.at(now)
@@ -249,7 +250,7 @@ class Flow:
         nearest: float,
         conditions: _Conditions,
     ) -> float:
-        """How long everything stays as it is now."""
+        """Return the time until the next change."""
         span = nearest - self.now
         net = inflow - capacity
         if self._backlog.amount > TINY:
@@ -268,7 +269,7 @@ class Flow:
     def _next_return(
         self, rates: list[float], inflow: float, capacity: float, conditions: _Conditions
     ) -> float:
-        """Return until when the retry queues return messages at the present rates.
+        """Return the time until which the retry queues return messages at the current rates.
 
         This is at most one wait: messages that fail from now on return after it. It is unlimited if
         a retry queue's inflow equals its outflow and no backlog changes the mixture.
@@ -474,12 +475,12 @@ def _conditions_at(station: Station, moment: float) -> _Conditions:
 TINY = 1e-7
 """Seconds or messages. The precision that a double keeps over a day is finer."""
 SAME = 0.002
-"""Rates that differ by less than this part of their sum are one rate."""
+"""Rates that differ by less than this part of their sum count as equal."""
 
 
 @dataclass(slots=True)
 class Stretch:
-    """Constant inflow from `begin` to `end`: rates by class, and their sum."""
+    """A constant inflow from `begin` to `end`. `rates` has one rate per class, and `total` is their sum."""
 
     begin: float
     end: float
@@ -528,7 +529,7 @@ class Stream:
 
 
 def alike(last: Stretch, rates: list[float], total: float) -> bool:
-    """Whether rates are close enough to those of a stretch to merge them.
+    """Whether the rates are close enough to a stretch's rates to merge them.
 
     Averages of an ended flow approach 0 without reaching it. They count as 0.
     """
@@ -569,7 +570,9 @@ class Backlog:
         self._slices.clear()
 
     def take_in(self, rates: Sequence[float], inflow: float, begin: float, span: float) -> None:
-        """Messages join its end at these rates, whose sum is `inflow`, for a span from `begin` on."""
+        """Append the messages that arrive at these rates from `begin` until `begin + span`. `inflow` is the
+        sum of the rates.
+        """
         amount, end = inflow * span, begin + span
         parts = [rate / inflow for rate in rates]
         last = self._slices[-1] if self._slices else None
@@ -605,7 +608,7 @@ class Backlog:
 
 @dataclass(slots=True)
 class Breakers:
-    """How near they are to opening, and until when they are open."""
+    """The breakers' distance from opening, and the time until which they are open."""
 
     policy: BreakerPolicy | None
     progress: float = 0.0
@@ -624,7 +627,7 @@ class Breakers:
         return (rare - 1) / (1 - fail)
 
     def open(self, now: float) -> None:
-        """Everything fails: pause, each time in a row for twice as long."""
+        """If every run fails, pause. Each consecutive pause is twice as long as the previous one."""
         assert self.policy is not None  # noqa: S101 - who has no policy never opens
         doubled = self.policy.cool_down * 2.0 ** min(self.openings, 32)
         self.until = now + min(doubled, self.policy.longest_cool_down)

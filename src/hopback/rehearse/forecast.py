@@ -58,7 +58,7 @@ class Cumulative:
         return self.sample((moment,))[0]
 
     def when(self, value: float) -> float:
-        """When a curve that never falls first reaches a value, or infinity."""
+        """Return the time when a non-decreasing curve first reaches a value, or infinity."""
         moments, values = self.moments, self.values
         place = bisect_left(values, value)
         if place == len(values):
@@ -70,7 +70,7 @@ class Cumulative:
         return begin + (end - begin) * (value - low) / (high - low)
 
     def sample(self, times: Sequence[float]) -> list[float]:
-        """The values at these moments. At a jump, the later value."""
+        """Return the values at these times. At a jump, the later value."""
         moments, values = self.moments, self.values
         most = len(moments) - 1
         found = []
@@ -88,7 +88,7 @@ class Cumulative:
 
 
 def differences(values: Sequence[float], times: Sequence[float]) -> tuple[float, ...]:
-    """Growth per second before each moment. The first value repeats the second."""
+    """Return the growth per second before each time. The first value repeats the second."""
     steps = [
         (after - before) / (end - begin)
         for before, after, begin, end in zip(values, values[1:], times, times[1:], strict=False)
@@ -148,11 +148,11 @@ BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]
         )),
     ),
 }  # fmt: skip
-"""By queue type: from which version on, and the rows of a body's size and its cost."""
+"""By queue type: the first version to which the rows apply, and rows of body size and cost."""
 
 
 def storage_of(queue_type: str, size: int, version: BrokerVersion) -> Storage:
-    """Bytes per message of this size. Versions before the oldest measured one count as that one."""
+    """Bytes per message of this size. Versions older than the oldest measured one use its values."""
     measured = BYTES_EACH.get(queue_type, BYTES_EACH["quorum"])
     rows = next((rows for since, rows in reversed(measured) if since <= version), measured[0][1])
     low, high = next((pair for pair in pairwise(rows) if size <= pair[1][0]), (rows[-2], rows[-1]))
@@ -161,10 +161,11 @@ def storage_of(queue_type: str, size: int, version: BrokerVersion) -> Storage:
 
 
 _REST_SHARE = 0.005
-"""A queue is as usual again when it holds no more than usual and this part of its worst: waiting for
-the very last message of a million would make recovery a matter of chance."""
+"""A queue has recovered when it holds no more than its usual depth plus this share of its maximum depth.
+Waiting for the last of a million messages would make recovery a matter of chance.
+"""
 _NOISE = 3.0
-"""Standard deviations by which a count of independent messages may differ from its mean."""
+"""Number of standard deviations that a count of independent messages may differ from its mean."""
 
 
 @dataclass(slots=True)
@@ -185,7 +186,7 @@ class Track:
     capacity: Sequence[float]
     first_parked_s: float | None
     most: dict[str, tuple[float, float]]
-    """Queue → its greatest depth and the moment of it, which may lie between two samples."""
+    """Queue → its greatest depth and the time of that depth, which may be between two samples."""
     published: float
     copied: float
     refused: float
@@ -195,7 +196,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class QueueCourse:
-    """How many messages a queue holds over time, ready and in hand."""
+    """The number of messages that a queue holds over time, ready or unacknowledged."""
 
     queue: str
     role: str
@@ -205,9 +206,9 @@ class QueueCourse:
     disk_each: float
     logged_each: float
     peak: float
-    """The most it holds, also between two samples."""
+    """Its maximum depth, including between samples."""
     peak_s: float
-    """When it holds most."""
+    """The time of its maximum depth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +261,7 @@ class Forecast:
 
     @property
     def dead_letters(self) -> float:
-        """How many messages were parked in all."""
+        """Total number of parked messages."""
         return sum(station.dead_letters for station in self.stations)
 
     @property
@@ -270,20 +271,20 @@ class Forecast:
 
     @property
     def recovered_s(self) -> float | None:
-        """When all queues were back to normal. None if one was not by the end."""
+        """The time when all queues had returned to normal, or None if one had not by the end."""
         moments = [one.recovered_s for one in self.stations]
         known = [moment for moment in moments if moment is not None]
         return max(known) if len(known) == len(moments) else None
 
     @property
     def recovery_s(self) -> float | None:
-        """From the end of the last trouble until all was well."""
+        """Seconds from the end of the last trouble until all queues had recovered."""
         if self.recovered_s is None:
             return None
         return max(0.0, self.recovered_s - self.scenario.last_trouble_s)
 
     def queue(self, name: str) -> QueueCourse:
-        """The course of a queue. KeyError if it is not part of the forecast."""
+        """Return the course of a queue. Raise KeyError if the forecast does not contain the queue."""
         found = next((one for one in self.queues if one.queue == name), None)
         if found is None:
             raise KeyError(
@@ -293,7 +294,7 @@ class Forecast:
 
 
 def sample_times(scenario: Scenario) -> tuple[float, ...]:
-    """The moments at which curves are read: from the beginning to the end."""
+    """Return the times at which curves are sampled, from the beginning to the end."""
     count = scenario.samples
     return tuple(scenario.duration_s * number / count for number in range(count + 1))
 
@@ -415,7 +416,9 @@ def usual_retrying(station: Station, rate: float) -> float:
 def _recovery_time(
     track: Track, retrying: tuple[float, ...], scenario: Scenario, times: tuple[float, ...]
 ) -> float | None:
-    """The first sample from which on the queue and its retries are normal. None if the end is not."""
+    """Return the first sample from which the queue and its retries stay normal. None if they do not end
+    normal.
+    """
     station, load = track.station, track.station.load
     most_depth, most_retrying = max(track.depth), max(retrying)
     recovered: float | None = None

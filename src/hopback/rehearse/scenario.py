@@ -34,11 +34,11 @@ class ArrivalKind(StrEnum):
     """How messages come."""
 
     CONSTANT = "constant"
-    """Evenly, one after the other."""
+    """Evenly, one message at a time."""
     POISSON = "poisson"
     """Independently of each other, as many producers make them."""
     BURSTS = "bursts"
-    """All that came due since the last burst at once, every `burst_s` seconds."""
+    """A burst every `burst_s` seconds, with all messages that have become due since the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Load:
     routing_key: str | None = None
 
     def rate_at(self, moment: float) -> float:
-        """Messages per second at a moment."""
+        """Return the number of messages per second at a given time."""
         rate = 0.0
         for step in self.rates:
             if step.at_s > moment:
@@ -92,7 +92,7 @@ class Load:
 
     @property
     def window(self) -> int:
-        """Deliveries that one process may hold: its prefetch."""
+        """Maximum number of deliveries that a process may hold: its prefetch."""
         if self.prefetch is not None:
             return self.prefetch
         return min(max(2 * self.concurrency, 20), 65_535)
@@ -107,8 +107,8 @@ class Load:
 class Outage:
     """From `start_s` for `length_s` seconds, `share` of the runs fail.
 
-    It hits the queues whose name or dependency is in `hits`, all if that is empty. `handler_s` is how
-    long a failing run takes, where that is not the usual time: a refused connection fails at once, a
+    It hits the queues whose name or dependency is in `hits`, or all queues if `hits` is empty. `handler_s` is
+    the duration of a failing run if it differs from the usual one: a refused connection fails immediately, a
     silent one after its timeout.
     """
 
@@ -155,7 +155,7 @@ class RedriveWave:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that a rehearsal depends on, besides the topology: equal values, equal results."""
+    """Everything that a rehearsal depends on except the topology. Equal values give equal results."""
 
     loads: tuple[Load, ...]
     duration_s: float
@@ -232,7 +232,7 @@ class Scenario:
 
     @property
     def messages(self) -> float:
-        """How many messages are published in all."""
+        """Total number of published messages."""
         return sum(
             step.rate * max(0.0, min(end, self.duration_s) - step.at_s)
             for load in self.loads
@@ -243,7 +243,7 @@ class Scenario:
 
     @property
     def last_trouble_s(self) -> float:
-        """When the last outage, slow-down or crash is over."""
+        """The time when the last outage, slow-down or crash is over."""
         ends = [one.end_s for one in self.outages]
         ends += [one.start_s + one.length_s for one in self.slowdowns]
         ends += [one.start_s + one.restart_s for one in self.crashes]

@@ -60,12 +60,14 @@ class Station:
 
     @property
     def retry_span_s(self) -> float:
-        """From the first failure to the last attempt: an outage longer than that parks."""
+        """Seconds from the first failure to the last attempt. A longer outage parks messages."""
         return sum(self.waits[place].delay_s for place in self.wait_after)
 
 
 def time_for(plan: Plan | None, outages: Sequence[Outage]) -> float:
-    """How long to rehearse so that the end is seen: to the last retry of the last outage, and a while."""
+    """Return the duration of a rehearsal that shows the end: until the last retry of the last outage, plus
+    some time.
+    """
     waits = [] if plan is None else [tier.delay_ms / 1000 for tier in plan.tiers]
     more = 0 if plan is None else plan.attempts - 1 - len(waits)
     span = sum(waits) + max(0, more) * (waits[-1] if waits else 0.0)
@@ -122,7 +124,7 @@ def _station(topology: Topology, scenario: Scenario, load: Load) -> Station:
 def _waits(
     topology: Topology, plan: Plan, routing_key: str, table: RoutingTable
 ) -> tuple[tuple[Wait, ...], tuple[int, ...]]:
-    """The retry queues that messages with this key visit, and the order in which they do."""
+    """Return the retry queues that messages with this key visit, and the order of the visits."""
     waits: list[Wait] = []
     order: list[int] = []
     for failure in range(1, plan.attempts if plan.tiers else 1):

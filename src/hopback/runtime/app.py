@@ -522,7 +522,7 @@ class Router:
         return call
 
     def include(self, *routers: Router) -> None:
-        """Include the queues and handlers of other routers, also if they are added later."""
+        """Include the queues and handlers of other routers, including those added later."""
         for router in routers:
             given: object = router
             if not isinstance(given, Router) or isinstance(given, App):

@@ -242,8 +242,8 @@ class DueMessages:
     ) -> None:
         """Delay an early message for the remaining time.
 
-        Missing delay queues are restored first. If the message was early before, it waits for a
-        second in a retry queue, so that it does not loop if the delay queues cannot be restored.
+        Missing delay queues are restored first. If the message has been early before, it waits for a second
+        in a retry queue. This prevents a loop if the delay queues cannot be restored.
 
         Raises InvalidMessage if its headers leave no room for another wait.
         """

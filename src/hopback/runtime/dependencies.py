@@ -232,7 +232,7 @@ class Injector:
 def check_overrides(overrides: Overrides, needs: Iterable[Need], *, where: str) -> None:
     """Raise InvalidDeclaration if an override would have no effect.
 
-    Providers count that are needed by a replaced provider or by its replacement.
+    Providers needed by a replaced provider or by its replacement also count as used.
     """
     problems = [
         Problem("override", f"a function that replaces {_name(provider)}", repr(replacement))

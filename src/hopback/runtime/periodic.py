@@ -5,11 +5,10 @@ to `last` were sent". The process that holds this message sends the due messages
 publishes the next progress, and then acks the old one. A crash at any moment therefore duplicates messages
 at worst, with the same message id, and never omits one.
 
-Every process first publishes a progress that begins with its own start. Several of them may exist for a
-moment: their ranges are merged. If they leave a gap, the earlier one counts, and the due times of the later
-one are not sent again. If the queue is deleted, the sender publishes its progress again. A waiting process
-does not know the progress and publishes one that begins at that moment, so that old due times are not
-sent again.
+Every process first publishes a progress that begins with its own start. Several may exist for a short time.
+Their ranges are merged. If they leave a gap, the earlier one counts, and the due times of the later one are
+not sent again. If the queue is deleted, the sender publishes its progress again. A waiting process does not
+know the progress and publishes one that begins at that moment, so that old due times are not sent again.
 
 A clock that is set forward or back is noticed by comparing it with the event loop's clock. The sender then
 waits a few seconds. If the clock returns later, the sender resumes from its progress before the jump.
@@ -42,11 +41,12 @@ _CRON_FIELDS = 5
 """Number of fields of a cron expression, from minute to day of the week."""
 
 _RENEW_S = 300.0
-"""How long the message is held at most: far less than the 30 minutes after which RabbitMQ takes a delivery
-that is not acknowledged for that of a dead consumer."""
+"""Longest time that the message is held. This is far less than the 30 minutes after which RabbitMQ assumes
+that the consumer of an unacknowledged delivery is dead.
+"""
 
 _LONGEST_SLEEP_S = 60.0
-"""Seconds between two looks at the clock, which may be set meanwhile."""
+"""Seconds between two checks of the clock, because it may be set at any time."""
 
 _SLEEP_AFTER_JUMP_S = 1.0
 """Seconds between two looks at a clock that has jumped: the shortest period that can be declared."""
@@ -56,12 +56,13 @@ _JUMP_S = 5.0
 smaller differences."""
 
 _SETTLE_S = 5.0
-"""Seconds that a sender waits after a jump. A clock that returns meanwhile has no effect."""
+"""Seconds that a sender waits after a jump. If the clock returns before that, its jump has no effect."""
 
 _AHEAD_MS = 60_000
-"""Milliseconds by which the progress may be ahead of the clock. Up to here it is the difference between two
+"""Milliseconds that the progress may be ahead of the clock. Up to here it is the difference between two
 machines, and the sender waits. Beyond, the process that wrote it had a wrong clock, and its progress is moved
-back to the present."""
+back to the present.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class JumpWatch:
         return None
 
     def is_settling(self, time: float) -> bool:
-        """Whether the clock has jumped so recently that it may return at once."""
+        """Whether the clock has jumped so recently that it may soon return."""
         return time < self._settled_at
 
     def next_look(self, time: float) -> float:
@@ -202,7 +203,9 @@ class PeriodicSender:
         self._time = loop_time
         self._known: SentSoFar | None = self._from_now()
         self._known_at = math.inf
-        """When this process last held the schedule, by the loop's clock. The first one does not age."""
+        """The time when this process last held the schedule, by the loop's clock. The first one does not
+        age.
+        """
         self._held: dict[int, SentSoFar | None] = {}
         self._clock = JumpWatch()
 
@@ -308,7 +311,7 @@ class PeriodicSender:
             self._held.pop(tag, None)
 
     def _progress(self, found: Iterable[SentSoFar], now: float) -> tuple[SentSoFar, bool]:
-        """The progress, and whether it is another one than the messages in hand give.
+        """Return the progress, and whether it differs from the progress that the held messages give.
 
         A clock that has returned after a jump brings the progress before the jump back. Progress that is
         further ahead of the clock than machines differ is moved to the present.

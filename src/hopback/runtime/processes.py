@@ -1,9 +1,8 @@
 """Run several worker processes.
 
-Workers are restarted if they die, and stopped together. Each worker has a socket to its parent, on
-which it reports when it is ready and which deliveries are unsettled at the end. If the parent dies,
-the socket is closed and the worker stops. Workers have their own process group, so that Ctrl-C only
-reaches the parent.
+Workers are restarted if they die, and stopped together. Each worker has a socket to its parent. On it, the
+worker reports when it is ready and which deliveries are unsettled at the end. If the parent dies, the socket
+is closed and the worker stops. Workers have their own process group, so that Ctrl-C only reaches the parent.
 
 `Changes` detects changed Python files for reloading during development.
 """

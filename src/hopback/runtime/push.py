@@ -62,15 +62,16 @@ _OURS = frozenset(
 )
 """Reserved headers that describe the message or the connection."""
 _IDLE_S = 3.0
-"""How long an idle connection is used again: shorter than servers keep theirs (many of them 5 s), or an
-event would now and then meet a connection that is just being closed, and have failed."""
+"""Longest time that an idle connection is reused. It is shorter than the keep-alive time of servers (often 5
+s). Otherwise an event would occasionally fail on a connection that is just being closed.
+"""
 _LONGEST_ANSWER = 65_536
 """Bytes of an answer that are read so that its connection can be used again."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class PushTarget:
-    """Where a queue's deliveries are posted to, within `timeout`, which becomes seconds."""
+    """Specifies where to post a queue's deliveries. `timeout` is converted to seconds."""
 
     url: str
     timeout: float = 10.0
@@ -188,7 +189,7 @@ class PushRunner:
 
     def _headers(self, delivery: Delivery) -> dict[str, str]:
         reading, properties = Reading(delivery, self._plan), delivery.properties
-        # The current span where runs are traced, else the trace that the message carries.
+        # The current span if runs are traced, otherwise the trace that the message carries.
         current = trace_source.get(None)
         trace = properties.headers if current is None else current()
         found = {

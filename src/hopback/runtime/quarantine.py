@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _PATIENCE_S = 30.0
-"""Seconds to wait for other handlers. After that, the suspected message is handled anyway and a
-crash is not counted. Also the maximum time it is handled alone.
+"""Seconds to wait for other handlers. After that, the suspected message is handled anyway and a crash is not
+counted. This is also the maximum time that it is handled alone.
 """
 
 _OTHERS_COME_S = 0.5

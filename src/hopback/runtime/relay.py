@@ -30,7 +30,8 @@ _AFTER_DUE_S = 0.001
 
 _GATHER_S = 0.01
 """Seconds between a nudge and the sweep. One sweep then publishes the messages of several transactions. In
-virtual time the sweep starts at once, so that a test does not end before its messages are published."""
+virtual time, the sweep starts immediately, so that a test does not end before its messages are published.
+"""
 
 _Series: TypeAlias = "list[Pending]"
 
@@ -183,7 +184,8 @@ class Relay:
                 try:
                     await self._send(page, held_up, this)
                 finally:
-                    # Also if cancelled, or confirmed messages would be published again.
+                    # This also happens on cancellation, otherwise confirmed messages would be
+                    # published again.
                     settling = self._outbox.settle(this.published, this.failed)
                     await finish(asyncio.ensure_future(settling))
                 moved += len(this.published)

@@ -307,10 +307,10 @@ class Service:
     async def add(self, app: App) -> None:
         """Run another application in this service, with the same connections, events and health.
 
-        Its queues are declared and consumed at once, or with the next connection. A queue that
-        cannot be used does not end the service: `Health.ready` and `topology.unusable` name it.
-        Raise InvalidDeclaration if one of the queues is consumed here already, and UnsafeOperation for
-        hazards that are errors.
+        Its queues are declared and consumed immediately or, without a connection, with the next one. A queue
+        that cannot be used does not end the service: `Health.ready` and `topology.unusable` name it. Raise
+        InvalidDeclaration if this service already consumes one of the queues, and UnsafeOperation for hazards
+        that are errors.
         """
         consumed = {consumer.queue for consumer in self.consumers}
         if twice := [queue for queue in app.handlers if queue in consumed]:
@@ -351,7 +351,9 @@ class Service:
         await self.upkeep.remove(app.topology, queues)
         ending = Shutdown(member.consumers, self._stopping, Bus(), self.options.grace)
         self._handled_by_removed += (await ending.run()).handled
-        if self._added.pop(app, None) is not None:  # otherwise the service has ended meanwhile
+        if (
+            self._added.pop(app, None) is not None
+        ):  # otherwise the service has ended in the meantime
             await stack.aclose()
         for consumer in member.consumers:
             self.environment.bus.emit("consumer.removed", {"queue": consumer.queue})
@@ -406,7 +408,7 @@ class Service:
             raise error from error.__cause__  # it may be stored, so "message not sent" would be wrong
 
     def report(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Emit an event with the message that is being handled. Handlers in threads call this, too."""
+        """Emit an event with the message that is being handled. Handlers in threads also call this."""
         context = current_context.get(None)
         properties = None if context is None else context.delivery.properties
         details = {
@@ -467,7 +469,7 @@ class Service:
         return replace(report, handled=report.handled + self._handled_by_removed)
 
     def stop(self) -> None:
-        """Stop in order. A second call stops at once."""
+        """Stop in order. A second call stops immediately."""
         self._stopping.ask()
 
     async def _session(self, connection: Connection) -> None:

@@ -1,20 +1,20 @@
 """Handler calls that do not return: noticed, reported, and kept from harming other messages.
 
-RabbitMQ takes a delivery back that was not settled within the consumer timeout, 30 minutes by default. It
-closes the channel of the delivery, and every other delivery on that channel returns with it (RabbitMQ 4.3
-cancels the consumer instead). The timeout of a broker cannot be asked for. So:
+RabbitMQ takes back a delivery that is not settled within the consumer timeout, which is 30 minutes by
+default. It closes the channel of the delivery, and every other delivery on that channel returns with it
+(RabbitMQ 4.3 cancels the consumer instead). The timeout of a broker cannot be asked for. So:
 
-1. A run is *slow* after 20 s. Its consumer moves to a new channel, and the old one stays open for the
-   deliveries that are still in hand. A timeout then returns the slow delivery alone. 20 s is below every
-   timeout that RabbitMQ supports (a minute or more). A shorter timeout is learned when it strikes.
+1. A run is *slow* after 20 s. Its consumer moves to a new channel. The old channel stays open for the
+   deliveries that are still being handled. A timeout then returns the slow delivery alone. 20 s is below
+   every timeout that RabbitMQ supports (a minute or more). A shorter timeout is learned when it strikes.
 2. A run is *stuck* after 5 minutes. It is reported once, with its stack. A queue whose handlers are all
    stuck is not ready.
 3. A run whose delivery was taken back is cancelled. A thread cannot be cancelled and is reported. The
    redelivered message counts as a failed attempt and is not run again while the old call still runs here.
 4. A queue whose consumer timeout is known, by its arguments or a policy, cancels a run shortly before.
 
-Runs are checked every few seconds, all runs of a process by one timer. A message that is handled quickly has
-no extra cost.
+A single timer checks all runs of a process every few seconds. A message that is handled quickly has no extra
+cost.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class CurrentRun(NamedTuple):
 
     @property
     def first(self) -> HeldDelivery:
-        """The first delivery, which identifies the run."""
+        """The first delivery. It identifies the run."""
         return self.deliveries[0]
 
 
@@ -271,7 +271,7 @@ class SlowRuns:
 
     @property
     def expects_returns(self) -> bool:
-        """True if a delivery may have been taken back before."""
+        """True if the broker may already have taken back a delivery."""
         return bool(self._lost or self.slow)
 
     def answer_to_return(self, taken: HeldDelivery) -> Answer | None:

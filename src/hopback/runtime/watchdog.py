@@ -31,8 +31,8 @@ _NOTICED_S = 1.0
 """Seconds after which the event loop counts as blocked."""
 _LOOK_S = 0.25  # seconds between checks
 _DEAD_S = 60.0
-"""Seconds after which the process is no longer alive. By then, RabbitMQ has closed the connections
-because of missing heartbeats.
+"""Seconds after which the process counts as dead. By then, RabbitMQ has closed the connections because of
+missing heartbeats.
 """
 _ANSWER_S = 1.0  # seconds to wait for a response of the event loop
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep

@@ -147,7 +147,7 @@ _IDLE_S = 60.0
 
 
 def _check_connection(adapted: Any, record: Any, _proxy: object) -> None:
-    """Make the pool replace a connection that was closed by the server.
+    """Make the pool replace a connection that the server has closed.
 
     When a server closes a connection, its socket becomes readable. Checking this is faster than a
     ping, which needs a round trip.

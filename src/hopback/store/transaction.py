@@ -550,7 +550,7 @@ class Outbox:
 
     @contextmanager
     def watch_writes(self, on_write: Callable[[], object]) -> Iterator[None]:
-        """Call `on_write` when this process adds a message to an outbox. Threads call it, too.
+        """Call `on_write` when this process adds a message to an outbox. Threads also call it.
 
         The message may be part of an open transaction. Messages of `Database.transaction` are not
         reported, because it wakes its own relay after the commit.

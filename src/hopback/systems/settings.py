@@ -120,7 +120,7 @@ def read_names(text: str) -> tuple[str, ...]:
 
 
 def broker_named(variables: Mapping[str, str]) -> Broker:
-    """Return the broker of `HOPBACK_BROKER`, by default a RabbitMQ on this machine."""
+    """Return the broker that `HOPBACK_BROKER` specifies. The default is a RabbitMQ node on this machine."""
     url = variables.get("HOPBACK_BROKER") or "amqp://guest:guest@localhost/"
     if url == "embedded":
         return EmbeddedBroker()

@@ -52,7 +52,7 @@ CONNECTION: dict[tuple[ConnectionState, Side, str], ConnectionState] = {
     (_L.OPEN, _S, "connection.unblocked"): _L.OPEN,
     (_L.OPEN, _C, "connection.update-secret"): _L.OPEN,
     (_L.OPEN, _S, "connection.update-secret-ok"): _L.OPEN,
-    # If both sides close at once, each replies to the other and waits for its reply.
+    # If both sides close at the same time, each replies to the other and waits for its reply.
     (_L.CLIENT_CLOSING, _S, "connection.close-ok"): _L.CLOSED,
     (_L.CLIENT_CLOSING, _S, "connection.close"): _L.CLIENT_CLOSING,
     (_L.CLIENT_CLOSING, _C, "connection.close-ok"): _L.CLIENT_CLOSING,
@@ -103,8 +103,8 @@ class ReplyCode(IntEnum):
 class Broken(ProtocolError):
     """A protocol error with a reply code.
 
-    `said` is the text sent to the peer, which is the same as RabbitMQ's. `method_id` is the method
-    that caused the error.
+    `said` is the text sent to the peer. It is the same as RabbitMQ's. `method_id` is the method that caused
+    the error.
     """
 
     def __init__(self, code: ReplyCode, text: str, said: str = "", method_id: int = 0) -> None:

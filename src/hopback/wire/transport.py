@@ -1,7 +1,7 @@
 """The asyncio transport of a connection.
 
-Output that is queued in the same iteration of the event loop is written at once. Use `hurry` to
-write immediately.
+Output that is queued in the same iteration of the event loop is written together. Use `hurry` to write
+immediately.
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ class EmbeddedBroker:
     def block(self, *, blocked: bool = True) -> None:
         """Block or unblock publishers, as a memory alarm does.
 
-        The broker stops reading from a connection that publishes meanwhile, so its settlements wait
-        too.
+        While blocked, the broker stops reading from any connection that publishes, so settlements on that
+        connection also wait.
         """
         self.blocked = blocked
         for connection in () if blocked else self.connections:

@@ -1,8 +1,8 @@
 """A channel of the embedded broker.
 
-The node executes requests at once, in call order. Its answers arrive in a later turn of the event
-loop, as over a network. After the node has closed the channel and before the client is notified,
-calls have no effect, as over a network.
+The node executes requests immediately, in call order. Its answers arrive in a later turn of the event loop,
+as over a network. After the node has closed the channel and before the client is notified, calls have no
+effect, as over a network.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class EmbeddedChannel:
         try:
             verdict = self._state.publish(message, mandatory=mandatory, properties=kept)
         except Refusal:
-            return  # the channel is being closed, which ends this publish, too
+            return  # the channel is being closed, which also ends this publish
         self._put(self._confirm, (fate, verdict))
 
     def _settle_publish(self, said: tuple[Future[None], EventKind]) -> None:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 _TICK_S = 60.0
-"""How often the broker looks."""
+"""Seconds between two checks by the broker."""
 
 
 class ConsumerTimeout:
-    """The consumer timeout of one channel, with one alarm for all its deliveries.
+    """A channel's consumer timeout, with a single alarm for all its deliveries.
 
     A delivery that exceeds the timeout closes the channel. On 4.3 it cancels its consumer instead,
     and classic queues have no timeout.
@@ -157,7 +157,7 @@ class ConsumerRing:
 
     @property
     def active(self) -> QueueConsumer | None:
-        """The single active consumer, where the queue has such a thing."""
+        """The single active consumer, if the queue has one."""
         return self.consumers[0] if self._single and self.consumers else None
 
     def add(self, consumer: QueueConsumer) -> None:

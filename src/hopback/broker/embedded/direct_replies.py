@@ -1,8 +1,8 @@
 """Direct reply-to: replies that bypass queues, from the replier to the requesting channel.
 
-A client consumes from `amq.rabbitmq.reply-to`. Requests that it publishes with that `reply_to` get
-a name unique to its channel. A message published to that name is delivered to the channel at once.
-The channels belong to clients in this process or to clients of the server.
+A client consumes from `amq.rabbitmq.reply-to`. Requests that it publishes with that `reply_to` get a name
+unique to its channel. A message published to that name is delivered to the channel immediately. The channels
+belong to clients in this process or to clients of the server.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class EventKind(StrEnum):
-    """The event of a message or of one copy of it."""
+    """An event of a message or of one of its copies."""
 
     PUBLISHED = "published"
     """A client published it to an exchange."""
@@ -43,7 +43,7 @@ class EventKind(StrEnum):
 
 
 class Loss(StrEnum):
-    """The ways in which RabbitMQ, too, lets a message go."""
+    """Ways in which a message is lost or removed, as in RabbitMQ."""
 
     UNROUTABLE = "unroutable"
     """Published without mandatory, and no queue was bound."""

@@ -106,7 +106,7 @@ class PublishChecker:
             further = remove_header(headers, properties.further_headers, "BCC")
             properties = with_headers(properties, headers, further=further)
         if properties.further_headers and self._profile.sorts_headers:
-            # The broker keeps the first of each name only.
+            # The broker keeps only the first of each name.
             once: dict[bytes, FieldValue] = {}
             for name, value in properties.further_headers:
                 once.setdefault(name, value)
@@ -221,7 +221,7 @@ class Node:
         return self.timers.next()
 
     def run_due(self) -> int:
-        """Run the due timers, including timers that become due meanwhile. Return how many ran."""
+        """Run the due timers, including timers that become due in the process. Return how many ran."""
         return self.timers.run(self.now())
 
     def listen(self, listener: Callable[[Event], object] | None) -> None:
@@ -377,7 +377,7 @@ class Node:
     def delete_queue(
         self, session: Session, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete a queue and return how many messages were ready, 0 for a missing queue."""
+        """Delete a queue and return how many messages were ready, or 0 for a missing queue."""
         session.check(Right.CONFIGURE, "queue", name)
         queue = self.queues.get(name)
         if queue is None:
@@ -421,13 +421,13 @@ class Node:
         return where(kind, name, self.vhost)
 
     def made_up(self, prefix: str) -> str:
-        """A name as the broker makes them, the same ones for the same seed."""
+        """Return a name as the broker generates it. The same seed gives the same names."""
         noise = self._random.getrandbits(128).to_bytes(16, "big")
         return prefix + base64.urlsafe_b64encode(noise).decode().rstrip("=")
 
 
 def advance(node: Node, clock: ManualClock, moment: float) -> None:
-    """Let time pass until `moment` on the clock of `node`, from deadline to deadline."""
+    """Let time pass on the clock of `node`, from deadline to deadline, until `moment`."""
     while (due := node.next_deadline()) is not None and due <= moment:
         clock.advance_to(max(due, clock.now()))
         node.run_due()

@@ -32,7 +32,7 @@ class Discards(StrEnum):
     NONE = "none"
     ALL = "all"
     REJECT = "reject"
-    """`basic.reject` only, not `basic.nack`."""
+    """Applies only to `basic.reject`, not to `basic.nack`."""
 
 
 class Priorities(StrEnum):
@@ -84,7 +84,7 @@ class Profile:
     consumer_timeout_cancels: bool
     """A timeout cancels the consumer of a quorum queue and leaves the channel open."""
     apply_to_queue_types: bool
-    """Policies may apply to classic or quorum queues only."""
+    """A policy can be restricted to classic queues or to quorum queues."""
     delayed_retry: bool
     oldest_queue_version: int
     """Of classic queues, as in `x-queue-version`."""
@@ -97,9 +97,9 @@ class Profile:
     consumer.
     """
     cancel_serves_next: bool
-    """Whether cancelling the single active consumer of a classic queue activates the next one at
-    once. Older versions do so only when a message is returned. (There a publish also crashes
-    RabbitMQ's queue process, which is not emulated.)
+    """Whether cancelling the single active consumer of a classic queue immediately activates the next one.
+    Older versions do this only when a message is returned. (There a publish also crashes RabbitMQ's queue
+    process, which is not emulated.)
     """
     returns_replies: bool
     """Whether a mandatory direct reply is returned although it was delivered, because it is not

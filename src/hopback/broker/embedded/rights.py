@@ -20,7 +20,7 @@ class Right(StrEnum):
 
 
 class Rights(Protocol):
-    """Answers for one user in one virtual host, at the moment it is asked."""
+    """Answers for a user in a virtual host, based on the rights at the time of the call."""
 
     def allows(self, right: Right, name: str) -> bool:
         """Whether the user has that right on the queue or exchange of that name."""

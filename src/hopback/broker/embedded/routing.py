@@ -27,7 +27,7 @@ _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
 
 class Routing:
-    """Exchanges and bindings. Queues are known by name only."""
+    """Exchanges and bindings. Queues are known only by name."""
 
     def __init__(
         self,

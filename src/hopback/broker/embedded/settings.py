@@ -55,7 +55,7 @@ _KEYS = frozenset(
 
 
 class Policies:
-    """Policies and operator policies. A change takes effect at once."""
+    """Policies and operator policies. A change takes effect immediately."""
 
     def __init__(self, profile: Profile, on_change: Callable[[], object]) -> None:
         self._profile = profile
@@ -171,7 +171,7 @@ class _Sources:
         return self._choose(name, min)
 
     def limit(self, name: str) -> int | None:
-        """Return the smallest value, or the largest if one is negative, which means no limit."""
+        """Return the smallest value, or the largest if one is negative. A negative value means no limit."""
         return self._choose(name, lambda given: max(given) if min(given) < 0 else min(given))
 
     def seconds(self, name: str) -> float | None:
@@ -207,7 +207,7 @@ def settings_for(
         if delivery_limit is None:
             delivery_limit = profile.delivery_limit
         elif delivery_limit < 0 and profile.negative_limit_is_none:
-            delivery_limit = None  # before 4.0 a negative limit deletes at once
+            delivery_limit = None  # before 4.0, a negative limit deletes immediately
     return QueueSettings(
         ttl=sources.seconds("message-ttl"),
         expires=expires,

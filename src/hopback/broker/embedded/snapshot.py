@@ -1,4 +1,4 @@
-"""Everything inside a node at one moment, as values: for tests, pages and simulations."""
+"""The entire state of a node at a point in time, as values, for tests, pages and simulations."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class StoredMessage:
     properties: Properties
     redelivered: bool
     returns: int
-    """How often it was returned to this quorum queue."""
+    """Number of times that it was returned to this quorum queue."""
     failures: int
-    """How many deliveries of it failed (4.x quorum queues)."""
+    """Number of its failed deliveries (4.x quorum queues)."""
     expires: float | None
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, FurtherHeaders, Headers
 
 _PLAIN = frozenset({str, int, bool, float, type(None)})
-"""The types seen most, which need no copy."""
+"""The most frequent types. They need no copy."""
 
 
 def copy_value(value: FieldValue) -> FieldValue:
@@ -124,7 +124,7 @@ class StoredContent:
         self.acquired: int = 0
         self.redelivered: bool = False
         self.parent: int = 0
-        """The copy that died and became this one, 0 for a published message."""
+        """The copy that died and became this one, or 0 for a published message."""
         self.buried_at: float = 0.0
         self.hops: int = 0
         """Number of deaths at the time of the last one."""

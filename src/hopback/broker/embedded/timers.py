@@ -119,7 +119,7 @@ TICK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """The message counts of a queue at one moment."""
+    """The message counts of a queue at a point in time."""
 
     ready: int = 0
     unacked: int = 0
@@ -189,7 +189,7 @@ class Timers:
             self.on_earlier(due)
 
     def next(self) -> float | None:
-        """When the next alarm is due, or None."""
+        """The time of the next alarm, or None."""
         heap = self._heap
         while heap and heap[0][2].due != heap[0][0]:
             heappop(heap)

@@ -81,14 +81,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual_now
 
     def jump(self, seconds: float) -> None:
-        """Let `seconds` pass at once."""
+        """Let `seconds` pass in a single step."""
         self._virtual_now += seconds
         if self._virtual_now > self._until:
             raise StuckLoop(f"virtual time ran out at {self._virtual_now:.0f}; {self._waiting()}")
 
     @property
     def threads_at_work(self) -> int:
-        """Number of threads working for this loop. Virtual time stops meanwhile."""
+        """Number of threads working for this loop. In the meantime, virtual time stops."""
         return self._threads
 
     def stuck(self) -> StuckLoop:
@@ -124,7 +124,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return made
 
     def _watch(self, sock: socket.socket, options: Mapping[str, Any]) -> None:
-        """Record writes to the socket. A server's end answers only, so it is not recorded."""
+        """Record writes to the socket. A server's end only answers, so it is not recorded."""
         if options.get("server") is not None:
             return
         descriptor = sock.fileno()
@@ -142,7 +142,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._transports  # type: ignore[attr-defined,no-any-return]
 
     def own_pipe(self) -> int:
-        """The descriptor by which threads and signals wake the loop."""
+        """The descriptor that threads and signals use to wake the loop."""
         return int(self._ssock.fileno())  # type: ignore[attr-defined]
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -188,7 +188,7 @@ class _JumpingSelector(selectors.BaseSelector):
         return key
 
     def on_asked(self, descriptor: int) -> None:
-        """Record a write to a socket, whose peer may now owe an answer."""
+        """Record a write to a socket. The peer may now owe an answer."""
         self._asked.add(descriptor)
 
     def modify(
@@ -274,7 +274,7 @@ def _listens(key: selectors.SelectorKey) -> bool:
 
 
 class LoopClock:
-    """The time of the running loop if that is virtual, else the machine's.
+    """The time of the running loop if it is virtual, otherwise the machine's time.
 
     A thread without a loop gets the time of the loop that used this clock last.
     """

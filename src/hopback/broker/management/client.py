@@ -106,7 +106,7 @@ def virtual_host(broker: str) -> str:
 
 
 def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
-    """Parse an address. The ValueError omits the address, which may contain a password."""
+    """Parse an address. The ValueError omits the address because it may contain a password."""
     expected = f"{schemes[0]}://… or {schemes[1]}://…"
     try:
         # The address with only the first of several hosts (`amqp://u:p@a:1,b:2/v`).
@@ -437,7 +437,7 @@ class Management:
         return tuple(entry for entry in entries if entry.get("vhost") == vhost)
 
     async def operator_policies(self, vhost: str) -> tuple[Policy, ...]:
-        """The operator policies, which are merged on top of the policy in force."""
+        """The operator policies. They are merged on top of the policy in force."""
         entries = await self._list(path("operator-policies", vhost))
         return tuple(readings.read_policy(entry) for entry in entries)
 

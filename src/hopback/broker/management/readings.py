@@ -113,9 +113,8 @@ class QueueReading:
     idle_since: str | None
     counts: QueueCounts
     publish_rate: float | None = None
-    """Messages per second published into it. For one queue, the mean of the last minute. In a
-    listing, the rate of the last seconds, which may be 0 between two messages. None without
-    statistics.
+    """Messages per second published into it. For one queue, the mean of the last minute. In a listing, the
+    rate of the last seconds. It may be 0 between two messages. None without statistics.
     """
 
 

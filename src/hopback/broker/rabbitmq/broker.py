@@ -28,10 +28,10 @@ _AMQP_PORT = 5672
 class RabbitMQ:
     """A RabbitMQ node, or several nodes of one cluster, behind the broker port.
 
-    `url` is one or several URLs. The first one provides credentials, vhost and options, the others
-    only further hosts. `password` (a function called for each connection) replaces the URL's
-    password. `window` limits the publishes in flight on a channel, `confirm_timeout` the wait for
-    a confirm, and `answer_timeout` the wait for any other answer.
+    `url` is one or several URLs. The first one provides credentials, virtual host and options. The others
+    provide only further hosts. `password` (a function called for each connection) replaces the URL's
+    password. `window` limits the publishes in flight on a channel, `confirm_timeout` the wait for a confirm,
+    and `answer_timeout` the wait for any other answer.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Publishing:
 
     @property
     def in_flight(self) -> int:
-        """How many publishes wait for their confirm."""
+        """Number of publishes that wait for their confirm."""
         return self._confirms.live
 
     def publish(self, message: Message, mandatory: bool) -> asyncio.Future[None]:
@@ -148,7 +148,8 @@ class Publishing:
         alone, self._alone = self._alone, confirms.live == 1
         last, wire.last_publisher = wire.last_publisher, self
         if alone and self._alone and (last is self or last is None):
-            # A caller that publishes one by one waits only for this message, so write it at once.
+            # A caller that publishes one by one waits only for this message, so write it
+            # immediately.
             wire.hurry()
         else:
             # Publishes on several channels share one write, because the system call is the largest
@@ -294,7 +295,7 @@ class _ChannelConsumer:
 
 
 _ANSWERED_BY_QUEUE = frozenset({"basic.consume", "basic.cancel"})
-"""Requests that the process of the queue answers. The channel may answer a later request before."""
+"""Requests that the process of the queue answers. The channel may answer a later request first."""
 
 
 @dataclass(slots=True)

@@ -282,7 +282,7 @@ def put_limit(limits: dict[str, int], name: str, asked: _Json, *, of_user: bool 
 
 
 _MOST_MESSAGES = 10_000
-"""Messages per answer. The answer is built in memory, and other clients wait meanwhile."""
+"""Messages per answer. The answer is built in memory, and other clients wait in the meantime."""
 _ACK_MODES = {
     "ack_requeue_true": True,
     "ack_requeue_false": False,

@@ -197,7 +197,7 @@ def listeners(broker: ServedBroker) -> list[_Object]:
 
 
 def _contexts(broker: ServedBroker) -> list[_Object]:
-    """The listener of the management API, which the caller has reached."""
+    """The listener of the management API that the caller has reached."""
     port = str(broker.ports.get("http", 0))
     where = {"path": "/", "ip": broker.settings.host, "port": port}
     return [{"description": "RabbitMQ Management", **where}]
@@ -240,7 +240,7 @@ def _policy_of(found: LiveQueue, kind: str) -> _Object:
     kinds = frozenset({"all", "queues", f"{kind}_queues"})
     user = policy_for(policies.all(), found.name, kinds)
     operator = policy_for(policies.operators(), found.name, kinds)
-    # The user's keys, and the operator's, of which the smaller number holds.
+    # The user's keys and the operator's keys. If both contain a number, the smaller one applies.
     merged: _Object = {} if user is None else table(user.definition)
     for key, value in {} if operator is None else operator.definition.items():
         known = merged.get(key)

@@ -325,7 +325,7 @@ class ServerChannel:
         self.number = number
         self.state: SessionChannel = session.open_channel(self, number)
         self.last_queue = ""
-        """The queue declared last, which an empty name refers to."""
+        """The most recently declared queue. An empty name refers to it."""
         self.transaction: ChannelTransaction | None = None
         self.confirming = False
         self._published = 0
@@ -401,8 +401,8 @@ class ServerChannel:
                     client.mark_confirming(self)
                 self._confirmed_to = self._published
             if fate is EventKind.RETURNED or fate is EventKind.DROPPED:
-                # The message is not stored, so its confirm is sent at once, before a close that may
-                # follow.
+                # The message is not stored, so its confirm is sent immediately, before a close that
+                # may follow.
                 self.send_confirms()
 
     def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
@@ -547,11 +547,11 @@ def reply_text(refusal: Refusal) -> str:
 # atomic.
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Bytes of one open transaction. It uses memory in addition to the queues, which have a separate
+"""Bytes of one open transaction. This memory is in addition to the queues' memory, which has a separate
 limit.
 """
 _STEP_BYTES = 1000
-"""Bytes added per step, so that empty messages and acks count too."""
+"""Bytes added per step, so that empty messages and acks also count."""
 
 
 class ChannelTransaction:

@@ -37,8 +37,8 @@ _log = logging.getLogger("hopback.broker")
 _HIGH_WATER = 512 * 1024
 """Bytes. Deliveries to a slow reader pause above this backlog."""
 _GOODBYE_SECONDS = 3.0
-"""Seconds that a client has to read the error after a protocol violation. Closing at once would
-discard data that it has not read.
+"""Seconds that a client has to read the error after a protocol violation. Closing immediately would discard
+data that it has not read.
 """
 _FLOOD = 8 * 1024 * 1024
 """Bytes. The server stops reading requests while this many bytes of answers are unsent."""
@@ -164,8 +164,8 @@ _TURN_BYTES = 256 * 1024
 _CLOSE_SECONDS = 3.0
 """Seconds that a client has to answer `connection.close`. Then its connection is cut."""
 _HANG_UP_SECONDS = 15.0
-"""Seconds that a client has to close its socket after `connection.close-ok`. RabbitMQ waits too.
-Otherwise clients that write on many channels at once would see a broken pipe.
+"""Seconds that a client has to close its socket after `connection.close-ok`. RabbitMQ also waits. Otherwise
+clients that write on many channels at the same time would see a broken pipe.
 """
 _FORCED = 320
 """AMQP's CONNECTION_FORCED. The broker stops or an operator closed the connection."""

@@ -1,4 +1,4 @@
-"""Messages on their way to a client, as frames. The hot path: most of it is remembered."""
+"""Messages on their way to a client, as frames. This is a hot path, so most results are cached."""
 
 from __future__ import annotations
 

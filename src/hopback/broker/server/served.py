@@ -49,7 +49,7 @@ class Pressure:
         """Whether publishers are blocked. It stays set until some memory is free again."""
 
     def add(self, node: Node, size: int) -> None:
-        """Account for a published message and the copies that the node made of it."""
+        """Account for a published message and its copies in the node."""
         copies = node.copies
         self._published += size + MESSAGE_BYTES
         self._used += size + (copies - self._copies.get(node, 0)) * MESSAGE_BYTES
@@ -235,7 +235,7 @@ class ServedBroker:
         return channels < self.limits.all_channels
 
     def is_full(self) -> bool:
-        """Whether as much is declared as may be."""
+        """Whether the limit of declared objects is reached."""
         declared = sum(
             len(node.queues) + len(node.routing.exchanges) + node.routing.binding_count
             for node in self.nodes
@@ -267,7 +267,7 @@ class ServedBroker:
         return unfinished > self.limits.memory_bytes / 4
 
     def alarm(self, *, on: bool) -> None:
-        """Hold publishers back, as a memory alarm does, or let them go on."""
+        """Block publishers, as a memory alarm does, or unblock them."""
         self._alarmed = on
         self.weigh()
 

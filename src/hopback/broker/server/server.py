@@ -140,7 +140,7 @@ class BrokerServer:
     # Operations.
 
     async def advance(self, duration: Duration) -> Advanced:
-        """Advance the clock at once. Raise ValueError for the system clock."""
+        """Advance the clock in a single step. Raise ValueError for the system clock."""
         return await self.time.advance(
             read_seconds(duration, "duration", where="BrokerServer.advance")
         )
@@ -152,7 +152,7 @@ class BrokerServer:
             node.restart()
 
     def block(self, *, blocked: bool = True) -> None:
-        """Hold publishers back, as a memory alarm does, or let them go on."""
+        """Block publishers, as a memory alarm does, or unblock them."""
         self.broker.alarm(on=blocked)
 
     def snapshot(self) -> NodeSnapshot:

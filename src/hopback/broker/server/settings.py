@@ -55,9 +55,9 @@ class ServerLimits:
 class ServerSettings:
     """The settings of a server at its start.
 
-    Without `http_port` the server has no management API. `users` maps names to passwords. `guest`
-    may log in from this machine only. Users without `permissions` have all permissions in every
-    initial virtual host. Users without `tags` are administrators.
+    Without `http_port` the server has no management API. `users` maps names to passwords. `guest` may log in
+    only from this machine. Users without `permissions` have all permissions in every initial virtual host.
+    Users without `tags` are administrators.
     """
 
     host: str = "127.0.0.1"

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from hopback.broker.server.served import ServedBroker
 
 _GLANCE_S = 0.01
-"""How often we look whether clients are still busy."""
+"""Interval between checks for busy clients."""
 _QUIET = 3
 """Checks without client activity after which all clients count as idle."""
 _STUBBORN = 50
-"""Checks after which a client that holds a delivery counts as idle too."""
+"""Checks after which a client also counts as idle if it holds a delivery."""
 _LONGEST_WAIT_S = 10.0
-"""Real seconds that one advance waits for busy clients in total."""
+"""Maximum total time in real seconds that an advance waits for busy clients."""
 _A_TURN = 100
 """Deadlines processed before other tasks get a turn."""
 _LONGEST_S = 10 * 365 * 24 * 3600.0
@@ -54,8 +54,8 @@ class ServerTime(Protocol):
         """Time is over."""
 
     async def advance(self, seconds: float) -> Advanced:
-        """Advance by `seconds` at once. Raise ValueError if the clock cannot advance, or not that
-        far.
+        """Advance by `seconds` in a single step. Raise ValueError if the clock cannot advance or cannot
+        advance that far.
         """
 
 
@@ -132,7 +132,7 @@ class VirtualTime:
         """No timer to stop."""
 
     async def advance(self, seconds: float) -> Advanced:
-        """Advance by `seconds` at once. Concurrent calls run one after the other."""
+        """Advance by `seconds` in a single step. Concurrent calls run sequentially."""
         if not 0 <= seconds <= _LONGEST_S:
             raise ValueError(f"expected 0 to {_LONGEST_S:.0f} seconds, got {seconds!r}")
         async with self._turning:
@@ -176,7 +176,7 @@ class VirtualTime:
 class AutoTime(VirtualTime):
     """A clock that jumps to the next deadline as soon as the broker is idle.
 
-    The broker is idle when no client has been active for a moment and no client holds a delivery.
+    The broker is idle when no client has recently been active and no client holds a delivery.
     """
 
     kind = ClockKind.AUTO

@@ -1,7 +1,7 @@
 """Authentication and authorization.
 
-Users have a name, a password and tags. `guest` may log in from this machine only. Permissions apply
-to object names or topics, for one user in one virtual host.
+Users have a name, a password and tags. `guest` may log in only from this machine. A user's permissions in a
+virtual host apply to object names or topics.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Permissions:
         self._topics: dict[tuple[str, str], dict[str, TopicPermission]] = {}
 
     def __iter__(self) -> Iterator[tuple[str, str, Permission]]:
-        """User, virtual host and permission, of all."""
+        """User, virtual host and permission of every entry."""
         return ((user, vhost, found) for (user, vhost), found in self._named.items())
 
     def get(self, user: str, vhost: str) -> Permission | None:
@@ -89,7 +89,7 @@ class Permissions:
         return self._named.pop((user, vhost), None) is not None
 
     def topics(self) -> Iterator[tuple[str, str, TopicPermission]]:
-        """User, virtual host and permission on a topic exchange, of all."""
+        """User, virtual host and permission on a topic exchange of every entry."""
         for (user, vhost), found in self._topics.items():
             for each in found.values():
                 yield user, vhost, each
@@ -119,7 +119,7 @@ class Permissions:
 
 
 class UserRights:
-    """The current rights of one user in one virtual host. Implements `Rights`."""
+    """A user's current rights in a virtual host. Implements `Rights`."""
 
     __slots__ = ("_permissions", "_user", "_vhost")
 

@@ -96,7 +96,7 @@ class AlertBook:
         await self._change_notice(owner, now, number, changes, values)
 
     async def forget(self, before: float) -> None:
-        """Delete notices that ended before that time."""
+        """Delete notices that ended before the given time."""
         await self._write(
             "DELETE FROM hopback_alert_notices WHERE ended_at < :before", {"before": before}
         )

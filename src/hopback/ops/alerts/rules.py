@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.surveys import ErrorGroup
 
 
-_LONGEST_TEXT = 300  # characters of an error in a notice, which may be read on a phone
+_LONGEST_TEXT = 300  # characters of an error in a notice, because notices may be read on a phone
 _MOST_IN_NOTICE = 50  # firing alerts, and resolved ones, in a notice. The page shows all.
 _KEPT_S = 7 * 86_400.0  # seconds for which resolved alerts are shown: a week, for a weekly review
 _STOPPED = {JobState.FAILED: "has failed", JobState.INTERRUPTED: "was interrupted"}
@@ -44,7 +44,7 @@ _STOPPED = {JobState.FAILED: "has failed", JobState.INTERRUPTED: "was interrupte
 
 @dataclass(frozen=True, slots=True)
 class QueueSeen:
-    """The present state of a dead-letter queue. Unknown values are None.
+    """The current state of a dead-letter queue. Unknown values are None.
 
     `past` has earlier depths, the oldest first. `oldest` is the time at which the oldest surveyed message
     failed. Surveys have found `new_errors`. `unconsumed` are queues of origin that have lost their
@@ -62,7 +62,7 @@ class QueueSeen:
 
 @dataclass(frozen=True, slots=True)
 class AlertInput:
-    """The present state of a broker that answers. Alerts of other brokers do not change."""
+    """The current state of a broker that answers. Alerts of other brokers do not change."""
 
     broker: str
     queues: tuple[QueueSeen, ...] = ()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.values import Alert, AlertNotice
 
-_LISTED = 20  # alerts in a chat message or mail, which a person reads. The page shows all.
+_LISTED = 20  # alerts in a chat message or mail, because a person reads it. The page shows all.
 _NAMED = 3  # queues in a subject line of several alerts. Further ones are "and others".
 _LONGEST_SUBJECT = 150  # characters: mail programs truncate longer subjects
 _LONGEST_ANSWER = 2000  # bytes of an error response that are read. The rest is ignored.

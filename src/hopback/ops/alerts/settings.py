@@ -105,7 +105,7 @@ class AlertSettings(Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[AlertRule, ...] = ()
 
     def problem(self, environment: Mapping[str, str]) -> str | None:
-        """Return the first error, None if there is none."""
+        """Return the first error, or None if there is none."""
         return next(self._problems(environment), None)
 
     def _problems(self, environment: Mapping[str, str]) -> Iterator[str]:

@@ -72,7 +72,7 @@ class AlertReader:
         self._past: dict[str, deque[tuple[float, int]]] = {}
 
     async def see(self, now: float, back_s: float, *, errors: bool = True) -> AlertInput:
-        """Return the present state, with earlier depths of the last `back_s` seconds.
+        """Return the current state, with earlier depths from the last `back_s` seconds.
 
         With `errors`, include the failures that surveys found. Errors of the broker are raised.
         """
@@ -141,7 +141,7 @@ class Alerting:
 
     @property
     def has_rules(self) -> bool:
-        """Whether there are rules to check, or targets with notices that may wait."""
+        """Whether rules must be checked, or notices may be waiting for a target."""
         return bool(self._settings.rules or self._settings.targets)
 
     async def run(self) -> None:

@@ -1,14 +1,14 @@
 """Adopt an existing queue with its messages, in one of three ways. Each way is a topology.
 
 - As it is: Hopback declares the queue exactly as the broker has it and adds a plan.
-- Beside: a policy gives the queue a dead-letter path, so messages that its present consumers reject are kept.
+- Beside: a policy gives the queue a dead-letter path, so messages that its current consumers reject are kept.
   The queue itself does not change.
 - Migrated: `hopback topology migrate` gives the queue the recommended form.
 
 `adoption` is pure. `set_beside` and `revert_beside` change one policy. The broker applies only one of the
-policies that match a queue, so the new policy repeats every key of the present one. It must not change the
-queue in any other way. If the dead-letter exchange would give a dead-letter strategy or an overflow setting
-a new effect, Hopback refuses.
+policies that match a queue, so the new policy repeats every key of the current one. It must not change the
+queue in any other way. If the dead-letter exchange would give a dead-letter strategy or an overflow setting a
+new effect, Hopback refuses.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class AdoptionWay(StrEnum):
 class AdoptionChoice:
     """One way to adopt a queue: its topology, the hazards found in it, notes and reasons for a refusal.
 
-    `decorator` is the equivalent handler decorator, empty if one line cannot express the topology.
+    `decorator` is the equivalent handler decorator, or an empty string if one line cannot express the
+    topology.
     """
 
     way: AdoptionWay
@@ -130,8 +131,8 @@ def adoption(
     """Return the three ways to adopt a queue of a live broker. NoSuch if the queue does not exist.
 
     `tiers_ms` are the waits before retries. Without them, the waits are those of the existing retry queues of
-    the queue, or 30 s, 5 min and 30 min. `reported_policy` is the policy that the broker reports as
-    applied, None if it did not report one.
+    the queue, or 30 s, 5 min and 30 min. `reported_policy` is the policy that the broker reports as applied,
+    or None if it did not report one.
     """
     queue = live.queue(name)
     if queue is None:
@@ -159,8 +160,8 @@ class _Reader:
         self.others = tuple(p for p in live.policies if p.name != policy_name(queue.name))
         self.former = effective_policy(queue, self.others)
         self.before = effective_arguments(queue, self.others, version)
-        # Hopback parks in the present dead-letter queue if the topology of the broker identifies one.
-        # A queue that only its name identifies (`orders.errors`) may have another consumer.
+        # Hopback parks in the existing dead-letter queue if the topology of the broker identifies one. A
+        # queue that only its name identifies (`orders.errors`) may have another consumer.
         without = replace(live, policies=self.others)
         found = [
             one for one in dead_letter_queues(without, version=version) if queue.name in one.origins
@@ -429,7 +430,8 @@ def _dead_letter_queue(name: str) -> Queue:
 
 
 def _find_loss(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -> str:
-    """Return the reason why the queue would lose messages without a consumer, empty if it keeps them.
+    """Return the reason why the queue would lose messages without a consumer, or an empty string if it keeps
+    them.
 
     A policy for many queues (`.*`) also applies to a new queue.
     """

@@ -29,9 +29,9 @@ def cost_of_browsing(
 ) -> Cost:
     """Return the cost of one browse session. `queue` has its policy applied and is None if unknown.
 
-    `why_not_lifted` is the reason why a policy cannot lift the delivery limit, empty if it can. With
-    `killed`, the result is the cost if the connection is lost before the messages are requeued, as can happen
-    to a job.
+    `why_not_lifted` is the reason why a policy cannot lift the delivery limit, or an empty string if it can.
+    With `killed`, the result is the cost if the connection is lost before the messages are requeued, as can
+    happen to a job.
     """
     if queue is None:
         return _unknown(version)

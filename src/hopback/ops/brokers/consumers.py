@@ -1,4 +1,4 @@
-"""The consumers of a queue, and the names by which other processes recognise those of Hopback."""
+"""The consumers of a queue, and the names that let other processes recognise Hopback's consumers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}"
 
 
 def job_tag(store: str, job: str) -> str:
-    """Return the prefix of a job's consumer tags, by which other stores recognise the job.
+    """Return the prefix of a job's consumer tags. Other stores recognise the job by it.
 
     The prefix is the same for all consumers of a job, so the numbers after it give their order.
     """
@@ -87,7 +87,7 @@ def _jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
 
 
 def _describe_consumer(reading: ConsumerReading, store: str) -> str:
-    """Return a consumer's job and connection in words, empty for a job of this store."""
+    """Return a consumer's job and connection in words, or an empty string for a job of this store."""
     found = _JOB_TAG.fullmatch(reading.tag)
     if found is not None and found["store"] == store:
         return ""

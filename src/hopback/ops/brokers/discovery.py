@@ -52,7 +52,7 @@ class DeadLetterQueue:
 
     `origins` are the queues in which its messages failed. `plans` has one plan for each of them. An origin
     without a declared plan gets a stand-in plan that re-drives straight to the origin. `queue` is the queue
-    with its policy applied, None if only the name is known. `known_by` is the reason why it counts as a
+    with its policy applied, or None if only the name is known. `known_by` is the reason why it counts as a
     dead-letter queue: `plan`, `dead-lettering`, `name` or `operator`. `waits` are the retry queues on the
     broker that lead back to the origins.
     """
@@ -144,7 +144,8 @@ def _waits(
 ) -> tuple[RetryWait, ...]:
     """Return the queues with a time to live that lead back to the queues of origin.
 
-    An origin with a time to live is also included: an unhandled message dies there only after that time.
+    They include an origin that has a time to live itself: an unhandled message stays there for that time
+    before it dies.
     """
     made: list[RetryWait] = []
     for origin in found.origins:

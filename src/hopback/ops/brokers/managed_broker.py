@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _QUERY_CONNECTION = "hopback dead letters"
 _FRESH_S = 2.0  # seconds for which pages and summaries share a snapshot
-_MANY_QUEUES = 500  # finding the dead-letter queues among more of them takes over 50 ms
+_MANY_QUEUES = 500  # finding the dead-letter queues among more queues takes over 50 ms
 _RETURNED_S = 2.0  # seconds to wait for requeued messages. RabbitMQ needs some milliseconds.
 _LOOK_AGAIN_S = 0.02  # seconds between two counts of them
 
@@ -55,7 +55,7 @@ class ManagementApi(PolicyLedger, Protocol):
         """Return every queue with its numbers."""
 
     async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
-        """Return the counts of every queue that do not come from the statistics, which are up to 5 s old."""
+        """Return the counts of every queue that are not from the statistics. Statistics are up to 5 s old."""
 
     async def live_topology(
         self, vhost: str, queues: Iterable[QueueReading] | None = None
@@ -77,9 +77,9 @@ class ManagementApi(PolicyLedger, Protocol):
 class ManagedBroker:
     """One virtual host of a broker, with everything that operators ask about it.
 
-    `name` is its name in the settings, empty if there is only one broker. Without `management` only the
-    queues of the declared `topologies` are known, and counts come over AMQP alone. `overrides` correct or
-    add dead-letter queues.
+    `name` is its name in the settings, or an empty string if there is only one broker. Without `management`
+    only the queues of the declared `topologies` are known, and counts come over AMQP alone. `overrides`
+    correct or add dead-letter queues.
 
     All questions share one connection. It is opened with the first question, and again after it was lost.
     """
@@ -226,7 +226,7 @@ class ManagedBroker:
         if known is not None and known[0] == (topology, version, overrides):
             return known[1]
         find = partial(dead_letter_queues, topology, version=version, overrides=overrides)
-        # Many queues take a second of CPU: other requests get their turns meanwhile.
+        # Many queues take a second of CPU, so other requests get turns in between.
         is_large = len(topology.queues) > _MANY_QUEUES
         found = await asyncio.to_thread(find) if is_large else find()
         self._discovered = (topology, version, overrides), found
@@ -286,10 +286,11 @@ class ManagedBroker:
         return {name: depth for name, depth in counted.items() if depth is not None}
 
     async def wait_until_ready(self, queue: str, least: int) -> None:
-        """Wait until that many messages are ready, at most 2 s: another client may have taken some.
+        """Wait up to 2 s until at least `least` messages are ready. Another client may have taken some of
+        them.
 
-        A quorum queue returns the messages of a closed channel some time after it has confirmed the close.
-        A consumer that begins meanwhile would get the messages behind them.
+        A quorum queue requeues the messages of a closed channel some time after the broker has confirmed that
+        the channel is closed. A consumer that starts before that would get the messages behind them.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _RETURNED_S
@@ -335,7 +336,7 @@ class ManagedBroker:
         return Depth(state.messages, None, state.consumers, "amqp", Moment(now))
 
     async def read_queue(self, name: str) -> QueueReading | None:
-        """Return one queue with its present rate. None without management, or if the queue is gone."""
+        """Return one queue with its current rate. None without management, or if the queue is gone."""
         if self.management is None:
             return None
         try:

@@ -71,7 +71,7 @@ def summarize_queues(
 def _origins(
     found: DeadLetterQueue, readings: Mapping[str, QueueReading] | None, *, consumed: bool
 ) -> tuple[str, ...] | None:
-    """Return the queues of origin with or without a consumer, None if that is unknown."""
+    """Return the queues of origin with or without a consumer, or None if that is unknown."""
     if readings is None:
         return None
     counts = {name: readings[name].counts.consumers for name in found.origins if name in readings}
@@ -104,7 +104,7 @@ async def describe_queue(
 async def _choice(
     connection: Connection, target: Target, found: DeadLetterQueue, live_routes: RoutingTable | None
 ) -> TargetChoice | None:
-    """Return a target as a choice, None if this queue does not have it."""
+    """Return a target as a choice, or None if this queue does not have it."""
     ways = known_ways(target, found)
     if target.kind is TargetKind.FAILED_QUEUE and not found.has_plan:
         return None  # the default target is the same

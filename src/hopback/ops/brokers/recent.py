@@ -29,7 +29,7 @@ class NotReadYet(HopbackError):
 
 
 class Recent(Generic[_T]):
-    """Computes an answer again when the last one is older than `fresh_s` seconds, once for all callers."""
+    """Recomputes an answer, once for all callers, when the last one is older than `fresh_s` seconds."""
 
     def __init__(self, compute: Callable[[], Awaitable[_T]], fresh_s: float, clock: Clock) -> None:
         self._compute = compute
@@ -48,7 +48,7 @@ class Recent(Generic[_T]):
     async def get(self, first_s: float | None = None) -> _T:
         """Return the last answer, or a new one if that takes only a moment. Wait for the first one.
 
-        Raises the error of a computation that fails meanwhile, and NotReadYet if the first answer takes
+        Raises the error if the computation fails in the meantime, or NotReadYet if the first answer takes
         longer than `first_s` seconds. None waits until it is there.
         """
         while (computing := self._compute_if_old()) is not None:
@@ -85,11 +85,11 @@ class Recent(Generic[_T]):
         return answer
 
     def expire(self) -> None:
-        """Compute a new answer at the next request. The last one is shown meanwhile."""
+        """Compute a new answer at the next request. In the meantime, the last answer is shown."""
         self._computed_at = float("-inf")
 
     def drop(self) -> None:
-        """Forget the last answer and the one that is being computed: both are wrong from now on."""
+        """Forget the last answer and the one that is being computed: both are now outdated."""
         self._drops += 1
         self.last, self._computing = None, None
         self.expire()

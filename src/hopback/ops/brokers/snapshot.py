@@ -27,10 +27,11 @@ _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 
 @dataclass(frozen=True, slots=True)
 class BrokerSnapshot:
-    """The broker as it was read at the time `at`.
+    """The state of a broker at the time `at`.
 
     `topology` contains the live and the declared objects. `live` and `readings` are None without management.
-    `ready` and `consumers` are the counts of the queue that the caller asked to count, else 0.
+    `ready` and `consumers` are the counts of the queue that the caller asked to count, or 0 without such a
+    queue.
     """
 
     topology: Topology
@@ -112,7 +113,9 @@ class BrokerSnapshot:
         return replace(self.live, plans=tuple(plans), unconsumed=unconsumed)
 
     def live_routes(self) -> RoutingTable | None:
-        """Return the routes read from the broker. None without management, which lists them."""
+        """Return the routes read from the broker. None without management, because only management lists
+        them.
+        """
         if self.live is None:
             return None
         return _routing_table(self.live, self.version)

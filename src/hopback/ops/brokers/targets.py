@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _NO_MESSAGE = Received("", "", "")
 _NO_ORIGIN = "the message does not contain the queue it failed in: name a target queue"
-# These reasons are counted. They do not contain the names in the message, which may differ each time.
+# These reasons are counted. They do not contain names from the message, because those may differ each time.
 _UNKNOWN_ORIGIN = (
     "the queue that the message names as its origin is not known to dead-letter to this queue: name a"
     " target queue"
@@ -57,7 +57,7 @@ def aim_at(
     The headers that name the origin may be forged. They are trusted only for queues that are known to
     dead-letter to this queue, and for an exchange only if `routes` lead from it to such a queue.
     """
-    # The plan of the origin if it is known, else the plan of the target.
+    # The plan of the origin if it is known, otherwise the plan of the target.
     plans = {plan.queue: plan for plan in source.plans}
     plan, queue = plans.get(origin), target.routing_key
     if plan is None and target.kind is TargetKind.QUEUE:

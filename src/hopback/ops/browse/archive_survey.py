@@ -31,7 +31,7 @@ _ARCHIVE = "archive-survey"
 _MOST_LINES = 100_000
 """Lines of all files in one survey: about ten seconds. The next survey continues there."""
 _MOST_BYTES = 256 * 1024 * 1024
-"""Bytes of one file in one survey. The next survey continues there."""
+"""Maximum number of bytes that a survey reads from a file. The next survey continues there."""
 
 
 class ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):

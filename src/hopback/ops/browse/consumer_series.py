@@ -1,4 +1,4 @@
-"""Run one consumer of a queue after the other and count the messages that each of them holds.
+"""Run the consumers of a queue one at a time and count the messages that each one holds.
 
 The consumer tags ascend, because a quorum queue of RabbitMQ 3.10 requeues the messages of several
 consumers in the order of their tags. A quorum queue counts a cancelled consumer until all its messages
@@ -25,7 +25,7 @@ class ConsumerSeries:
     """Consumers of one queue on one channel, at most one of them active.
 
     `receive` gets every delivery. `news` is set when a delivery arrives and when a consumer ends. With
-    `counts_ended` the messages of ended consumers are counted too, as a quorum queue does.
+    `counts_ended`, the messages of ended consumers are also counted, as a quorum queue does.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Unsettled:
 
 
 async def await_settlements(channel: Channel) -> None:
-    """Wait until the broker has read all acks and nacks, which it does not answer.
+    """Wait until the broker has read all acks and nacks. It does not answer them.
 
     The broker processes a channel's methods in order, so the answer to a later method shows it.
     """

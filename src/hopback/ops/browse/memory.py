@@ -31,9 +31,9 @@ def measure_memory(delivery: Delivery) -> int:
 
 
 def estimate_memory(delivery: Delivery) -> int:
-    """Return the number of bytes of a message by its size on the wire, without decoding its headers.
+    """Estimate a message's memory in bytes from its size on the wire, without decoding its headers.
 
-    Jobs and walks use it, which read thousands of messages per second.
+    This is for jobs and walks, which read thousands of messages per second.
     """
     raw = getattr(delivery, "raw_properties", None)
     if not isinstance(raw, bytes):

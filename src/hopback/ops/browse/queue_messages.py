@@ -96,15 +96,19 @@ class QueueMessages:
         return (await self._channel.declare_queue(Queue(self._queue), passive=True)).consumers
 
     def more(self, count: int) -> None:
-        """Take `count` more messages than requested before."""
+        """Take `count` messages in addition to those requested so far."""
         self._count += count
 
     def limit(self, count: int) -> None:
-        """Take no more than `count` messages in all, besides those that were delivered already."""
+        """Take no more than `count` messages in total, not counting those that have already been
+        delivered.
+        """
         self._count = max(count, self.taken)
 
     def at_hand(self) -> Delivery | None:
-        """Return the next message if it was delivered already. None does not mean an empty queue."""
+        """Return the next message if it has already been delivered. None does not mean that the queue is
+        empty.
+        """
         return self._pop() if self._arrived else None
 
     async def next(self) -> Delivery | None:
@@ -153,7 +157,7 @@ class QueueMessages:
     async def give_back(self) -> None:
         """Requeue all held messages in order with one nack.
 
-        This is for queues that would count the close of the channel towards the delivery limit.
+        This is for queues that would count closing the channel towards the delivery limit.
         """
         await self._consumers.requeue_all()
 
@@ -165,15 +169,15 @@ class QueueMessages:
         await await_settlements(self._channel)
         if self._consumers.lost is not None:
             raise self._consumers.lost
-        # The broker does not report this for a consumer that was cancelled before.
+        # The broker does not report this for a consumer that has already been cancelled.
         if self._is_quorum and await self.count_consumers() < self.holders:
             raise BrokerError(f"the broker has requeued messages of {self._queue!r} that were held")
 
     async def round_out(self, ready: int | None = None) -> bool:
-        """Hold messages beyond the count until one arrives that was never delivered before.
+        """Hold messages beyond the count until a never-delivered message arrives.
 
-        Return False if that would take too many. `ready` is the number of messages in the queue, if it is
-        known. The queue is then not asked for more.
+        Return False if that would take too many. `ready` is the number of messages in the queue, if known. No
+        more messages than that are requested.
         """
         block = 100
         most = self.taken + _MOST_ROUNDED_OUT

@@ -44,7 +44,7 @@ _EXCERPT = 60
 _REPORT_S = 0.5
 """Seconds between two progress reports."""
 _MOST_HITS = 200
-"""Number of hits after which a report follows at once, so that few hits are in memory."""
+"""Number of hits that triggers a report immediately, to keep few hits in memory."""
 _EXCERPT_BYTES = 1024 * 1024
 """Bytes of a body in which the word is searched for its excerpt. Behind them there is no excerpt."""
 
@@ -134,7 +134,7 @@ class Search:
         return counts, tuple(skipped)
 
     def _why_not(self, cost: Cost, ready: int | None, count: int, *, exists: bool) -> str:
-        """Return the reason why a queue is not searched, empty if it is."""
+        """Return the reason why a queue is not searched, or an empty string if it is."""
         if not exists:
             return "it is not on the broker"
         if ready is None:
@@ -224,7 +224,7 @@ class _Findings:
 
 
 def excerpt(delivery: Delivery, wanted: Filter) -> str:
-    """Return the body around the first searched word, empty if the body does not contain it."""
+    """Return the body around the first searched word, or an empty string if the body does not contain it."""
     word = next(iter(wanted.words), "")
     if not word:
         return ""

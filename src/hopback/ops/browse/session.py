@@ -110,7 +110,9 @@ class BrowseSession:
         return delivery
 
     async def sift(self, wanted: Filter = EVERYTHING) -> ChosenMessages:
-        """Return the dead letters that match a filter. Raise SessionOver if the session ends meanwhile."""
+        """Return the dead letters that match a filter. Raise SessionOver if the session ends in the
+        meantime.
+        """
         now, turns = self._clock.now(), Turns()
         found: list[DeadLetter] = []
         unread = 0
@@ -173,8 +175,8 @@ class BrowseSession:
     def hand_over(self, dead_letters: Iterable[DeadLetter]) -> HandedMessages:
         """Give these messages and the channel that holds them to a job. The session ends.
 
-        Raise SessionOver if it has ended already.
-        The broker requeues the messages that the job does not settle when the job closes the channel.
+        Raise SessionOver if it has already ended. The broker requeues the messages that the job does not
+        settle when the job closes the channel.
         """
         self._check()
         chosen = tuple(self.delivery(dead_letter.id) for dead_letter in dead_letters)

@@ -33,9 +33,9 @@ _REPORT_EVERY = 1000
 class SessionReader:
     """The connection of a session and the messages that it holds.
 
-    `count` is the number of messages to take. `ready` is the number of messages in the queue before, `seen`
-    the number of taken messages with those before the first dead letter. `deliveries` contains the messages
-    by the ids of their dead letters.
+    `count` is the number of messages to take. `ready` is the number of messages previously in the queue.
+    `seen` is the number of messages taken, including those before the first dead letter. `deliveries`
+    contains the messages by the ids of their dead letters.
     """
 
     def __init__(

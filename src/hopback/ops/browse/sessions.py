@@ -99,8 +99,8 @@ class Sessions:
     def get(self, session_id: str, queue: str = "") -> BrowseSession:
         """Return an open session. Raise NoSuch if it is unknown, SessionOver if it has ended.
 
-        With `queue`, a session of another queue is unknown too. This does not reveal the session to a caller
-        without access to its queue.
+        With `queue`, a session of another queue also counts as unknown, so that a caller who may not access
+        that queue does not learn of the session.
         """
         session = self._sessions.get(session_id)
         if session is None or queue not in ("", session.source.name):
@@ -110,7 +110,7 @@ class Sessions:
         return session
 
     def renew(self, session_id: str, seconds: float | None) -> BrowseSession:
-        """Extend a session from now, by default by its original time."""
+        """Extend a session from now. The default is its original duration."""
         check(Renewal, Renewal(seconds))
         session = self.get(session_id)
         wanted = session.usual_s if seconds is None else seconds

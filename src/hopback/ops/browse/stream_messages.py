@@ -31,7 +31,7 @@ def offset_of(delivery: Delivery) -> int:
 
 
 class StreamMessages:
-    """The first `count` messages of a stream from `offset` on, None for its first message.
+    """The first `count` messages of a stream, starting at `offset` or, if that is None, at its first message.
 
     A stream keeps its messages and their order, so holding and requeueing have no effect.
     """

@@ -64,9 +64,11 @@ _SURVEY = "survey"
 _MOST_HELD_S = 300.0
 """Seconds for which a survey holds messages, a sixth of the broker's timeout. Then it ends where it is."""
 _MOST_READ = 100_000
-"""Messages of one stream in one survey: about ten seconds. The next survey continues there."""
+"""Maximum number of messages that a survey reads from a stream. Reading them takes about ten seconds. The
+next survey continues there.
+"""
 _MOST_READ_BYTES = 256 * 1024 * 1024
-"""Bytes of one stream in one survey. The next survey continues there."""
+"""Maximum number of bytes that a survey reads from a stream. The next survey continues there."""
 _NEW_S = 86_400.0
 """Seconds for which an error is marked as new: a day."""
 _REPORT_EVERY = 256
@@ -92,7 +94,9 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def new_after(self) -> float:
-        """Errors that were met after this time are new. In the first survey of a queue all would be."""
+        """Errors first seen after this time are new. They do not include the errors of a queue's first
+        survey.
+        """
         return self.began + _MOST_HELD_S
 
 
@@ -100,8 +104,8 @@ class Surveys:
     """The errors of all queues of a broker, and the trends of their depths.
 
     `queues` returns the queues, `sessions` are the browse sessions of this process. `exports` is the folder
-    of the files that discards write. `every_s` is the time between two surveys, None if surveys run only on
-    request. `running` is the progress of the current survey.
+    of the files that discards write. `every_s` is the time between two surveys, or None if surveys run only
+    on request. `running` is the progress of the current survey.
     """
 
     def __init__(
@@ -274,7 +278,7 @@ class Surveys:
                 if cost.is_stream:
                     newest = offset_of(delivery)
                     if newest == offset:
-                        continue  # the last message of the survey before
+                        continue  # the last message of the previous survey
                     size += len(delivery.body)
                 seen += 1
                 place += 1
@@ -294,7 +298,7 @@ class Surveys:
                 self._on_progress(now)
 
     def _why_not(self, one: QueueSummary, snapshot: BrokerSnapshot) -> str:
-        """Return the reason why a queue is not surveyed, empty if it is."""
+        """Return the reason why a queue is not surveyed, or an empty string if it is."""
         if not one.exists:
             return "it is not on the broker"
         if one.active_job is not None:
@@ -309,10 +313,11 @@ class Surveys:
         return cost.text if cost.price is not Price.FREE else ""
 
     def _held_by_session(self, queue: str, snapshot: BrokerSnapshot) -> str:
-        """Return a session of this process that prevents a survey of the queue, empty if there is none.
+        """Return a session of this process that prevents a survey of the queue, or an empty string if there
+        is none.
 
         The messages of a session are read with the others if it has their contents. Only a classic queue
-        keeps its order if others are read meanwhile.
+        keeps its order if other messages are read at the same time.
         """
         for session in self._sessions.active(queue):
             if not snapshot.is_classic(queue) or unread_part(session) is not None:

@@ -70,7 +70,7 @@ def last_day(trend: QueueTrend, now: float) -> QueueTrend:
 
 
 def thin_samples(samples: tuple[TrendSample, ...]) -> tuple[TrendSample, ...]:
-    """Return every sample of the last day and one sample of each hour before."""
+    """Return every sample of the last day and one sample per hour for the time before that."""
     fine, older = samples[-_FINE:], samples[:-_FINE]
     hours: dict[int, TrendSample] = {}
     for one in older:

@@ -39,8 +39,8 @@ async def walk(
     """Read the first `count` messages in order. The end of the context requeues them in order.
 
     `connect` is `ManagedBroker.query` for a few messages, or `new_connection` for whole queues. A stream is
-    read from `offset` on. A quorum queue may have to hold more messages than are read, so that the order is
-    kept. `cost` specifies how messages are requeued. UnsafeOperation for a message that a lost connection
+    read starting at `offset`. A quorum queue may have to hold more messages than are read, so that the order
+    is kept. `cost` specifies how messages are requeued. UnsafeOperation for a message that a lost connection
     could bring to its delivery limit.
     """
     async with (

@@ -76,7 +76,7 @@ class OpsAccess:
 
     @property
     def is_named(self) -> bool:
-        """Whether the broker is named, by a settings file or for a server."""
+        """Whether the broker is specified by its name in a settings file or on a server."""
         return is_broker_name(self.broker)
 
 
@@ -242,9 +242,9 @@ def operation_settings(*, editing: bool) -> Settings:
 async def open_broker(
     access: OpsAccess, stack: AsyncExitStack, clock: Clock, *, name: str = "", ask: bool = True
 ) -> ManagedBroker:
-    """Return the broker of the options. Its management API is open as long as the stack is.
+    """Return the broker that the options select. Its management API stays open as long as `stack`.
 
-    Without `ask` the management API is not asked whether it answers.
+    Without `ask`, do not check that the management API answers.
     """
     from hopback.designs import DESIGNS
     from hopback.ops.brokers.managed_broker import ManagedBroker
@@ -252,7 +252,7 @@ async def open_broker(
     if access.broker == EMBEDDED:
         access = _access_embedded(access)
     broker, vhost = _broker(access.broker)
-    # --hardened applies to designs only. A file contains its own declarations.
+    # --hardened applies only to designs. A file contains its own declarations.
     topologies = tuple(
         TopologySource(source, access.hardened and source in DESIGNS).topology()
         for source in access.topologies
@@ -333,7 +333,9 @@ def _broker(url: str | None) -> tuple[Broker, str]:
 
 
 class _NoBroker:
-    """The broker of a command without --broker. Commands that only read the store do not connect to it."""
+    """The broker of a command without --broker. A command that only reads the store never connects to a
+    broker.
+    """
 
     @property
     def address(self) -> str:

@@ -370,7 +370,7 @@ async def hold_for(
 
 
 def _message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | None:
-    """Return the message with this id, hash, message id or position, None if there is none."""
+    """Return the message with this id, hash, message id or position, or None if there is none."""
     digest = name.partition("-")[2] or name
     ways = (
         lambda one: one.id == name,

@@ -296,7 +296,7 @@ def print_groups(found: Survey, now: float) -> None:
         )
         for one in found.groups
     ]
-    # Omit a second column with the property by which the messages are grouped.
+    # Omit a second column for the property that groups the messages.
     twin = "from" if found.by == GroupBy.ORIGIN else found.by
     kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
     print_table(

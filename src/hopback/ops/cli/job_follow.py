@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _BETWEEN_RECORDS_S = 5.0  # twelve lines a minute, so that a log stays readable
 _BAR_CELLS = 24  # each cell is about 4 % of the job
-_NARROW_CELLS = 10  # 10 % per cell, which fits beside the counts in 80 columns
+_NARROW_CELLS = 10  # 10 % per cell, so that it fits next to the counts in 80 columns
 _WIDE_COLUMNS = 100  # width from which the wide bar leaves room for a long queue name
 _LOG_COLUMNS = 200  # a line in a log is not cut at the width of a terminal
 _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
@@ -109,7 +109,7 @@ class Bar:
 
 
 class Lines:
-    """Writes a line every `_BETWEEN_RECORDS_S` seconds, and at once if the job's reason changes."""
+    """Writes a line every `_BETWEEN_RECORDS_S` seconds, and immediately if the job's reason changes."""
 
     def __init__(
         self, now: Callable[[], float], line_of: Callable[[Job, float | None], str]
@@ -174,7 +174,7 @@ def handle_signals() -> Iterator[Signals]:
     """Handle signals within the context."""
     loop, signals = asyncio.get_running_loop(), Signals()
     numbers = (signal.SIGINT, signal.SIGTERM)
-    # If the loop does not support signals, Ctrl-C ends the process at once. No message is lost.
+    # If the loop does not support signals, Ctrl-C ends the process immediately. No message is lost.
     with suppress(NotImplementedError, RuntimeError, ValueError):
         for number in numbers:
             loop.add_signal_handler(number, signals)

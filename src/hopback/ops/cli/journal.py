@@ -28,7 +28,7 @@ async def journal(
 ) -> AsyncIterator[Journal]:
     """Open the journal in that database or in the user's own file, and close it at the end.
 
-    Where the user's file cannot be created, the journal is in memory.
+    If the user's file cannot be created, the journal is kept in memory.
     """
     from hopback.ops.jobs.journal import MemoryJournal, open_journal
 

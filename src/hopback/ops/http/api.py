@@ -1,7 +1,7 @@
 """The dispatcher of the API and its OpenAPI document, both by the table of endpoints.
 
-`contract.endpoints` contains the rows that the HTTP client calls, too. Rows that only the server needs are
-beside the functions that answer them.
+`contract.endpoints` contains the rows that the HTTP client also calls. Rows that only the server needs are
+next to the functions that answer them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ApiTable(list[AnsweredEndpoint]):
         *queues: QueueRule,
         **more: Any,
     ) -> Callable[[_Answers], _Answers]:
-        """Answer an endpoint that only the server knows. It has the name of the function."""
+        """Answer an endpoint that only the server knows. The endpoint is named after the function."""
 
         def add(call: _Answers) -> _Answers:
             first, *words = call.__name__.strip("_").split("_")
@@ -129,7 +129,7 @@ class ApiTable(list[AnsweredEndpoint]):
         return add
 
     def complete(self, endpoints: Sequence[ApiEndpoint]) -> ApiTable:
-        """Answer the remaining endpoints by their operations. Sort the table in this order."""
+        """Answer the remaining endpoints with their operations. Sort the table in this order."""
         answered = {row.name for row in self}
         for endpoint in endpoints:
             if endpoint.name not in answered:

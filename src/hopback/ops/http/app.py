@@ -99,12 +99,12 @@ def create_app(
 ) -> ASGIApp:
     """Return the admin service as an ASGI application.
 
-    `operations` are those of each broker. The first broker is served under the paths without a name, and
-    every broker that has a name below `/brokers/NAME`. `settings` specify who may sign in. Without tokens
-    and keys there, the service does not ask for a sign-in and serves only this machine. `link` is a secret
-    that signs in as an admin, once: the login link of the dev mode. The database of the first journal also
-    contains keys, sessions and alerts. A page waits for the first reading of a broker for at most
-    `first_read_s` seconds, then it shows that the broker is being read. None waits until it was read.
+    `operations` are those of each broker. The paths without a name serve the first broker. Every named broker
+    is also served under `/brokers/NAME`. `settings` specify who may sign in. Without tokens and keys there,
+    the service does not ask for a sign-in and serves only this machine. `link` is a secret that signs in as
+    an admin, once: the login link of the dev mode. The database of the first journal also contains keys,
+    sessions and alerts. A page waits for the first reading of a broker for at most `first_read_s` seconds,
+    then it shows that the broker is being read. With None, the page waits until the broker has been read.
     """
     settings = settings or AdminSettings()
     environment = os.environ if environment is None else environment
@@ -274,7 +274,7 @@ def _refusal_handler(services: Services, templates: Environment, refused: Refuse
     async def answer(request: Request, _error: Exception) -> Response:
         path = sent_path(request.scope)
         if "text/html" in request.headers.get("accept", "") and not path.startswith("/admin/"):
-            # If the page fails too, the answer is a problem document.
+            # If the page also fails, the answer is a problem document.
             with suppress(Exception):
                 return problem_page(services, templates, request, NOBODY, refused)
         return problem_response(refused, path, request.state.correlation)

@@ -1,7 +1,7 @@
 """The gate of the service: identify callers, refuse cross-site requests, limit the rate.
 
-A bearer token or key takes precedence over a cookie. Without sign-in every caller is the local admin, and
-the service listens on this machine only.
+A bearer token or key takes precedence over a cookie. Without sign-in, every caller is the local admin, and
+the service listens only on this machine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Gate:
     asks_who: bool = True
 
     async def identify(self, request: Request) -> Principal | None:
-        """Return the caller, None without credentials. Raises Refused for wrong credentials.
+        """Return the caller, or None if the request has no credentials. Raises Refused for wrong credentials.
 
         Unidentified callers are limited by address: before the check of their credentials, and to a much
         smaller rate after wrong credentials.
@@ -136,7 +136,7 @@ class Gate:
     def refuse_foreign(self, request: Request, *, strict: bool = True) -> None:
         """Refuse a changing request that another site made the browser send.
 
-        With `strict`, also refuse a request without a header of its origin.
+        With `strict`, also refuse a request without a header that shows its origin.
         """
         if request.method not in _SAFE and not is_same_origin(request.headers, silent=not strict):
             raise Refused(

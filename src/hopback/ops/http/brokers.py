@@ -22,7 +22,7 @@ BROKERS = ApiTable()
 
 
 class FindQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """A text that the name of the queue or of its broker contains."""
+    """Substring of the queue name or of its broker's name."""
 
     find: Annotated[str, Meta(max_length=255)] = ""
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000

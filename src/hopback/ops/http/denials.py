@@ -28,7 +28,7 @@ class Denial:
     """One refused change."""
 
     caller: str
-    """The id of the caller, empty if it is not authenticated."""
+    """The id of the caller, or an empty string if it is not authenticated."""
     name: str
     address: str
     queue: str
@@ -37,7 +37,7 @@ class Denial:
 
 @dataclass(slots=True)
 class _DenialPeriod:
-    """The refusals of one caller, or of one address without authentication, since `begun`."""
+    """A caller's refusals since `begun`. Unauthenticated callers are counted by address."""
 
     begun: float
     first: Denial

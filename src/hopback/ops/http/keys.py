@@ -134,11 +134,11 @@ class KeyRing:
         self._kept[key.id] = key
 
     def of(self, broker: str, *, is_first: bool) -> tuple[ApiKey, ...]:
-        """Return the keys with a grant for that broker."""
+        """Return the keys that have a grant for the broker."""
         return tuple(key for key in self.keys if key.grant.holds_at(broker, is_first=is_first))
 
     async def remove(self, key_id: str) -> ApiKey | None:
-        """Revoke a key and return it, None if there was none. Keys of the settings stay."""
+        """Revoke a key and return it, or None if there was none. Keys of the settings stay."""
         found = self._kept.pop(key_id, None)
         await self._database.write(
             lambda execute: execute("DELETE FROM hopback_api_keys WHERE id = :id", {"id": key_id})

@@ -78,8 +78,8 @@ async def _watch(
 ) -> None:
     """Compute the first answers about a broker, then sweep and survey it until cancelled.
 
-    The brokers are read one after the other at first, so that pages are answered meanwhile. A broker that
-    does not answer holds up the others for a moment only.
+    The first readings of the brokers run one at a time, so that pages are served in the meantime. A broker
+    that does not answer delays the others only briefly.
     """
     async with first:
         with suppress(TimeoutError):

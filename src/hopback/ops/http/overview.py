@@ -30,7 +30,7 @@ _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
 """Seconds between two sweeps without requests: the interval of samples."""
 FIRST_AT_ONCE = 2
-"""Brokers that are read for the first time at the same time. More of them delay the pages."""
+"""Brokers that are read for the first time at the same time. A larger number delays the pages."""
 _LONGEST_WAIT_S = 2.0  # seconds that the API's list of brokers waits for one that was never read
 
 

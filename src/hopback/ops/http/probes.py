@@ -54,7 +54,7 @@ async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
     services = call.services
     error = (await services.recent.sweep.get_or_last()).error
     known = None
-    with suppress(Refused):  # a probe with wrong credentials is answered, too
+    with suppress(Refused):  # a probe with wrong credentials is also answered
         known = await services.shared.gate.identify(call.request)
     reason = ""
     if error is not None:

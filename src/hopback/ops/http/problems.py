@@ -80,7 +80,9 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 
 
 def refusal_of(error: Exception, request: Request | None = None) -> Refused | None:
-    """Return the answer to an error, None for an unexpected one. The error is logged with the request."""
+    """Return the answer to an error, or None for an unexpected error. The error is logged with the
+    request.
+    """
     if request is not None:
         request.state.refused_for = error
     if isinstance(error, Refused):
@@ -130,7 +132,7 @@ def internal_error() -> Refused:
 
 
 def log_refusal(scope: Scope, status: int) -> None:
-    """Log an error answer with its correlation id, by which an operator finds the cause."""
+    """Log an error answer with its correlation id, so that an operator can find the cause."""
     state = scope["state"]
     cause = state.get("refused_for")
     code = f" {cause.code}" if isinstance(cause, Refused) else ""

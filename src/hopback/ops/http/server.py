@@ -1,4 +1,4 @@
-"""Serve the application with uvicorn. Without authentication it listens on loopback addresses only."""
+"""Serve the application with uvicorn. Without authentication, it listens only on loopback addresses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class Timeouts:
     """Timeouts of a connection, in seconds."""
 
     head_s: float = 10.0
-    """For a complete head, from the connection or its first byte on. The slowest client needs one second."""
+    """For a complete head, counted from the connection or from the head's first byte. The slowest client
+    needs one second.
+    """
     idle_s: float = 5.0
     """Between an answer and the next request."""
     stalled_s: float = 60.0
@@ -90,7 +92,7 @@ class _HttpConnection(H11Protocol):
         self._stalled = self.loop.call_later(self.timeouts.stalled_s, self._reset)
 
     def _reset(self) -> None:
-        """Discard unsent data, also in the kernel, which would keep it until the client reads."""
+        """Discard unsent data, including data in the kernel, which would keep it until the client reads."""
         taken = self.transport.get_extra_info("socket")
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()

@@ -90,7 +90,7 @@ class Services:
 
     @property
     def name(self) -> str:
-        """The broker's name in the settings, empty for one without."""
+        """The broker's name in the settings, or an empty string for one without."""
         return self.broker.name
 
     @property

@@ -62,7 +62,7 @@ class SessionCookies:
     def write(self, principal: Principal, now: float, session: str = "") -> tuple[str, int]:
         """Return the cookie of a signed-in user and its validity in seconds.
 
-        `session` is the id of an OIDC session that exists already.
+        `session` is the id of an existing OIDC session.
         """
         end = min(now + self.seconds, principal.until or float("inf"))
         granted = (*principal.grants, *principal.elsewhere)
@@ -79,7 +79,9 @@ class SessionCookies:
         return jwt.encode(claims, self._secret, algorithm="HS256"), max(int(end - now), 0)
 
     async def read(self, value: str, now: float) -> Principal | None:
-        """Return the user, None if the cookie is wrong or expired or its session or key has ended."""
+        """Return the user, or None if the cookie is invalid or expired, or if its session or key has
+        ended.
+        """
         claims = await self._claims(value, now)
         if claims is None:
             return None
@@ -99,7 +101,7 @@ class SessionCookies:
     async def end(self, value: str, now: float) -> str:
         """End the session of this cookie. A wrong cookie is ignored.
 
-        Return the provider's address for signing out there, empty if there is none.
+        Return the provider's address for signing out there, or an empty string if there is none.
         """
         claims = await self._claims(value, now)
         if claims is None:

@@ -62,7 +62,7 @@ class Shell:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, also if the application fails."""
+        """Answer one request, even if the application fails."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -170,7 +170,7 @@ def too_large(most: int) -> Refused:
 
 
 def _correlation(headers: Headers) -> str:
-    """Return the caller's correlation id if it is well-formed, else a new one."""
+    """Return the caller's correlation id if it is well-formed, otherwise a new one."""
     given = headers.get("x-correlation-id", "")
     return given if _CORRELATION.fullmatch(given) else secrets.token_hex(16)
 

@@ -66,7 +66,7 @@ class SignInPages:
         )
 
     async def sign_out(self, request: Request) -> Response:
-        """End the session, also for copies of its cookie."""
+        """End the session. Copies of its cookie also become invalid."""
         gate, secure = self.services.shared.gate, request.url.scheme == "https"
         try:
             gate.refuse_foreign(request)

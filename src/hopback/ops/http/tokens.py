@@ -49,7 +49,7 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.algorithms or (("HS256",) if self.secret_env else ("RS256", "ES256"))
 
     def problem(self) -> str | None:
-        """Return the first error, None if there is none."""
+        """Return the first error, or None if there is none."""
         if bool(self.jwks_url) == bool(self.secret_env):
             return "auth.jwt: expected either jwks_url or secret_env, got " + (
                 "both" if self.jwks_url else "neither"
@@ -268,7 +268,7 @@ class TokenReader:
     def principal_of(
         self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float
     ) -> Principal:
-        """Return a caller with these roles, signed in by `kind` until that time.
+        """Return a caller with these roles who is signed in by `kind` until the given time.
 
         The grants of the settings define the roles. Without grants, Hopback's role names are used.
         """
@@ -282,7 +282,9 @@ class TokenReader:
 
 
 def claim_at(claims: Mapping[str, Any], path: str) -> object:
-    """Return the claim at a dotted path, None without it. A claim whose name has dots takes precedence."""
+    """Return the claim at a dotted path, or None if it is missing. A claim with dots in its name takes
+    precedence.
+    """
     if path in claims:
         return claims[path]
     value: object = claims

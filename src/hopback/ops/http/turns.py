@@ -16,7 +16,7 @@ _IPV6_SITE = 64  # bits of a site's prefix: a caller can use all 2^64 addresses 
 
 
 class TurnKeeper:
-    """Gives each caller `rate` turns a second, and up to `burst` at once."""
+    """Limits each caller to `rate` turns per second, with bursts of up to `burst` turns."""
 
     def __init__(self, rate: float, burst: int, time: Callable[[], float]) -> None:
         self._rate = rate
@@ -41,14 +41,16 @@ class CallerCounts(Counter[str]):
     """Counts per caller. A caller without a count takes no memory."""
 
     def drop(self, caller: str) -> None:
-        """Count one less for a caller."""
+        """Decrement a caller's count."""
         self[caller] -= 1
         if not self[caller]:
             del self[caller]
 
 
 def address_of(request: Request) -> str:
-    """Return the address of the client, for IPv6 its site (/64). With `--proxied`, the proxy reports it."""
+    """Return the client's address, or its site (/64) for IPv6. With `--proxied`, the proxy reports the
+    address.
+    """
     host = "unknown" if request.client is None else request.client.host
     try:
         address = ipaddress.ip_address(host)

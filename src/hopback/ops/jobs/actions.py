@@ -52,7 +52,7 @@ class LeftOut:
 
 
 class ArchivedMessage(NamedTuple):
-    """A line to write to a file first, and the message to publish then, None for a discard."""
+    """A line to write to a file, and the message to publish after that, or None for a discard."""
 
     line: bytes
     message: Message | RawMessage | None

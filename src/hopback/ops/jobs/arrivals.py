@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.job_record import JobRecord
 
 _LOOKED_AT = 10_000
-"""Arrived messages that one look reads. If more arrived, the number of returned messages is a minimum."""
+"""Maximum number of arrived messages to read per count. If more arrived, the number of returned messages is a
+minimum.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """Messages that arrived since this run began.
 
-    `came_back` is the number of them that the job had sent, None if it could not be counted. It was counted
-    among `looked_at` arrived messages. `ready` is the number of messages in the queue.
+    `came_back` is the number of those messages that the job had sent, or None if it could not be counted. It
+    was counted among `looked_at` arrived messages. `ready` is the number of messages in the queue.
     """
 
     count: int
@@ -37,8 +39,8 @@ class ArrivalCounter:
     """Compares the number of messages in a queue with the number that the job has left there.
 
     New messages are behind old ones, so they can be read only if no old message is ready. They are not read
-    if a look could remove a message. A quorum queue delivers requeued messages first: while a job holds some
-    of them, a look would requeue new messages before old ones.
+    if reading could remove a message. A quorum queue delivers requeued messages first: while a job holds some
+    of them, reading would requeue new messages ahead of old ones.
     """
 
     def __init__(self, broker: ManagedBroker, job: JobRecord, snapshot: BrokerSnapshot) -> None:

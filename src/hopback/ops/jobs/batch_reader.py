@@ -70,7 +70,7 @@ class BatchReader:
         self._place = 0
 
     async def take(self, sender: Sender) -> list[SelectedMessage]:
-        """Return the next batch. Waits for the first message only."""
+        """Return the next batch. Waits only for the first message."""
         batch, self._anchor = self._anchor, []
         first = None if self._driver.is_exhausted else await self._take_next()
         if first is not None:

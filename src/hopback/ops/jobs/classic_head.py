@@ -31,9 +31,10 @@ _LOST_ACKS = 65_536
 async def find_head(
     broker: ManagedBroker, leased: LeasedJob, snapshot: BrokerSnapshot
 ) -> int | None:
-    """Return the number of messages before the rest of the job, which it takes again. None if unknown.
+    """Return the number of messages that the job takes again, before the rest of its selection, or None if
+    unknown.
 
-    Reading delivers messages, so the flags prove nothing afterwards. The checkpoint records that before.
+    Reading delivers messages, so the flags prove nothing afterwards. The checkpoint records this beforehand.
     """
     job, began = leased.job, leased.job.checkpoint
     ready, _ = await broker.count_ready(job.queue)
@@ -58,7 +59,7 @@ async def find_head(
 
 @dataclass(frozen=True, slots=True)
 class HeadMessage:
-    """A message at the head of the queue: its mark, and whether it was delivered before.
+    """A message at the head of the queue: its mark, and whether it was previously delivered.
 
     `is_anchor` is whether it also has the digest of the anchor.
     """
@@ -92,7 +93,7 @@ def head_limits(job: JobRecord, ready: int) -> HeadLimits:
 def decide_head(
     began: Checkpoint, limits: HeadLimits, found: Sequence[HeadMessage] = ()
 ) -> int | None:
-    """Return the length of the head at the beginning of the `found` messages, None if it is unknown.
+    """Return the length of the head at the beginning of the `found` messages, or None if it is unknown.
 
     `found` contains one message more than the head can have, if the queue does. It may be empty if no message
     can be back.
@@ -120,7 +121,7 @@ def decide_head(
         is_back = do_agree and end == out == began.kept + 1
     elif end == began.kept + 1:
         is_back = end == out
-    else:  # other messages are back as well, whose marks are all different
+    else:  # other messages, whose marks are all different, are back as well
         is_back = end == out or (end < out and end == limits.by_count)
     return end if is_back else None
 
@@ -128,8 +129,8 @@ def decide_head(
 def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[int]:
     """Yield each length of a head that ends with the anchor.
 
-    Besides kept messages the head contains messages of the window only, or older ones and then the whole
-    window.
+    Apart from kept messages, the head contains only messages of the window, or older messages followed by the
+    whole window.
     """
     missing = Counter(began.window)
     unknown = 0

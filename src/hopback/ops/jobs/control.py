@@ -73,7 +73,7 @@ class Control:
             await self.wait_for_change()
 
     async def sleep(self, seconds: float) -> bool:
-        """Wait for some seconds. Return False at once if the request changes."""
+        """Wait for some seconds. Return False immediately if the request changes."""
         try:
             async with asyncio.timeout(seconds):
                 await self.wait_for_change()

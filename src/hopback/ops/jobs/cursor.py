@@ -1,12 +1,12 @@
-"""A cursor decides which messages of a queue belong to a job, also after a crash. This is the shared part.
+"""A cursor decides which messages of a queue belong to a job, even after a crash. This is the shared part.
 
-A cursor is a pure state machine. It receives events and never does input or output. The driver
-(`cursor_driver`) takes messages from the queue and reports deliveries, an empty queue, kept messages and
-acks. The engine (`engine`) reports the other events, for example that the last message goes alone or that
-another consumer was seen. The engine also saves the cursor's checkpoint before it sends messages. After a
-crash or a lost connection the job continues with a new cursor that starts from the last saved checkpoint.
-Each cursor's file begins with its states, events and invariants, and its class ends with the table that
-`SelectionCursor.handle` reads. There is one cursor for each way to find the selection again:
+A cursor is a pure state machine. It receives events and performs no I/O. The driver (`cursor_driver`) takes
+messages from the queue and reports deliveries, an empty queue, kept messages and acks. The engine (`engine`)
+reports the other events, for example that the last message goes alone or that another consumer was seen. The
+engine also saves the cursor's checkpoint before it sends messages. After a crash or a lost connection the job
+continues with a new cursor that starts from the last saved checkpoint. Each cursor's file begins with its
+states, events and invariants, and its class ends with the table that `SelectionCursor.handle` reads. There is
+one cursor for each way to find the selection again:
 
 - `quorum_cursor`: the first messages of a quorum queue, by position and one mark.
 - `classic_cursor`: the first messages of a classic queue, by position, marks and counts.
@@ -22,9 +22,9 @@ Words
 *Kept* messages were delivered to the job and stay in the queue: they do not match the filter, or they
 could not be moved.
 
-The *window* is the set of messages that may still be in the queue, besides the kept ones. The job holds
-them, or it has acked them so recently that the queue may not have applied the ack. The checkpoint contains
-their marks.
+The *window* is the set of messages, other than kept ones, that may still be in the queue. The job holds them,
+or it has acked them so recently that the queue may not have applied the ack. The checkpoint contains their
+marks.
 
 The *head* is the part of the queue before the untouched messages of the selection, as an interrupted job
 finds it. It consists of kept messages and of the messages of the window that are still in the queue.
@@ -312,7 +312,7 @@ class CountingCursor(SelectionCursor):
 
     @property
     def _window(self) -> tuple[str, ...]:
-        """Marks of all messages that may still be in the queue, besides kept ones."""
+        """Marks of all messages that may still be in the queue, except kept ones."""
         return (*(mark for _, mark in self._acked), *self._open.values())
 
     EVENTS: ClassVar[Events] = {

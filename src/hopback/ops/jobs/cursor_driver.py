@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.job_record import Checkpoint
 
 _MOST_FOUND = 10_000
-"""Number of redelivered messages that a job holds besides those of its checkpoint, before it sends any.
-With more, the job cannot be resumed unless it selected the whole queue."""
+"""Number of redelivered messages that a job holds in addition to those of its checkpoint, before it sends
+any. With more, the job cannot be resumed unless it selected the whole queue.
+"""
 _MOST_FOUND_BYTES = 4 * ROOM_BYTES
 """Memory for these messages, by `estimate_memory`."""
 _HELD_S = 600.0
@@ -100,7 +101,7 @@ class CursorDriver:
             self.messages.limit(cursor.count)
 
     def at_hand(self) -> Delivery | None:
-        """Return the next message if it was delivered already."""
+        """Return the next message if it has already been delivered."""
         if self._waiting:
             return self._waiting.popleft()
         delivery = self.messages.at_hand()

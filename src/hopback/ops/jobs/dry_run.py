@@ -56,7 +56,7 @@ class DryRun:
         self._now = now
         self._sought = sought
         self.sought_place: int = 0
-        """The last position of the sought message, 0 if it was not seen."""
+        """The last position of the sought message, or 0 if it was not seen."""
         self.sought_matching: int = 0
         """Number of matching messages up to the sought message."""
         self._known_routes = known_routes

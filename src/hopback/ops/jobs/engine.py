@@ -1,9 +1,9 @@
 """Run a job: take a batch, save its checkpoint, act on each message, settle it.
 
 The engine promises that no message is lost. A message leaves its queue only after its action has succeeded,
-for a re-drive after the broker has confirmed the publish. If the process or the broker is killed, at most
-the messages in flight are duplicated: they were published, but not acked. A classic queue is the exception:
-a killed broker may have lost acks of finished messages, too, and the job reports how many were sent again.
+for a re-drive after the broker has confirmed the publish. If the process or the broker is killed, at most the
+messages in flight are duplicated: they were published, but not acked. A classic queue is the exception: a
+killed broker may also have lost acks of finished messages, and the job reports how many were sent again.
 
 One process runs a job at a time. It owns the *lease* of the job in the journal and renews it (`runner`). If
 another process has taken the lease, saving raises LeaseLost, and this run ends.
@@ -303,7 +303,7 @@ class Engine:
         await self._sender.drain()
         if self._driver.cursor.accepts(CursorEvent.DRAINED):
             self._driver.cursor.handle(CursorEvent.DRAINED)
-        with suppress(BrokerError):  # a lost connection requeues the unsettled messages, too
+        with suppress(BrokerError):  # a lost connection also requeues the unsettled messages
             await self._finish(is_final=is_final)
 
     async def _finish(self, *, is_final: bool) -> None:

@@ -22,7 +22,7 @@ SAVE_EVERY_S = 1.0
 class JobProgress:
     """Counts the messages of one run and saves the job.
 
-    A run that resumes a job takes some messages again. Operators never see a count decrease by that.
+    A run that resumes a job takes some messages a second time. This never makes a displayed count decrease.
     """
 
     def __init__(self, leased: LeasedJob, driver: CursorDriver, clock: Clock) -> None:

@@ -33,7 +33,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     The selection of the request is counted. It selects the messages in `chosen`, or without them all that
     match its filter among the first `limit` messages of the queue. `behind` is the number of messages behind
-    these, None if it was not counted. `target_text` is the target of a re-drive in words. The submission
+    these, or None if it was not counted. `target_text` is the target of a re-drive in words. The submission
     specifies the file and the headers to write.
     """
 
@@ -101,19 +101,20 @@ class Checkpoint:
     last_is_behind: bool = False
     """Quorum queues: the anchor is the first message behind the selection."""
     finding: int = 0
-    """Quorum queues: a job that was killed while it took redelivered messages had taken this number of
-    messages at once, if there were as many. 0 if no job was killed then."""
+    """Quorum queues: a job that was killed while taking redelivered messages had taken this number of
+    messages in one step, if that many existed. 0 if no job was killed then.
+    """
     in_place: bool = False
     """Quorum queues: the queue requeues all messages of the job in their original order, before all
     others."""
     acks_applied: bool = False
     """Quorum queues: the queue still has every message of the window."""
     unsure: int = 0
-    """Quorum queues: number of selected messages that may remain, besides `rest`."""
+    """Quorum queues: number of selected messages that may remain, in addition to `rest`."""
     has_twins: bool = False
     """Messages with equal marks or digests were seen."""
     rest_is_untouched: bool = False
-    """Classic queues: no message of the rest was delivered before."""
+    """Classic queues: no message of the rest has been delivered yet."""
 
 
 def first_checkpoint(count: int) -> Checkpoint:
@@ -144,10 +145,10 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
 class JobRecord:
     """A job in the journal. `view` is the form for operators.
 
-    `state_reason` explains the state. Times are in seconds. `rate` is the present rate in messages per
-    second, None for no limit. `run` is the number of starts and resumptions. `changes` grows with every
-    change that is saved. `watch_s` and `watch_text` are the watch time of a re-drive and its reason.
-    `counts` never decrease before the job is completed, although a resumed job takes some messages again.
+    `state_reason` explains the state. Times are in seconds. `rate` is the current rate in messages per
+    second, or None for no limit. `run` is the number of starts and resumptions. `changes` grows with every
+    change that is saved. `watch_s` and `watch_text` are the watch time of a re-drive and its reason. `counts`
+    never decrease before the job is completed, although a resumed job takes some messages again.
     """
 
     id: str

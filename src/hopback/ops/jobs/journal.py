@@ -64,10 +64,11 @@ class JournalShare:
 class Journal:
     """Jobs and audit in a database. Each call returns when its change is durable.
 
-    A running job is leased to its `owner`, the name of one run in one process. If the owner does not renew
-    the lease for `lease_s` seconds, the job is read as interrupted. A new job for the same queue marks it so.
-    Triggers of the database refuse changes of the audit. Entries can be deleted only if they are older than
-    a time in `hopback_audit_retention`, which is append-only too, so every deletion leaves a record.
+    A running job is leased to its `owner`. This names a single run in a single process. If the owner does not
+    renew the lease for `lease_s` seconds, the job counts as interrupted. A new job for the same queue marks
+    it as such. Database triggers refuse changes to the audit. Entries can be deleted only if they are older
+    than a time in `hopback_audit_retention`. This table is also append-only, so every deletion leaves a
+    record.
     """
 
     def __init__(self, database: SqlDatabase, clock: Clock, *, lease_s: float = 30.0) -> None:
@@ -79,7 +80,7 @@ class Journal:
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
         """Save a job that starts or resumes, and return it.
 
-        If there is a job with the same key, return that one. Raises JobConflict if another job is active on
+        If a job with the same key exists, return it instead. Raise JobConflict if another job is active on
         the queue.
         """
         now = self._clock.now()
@@ -146,18 +147,18 @@ class Journal:
     async def _change(
         self, where: str, named: Mapping[str, object], values: Mapping[str, object]
     ) -> str | None:
-        """Change a job and return its control request, None if no row matches."""
+        """Change a job and return its control request, or None if no row matches."""
         changes = ", ".join(f"{column} = :{column}" for column in values)
         statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING control"
         found = await self.database.write(lambda execute: execute(statement, {**named, **values}))
         return None if not found else str(found[0][0])
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """Return a job, None if there is none."""
+        """Return a job, or None if there is none."""
         return await self._first_job("id = :id", {"id": job_id})
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
-        """Return the job with this idempotency key, None if there is none."""
+        """Return the job with this idempotency key, or None if there is none."""
         return await self._first_job(
             "broker = :broker AND idempotency_key = :key", {"broker": broker, "key": key}
         )
@@ -254,7 +255,7 @@ class Journal:
         )
 
     async def store_id(self) -> str:
-        """Return the id of this store, in hexadecimal digits. It distinguishes stores that use one queue."""
+        """Return the hexadecimal id of this store. It distinguishes stores that use one queue."""
         if not self._store_id:
             new = {"now": self._clock.now(), "document": token_hex(4)}
 

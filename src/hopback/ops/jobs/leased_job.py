@@ -29,7 +29,7 @@ class LeasedJob:
         """Set at each change of the job. A task that waits for it clears it first."""
         self.task: asyncio.Task[None] | None = None
         self.sent_again = 0
-        """Number of finished messages that were sent again, besides those of the checkpoint."""
+        """Number of finished messages that were sent again, not counting those of the checkpoint."""
         self.watched = 0
         """Number of sent messages that were watched and did not return."""
         self._journal = journal

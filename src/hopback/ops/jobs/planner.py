@@ -150,7 +150,9 @@ class Planner:
         return spec, chosen
 
     def _export_file(self, request: JobRequest, submission: Submission, job: str) -> str:
-        """Return the file to which a discard or a change writes the originals first, empty for no file."""
+        """Return the file to which a discard or a change first writes the originals, or an empty string for
+        no file.
+        """
         exports = self.settings.exports
         if isinstance(request, RedriveRequest):
             if not request.change:
@@ -174,9 +176,10 @@ class Planner:
         snapshot: BrokerSnapshot,
         on_progress: OnProgress | None,
     ) -> tuple[int, int | None]:
-        """Decide where the selection ends, by default behind the first `span` messages.
+        """Decide where the selection ends. The default is after the first `span` messages.
 
-        Return the number of messages up to there, and the number of selected ones, None if unknown.
+        Return the number of messages up to that point, and the number of selected messages or None if
+        unknown.
 
         Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
         messages behind the selection have moved up. The position of the plan's last message shows how many
@@ -231,7 +234,7 @@ class Planner:
 
 
 async def snapshot_for(broker: ManagedBroker, spec: JobSpec) -> BrokerSnapshot:
-    """Return the broker's present state for a resumed job. UnsafeOperation if no target is usable."""
+    """Return the broker's current state for a resumed job. UnsafeOperation if no target is usable."""
     snapshot = await broker.snapshot(count=spec.queue)
     await _check_ways(broker, spec, snapshot)
     return snapshot
@@ -252,9 +255,9 @@ async def _check_ways(broker: ManagedBroker, spec: JobSpec, snapshot: BrokerSnap
 def check_returns(spec: JobSpec, chosen: ChosenMessages | None, snapshot: BrokerSnapshot) -> None:
     """Raise UnsafeOperation if messages that the job requeues could reach the queue's delivery limit.
 
-    A job with a filter requeues the messages that do not match. A killed re-drive requeues all messages
-    that it holds. How often they were requeued before is unknown until they are read. Messages that a
-    session holds were read already. A job cannot take messages from a stream.
+    A job with a filter requeues the messages that do not match. A killed re-drive requeues all messages that
+    it holds. Their number of earlier requeues is unknown until they are read. Messages that a session holds
+    have already been read. A job cannot take messages from a stream.
     """
     if snapshot.cost(spec.queue).is_stream:  # `force` does not apply
         check_cost(snapshot.cost(spec.queue, killed=True), force=False)

@@ -25,7 +25,7 @@ class AfterFailure(StrEnum):
     LEAVE = "leave"
     """The broker or the wire layer does not accept this message. Others may succeed."""
     STOP = "stop"
-    """Other messages would fail too, or it is unknown whether the broker has stored the message."""
+    """Other messages would also fail, or it is unknown whether the broker has stored the message."""
 
 
 def after_failure(failed: HopbackError, ended: BrokerError | None) -> AfterFailure:

@@ -164,7 +164,7 @@ class QuorumCursor(CountingCursor):
 
     @property
     def sends_last_alone(self) -> bool:
-        """Whether the anchor is a message of the selection."""
+        """Whether the anchor belongs to the selection."""
         return not self._is_behind
 
     def checkpoint(self) -> Checkpoint:
@@ -271,7 +271,7 @@ class QuorumCursor(CountingCursor):
 def _find_head_by_anchor(
     began: Checkpoint, found: Sequence[Delivery], by_count: int | None
 ) -> int | None:
-    """Return the length of the head at the beginning of the redelivered messages, None if it is unknown."""
+    """Return the length of the head at the start of the redelivered messages, or None if it is unknown."""
     if not began.window:
         return began.kept
     missing, unknown, ends, mark = Counter(began.window), 0, list[int](), ""

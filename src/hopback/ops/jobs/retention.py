@@ -56,7 +56,7 @@ async def forget_old(
 
 
 def _forget_jobs(execute: Execute, *, before: float) -> tuple[int, int]:
-    """Delete at most `_CHUNK` rows of jobs that ended before that time. Return the jobs and the rows."""
+    """Delete at most `_CHUNK` rows of jobs that ended before the given time. Return the jobs and the rows."""
     ids = [
         job
         for (job,) in execute(
@@ -81,7 +81,7 @@ def _forget_jobs(execute: Execute, *, before: float) -> tuple[int, int]:
 
 
 def _forget_entries(execute: Execute, *, before: float, now: float) -> int:
-    """Delete at most `_CHUNK` entries before that time, the oldest first. Return their number."""
+    """Delete at most `_CHUNK` entries older than the given time, oldest first. Return their number."""
     numbers = execute(
         "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
         {"before": before, "limit": _CHUNK},

@@ -41,9 +41,10 @@ _LOOKS = 10
 class StopRule:
     """When a job with a ramp stops.
 
-    It stops when more than `max_returned` messages with its mark returned. Arrivals without a readable mark
-    are only counted: it stops when there are more than at the rate before its start, `arrived` messages
-    within `seconds`, and `max_returned` besides.
+    It stops if more than `max_returned` messages with the job's mark return. Arrivals whose marks cannot be
+    read are only counted. The job then stops if their number exceeds the expected number by more than
+    `max_returned`. The expected number follows from the rate before the job's start: `arrived` messages
+    within `seconds`.
     """
 
     max_returned: int = 0
@@ -171,7 +172,7 @@ class ReturnWatch:
             raise EndJob(JobState.STOPPED, reason)
 
     async def _moments(self, seconds: float, every: float, words: str) -> AsyncIterator[None]:
-        """Yield every `every` seconds and at the end. The job can be paused and cancelled meanwhile.
+        """Yield every `every` seconds and at the end. The job can be paused or cancelled in the meantime.
 
         `words` with the time of the end are the reason of the job until then.
         """
@@ -212,8 +213,8 @@ class ReturnWatch:
         arrived = self._before.arrived_meanwhile + found.count
         spec = self._leased.job.spec
         if self._leased.job.run != 1 and driver.is_exhausted and spec.behind is not None:
-            # A job that was interrupted did not count the messages that arrived before. Its last run does
-            # so at its end: by the messages in the queue besides those that the job has left there.
+            # An interrupted job did not count earlier arrivals. Its last run counts them at its end, as the
+            # messages in the queue that the job did not leave there.
             gone = driver.cursor.gone
             left = spec.span + spec.behind - progress.counts.done - gone
             arrived = max(arrived, found.ready + driver.held - left)

@@ -95,7 +95,9 @@ class JobRunner:
         self._starting: set[asyncio.Task[Job]] = set()
 
     async def shield(self, starting: Coroutine[Any, Any, Job]) -> Job:
-        """Wait until a job has started. It starts completely even if the caller is cancelled meanwhile."""
+        """Wait until a job has started. The start completes even if the caller is cancelled in the
+        meantime.
+        """
         task = asyncio.create_task(starting)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -249,7 +251,7 @@ class JobRunner:
                 return failed
             raise
         finally:
-            # A lost connection has requeued the unsettled messages already.
+            # The lost connection has already requeued the unsettled messages.
             with suppress(BrokerError):
                 await action.close()
             if connection is not None:
@@ -301,7 +303,8 @@ class JobRunner:
                 _log.warning("%s", lost)
                 request = ControlRequest(cancelled=True)
             except StoreUnavailable as away:
-                # The next heartbeat tries again. If the lease expires meanwhile, the next checkpoint fails.
+                # The next heartbeat tries again. If the lease expires in the meantime, the next checkpoint
+                # fails.
                 _log.warning("job %s: %s", leased.job.id, away)
                 continue
             leased.control.set(request)

@@ -110,7 +110,8 @@ class Sender:
             await self._landed.wait()
 
     async def retry(self, message: SelectedMessage, control: Control) -> str:
-        """Send one failed message until it succeeds. Return why it cannot be sent, empty if it was.
+        """Send one failed message until it succeeds. Return why it cannot be sent, or an empty string if it
+        was.
 
         EndJob if no other message could be sent either.
         """

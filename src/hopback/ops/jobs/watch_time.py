@@ -96,7 +96,7 @@ class WatchTimer:
         )
 
     def _by_plan(self) -> tuple[float, str]:
-        """The longest wait of a plan: its tiers, until all attempts are used."""
+        """Return the longest wait of a plan: the sum of its tiers until all attempts are used."""
         found, whose = 0.0, ""
         for plan in self._source.plans:
             wait = plan_seconds(plan)
@@ -125,9 +125,10 @@ class WatchTimer:
         return self._longest, f"the messages record {waits}"
 
     def _by_retry_queues(self) -> tuple[float, str]:
-        """The wait in the retry queues: in several one after the other, in a single one several times.
+        """Return the longest wait in the retry queues. A message waits once in each of several queues, or
+        several times in a single queue.
 
-        RabbitMQ 4.0 and later do not keep the laps of a message that its consumer publishes again.
+        RabbitMQ 4.0 and later do not record how often a message waited if its consumer publishes it again.
         """
         by_origin: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for wait in self._source.waits:

@@ -55,7 +55,7 @@ def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> byt
 
 
 def read_line(line: bytes | str, *, where: str = "line") -> Received:
-    """Return the message in a line. Raise BadLine with `where` and the reason."""
+    """Parse a line and return its message. Raise BadLine with `where` and the reason."""
     try:
         record = json.loads(line)
         if not isinstance(record, dict) or record.get("hopback") != VERSION:
@@ -85,7 +85,7 @@ _MOST_TEXT = 1 << 20
 two."""
 _COMPRESSED = ".zst"
 _AT_ONCE = 1 << 20
-"""Bytes of lines that one call in a thread reads. A call costs as much as reading a few kilobytes."""
+"""Maximum number of bytes to read per call in a thread. A call costs as much as reading a few kilobytes."""
 _LONGEST = 256 << 20
 """Largest line in bytes: more than the largest message of a broker in base64. A longer line is refused."""
 
@@ -165,7 +165,7 @@ async def read_lines(path: Path) -> AsyncIterator[bytes]:
 def read_lines_from(
     path: Path, position: int, most: int, most_bytes: int
 ) -> tuple[list[bytes], int]:
-    """Return complete lines from a position on, and the position behind them. The file may be growing."""
+    """Return complete lines, starting at a position, and the position after them. The file may be growing."""
     lines: list[bytes] = []
     with path.open("rb") as source:
         end = source.seek(position)

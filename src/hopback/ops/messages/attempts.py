@@ -22,7 +22,7 @@ _MOST_RUNS = 100  # a larger number is not a count of attempts and is ignored
 
 
 def attempts_in(headers: Headers) -> int:
-    """Return the attempts that a consumer counted under a usual header name, 0 without one."""
+    """Return the attempts that a consumer counted under a usual header name, or 0 without one."""
     retries = max((counter_in(headers, name) for name in _RETRY_COUNTERS), default=0)
     runs = max((counter_in(headers, name) for name in _RUN_COUNTERS), default=0)
     counted = max(runs, retries + 1 if retries else 0)
@@ -37,7 +37,7 @@ def count_attempts(
 ) -> tuple[int, bool]:
     """Return the number of attempts, and whether there may have been more.
 
-    `retries` is the count of the message's framework, None without one.
+    `retries` is the count of the message's framework, or None without one.
     """
     headers, origin = known.headers, known.queue
     plans = () if source is None else source.plans

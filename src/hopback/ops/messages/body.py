@@ -38,7 +38,9 @@ _MSGPACK = frozenset({"application/x-msgpack", "application/msgpack", "applicati
 
 
 class UnpackedBody(NamedTuple):
-    """The beginning of a body, whether it is complete, and its compression, empty if it has none."""
+    """The beginning of a body, whether it is complete, and its compression. An uncompressed body has an empty
+    name.
+    """
 
     data: bytes
     is_whole: bool
@@ -53,7 +55,9 @@ def unpack_body(delivery: Delivery, most: int) -> UnpackedBody:
 
 
 def find_packing(encoding: object, headers: Any) -> str:
-    """Return the compression by Kombu's header or by the content encoding, empty if it is unknown."""
+    """Return the compression by Kombu's header or by the content encoding, or an empty string if it is
+    unknown.
+    """
     for value in (headers.get("compression"), encoding):
         name = value.decode("latin-1") if isinstance(value, bytes) else value
         how = name.strip().lower() if isinstance(name, str) else ""
@@ -135,13 +139,14 @@ def _essence(content_type: str | None) -> str:
 
 
 def parse_content(delivery: Delivery, limit: int = BODY_BYTES) -> object:
-    """Return the parsed body by its content type, None if it cannot be parsed or is larger than `limit`."""
+    """Parse the body by its content type. Return None if it cannot be parsed or is larger than `limit`."""
     body, is_whole, _ = unpack_body(delivery, limit)
     return parse_as(delivery.properties.content_type, body) if is_whole else None
 
 
 def parse_as(content_type: str | None, body: bytes, *, too_deep: object = None) -> object:
-    """Return the parsed body: MessagePack or YAML by the content type, else JSON. None if it is invalid.
+    """Return the parsed body: The content type selects MessagePack or YAML. The default is JSON. None if it
+    is invalid.
 
     `too_deep` is returned for JSON that is nested more deeply than Python can parse.
     """
@@ -168,7 +173,7 @@ def _parse_json(body: bytes, too_deep: object) -> object:
 
 
 def _from_yaml(body: bytes) -> object:
-    """Return the value of plain YAML, None for tags and aliases, and if PyYAML is not installed.
+    """Return the value of plain YAML. Return None for tags and aliases, or if PyYAML is not installed.
 
     It is built from the parser's events, so no constructor runs and no alias is expanded.
     """
@@ -204,7 +209,9 @@ _NUMBER = re.compile(r"[-+]?(\d{1,300}|\d{0,300}\.\d{1,300}([eE][-+]?\d{1,3})?)"
 
 
 def _yaml_scalar(event: Any) -> object:
-    """Return null, a boolean or a number, else the text. Dates and tagged values remain text."""
+    """Return the null, boolean or number that the text represents, otherwise the text itself. Dates and
+    tagged values remain text.
+    """
     text: str = event.value
     if not event.implicit[0]:
         return text
@@ -217,7 +224,7 @@ def _yaml_scalar(event: Any) -> object:
 
 
 def kombu_message(parsed: object) -> Received | None:
-    """Return the message inside Kombu's envelope for Redis or SQS, None if it is not such an envelope."""
+    """Return the message inside Kombu's envelope for Redis or SQS, or None if it is not such an envelope."""
     if not isinstance(parsed, dict) or not isinstance(parsed.get("properties"), dict):
         return None
     body, headers, kind = parsed.get("body"), parsed.get("headers"), parsed.get("content-type")

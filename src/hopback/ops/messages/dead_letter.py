@@ -1,7 +1,7 @@
 """Read a dead letter from a delivery: origin, reason, failure, attempts. Pure and total.
 
 No message makes these functions raise, and their work on a large message is bounded. Properties and headers
-are read first, a body only if it is short. Commands, the HTTP API and the page show these values.
+are read first. A body is read only if it is short. Commands, the HTTP API and the page show these values.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def read_failure(delivery: Delivery) -> Failure | None:
 
 
 def _foreign_failure(delivery: Delivery) -> ForeignFailure | None:
-    """Return the failure that another framework recorded in the headers, else in the body."""
+    """Return the failure that another framework recorded in the headers or, failing that, in the body."""
     found = foreign_failure(delivery.properties.headers)
     if found is not None:
         return found
@@ -118,7 +118,7 @@ def last_failure(
 ) -> tuple[str, Moment | None]:
     """Return fingerprint and time of the last failure, as `read_dead_letter` does.
 
-    It is faster, because it reads one header of most messages and the body of few.
+    This is faster, because it reads only one header of most messages and few bodies.
     """
     raw: bytes | None = getattr(delivery, "raw_properties", None)
     text = None if raw is None else text_header_in(raw, _FAILURE_NAME)
@@ -135,7 +135,7 @@ def last_failure(
 
 
 def _death_in(known: History) -> Death | None:
-    """Return the death in the queue of origin, else the most recent one."""
+    """Return the death in the queue of origin, or the most recent one if there is none."""
     for death in known.broker_deaths:
         if death.queue == known.queue:
             return death
@@ -143,7 +143,7 @@ def _death_in(known: History) -> Death | None:
 
 
 def _fingerprint(failure: Failure, origin: str, reason: str) -> str:
-    """Return the fingerprint of the failure. Without a record, it is made of reason and origin."""
+    """Return the failure's fingerprint. Without a record, it is computed from the reason and the origin."""
     return plain_text(
         failure.fingerprint or failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
     )
@@ -154,7 +154,7 @@ def origin_queue(
     source: DeadLetterQueue | None = None,
     foreign: ForeignFailure | None = None,
 ) -> str:
-    """Return the queue in which the message failed, empty if it is unknown.
+    """Return the queue in which the message failed, or an empty string if it is unknown.
 
     A message that the broker parked has its queue in `x-death`, a message that Hopback parked has a mark. A
     queue that is known to send its dead letters to `source` takes precedence over others.
@@ -194,10 +194,10 @@ def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure,
 
 
 def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str) -> str:
-    """Return the broker's reason, `parked` by a consumer, or `unknown`.
+    """Return the broker's reason, `parked` if a consumer parked the message, or `unknown`.
 
-    A message with a record whose last death was not in the queue of origin has returned from a retry queue,
-    was tried again, and its consumer has parked it.
+    If a message has a record and its last death was not in the queue of origin, it has returned from a retry
+    queue, was tried again, and was then parked by its consumer.
     """
     recorded = bool(recorded_by or queue_of_count(headers))
     if died is None or (recorded and last_death_queue(headers) != origin):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _CONTEXT_LINES = 3  # unchanged lines on each side of a change, as in other diffs
-# Lines that are compared with each other. The time of the worst case grows with the cube: 40 ms for 150
+# Lines that are compared with each other. The worst-case time is cubic in the number of lines: 40 ms for 150
 # lines, 600 ms for 400. Longer parts are shown as replaced.
 _COMPARED_LINES = 150
 

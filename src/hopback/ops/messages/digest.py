@@ -1,4 +1,4 @@
-"""Compute the digest of a message, by which jobs recognise it after a redelivery. Pure."""
+"""Compute the digest of a message. Jobs use it to recognise the message after a redelivery. Pure."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _TIME_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Type, id and time of a message, empty if it does not contain them."""
+    """A message's type, id and time. Missing ones are empty strings."""
 
     type: str = ""
     id: str = ""

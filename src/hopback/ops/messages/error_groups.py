@@ -30,7 +30,7 @@ def group_errors(now: float | None = None) -> Grouping:
 
 
 def first_hour(now: float) -> float:
-    """Return the begin of the first of the counted hours. The last one contains `now`."""
+    """Return the beginning of the first counted hour. The last one contains `now`."""
     return (now // HOUR_S - HOURS + 1) * HOUR_S
 
 
@@ -111,9 +111,9 @@ def continue_hours(
     since: Mapping[str, tuple[HourCount, ...]],
     now: float,
 ) -> dict[str, tuple[HourCount, ...]]:
-    """Add the failures since the last survey of a stream to those before, without hours that are too old.
+    """Add a stream's failures since its last survey to the earlier ones, and drop hours that are too old.
 
-    Both have the hours by fingerprint. The result has the fingerprints of `since`.
+    `before` and `since` contain counts per hour, by fingerprint. The result has the fingerprints of `since`.
     """
     begin = first_hour(now)
     return {
@@ -125,7 +125,7 @@ def continue_hours(
 def add_hours(
     errors: tuple[ErrorGroup, ...], hours: Mapping[str, Mapping[str, tuple[HourCount, ...]]]
 ) -> tuple[ErrorGroup, ...]:
-    """Return the errors with their failures by hour. `hours` has them by queue and fingerprint."""
+    """Return the errors with their failures by hour, which `hours` contains by queue and fingerprint."""
     return tuple(
         replace(
             error,

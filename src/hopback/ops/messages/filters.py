@@ -5,10 +5,10 @@ header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
 
 A text may contain `*` for any characters. A text with spaces needs double quotes. A word alone, or a text in
 quotes, is searched anywhere in a message: in its body (decompressed), headers, properties and routing key.
-Upper and lower case are equal.
+Matching ignores case.
 
-A filter is parsed once. A bad term is an error at once, with the term and the expected form. A body is
-searched within limits. Beyond them the result is `NOT_LOOKED_INTO`, not `DIFFERS`.
+A filter is parsed once. Parsing refuses a bad term with an error that contains the term and the expected
+form. A body is searched within limits. Beyond them the result is `NOT_LOOKED_INTO`, not `DIFFERS`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Judgement(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition. `wanted` is a pattern for a text, else a number."""
+    """One condition. `wanted` is a pattern for a text field, otherwise a number."""
 
     field: str
     comparison: str
@@ -83,7 +83,7 @@ class Term:
 
     @property
     def needs_payload(self) -> bool:
-        """Whether it needs the parsed body."""
+        """Whether the filter needs the parsed body."""
         return self.field.startswith("payload.")
 
     def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
@@ -209,7 +209,7 @@ def parse_filter(text: str) -> Filter:
 
 
 def value_in(delivery: Delivery, field: str) -> str | None:
-    """Return the value of `header.NAME` or `payload.PATH` in a message, None if it has none."""
+    """Return the value of `header.NAME` or `payload.PATH` in a message, or None if it has none."""
     kind, _, path = field.partition(".")
     if kind == "header":
         headers = delivery.properties.headers
@@ -230,7 +230,7 @@ def _term(whole: str, field: str, comparison: str, raw: str) -> Term:
         if comparison != ":":
             raise BadFilter(whole, f"{field}:VALUE; only {', '.join(_NUMBERS)} can be compared")
         return Term(field, comparison, value)
-    from difflib import get_close_matches  # slow to import, and needed for an error only
+    from difflib import get_close_matches  # slow to import, and needed only for an error
 
     close = get_close_matches(field, (*_TEXTS, *_NUMBERS), n=1)
     meant = f" (did you mean {close[0]}{comparison}{raw}?)" if close else ""
@@ -256,7 +256,9 @@ def _parse_number(whole: str, field: str, value: str) -> float:
 
 
 def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
-    """Return the texts for a pattern: an error also without its module, a group by each of its prefixes."""
+    """Return the texts that a pattern may match. For an error, they include its name without the module. For
+    a group, they are the prefixes of its fingerprint.
+    """
     match field:
         case "reason":
             yield dead_letter.reason
@@ -309,7 +311,7 @@ def _word_in(word: str, delivery: Delivery) -> Judgement:
 
 
 def _payload(delivery: Delivery) -> object:
-    """Return the parsed body, None if it cannot be parsed, `_UNREAD` if it exceeds the limits."""
+    """Return the parsed body, None if it cannot be parsed, or `_UNREAD` if it exceeds the limits."""
     kind = delivery.properties.content_type
     body, is_whole, _ = unpack_body(delivery, PAYLOAD_BYTES)
     if not is_whole:

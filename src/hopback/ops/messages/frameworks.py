@@ -42,7 +42,7 @@ _Reader: TypeAlias = "Callable[[Headers], ForeignFailure | None]"
 
 
 def foreign_failure(headers: Headers) -> ForeignFailure | None:
-    """Return the failure that another framework recorded, None if the headers contain none."""
+    """Return the failure that another framework recorded, or None if the headers contain none."""
     if not headers:
         return None
     return next((found for read in _READERS if (found := read(headers)) is not None), None)
@@ -189,7 +189,7 @@ def _string(value: object) -> str:
 
 
 def read_retries(value: object) -> int:
-    """Return a count of retries, 0 if the value is not one. Some frameworks write it as text."""
+    """Return a count of retries, or 0 if the value is not one. Some frameworks write it as text."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 7:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES:

@@ -29,8 +29,8 @@ class Grouping:
     """Counts dead letters by a key and keeps one sample of each group, for at most `most` groups.
 
     `by` is a `GroupBy`, `header.NAME` or `payload.PATH`. Raise BadRequest for another value. Messages of
-    further groups are counted in one group `…`. `hours_from` is the begin of the first of `HOURS` hours for
-    which `by_hour` counts the last failures, None if it counts none.
+    further groups are counted in one group `…`. `by_hour` counts the last failures for `HOURS` hours.
+    `hours_from` is the beginning of the first one, or None if nothing is counted.
     """
 
     def __init__(self, by: str, most: int = 10_000, hours_from: float | None = None) -> None:

@@ -46,7 +46,7 @@ def apply_patch(body: bytes, patch: Iterable[PatchOperation]) -> bytes:
 
 
 def patch_problem(body: bytes, patch: Iterable[PatchOperation]) -> str:
-    """Return the reason why the patch cannot change this body, empty if it can."""
+    """Return the reason why the patch cannot change this body, or an empty string if it can."""
     try:
         apply_patch(body, patch)
     except PatchFailed as failed:

@@ -114,9 +114,10 @@ def plain_payload(delivery: Delivery) -> tuple[Any, str]:
 
 
 def pretty_json(data: str | bytes, most: int) -> tuple[str, bool] | None:
-    """Return at most `most` characters of indented JSON and whether it was cut, None if it is not JSON.
+    """Return up to `most` characters of indented JSON and whether the text was cut.
 
-    The rest is not generated, because indentation can make deeply nested JSON a thousand times larger.
+    Return None if `data` is not JSON. The rest of a long text is not generated, because indentation can make
+    deeply nested JSON a thousand times larger.
     """
     if data.lstrip()[:1] not in ("{", "[", b"{", b"["):
         return None

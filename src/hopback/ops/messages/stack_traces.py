@@ -75,7 +75,7 @@ def _split_type(text: str) -> tuple[str, str]:
 
 
 def _frame(lines: list[str]) -> str:
-    """Return the first frame of the application, else the first frame."""
+    """Return the application's first frame, or the first frame of all if the application has none."""
     first, is_python = "", False
     frames: list[str] = []
     for line in lines:

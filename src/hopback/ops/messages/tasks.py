@@ -1,6 +1,6 @@
 """Read the tasks of Celery and Dramatiq: function, arguments and recorded failure. Pure and total.
 
-The body was parsed before. A pickle is never loaded. Invalid values count as missing.
+The body has already been parsed. A pickle is never loaded. Invalid values count as missing.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _text_of(value: object) -> str:
 
 
 def read_task_call(delivery: Delivery, parsed: object) -> TaskCall | None:
-    """Return the task in a message with this parsed body, None if it is not a task.
+    """Return the task in a message with this parsed body, or None if it is not a task.
 
     A message may also be inside Kombu's envelope for Redis or SQS.
     """

@@ -104,7 +104,7 @@ class Provider:
         return found
 
     async def userinfo(self, access_token: str) -> dict[str, Any]:
-        """Return the claims of the userinfo endpoint, none if it cannot be read."""
+        """Return the claims of the userinfo endpoint, or no claims if it cannot be read."""
         address = str((await self.document()).get("userinfo_endpoint", ""))
         if not is_safe_address(address):
             return {}

@@ -44,7 +44,7 @@ class OidcSessions:
         self._cache: dict[str, tuple[float, OidcSession]] = {}
 
     async def get(self, session_id: str, now: float) -> OidcSession | None:
-        """Return the session, None if it is unknown or has expired."""
+        """Return the session, or None if it is unknown or has expired."""
         read_at, session = self._cache.get(session_id, (float("-inf"), None))
         if session is None or not 0 <= now - read_at < _CACHED_S:
             session = await self._read(session_id)

@@ -40,7 +40,7 @@ class OidcSettings(Struct, frozen=True, forbid_unknown_fields=True):
         return self.page.rstrip("/") + CALLBACK
 
     def problem(self, environment: Mapping[str, str]) -> str | None:
-        """Return the first error, None if there is none."""
+        """Return the first error, or None if there is none."""
         for name in ("issuer", "page"):
             if not is_safe_address(getattr(self, name)):
                 return (

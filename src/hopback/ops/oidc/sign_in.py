@@ -223,8 +223,8 @@ class OidcSignIn:
     async def _renew(self, session_id: str, session: OidcSession, now: float) -> OidcSession | None:
         """Ask the provider again. While it does not answer, the session stays valid for the grace.
 
-        A session after its grace is refused, also while another request or process asks the provider,
-        and is valid again when the provider confirms it.
+        A session is refused after its grace, even while another request or process is asking the provider. It
+        becomes valid again when the provider confirms it.
         """
         in_grace = session if now - session.check_at <= _GRACE_S else None
         if not await self._sessions.claim(session_id, now, _RENEW_S):
@@ -251,7 +251,9 @@ class OidcSignIn:
         return fresh
 
     async def end(self, session_id: str) -> str:
-        """Delete a session. Return the provider's address for signing out there, empty if it has none."""
+        """Delete a session. Return the provider's address for signing out there, or an empty string if it has
+        none.
+        """
         session = await self._sessions.get(session_id, self._clock.now())
         await self._sessions.remove(session_id)
         if session is None:

@@ -113,7 +113,7 @@ class BoardRow:
 
     @property
     def arrived(self) -> int:
-        """Least number of messages that arrived in the last day, by the recorded depths."""
+        """Minimum number of messages that arrived in the last day, according to the recorded depths."""
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         return 0 if day is None else day.arrived
 
@@ -124,7 +124,9 @@ class BoardRow:
 
     @property
     def is_held_here(self) -> bool:
-        """Whether a browse session of this process holds its messages. Its consumer may be that session."""
+        """Whether a browse session of this process holds its messages. The queue's consumer may then be the
+        session.
+        """
         return any(view.queue == self.summary.queue for view in self.services.operations.sessions())
 
     @property
@@ -149,7 +151,7 @@ class BoardSection:
 
     @property
     def trouble(self) -> str:
-        """Why the last reading failed, empty if it succeeded or has not ended yet."""
+        """Why the last reading failed. Empty if it succeeded or has not ended yet."""
         error = None if self.swept is None else self.swept.error
         if isinstance(error, StoreDamaged):
             return f"{error}. {error.remedy}"
@@ -430,7 +432,9 @@ async def _look(visit: Visit) -> Response:
 
 
 def _session_url(view: SessionView) -> str:
-    """Return the URL of a session. It contains the queue, which is needed after the session has ended."""
+    """Return the URL of a session. It contains the queue because the queue is needed after the session has
+    ended.
+    """
     return f"/sessions/{quote(view.id, safe='')}?queue={quote(view.queue, safe='')}"
 
 
@@ -713,7 +717,7 @@ class EditForm:
 
 
 def _editable(body: bytes) -> str | None:
-    """Return the body as text, None if a form would not return it unchanged."""
+    """Return the body as text, or None if a form would not return it unchanged."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -725,7 +729,7 @@ def _editable(body: bytes) -> str | None:
 
 
 def _form_text(text: str | None) -> str:
-    """Return the text for a form field, empty if a form would not return it unchanged."""
+    """Return the text for a form field, or an empty string if a form would not return it unchanged."""
     return text if text is not None and text.isprintable() else ""
 
 
@@ -738,7 +742,7 @@ def _lines(body: bytes) -> list[str]:
 
 
 def _add_dates(value: Any) -> Any:
-    """Replace AMQP timestamps, for example in `x-death`, by date and number."""
+    """Replace AMQP timestamps, such as those in `x-death`, with a date and the number."""
     match value:
         case Timestamp():
             return f"{clock_words(value)} ({int(value)})"

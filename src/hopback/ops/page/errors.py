@@ -1,7 +1,7 @@
 """The pages of errors: all that surveys found, and one error with the queues that contain it.
 
-They read no queue. The last survey names the queues that contain an error, and each action selects the
-error's messages in one of them by the filter `group:FINGERPRINT`.
+They read no queue. The last survey names the queues that contain an error, and each action uses the filter
+`group:FINGERPRINT` to select the error's messages in one of those queues.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Apart from the options of a job, the form has these fields:
 - `step`: the requested step, 1 to 3, or `go` to start the job.
 - `on`: the step that was shown. An unticked box is only certain if it was shown, in step 2.
 - `session`, `ids`: the browse session and the messages that are selected from it.
-- `release`: a browse session of the queue that ends before the messages are counted.
+- `release`: a browse session of the queue. It ends before the messages are counted.
 - `selection`: the selection that the review counted.
 - `key`: the idempotency key, which prevents a second job if the form is sent twice.
 """
@@ -287,7 +287,7 @@ async def _jobs(visit: Visit) -> Response:
 
 
 def _steers(visit: Visit, job: Job) -> bool:
-    """Whether the visitor may control the job: operators their own jobs, admins all."""
+    """Whether the visitor may control the job. Operators may control their own jobs, admins all jobs."""
     mine = job.by_id == visit.principal.id
     return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
 

@@ -64,7 +64,7 @@ class Visit(CallerRequest):
         return [value for key, value in self.fields if key == name]
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 2**31) -> int:
-        """Return a field as a number. Refused if it is not a number or out of bounds."""
+        """Return a field as a number. Raise Refused if it is not a number or is out of bounds."""
         text = self.field(name)
         if not text:
             return default
@@ -143,7 +143,7 @@ class PageRow:
     path: str
     role: Role | None
     queues: tuple[QueueRule, ...]
-    """The queues that a request touches. The visitor needs the role for each of them."""
+    """The queues that a request touches. The visitor needs the role for each queue."""
     answer: Page
     reads_form: bool = True
     """Its fields are read before it answers. An action that receives a file reads the body itself."""
@@ -203,8 +203,9 @@ WORK_PAGES = Pages()
 _MOST_WAITING = 4
 """Slow requests of one visitor at a time. Each may hold messages. Further ones are refused."""
 _UNATTENDED_S = 20.0
-"""Seconds without a request of the waiting page, after which it counts as closed and its work is ended. The
-page asks every 2 s."""
+"""If the waiting page sends no request for this number of seconds, it counts as closed and its work is ended.
+The page asks every 2 s.
+"""
 
 
 class PageWork:
@@ -234,7 +235,7 @@ class PageWork:
         self._asked_at = asyncio.get_running_loop().time()
 
     async def end(self) -> None:
-        """End the work after its result was fetched, or cancel it, which requeues its messages."""
+        """End the work after its result has been fetched, or cancel it and requeue its messages."""
         self._watching.cancel()
         self._forget()
         await self.work.end()
@@ -254,7 +255,9 @@ async def in_time(
     words: str,
     back: str,
 ) -> Response:
-    """Return the response if it is ready at once, otherwise redirect to a page with its progress."""
+    """Return the response if it is ready immediately, otherwise redirect to a page that shows the
+    progress.
+    """
     known, own = visit.services.working, visit.principal.id
     if sum(each.by == own for each in known.values()) >= _MOST_WAITING:
         raise Refused(
@@ -385,7 +388,7 @@ def _do_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSwitch:
-    """The menu of brokers: the name of the present one, and links to the same section of each."""
+    """The broker menu: the name of the current broker, and links to the same section of every broker."""
 
     here: str
     links: tuple[tuple[str, str], ...]
@@ -491,7 +494,7 @@ async def form_fields(request: Request) -> list[tuple[str, str]]:
 
 
 def form_target(kind: str, queue: str) -> Target:
-    """Return the target of a form, by default that of the design."""
+    """Return the target of a form. The default is the design's target."""
     if kind == TargetKind.QUEUE.value:
         return Target(TargetKind.QUEUE, "", queue)
     return Target(TargetKind(kind)) if kind in set(TargetKind) else Target()

@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 def _samples(
     kept: Sequence[TrendSample], now: float, messages: int | None
 ) -> list[tuple[float, int]]:
-    """Return the recorded depths and the present one."""
+    """Return the recorded depths and the current one."""
     line = [(float(one.at), one.messages) for one in kept]
     return line if messages is None else [*line, (now, messages)]
 
@@ -129,7 +129,7 @@ def _class_name(name: str) -> Markup:
 
 @_filter
 def _count(number: int | None) -> str:
-    """Format a number, a dash for None."""
+    """Format a number. Show None as a dash."""
     return "–" if number is None else f"{number:,}"
 
 
@@ -213,7 +213,7 @@ _CLOCK = Markup('<time datetime="{}" data-clock="{:.0f}">{} {} UTC</time>')
 
 @_filter
 def _with_clocks(text: str) -> Markup:
-    """Replace RFC 3339 times by elements that a browser shows in local time."""
+    """Replace RFC 3339 times with elements that a browser shows in local time."""
     shown, last = Markup(""), 0
     for found in _RFC_3339.finditer(text):
         day, hour = found.groups()
@@ -306,7 +306,7 @@ def _details_line(entry: AuditEntry) -> str:
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """Replace invisible characters by their names. `lines` keeps line ends and tabs."""
+    """Replace invisible characters with their names. `lines` keeps line ends and tabs."""
     return spelled_out(plain_text(text), lines=lines)
 
 

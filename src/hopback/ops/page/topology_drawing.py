@@ -95,7 +95,7 @@ class TopologyDrawing:
 
 
 class TopologyDrawings(Recent[TopologyDrawing]):
-    """Draws the topology of a broker, again only if it has changed."""
+    """Draws the topology of a broker. Draws it again only if it has changed."""
 
     def __init__(self, broker: ManagedBroker) -> None:
         super().__init__(self._draw, 0.0, broker.clock)
@@ -244,7 +244,7 @@ def _surroundings(
 
 
 def delayed_messages(topology: Topology, readings: Mapping[str, QueueReading]) -> DelayedRow | None:
-    """Return the messages to be sent later, None if no queues of delays are declared."""
+    """Return the messages to be sent later, or None if no queues of delays are declared."""
     levels = [queue.name for queue in topology.queues if is_delay_level(queue.name)]
     if not levels:
         return None

@@ -77,7 +77,7 @@ def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any)
 
 
 async def _run(settings: DemoSettings) -> int:
-    """Run until the first signal, then stop in order. A second signal stops at once."""
+    """Run until the first signal, then stop in order. A second signal stops it immediately."""
     from hopback.cli.signals import Stopper, listen_to_signals
 
     stopping = asyncio.Event()

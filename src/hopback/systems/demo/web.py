@@ -1,6 +1,7 @@
 """The web server of the demo: the application of every system, the pages, health and metrics.
 
-One port serves all of them: a system under its name, the page of the demo at `/demo`, the admin page at `/`.
+A single port serves everything: each system under its name, the demo page at `/demo`, and the admin page at
+`/`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def event_message(
 ) -> Message:
     """Return the message of an event for the bus `prefix`: `wms` for `wms.main-exchange`.
 
-    A service gets the event at once and answers 425 until `process_after_delay_ms` have passed.
+    A service gets the event immediately and answers 425 until `process_after_delay_ms` have passed.
     """
     event_id, now = event_id or str(uuid.uuid4()), now or SystemClock().now()
     event = {

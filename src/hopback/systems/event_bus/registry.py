@@ -43,7 +43,7 @@ class _ServiceEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ServiceRegistry:
-    """The present services and their endpoints.
+    """The current services and their endpoints.
 
     If the changed file cannot be read, that is logged once, and the services stay as they were.
     """
@@ -72,7 +72,7 @@ class ServiceRegistry:
         return self._targets
 
     def topology(self) -> Topology:
-        """Return the documented design for the present services."""
+        """Return the documented design for the current services."""
         return event_bus(tuple(self.targets()), hardened=self._settings.hardened)
 
     def _read(self, file: Path) -> dict[str, PushTarget]:

@@ -14,7 +14,7 @@ _LONGEST = 65_536
 
 
 def add_audit(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.audit`. It records every message, also invalid ones."""
+    """Add the handler of `q.audit`. It records every message, including invalid ones."""
 
     @app.handler(_QUEUE, concurrency=1)  # one at a time, to keep the order
     async def record(context: Context) -> None:

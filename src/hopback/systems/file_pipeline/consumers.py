@@ -1,4 +1,4 @@
-"""The seven consumers of the pipeline, each for one queue."""
+"""The pipeline's seven consumers, each for a single queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _CONSUMERS = {
 
 
 def create_consumers(runtime: PartRuntime, *names: str) -> App:
-    """Return an application with these consumers, by default with all. Its lifespan opens the runtime."""
+    """Return an application with these consumers. The default is all consumers. Its lifespan opens the
+    runtime.
+    """
     settings = runtime.settings
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
     app = App(" ".join(("file-pipeline", *names)), topology=topology, lifespan=runtime.open)

@@ -34,7 +34,7 @@ def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = No
     """Return the web application.
 
     While the broker is unavailable, it accepts files and keeps their commands in the outbox. Readiness
-    therefore depends on the database only.
+    therefore depends only on the database.
     """
     runtime = PartRuntime(settings, clock)
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)

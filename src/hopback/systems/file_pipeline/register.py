@@ -78,7 +78,7 @@ class Register:
         return found, (await find_rows(self._database, counted))[0]["total"]
 
     async def events(self, file_id: str) -> list[dict[str, Any]]:
-        """Return the audited events of the present run in order.
+        """Return the audited events of the current run in order.
 
         Files may share a correlation id: the caller chooses it.
         """
@@ -122,7 +122,7 @@ def _about(body: str) -> tuple[object, object]:
 
 
 def _files() -> Select[Any]:
-    """Return the query of all files with the read model of their present run."""
+    """Return a query for all files, with the read model of their current run."""
     same = and_(files.c.file_id == uploads.c.file_id, files.c.run == uploads.c.run)
     known = [files.c[name] for name in ("status", "updated_at", "correlation_id", *_SHOWN)]
     size = files.c.size.label("known_size")

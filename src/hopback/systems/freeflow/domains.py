@@ -62,7 +62,7 @@ VIEWS = {name.removeprefix("freeflow_"): table for name, table in METADATA.table
 
 
 class Hopeless(ValueError):
-    """A non-recoverable event. It is parked in the dead-letter queue at once."""
+    """A non-recoverable event. It is parked in the dead-letter queue immediately."""
 
 
 class MissingYet(Exception):

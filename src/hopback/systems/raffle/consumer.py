@@ -1,7 +1,7 @@
 """The consumer: processors parse and validate users, batchers insert them.
 
 If the database fails, the whole batch is retried. A row that the database refuses is found by bisection and
-retried alone. An invalid message is parked in the dead-letter queue at once.
+retried alone. An invalid message is parked in the dead-letter queue immediately.
 
 The dead-letter consumer is started by hand. It inserts users from the dead-letter queue. A batch that fails
 is held for a growing pause and then requeued. An invalid message is logged with its content, recorded in the

@@ -20,7 +20,9 @@ _EVERY = 5.0
 
 
 async def _traffic(host: Host) -> None:
-    """Create users and raffles. Some e-mails are used already, some messages are invalid JSON."""
+    """Create users and raffles. Some e-mail addresses have already been used. Some messages are invalid
+    JSON.
+    """
     async with (
         httpx.AsyncClient(base_url=host.url, trust_env=False) as client,
         Publisher(host.broker, name="raffle traffic") as publisher,

@@ -30,7 +30,7 @@ users: sa.Table = sa.Table(
     sa.Column("inserted_at", sa.DateTime(timezone=True)),
     sa.Column("updated_at", sa.DateTime(timezone=True)),
 )
-"""The table may exist already. `inserted_at` and `updated_at` are Ecto's names."""
+"""The table may already exist. `inserted_at` and `updated_at` are Ecto's names."""
 
 raffles: sa.Table = sa.Table(
     "raffles",
@@ -113,7 +113,8 @@ def read_id(text: str) -> str | None:
 
 
 async def insert_users(database: Database, batch: Sequence[User]) -> None:
-    """Insert users in one transaction, by one statement for 1000 users. Existing users are not changed.
+    """Insert users in a single transaction, with a statement for every 1000 users. Existing users are not
+    changed.
 
     Raises `data_error` if a row is refused (its e-mail belongs to another user), otherwise `db_error`.
     """

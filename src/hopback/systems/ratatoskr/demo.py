@@ -20,7 +20,7 @@ _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
 
 
 async def _traffic(host: Host) -> None:
-    """Place orders. Some are paid before they are placed, some are for unknown goods."""
+    """Place orders. Some orders are paid before they are placed, and some are for unknown goods."""
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         run = random.getrandbits(32)
         for number in itertools.count():

@@ -23,7 +23,7 @@ class Severity(StrEnum):
     WARNING = "warning"
     """Messages can be lost or misrouted if another failure occurs."""
     INFO = "info"
-    """For information only."""
+    """Only for information."""
 
     @property
     def rank(self) -> int:
