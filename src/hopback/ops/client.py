@@ -135,7 +135,7 @@ class RemoteDeadLetters:
         await self.close()
 
     async def close(self) -> None:
-        """End the connections. Sessions that are still open end at the server when their time is over."""
+        """End the connections. Sessions that are still open end on the server when their time is over."""
         await self._client.aclose()
 
     def on_behalf_of(self, who: Who) -> Self:

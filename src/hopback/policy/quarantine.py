@@ -9,9 +9,9 @@
 #    message that causes the crash takes the rest of the limit.
 # 2. A suspected message is handled alone: no other delivery of the queue is held and no other handler
 #    is running. If several queues have suspected messages, the least requeued one is handled first.
-# 3. A message is dead-lettered when the process has died three times while handling it alone. This
-#    cannot be determined from headers, which do not show if a message was being handled or whether
-#    the process or the connection was lost. It needs another process that survives the crash.
+# 3. A message is dead-lettered when the process has died three times while handling it alone.
+#    Headers cannot reveal this, because they do not show whether a message was being handled, or
+#    whether the process or the connection was lost. It needs another process that survives the crash.
 # 4. Messages are not suspected if they are requeued by design, i.e. if the plan uses the broker's
 #    dead-lettering or if snoozed messages are requeued. The same applies to classic queues, which do
 #    not count deliveries.

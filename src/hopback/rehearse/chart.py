@@ -30,7 +30,7 @@ _GAP, _HEAD = 8, 34
 _KEY_LINE = 30
 """Position of the key to the lines, below the title."""
 _NUMBER = 6.2
-"""Width of a character of the key, about: SVG cannot measure text without a script."""
+"""Approximate width of a character in the key: SVG cannot measure text without a script."""
 _LABELS = 8
 """Times along the axis, at most: more would touch each other."""
 _MOST_QUEUES = 12
@@ -102,7 +102,7 @@ def chart_css() -> str:
 
 @cache
 def page_css() -> str:
-    """The colours of all pages, light and dark, and the rules of the page of a rehearsal."""
+    """The light and dark colours of all pages, and the rules for a rehearsal's page."""
     folder = files("hopback.rehearse")
     parts = (folder.joinpath("static/colors.css"), folder.joinpath("page.css"))
     return "".join(part.read_text(encoding="utf-8") for part in parts)

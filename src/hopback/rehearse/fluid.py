@@ -92,8 +92,7 @@ class Flow:
         self.totals: Totals = Totals()
         self.log: _Log = _Log()
         self.entered: list[Cumulative] = [Cumulative() for _ in station.wait_after]
-        """The flow into the retry queue of each failure. The outflow is the same, delayed by the wait.
-        """
+        """The flow into the retry queue of each failure. The outflow is the same, delayed by the wait."""
         self.first_parked: float | None = None
         self._fed = Stream(self.grain)
         self._copies: dict[tuple[str, int], Stream] = {}

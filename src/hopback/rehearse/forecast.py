@@ -416,8 +416,8 @@ def usual_retrying(station: Station, rate: float) -> float:
 def _recovery_time(
     track: Track, retrying: tuple[float, ...], scenario: Scenario, times: tuple[float, ...]
 ) -> float | None:
-    """Return the first sample from which the queue and its retries stay normal. None if they do not end
-    normal.
+    """Return the first sample from which the queue and its retries stay normal. None if they are not normal
+    at the end.
     """
     station, load = track.station, track.station.load
     most_depth, most_retrying = max(track.depth), max(retrying)

@@ -104,7 +104,7 @@ class AlertBook:
     async def list_alerts(self, kinds: Mapping[str, str] | None = None) -> AlertList:
         """List alerts, firing and newest first, and the targets.
 
-        `kinds` has the kind of each target of the settings. Without it, list the targets of the notices.
+        `kinds` contains the kind of each target in the settings. Without it, list the targets of the notices.
         """
         found = sorted(
             await self.alerts(),

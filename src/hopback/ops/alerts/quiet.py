@@ -23,7 +23,7 @@ class QuietTime:
     end: int
 
     def holds(self, moment: datetime) -> bool:
-        """Whether the time includes that moment."""
+        """Whether the quiet time includes the given time."""
         minute = moment.hour * 60 + moment.minute
         yesterday = (moment - timedelta(days=1)).weekday()
         if self.start < self.end:

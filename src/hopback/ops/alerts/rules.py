@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 _LONGEST_TEXT = 300  # characters of an error in a notice, because notices may be read on a phone
-_MOST_IN_NOTICE = 50  # firing alerts, and resolved ones, in a notice. The page shows all.
-_KEPT_S = 7 * 86_400.0  # seconds for which resolved alerts are shown: a week, for a weekly review
+_MOST_IN_NOTICE = 50  # firing alerts in a notice, and as many resolved ones. The page shows all.
+_KEPT_S = 7 * 86_400.0  # seconds that resolved alerts are shown: a week, for a weekly review
 _STOPPED = {JobState.FAILED: "has failed", JobState.INTERRUPTED: "was interrupted"}
 
 

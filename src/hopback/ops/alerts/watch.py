@@ -34,24 +34,25 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.ops.http")
 
 _SAMPLES = 60
-"""Depths that are kept of each queue for the longest growth rule. A rule compares with a depth that is at
-most 2 % of its time too old."""
+"""Number of depths to keep per queue for the longest growth rule. A rule compares with a depth that is too
+old by at most 2 % of the rule's time.
+"""
 _AGAIN = BackoffWaits(first=5.0, factor=2.0, cap=300.0)
 """Waits between two attempts to send a notice."""
 _ERRORS_FRESH_S = 60.0
 """Seconds between two reads of the surveys. Surveys take minutes, and reading all of them is slow."""
 _AGE_FRESH_S = 3600.0
-"""Seconds for which a survey's oldest message counts. Later it may have been re-driven."""
+"""Seconds that a survey's oldest message counts. After that, it may have been re-driven."""
 _GIVEN_UP_S = 3 * 86_400.0
 """Seconds after which the service gives up a notice: a long weekend. The page still shows the alert."""
 _KEPT_S = 7 * 86_400.0
-"""Seconds for which sent notices are kept: a week, so that an operator can check the notifications."""
+"""Seconds that sent notices are kept: a week, so that an operator can check the notifications."""
 
 _BY_SURVEYS = frozenset({AlertKind.NEW_FINGERPRINT, AlertKind.OLDEST_AGE})
 
 
 class AlertReader:
-    """Reads the state of one broker for the rules."""
+    """Reads a broker's state for the rules."""
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class Alerting:
         self._owner = token_hex(8)
         self._turn = asyncio.Lock()
         longest = max((one.settings.timeout_seconds for one in self._senders.values()), default=0)
-        # Longer than one look and one send together, so that a live service keeps its lease.
+        # Longer than a check plus a send, so that a live service keeps its lease.
         self._lease_s = 2 * settings.every_seconds + 2 * longest
         self._wants_errors = any(rule.kind in _BY_SURVEYS for rule in settings.rules)
         growing = (rule for rule in settings.rules if rule.kind is AlertKind.GROWTH)

@@ -55,7 +55,7 @@ _TIERS_MS = (
     30_000,
     300_000,
     1_800_000,
-)  # the default waits of a handler: 30 s, 5 min, 30 min
+)  # a handler's default waits: 30 s, 5 min and 30 min
 _LOSING_ARGUMENTS = (
     "x-message-ttl",
     "x-expires",
@@ -279,7 +279,8 @@ class _Reader:
             apply_to="queues",
         )
         topology = replace(as_it_is, policies=(ours,))
-        # Besides rejected messages, expired and dropped ones will reach the dead-letter queue.
+        # In addition to rejected messages, expired and dropped ones will reach the dead-letter
+        # queue.
         notes = []
         if self.former is not None:
             carried = self.former.definition.items()
@@ -327,7 +328,7 @@ class _Reader:
                 f"the broker applies policy {self.reported_policy}, but by the patterns and priorities it"
                 f" should be {mine}: check the policies, or wait 5 s if one has just changed"
             )
-        # Both settings have no effect, or another one, without a dead-letter exchange.
+        # Without a dead-letter exchange, both settings have no effect or a different one.
         if before.get("x-dead-letter-strategy") == "at-least-once":
             yield (
                 "its dead-letter strategy at-least-once would take effect: the queue would hold back messages"

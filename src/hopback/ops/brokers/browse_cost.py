@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 MANY_LOOKS = 1000
-"""Deliveries. A higher delivery limit is not a danger: no operator browses a queue as often."""
+"""Deliveries. A higher delivery limit is not a risk, because no operator browses a queue that often."""
 
 
 def cost_of_browsing(
@@ -51,7 +51,8 @@ def cost_of_browsing(
         )
     limit = delivery_limit(queue, version)
     if not killed and limit is not None and version >= _NACK_IS_FREE_SINCE:
-        # A lost connection still counts as a delivery. Browsing is not free if that is half of the limit.
+        # A lost connection still counts as a delivery. Browsing is not free if a single delivery is half of
+        # the limit.
         is_delayed = queue.arguments.get("x-delayed-retry-type") in ("all", "returned")
         if not is_near_limit(1, limit) and not is_delayed:
             return Cost(
@@ -64,7 +65,7 @@ def cost_of_browsing(
 
 
 _NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
-"""From this version on, a nack with requeue is not counted. Rejects, closed channels and crashes are."""
+"""Since this version, a nack with requeue is not counted. Rejects, closed channels and crashes still are."""
 
 
 def _stream(queue: Queue, *, killed: bool) -> Cost:

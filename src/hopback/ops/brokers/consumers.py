@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LOOK_TAG = "hopback-look-"
 _NAMED = 5
-"""Other consumers that a warning names. Further ones are left out."""
+"""Maximum number of other consumers that a warning names. Further ones are omitted."""
 _OUR_CONNECTION = re.compile(r"hopback (?:job \S+|browse|look) (?P<queue>.+)", re.DOTALL)
 _JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}")
 

@@ -1,4 +1,4 @@
-"""Find the dead-letter queues of a broker, their origins and re-drive targets, pure.
+"""Find a broker's dead-letter queues, their origins and their re-drive targets. This module is pure.
 
 The plans of a declared topology name the dead-letter queues. In the topology of a live broker, a queue with a
 time to live and a dead-letter exchange is a retry queue, and a queue that only receives dead letters is a

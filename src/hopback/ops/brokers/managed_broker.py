@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _QUERY_CONNECTION = "hopback dead letters"
-_FRESH_S = 2.0  # seconds for which pages and summaries share a snapshot
+_FRESH_S = 2.0  # seconds that pages and summaries share a snapshot
 _MANY_QUEUES = 500  # finding the dead-letter queues among more queues takes over 50 ms
 _RETURNED_S = 2.0  # seconds to wait for requeued messages. RabbitMQ needs some milliseconds.
 _LOOK_AGAIN_S = 0.02  # seconds between two counts of them
@@ -161,7 +161,7 @@ class ManagedBroker:
         if connection is not None:
             with suppress(BrokerError):
                 return await connection.open_channel()
-        # The first question, or the connection was lost.
+        # The first query, or the connection was lost.
         return await (await self._connect_again(connection)).open_channel()
 
     async def _connect_again(self, lost: Connection | None) -> Connection:
@@ -194,8 +194,8 @@ class ManagedBroker:
     async def recent_snapshot(self) -> BrokerSnapshot:
         """Return the last snapshot. Read the broker again if it is older than two seconds.
 
-        Waits for the first snapshot, and for a newer one for a moment: a large broker takes seconds. Raises
-        BrokerError if the broker is away.
+        Waits for the first snapshot, and briefly for a newer one, because reading a large broker takes
+        seconds. Raises BrokerError if the broker is unavailable.
         """
         return await self._snapshots.get()
 

@@ -46,7 +46,7 @@ class Recent(Generic[_T]):
         return self._computing is not None
 
     async def get(self, first_s: float | None = None) -> _T:
-        """Return the last answer, or a new one if that takes only a moment. Wait for the first one.
+        """Return a new answer if it is computed quickly, otherwise the last one. Wait for the first one.
 
         Raises the error if the computation fails in the meantime, or NotReadYet if the first answer takes
         longer than `first_s` seconds. None waits until it is there.
@@ -62,7 +62,7 @@ class Recent(Generic[_T]):
         return cast("_T", self.last)
 
     async def get_soon(self) -> _T | None:
-        """Return the last answer after a moment at most. None if there is none."""
+        """Return the last answer after a short wait at most. None if there is none."""
         computing = self._compute_if_old()
         if computing is not None:
             await asyncio.wait({computing}, timeout=_MOMENT_S)

@@ -1,4 +1,4 @@
-"""A broker as it was read at one moment."""
+"""The state of a broker at a point in time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class BrokerSnapshot:
         if self.version < _MINUS_ONE_SINCE:
             return f"RabbitMQ {self.version} does not support a policy with delivery-limit -1"
         policy = lift_policy(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
-        # It has the highest priority for this queue. Reading its pattern for each of many queues is slow.
+        # This policy has the highest priority for the queue. Reading its pattern for every queue would be
+        # slow.
         lifted = self._with_policies(queue, (replace(policy, pattern=".*"),))
         if delivery_limit(lifted, self.version) is not None:
             return (

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 _ARCHIVE = "archive-survey"
 _MOST_LINES = 100_000
-"""Lines of all files in one survey: about ten seconds. The next survey continues there."""
+"""Maximum number of lines that a survey reads from all files. Reading them takes about ten seconds. The next
+survey continues there.
+"""
 _MOST_BYTES = 256 * 1024 * 1024
 """Maximum number of bytes that a survey reads from a file. The next survey continues there."""
 
@@ -52,7 +54,7 @@ class ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class ArchiveSurveys:
-    """Surveys the files of discards in one folder. Without a folder it only returns known surveys."""
+    """Surveys the files that discards wrote to a folder. Without a folder, it only returns known surveys."""
 
     def __init__(self, documents: Documents, journal: Journal, folder: Path | None) -> None:
         self._documents = documents

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ConsumerSeries:
-    """Consumers of one queue on one channel, at most one of them active.
+    """Consumers of a queue on a single channel. At most one consumer is active at a time.
 
     `receive` gets every delivery. `news` is set when a delivery arrives and when a consumer ends. With
     `counts_ended`, the messages of ended consumers are also counted, as a quorum queue does.
@@ -162,7 +162,7 @@ class _Unsettled:
                 del self.counts[consumer]
 
     def keep(self, tag: int) -> None:
-        """Count a message for good: it is never acked."""
+        """Count a message permanently, because it is never acked."""
         self._consumer_of.pop(tag, None)
 
 

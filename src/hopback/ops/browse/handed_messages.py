@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class HandedMessages:
-    """The chosen messages of a browse session that held `held` messages in all, with its connection.
+    """The chosen messages of a browse session, with its connection. The session held `held` messages in
+    total.
 
     The session has taken its messages before the job began, so it delivers no others. The methods are those
     that a job uses of `QueueMessages`.

@@ -22,8 +22,8 @@ async def held_by_others(
 ) -> tuple[HeldMessages, ...]:
     """Return the messages of these queues that other consumers hold. `depths` were counted by AMQP.
 
-    AMQP shows the consumers at once. A quorum queue counts their messages every few seconds: a number that
-    contradicts the ready messages is unknown, and without a holder it is out of date.
+    AMQP shows the consumers immediately. A quorum queue counts their messages every few seconds: a number
+    that contradicts the ready messages is unknown, and without a holder it is out of date.
     """
     totals, found = await broker.totals(), dict[str, tuple[int, bool]]()
     for name, depth in depths.items():
@@ -44,7 +44,9 @@ async def held_by_others(
 
 
 def unread_part(session: BrowseSession) -> HeldMessages | None:
-    """Return the messages that a session holds without their contents: skipped ones, or to keep the order."""
+    """Return the messages whose contents the session does not have: skipped ones, and those that it holds to
+    keep the order.
+    """
     view = session.view
     count = session.taken - view.held
     return HeldMessages(view.queue, count, (describe_session(session),)) if count else None

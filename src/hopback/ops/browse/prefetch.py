@@ -1,9 +1,9 @@
 """Choose the prefetch of the consumers that take messages from the head of a queue. Pure.
 
-The first consumer takes a few messages, which show how large the messages are. A later consumer takes as
-many as fit into its memory limit. A consumer never delivers more than the requested count, although each
-ack lets the broker deliver another message. Messages that are never acked (skipped, failed) fill the
-prefetch. If they fill half of it, a consumer with a larger prefetch follows.
+The first consumer takes a few messages to find out how large the messages are. A later consumer takes as many
+as fit into its memory limit. A consumer never delivers more than the requested count, although each ack lets
+the broker deliver another message. Messages that are never acked (skipped, failed) fill the prefetch. If they
+fill half of it, a consumer with a larger prefetch follows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 FIRST_PREFETCH = 20
 """Prefetch of the first consumer: a few messages, to see how large they are."""
 ROOM_BYTES = 64 * 1024 * 1024
-"""Memory for the messages of one consumer in bytes, by their estimated size. It limits the prefetch."""
+"""Memory for a consumer's messages in bytes, based on their estimated sizes. It limits the prefetch."""
 LARGEST_PREFETCH = 65_535
 """Largest prefetch count that `basic.qos` can carry."""
 
@@ -32,7 +32,7 @@ class Prefetch:
         self.acked: int = 0
         """Number of acks sent to the current consumer."""
         self.kept: int = 0
-        """Number of messages that stay unacked, of the current consumer."""
+        """Number of the current consumer's messages that stay unacked."""
 
     def begin(self, taken: int, count: int) -> int:
         """Return the prefetch of a new consumer that follows `taken` of `count` messages."""
@@ -48,7 +48,7 @@ class Prefetch:
         self._bytes += size
 
     def want(self, size: int) -> None:
-        """Let the next consumer have at least this prefetch."""
+        """Give the next consumer at least this prefetch."""
         self._wanted = max(self._wanted, size)
 
     def allows_ack(self, count: int) -> bool:
@@ -68,7 +68,9 @@ class Prefetch:
         )
 
     def exceeds_room(self, times: int) -> bool:
-        """Return whether all messages together need more than `times` the memory of one consumer."""
+        """Return whether all messages together need more than `times` the memory for a consumer's
+        messages.
+        """
         return self._bytes > times * self._room
 
     def _choose(self, taken: int, count: int) -> int:

@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 _LOOK_AGAIN_S = 0.25
 """Seconds without a message after which the queue is asked for its count. A broker delivers far sooner."""
 _MOST_IDLE = 20
-"""Number of such questions in a row, 5 s in all. If the queue has messages and delivers none, `next`
-raises."""
+"""Number of consecutive count requests, 5 s in total. After that, `next` raises if the queue has messages but
+delivers none.
+"""
 _MOST_ROUNDED_OUT = 10_000
-"""Messages held beyond the count to keep the order. Beyond that the order is given up."""
+"""Maximum number of messages to hold beyond the count to keep the order. Beyond this, the order is given
+up.
+"""
 _ROUND_OUT_ROOM = 4
-"""Memory for these messages, as a multiple of that of one consumer. Beyond that the order is given up."""
+"""Memory for these messages, as a multiple of the memory for a consumer's messages. Beyond this, the order is
+given up.
+"""
 
 
 class QueueMessages:

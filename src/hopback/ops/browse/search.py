@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from hopback.ops.browse.sessions import Sessions
 
 _EXCERPT = 60
-"""Characters on each side of the found word: together a line of a terminal."""
+"""Characters on each side of the found word. Together they fill a line of a terminal."""
 _REPORT_S = 0.5
 """Seconds between two progress reports."""
 _MOST_HITS = 200
 """Number of hits that triggers a report immediately, to keep few hits in memory."""
 _EXCERPT_BYTES = 1024 * 1024
-"""Bytes of a body in which the word is searched for its excerpt. Behind them there is no excerpt."""
+"""Bytes of a body that are searched for the excerpt. A word found after them has no excerpt."""
 
 
 class Search:
@@ -68,7 +68,7 @@ class Search:
         snapshot = await self._broker.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
         sources = [snapshot.dead_letter_queue(name) for name in names]
-        # By AMQP: the counts of the management API are some seconds old.
+        # Use AMQP, because the counts of the management API are some seconds old.
         depths = await self._broker.depths([source.name for source in sources], None)
         held = await held_by_others(self._broker, self._sessions, depths)
         counts, skipped = await self._count_messages(snapshot, sources, depths)
@@ -115,7 +115,7 @@ class Search:
         for source in sources:
             name, cost, counted = source.name, snapshot.cost(source.name), depths.get(source.name)
             ready = None if counted is None else counted.ready
-            if counted is not None and ready is None:  # not permitted by AMQP
+            if counted is not None and ready is None:  # AMQP does not permit it
                 ready = (await self._broker.depth(name)).ready
             count = min(ready or 0, self._request.first or MOST_WALKED + 1)
             if cost.is_stream:  # the broker's timeout does not apply, as no message is held

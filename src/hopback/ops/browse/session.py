@@ -80,8 +80,9 @@ class BrowseSession:
 
     @property
     def taken(self) -> int:
-        """Number of messages that other consumers cannot get, with skipped ones and those held for their
-        order."""
+        """Number of messages that other consumers cannot get, including skipped ones and those held to keep
+        the order.
+        """
         return self._reader.taken if self.is_open else 0
 
     @property

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Who
 
 _REMEMBERED = 1000
-"""Number of sessions that are remembered, so that a caller learns why a session has ended. The oldest
-ended ones are forgotten first."""
+"""Number of sessions to remember, so that a caller learns why a session has ended. The oldest ended ones are
+forgotten first.
+"""
 
 
 class Sessions:

@@ -1,8 +1,8 @@
 """Read the messages of a stream from an offset, without removing them.
 
-A stream delivers a copy to every consumer. It requires a prefetch and delivers more messages as acks
-arrive. It does not report its end: the reader has reached the end when no message arrives for a while. A
-reader that stops early continues at the offset of its last message.
+A stream delivers a copy to every consumer. It requires a prefetch and delivers more messages as acks arrive.
+It does not report its end. The reader has reached the end when no message arrives for some time. A reader
+that stops early continues at the offset of its last message.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _OFFSET = "x-stream-offset"
 _CREDIT = 64
 """Prefetch in messages: few enough for messages of 1 MB, enough for a high rate with messages of 1 kB."""
 _QUIET_S = 1.0
-"""Seconds without a message after which the end is reached. A broker sends existing messages at once."""
+"""Seconds without a message after which the end is reached. A broker sends existing messages immediately."""
 
 
 def offset_of(delivery: Delivery) -> int:
-    """Return the offset of a message in its stream, -1 if its queue is not a stream."""
+    """Return the offset of a message in its stream, or -1 if its queue is not a stream."""
     offset = delivery.properties.headers.get(_OFFSET)
     return offset if isinstance(offset, int) and not isinstance(offset, bool) else -1
 
@@ -48,7 +48,7 @@ class StreamMessages:
         self.taken: int = 0
 
     async def next(self) -> Delivery | None:
-        """Return the next message, or None at the count or at the end of the stream."""
+        """Return the next message, or None if the count or the end of the stream is reached."""
         if self.taken >= self._count:
             return None
         if not self._consumer:

@@ -62,7 +62,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hopback.ops")
 _SURVEY = "survey"
 _MOST_HELD_S = 300.0
-"""Seconds for which a survey holds messages, a sixth of the broker's timeout. Then it ends where it is."""
+"""Longest time in seconds that a survey holds messages, a sixth of the broker's timeout. The survey then ends
+early.
+"""
 _MOST_READ = 100_000
 """Maximum number of messages that a survey reads from a stream. Reading them takes about ten seconds. The
 next survey continues there.
@@ -70,7 +72,7 @@ next survey continues there.
 _MOST_READ_BYTES = 256 * 1024 * 1024
 """Maximum number of bytes that a survey reads from a stream. The next survey continues there."""
 _NEW_S = 86_400.0
-"""Seconds for which an error is marked as new: a day."""
+"""Seconds that an error is marked as new: a day."""
 _REPORT_EVERY = 256
 """Messages between two progress reports. Reading the clock for each would cost as much as grouping it."""
 
@@ -179,7 +181,7 @@ class Surveys:
         not_after: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> ErrorOverview:
-        """Survey all possible queues, except for those that were surveyed after `not_after`."""
+        """Survey all queues that can be surveyed, except those already surveyed after `not_after`."""
         async with self._turn:  # two surveys would hold each other's messages
             self._on_progress = on_progress
             try:
@@ -263,7 +265,7 @@ class Surveys:
     ) -> tuple[Grouping, int, int | None]:
         """Read messages within the limits of a survey.
 
-        Return the grouping, the number of messages and the last offset, which is None without a stream.
+        Return the grouping, the number of messages and the last offset, or None if the queue is not a stream.
         """
         began, seen, place, size = self._clock.now(), 0, 0, 0
         grouping = group_errors(began)

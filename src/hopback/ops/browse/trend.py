@@ -1,7 +1,7 @@
 """Sample the depths of all queues over time.
 
-Samples are kept in the journal, so they survive a restart, and two services with one journal take the
-samples of one.
+Samples are kept in the journal, so they survive a restart, and two services that share a journal take no more
+samples than one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Trends:
         return QueueTrend(queue, kept.samples, last_day(kept, self._documents.clock.now()).arrived)
 
     async def sample(self) -> None:
-        """Keep the depth of each queue, unless a sample was taken a moment ago."""
+        """Keep the depth of each queue, unless a sample was taken very recently."""
         now, kept = self._documents.clock.now(), await self._documents.read(_TREND, QueueTrend)
         changed: dict[str, QueueTrend] = {}
         for one in await self._queues():

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 
 _TURN_BYTES = 512 * 1024
-"""Bytes of a turn: about a hundred ordinary messages, or one large message. It takes up to some tens of
-milliseconds."""
+"""Bytes of a turn: about a hundred ordinary messages or a single large one. A turn takes up to some tens of
+milliseconds.
+"""
 
 
 class Turns:
@@ -21,7 +22,7 @@ class Turns:
         self._bytes = 0
 
     def is_over(self, size: int) -> bool:
-        """Add the memory of one message in bytes and return whether the turn has ended."""
+        """Add a message's memory in bytes and return whether the turn has ended."""
         self._bytes += size
         if self._bytes < self._most:
             return False
@@ -29,6 +30,6 @@ class Turns:
         return True
 
     async def after(self, size: int) -> None:
-        """Add the memory of one message in bytes and yield to the event loop if the turn has ended."""
+        """Add a message's memory in bytes and yield to the event loop if the turn has ended."""
         if self.is_over(size):
             await asyncio.sleep(0)

@@ -345,11 +345,11 @@ async def hold_for(
     dead_letters: DeadLetters, queue: str, name: str, size: int, **options: Any
 ) -> AsyncIterator[tuple[str, DeadLetter]]:
     """Yield a browse session that contains the named message, and that message. Options as in `hold`."""
-    # An id begins with the position. A number alone is a position, too.
+    # An id begins with the position. A number alone is also a position.
     named = name.partition("-")[0]
     place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
     if place > size:
-        # Skip the messages before it, except some: its position may have changed since.
+        # Skip most of the messages before it. Its position may have changed since then.
         skip = max(place - size // 2, 0)
         async with hold(dead_letters, queue, size, skip=skip, **options) as session:
             found = await dead_letters.messages(session, cursor=skip, limit=size)

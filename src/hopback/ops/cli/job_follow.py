@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.interface import DeadLetters
 
-_BETWEEN_RECORDS_S = 5.0  # twelve lines a minute, so that a log stays readable
+_BETWEEN_RECORDS_S = 5.0  # twelve lines per minute, so that a log stays readable
 _BAR_CELLS = 24  # each cell is about 4 % of the job
 _NARROW_CELLS = 10  # 10 % per cell, so that it fits next to the counts in 80 columns
 _WIDE_COLUMNS = 100  # width from which the wide bar leaves room for a long queue name

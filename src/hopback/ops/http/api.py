@@ -182,7 +182,7 @@ def _route(path: str, methods: dict[str, AnsweredEndpoint], services: Services) 
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)
 
-    # Starlette only calls the answer, which may be any ASGI application.
+    # Starlette only calls the answer, so it may be any ASGI application.
     return PathRoute(path, cast("Any", answer), methods=list(methods))
 
 
@@ -276,7 +276,9 @@ async def _check_and_answer(endpoint: AnsweredEndpoint, call: Call[Any, Any]) ->
 
 
 async def _admit(endpoint: AnsweredEndpoint, request: Request, services: Services) -> Principal:
-    """Return the caller of a request. Refused if it is not permitted. The audit records a refused change."""
+    """Return the caller of a request. Raise Refused if the request is not permitted. The audit records a
+    refused change.
+    """
     principal = NOBODY
     try:
         found = await services.shared.gate.identify(request)
@@ -342,7 +344,7 @@ _EVENT = {
 def openapi_document(
     endpoints: Iterable[AnsweredEndpoint], brokers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the OpenAPI document. Every path exists below each of the served brokers as well."""
+    """Return the OpenAPI document. Every path also exists under each served broker."""
     rows = list(endpoints)
     types: list[Any] = [ProblemDocument]
     for row in rows:

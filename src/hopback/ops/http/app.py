@@ -83,7 +83,7 @@ _LOG = logging.getLogger("hopback.ops.http")
 _BAD_PATH = Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""The only hosts of requests to a service without authentication."""
+"""The only hosts that requests to a service without authentication may name."""
 
 FIRST_READ_S = 0.15
 """Seconds that a page waits for the first reading of a broker: most brokers answer within this time, and the
@@ -309,7 +309,7 @@ class BrokerPaths(BaseRoute):
         return (Match.FULL if known else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer by the routes of the broker, independent of the encoding of its name."""
+        """Answer with the broker's routes, regardless of how its name is encoded."""
         _, _, sent, *rest = sent_path(scope).split("/", 3)
         name = unquote(sent)
         path = "/".join([broker_path(name), *rest])

@@ -132,7 +132,7 @@ async def _import_page(visit: Visit) -> Response:
 # Bytes of a line: a message of 16 MiB, RabbitMQ's default limit, in base64 with its headers. A longer line is
 # refused, because parsing it would block the service for more than 100 ms.
 _LONGEST_LINE = 32 * 1024 * 1024
-_LONGEST_FIELD = 8192  # bytes of a field or of the head of a part: a reason or a name
+_LONGEST_FIELD = 8192  # bytes of a field, such as a reason or a name, or of a part's head
 _MOST_FIELDS = 10  # fields of a form. The page sends three.
 _BOUNDARY = re.compile(
     r'multipart/form-data *;.*?boundary="?([\w\'()+,./:=?-]{1,70})"?', re.IGNORECASE

@@ -155,7 +155,9 @@ class Gate:
 
 
 def is_same_origin(headers: Headers, *, silent: bool) -> bool:
-    """Whether a browser sent this from the page itself. `silent` is the result without such headers."""
+    """Whether a browser sent the request from the service's own page. `silent` is the result for a request
+    without the headers that show this.
+    """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
         return site == "same-origin"

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-_PERIOD_S = 60.0  # seconds of one count: an attack shows in the audit while it lasts
+_PERIOD_S = 60.0  # seconds per count, so that the audit shows an attack while it lasts
 _ROWS_OF_A_STRANGER = 1  # rows per period for unauthenticated requests
 _ROWS_OF_A_CALLER = 20  # rows per period of an authenticated caller
-_MOST_PERIODS = 100  # callers and addresses counted apart: at most 200 rows a minute
+_MOST_PERIODS = 100  # callers and addresses counted separately: at most 200 rows per minute
 _ELSEWHERE = ""
 
 
@@ -102,5 +102,5 @@ async def write_denial(operations: Operations, denial: Denial) -> None:
             result="refused",
             details={"address": denial.address, **denial.details},
         )
-    except Exception as error:  # whatever keeps the audit from being written
+    except Exception as error:  # any failure to write the audit
         _LOG.warning("a refusal could not be written to the audit", exc_info=error)

@@ -48,7 +48,7 @@ class StreamedResponse(StreamingResponse):
     _streaming: asyncio.Task[None] | None = None
 
     async def stream_response(self, send: Send) -> None:
-        """Send the content in a separate task, which is not cancelled together with this one."""
+        """Send the content in a separate task that is not cancelled together with this one."""
         self._streaming = asyncio.create_task(super().stream_response(send), name="streaming")
         await asyncio.shield(self._streaming)
 
@@ -82,7 +82,7 @@ _END = b"event: end\ndata: {}\n\n"
 async def job_events(
     jobs: AsyncIterator[Job], place: Callable[[Job], object] = lambda job: job
 ) -> AsyncGenerator[bytes, None]:
-    """Yield each change of a job, at most ten per second, and `end` when the job has ended.
+    """Yield each change of a job, with at most ten changes per second, and `end` when the job has ended.
 
     `place` adds the path prefix of the broker to the paths in a job.
     """
@@ -106,7 +106,9 @@ async def search_events(
 async def page_search_events(
     found: AsyncGenerator[SearchProgress, None], queue: str = ""
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a search for a page. A refusal becomes a skipped queue, which the page can show."""
+    """Yield the events of a search for a page. A refusal becomes a skipped queue, so that the page can show
+    it.
+    """
 
     async def reports() -> AsyncGenerator[SearchProgress, None]:
         async with aclosing(found):
@@ -147,7 +149,7 @@ async def _keep_alive(
 
 
 class LongWork(Generic[ValueT]):
-    """An operation that may take minutes, in a separate task, with its `progress`.
+    """An operation that may take minutes and runs in a separate task, with its `progress`.
 
     `work` reports its progress to its argument. If it is cancelled, it requeues the messages that it holds.
     """
@@ -264,7 +266,7 @@ async def _read(jobs: AsyncIterator[Job], waiting: asyncio.Queue[Job | None]) ->
 
 
 class EventStreams:
-    """Opens event streams and limits their number, for each caller and in total."""
+    """Opens event streams and limits their number per caller and in total."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits

@@ -25,7 +25,7 @@ class HeavyRequests:
         self._running = CallerCounts()
 
     def begin(self, caller: str) -> Callable[[], None]:
-        """Count one request more and return the function that ends it. Refused if too many are running."""
+        """Count another request and return the function that ends it. Refused if too many are running."""
         own, total, limits = self._running[caller], self._running.total(), self._limits
         if own >= limits.heavy_requests_per_caller or total >= limits.heavy_requests:
             raise Refused(

@@ -76,7 +76,7 @@ def hash_of(secret: str) -> str:
 def new_key(
     name: str, grant: Grant, *, expires: float | None, made_by: str, now: float
 ) -> tuple[str, ApiKey]:
-    """Make a key: the secret to show once, and the key to store. Raises BadKeyName."""
+    """Generate a key. Return the secret to show once, and the key to store. Raises BadKeyName."""
     if not is_key_name(name):
         raise BadKeyName(
             "expected a name for the key of 1 to 100 printable characters, got another"
@@ -109,7 +109,7 @@ class KeyRing:
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """All keys, those of the settings first."""
+        """Return all keys. Keys from the settings are first."""
         return (*self._given.values(), *self._kept.values())
 
     async def refresh(self, now: float) -> None:

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-_COUNTS_EVERY_S = (
-    10.0  # seconds between two writes of refusal counts, which are late by that at most
-)
+_COUNTS_EVERY_S = 10.0  # seconds between two writes of refusal counts, and their maximum delay
 
-_TAKE_OVER_EVERY_S = 5.0  # seconds between two looks for jobs whose processes are gone
+_TAKE_OVER_EVERY_S = 5.0  # seconds between two checks for jobs whose processes have died
 
 _FIRST_S = 1.0  # seconds after which the first reading of the next broker begins
 
@@ -91,7 +89,7 @@ async def _watch(
 
 
 def compile_pages(templates: Environment) -> None:
-    """Compile every page, which takes 0.4 s of CPU in all, before the first request needs one."""
+    """Compile all pages before the first request needs one. This takes 0.4 s of CPU in total."""
     for name in templates.list_templates(extensions=["html"]):
         templates.get_template(name)
 
@@ -104,7 +102,7 @@ async def _write_counts(services: Services) -> None:
 
 
 async def _take_over(services: Services) -> None:
-    """Continue jobs whose processes are gone, of every broker that answers."""
+    """On every broker that answers, continue the jobs whose processes have died."""
     while True:
         await asyncio.sleep(_TAKE_OVER_EVERY_S)
         for each in services.shared.brokers:

@@ -60,17 +60,17 @@ class Sweep:
         self._trends: dict[str, deque[tuple[float, int]]] = {}
         self._content: object = None
         self.changed_at: float = float("-inf")
-        """When the content of a sweep last changed."""
+        """The time when the content of a sweep last changed."""
 
     async def get(self) -> Swept:
-        """Return the queues, at most a second old. Raise the error of a broker that is away."""
+        """Return the queues, at most a second old. Raise the error of an unavailable broker."""
         swept = await self.get_or_last()
         if swept.error is not None:
             raise swept.error
         return swept
 
     async def get_or_last(self, first_s: float | None = None) -> Swept:
-        """Return the same, or the last sweep with the error while the broker is away.
+        """Return the same. While the broker is unavailable, return the last sweep with the error.
 
         NotReadYet if the first sweep takes longer than `first_s` seconds. None waits for its end.
         """
@@ -229,7 +229,7 @@ _EXPENSIVE_FRESH_S = 10.0  # seconds: candidates and surveys do not change by th
 
 
 class RecentAnswers:
-    """The expensive answers about one broker, which all visitors share."""
+    """The expensive answers about a broker. All visitors share them."""
 
     def __init__(self, operations: Operations) -> None:
         clock = operations.clock
@@ -245,7 +245,7 @@ class RecentAnswers:
         """The survey that a visitor started and does not wait for."""
 
     async def compute(self) -> None:
-        """Compute the answers of the first pages. The pages report a broker that is away."""
+        """Compute the answers of the first pages. The pages report an unavailable broker."""
         with suppress(HopbackError):
             await self.sweep.get()
             await self.drawings.get()

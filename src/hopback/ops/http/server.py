@@ -53,7 +53,7 @@ class Timeouts:
     needs one second.
     """
     idle_s: float = 5.0
-    """Between an answer and the next request."""
+    """Seconds between an answer and the next request."""
     stalled_s: float = 60.0
     """While the client does not read the answer."""
 

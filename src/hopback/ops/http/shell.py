@@ -144,7 +144,7 @@ def _limit_body(receive: Receive, most: int, seconds: float) -> Receive:
 
     async def receive_within() -> Message:
         nonlocal read, whole, deadline
-        if whole:  # the next message is the end of the connection, which has no limit
+        if whole:  # the next message is the end of the connection, and it has no time limit
             return await receive()
         deadline = deadline or asyncio.get_running_loop().time() + seconds
         try:

@@ -42,7 +42,7 @@ class SignInPages:
         self._templates = templates
 
     async def show(self, request: Request) -> Response:
-        """Show the form. A login link signs in at once."""
+        """Show the form. A login link signs in immediately."""
         token = request.query_params.get("token")
         onward = own_page(request.query_params.get("next", "/"))
         if token is not None:

@@ -91,7 +91,7 @@ def is_safe_address(url: str) -> bool:
 
 
 _KEYS_FRESH_S = 300.0
-"""Seconds for which published keys are used. Issuers publish a key long before they sign with it."""
+"""Seconds that published keys are used. Issuers publish a key long before they sign with it."""
 _AGAIN_S = 10.0
 """Seconds between two requests for an unknown key id, so that forged ids do not cause a request each."""
 _FETCH_S = 5.0

@@ -336,14 +336,14 @@ def _pass_result(done: Future[None], *, to: Future[None]) -> None:
 
 
 class DiscardAction(Action):
-    """Removes messages, each after it was written to the export file, if there is one."""
+    """Removes messages. With an export file, each message is first written to it."""
 
     def __init__(self, job: JobRecord, queue: DeadLetterQueue) -> None:
         self._lines = _LinesFirst(job, "not discarded, because the export was not written")
         self._queue = queue
 
     def prepare(self, delivery: Delivery) -> ArchivedMessage:
-        """Return the line to write. Empty without an export."""
+        """Return the line to write, or an empty one without an export."""
         if self._lines.sink is None:
             return ArchivedMessage(b"", None)
         dead_letter = read_dead_letter(delivery, 0, self._queue)

@@ -1,6 +1,6 @@
 """Take the messages that a job sends, in batches.
 
-A batch consists of the selected messages that are at hand and match the filter of the job. The job saves one
+A batch consists of the selected messages that are available and match the job's filter. The job saves one
 checkpoint for each batch, which costs some milliseconds. Small batches are therefore enlarged while the
 broker is busy with earlier messages.
 """
@@ -39,7 +39,7 @@ TURN_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class SelectedMessage:
-    """A message to send, its number in the queue, and about the memory it takes, in bytes."""
+    """A message to send, its number in the queue, and the approximate memory it takes, in bytes."""
 
     delivery: Delivery
     place: int

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 
 class ClassicCursor(CountingCursor):
-    """`head` is the number of messages before the rest of the selection. None if it is unknown."""
+    """`head` is the number of messages before the rest of the selection, or None if unknown."""
 
     sends_last_alone = True
     is_in_place = True

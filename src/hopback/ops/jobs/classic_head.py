@@ -95,8 +95,8 @@ def decide_head(
 ) -> int | None:
     """Return the length of the head at the beginning of the `found` messages, or None if it is unknown.
 
-    `found` contains one message more than the head can have, if the queue does. It may be empty if no message
-    can be back.
+    `found` contains one more message than the head can have, if the queue has that many. It may be empty if
+    no message can be back.
     """
     if limits.most <= began.kept:
         # Fewer messages than there must be: others have taken or hold some.

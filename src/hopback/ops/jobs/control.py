@@ -22,7 +22,7 @@ class EndJob(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """The changes that operators request of a running job, in whichever process it runs."""
+    """The changes that operators request from a running job, regardless of its process."""
 
     paused: bool = False
     cancelled: bool = False

@@ -174,7 +174,7 @@ class SelectionCursor:
         return None
 
     def belongs(self, delivery: Delivery) -> bool:
-        """Whether a delivered message is one of the selection. Ask once for each message."""
+        """Whether a delivered message belongs to the selection. Call this once per message."""
         raise NotImplementedError
 
     def checkpoint(self) -> Checkpoint:
@@ -182,7 +182,7 @@ class SelectionCursor:
         raise NotImplementedError
 
     def more(self) -> int:
-        """Return how many further messages to search when all of `count` were delivered."""
+        """Return the number of further messages to search after all `count` messages have been delivered."""
         return 0
 
     def why_incomplete(self, *, has_others: bool) -> str:
@@ -290,7 +290,7 @@ class CountingCursor(SelectionCursor):
         self.state = CursorState.LAST
 
     def _end_last(self, _value: object) -> None:
-        """A message that was not acked when nothing is in flight is still in the queue."""
+        """If a message has not been acked and none is in flight, it is still in the queue."""
         self.state = CursorState.TAKING
 
     @property

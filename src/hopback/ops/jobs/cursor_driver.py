@@ -74,7 +74,7 @@ class CursorDriver:
         return bool(self._waiting)
 
     async def begin(self, checkpoint: Checkpoint, rate: float | None) -> None:
-        """Take messages until the cursor knows where the selection ends, or has stopped.
+        """Take messages until the cursor has found the end of the selection or has stopped.
 
         A job with a `rate` holds no more messages than it sends in ten minutes.
         """

@@ -79,7 +79,7 @@ class Engine:
     ) -> None:
         """Closing the connection makes the queue requeue all unsettled messages in order.
 
-        Other tasks of the process run after `per_turn` messages were sent.
+        Other tasks of the process run after every `per_turn` sent messages.
         """
         self._leased = leased
         self._driver = driver
@@ -118,7 +118,7 @@ class Engine:
             raise
 
     async def _outcome(self) -> tuple[JobState, str, BrokerError | None]:
-        """Work. Return the state that follows, its reason, and the error if the broker went away."""
+        """Work. Return the next state, its reason, and the error if the broker became unavailable."""
         try:
             await self._work()
             return *self._completed(), None
@@ -186,7 +186,8 @@ class Engine:
         """Save the marks of all messages that the job holds, before any of them is sent."""
         cursor = self._driver.cursor
         if self._driver.is_exhausted and cursor.sends_last_alone:
-            # The last message goes alone, after the acks of all others: if it is gone, all are.
+            # The last message is sent alone, after the acks of all others. If it has left the
+            # queue, all have.
             await self._await_all_acks()
             cursor.handle(CursorEvent.LAST_ALONE)
         cursor.handle(CursorEvent.SENDING)

@@ -68,7 +68,7 @@ class JobProgress:
         await self._write(replace(job, rate=self._leased.control.rate))
 
     async def save_if_due(self) -> None:
-        """Save if the last save is a second ago."""
+        """Save if the last save was at least a second ago."""
         if self._clock.now() - self._saved_at >= SAVE_EVERY_S:
             await self.save()
 

@@ -1,4 +1,5 @@
-"""The journal in SQL: jobs survive their process, and a queue has one active job in all processes.
+"""The journal in SQL. Jobs survive their process, and a queue has at most one active job across all
+processes.
 
 Processes with the same database and broker share their jobs. A job whose process does not renew its lease is
 read as interrupted. An SQLite file needs no extra, PostgreSQL needs the extra `postgres`.
@@ -46,7 +47,7 @@ def _to_json(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JournalShare:
-    """The share of one broker in a journal of several brokers.
+    """A broker's share of a journal for several brokers.
 
     The share of the first broker (`is_first`) includes entries that belong to none of the `others`: those
     without a broker, or of a broker that is no longer served.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class LeasedJob:
     """A job that runs in this process, with its lease and the requests of operators.
 
-    It lasts over reconnections: each of them begins another run of the engine.
+    It outlasts reconnections. Each reconnection begins another run of the engine.
     """
 
     def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:

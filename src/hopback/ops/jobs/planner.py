@@ -63,7 +63,7 @@ def check_request(request: JobRequest) -> None:
 
 
 class Planner:
-    """Makes job specifications from requests."""
+    """Turns requests into job specifications."""
 
     def __init__(self, broker: ManagedBroker, sessions: Sessions, settings: Settings) -> None:
         self.broker = broker

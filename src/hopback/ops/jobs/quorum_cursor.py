@@ -29,8 +29,8 @@ not found after a crash, it was moved, and so were all others. If it is found, t
 the queue and the redelivered flags must agree, because a message behind the selection may be equal.
 
 If the job is killed in FINDING, the queue requeues the messages that it holds behind other redelivered
-messages, unless it holds all of them. The first consumer gets as many messages as its prefetch allows in
-one step of the queue. So the order is intact if not more messages are redelivered than that
+messages, unless it holds all of them. The first consumer gets as many messages as its prefetch allows in one
+step of the queue. The order is therefore intact if no more than that number of messages are redelivered
 (`Checkpoint.finding`).
 
 If the order is not intact, or if the driver cannot hold all redelivered messages, the messages are not in

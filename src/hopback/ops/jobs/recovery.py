@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.leased_job import LeasedJob
 
 _RECONNECT = Backoff(first=0.5, most=15.0)
-"""Seconds between two attempts to reach a broker that is away."""
+"""Seconds between two attempts to reach an unavailable broker."""
 _HOLDERS_S = 300.0
 """How long a resumed job waits for stale connections, in seconds. RabbitMQ closes them after 180 s."""
 _ASK_HOLDERS_S = 1.0
@@ -44,7 +44,7 @@ class Recovery:
     """Waits until the next run of a job can begin."""
 
     def __init__(self, broker: ManagedBroker, patience_s: float) -> None:
-        """`patience_s` is how long a job waits for a broker that is away, in seconds."""
+        """`patience_s` is the time in seconds that a job waits for an unavailable broker."""
         self._broker = broker
         self._patience_s = patience_s
 

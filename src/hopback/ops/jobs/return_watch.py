@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.leased_job import LeasedJob
 
 MEASURE_S = 10.0
-"""Longest time, in seconds, for which a job counts arrivals before it sends its first message.
+"""Longest time in seconds that a job counts arrivals before it sends its first message.
 
 A longer time would find slower rates. Operators wait for this time before anything happens.
 """
 _LOOKS = 10
-"""Number of times that a job counts arrivals during one watch: messages that return at once end it early."""
+"""Number of times that a job counts arrivals during one watch: messages that return immediately end it
+early.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class StopRule:
 
 
 def returned_text(found: Arrivals, sent: int) -> str:
-    """Number of returned messages of those sent."""
+    """Return the number of sent messages that have returned, as text."""
     least = "at least " if found.looked_at < found.count else ""
     return f"{least}{found.came_back or 0:,} of {count_of(sent)} returned"
 
@@ -158,7 +160,7 @@ class ReturnWatch:
             raise self.requeued  # the next run takes the remaining messages again
 
     async def look_if_due(self, sent: int) -> None:
-        """Count arrivals now and then while the messages after the last stage are sent."""
+        """Count arrivals at intervals while the messages after the last stage are sent."""
         now, seconds = asyncio.get_running_loop().time(), self.timer.time.seconds
         is_due = now - self._looked_at >= max(seconds / _LOOKS, SAVE_EVERY_S)
         if sent > max(self.stages) and is_due:
@@ -194,7 +196,7 @@ class ReturnWatch:
         self._leased.show(replace(self._leased.job, state_reason=""))
 
     async def look(self, *, had_time: bool) -> Arrivals:
-        """Count the arrived messages, and how many of them had been sent by this job.
+        """Count the arrived messages, and those among them that this job had sent.
 
         `had_time` is whether messages had time to return. Otherwise a result of none is unknown.
         """
@@ -204,7 +206,7 @@ class ReturnWatch:
             try:
                 await driver.messages.check()
             except BrokerError as lost:
-                # A broker requeues messages that are held for too long. A watch may be longer than that.
+                # A broker requeues messages that are held for too long. A watch may last longer.
                 if not had_time or is_away(lost):
                     raise
                 self.requeued, holding = lost, False

@@ -1,7 +1,7 @@
 """Run jobs in this process, one task each, and follow the jobs of other processes by the journal.
 
-A job runs until its engine ends it. While the broker is away the job waits for it and then continues with
-another run of the engine. A heartbeat renews the lease of the job in the journal.
+A job runs until its engine ends it. While the broker is unavailable, the job waits for it and then continues
+with another run of the engine. A heartbeat renews the lease of the job in the journal.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ class JobRunner:
     async def take_over(
         self, jobs: Iterable[JobRecord]
     ) -> AsyncIterator[tuple[JobRecord, JobRecord]]:
-        """Resume the jobs whose processes have ended. Yield each one as it was, and as it is now.
+        """Resume the jobs whose processes have ended. Yield each job in its old and its new state.
 
-        Paused jobs are left out, and jobs that have lost many processes.
+        Paused jobs, and jobs that have lost many processes, are left out.
         """
         for job in jobs:
             if not job.is_orphaned or job.run >= _MOST_RUNS:
@@ -323,7 +323,7 @@ class JobRunner:
             _log.warning("the end of job %s was not announced: %s", job.id, failed)
 
     async def current(self, job_id: str) -> JobRecord | None:
-        """Return a job as it is now. None if it is unknown."""
+        """Return the current state of a job, or None if it is unknown."""
         leased = self._leased.get(job_id)
         return leased.job if leased is not None else await self._journal.job(job_id)
 

@@ -34,7 +34,7 @@ class Sender:
     """Knows the messages that are in flight, and those that failed."""
 
     def __init__(self, action: Action, driver: CursorDriver, pace: Pace, sent: int) -> None:
-        """`sent` is the number of messages that earlier runs have sent, as far as they count for a ramp."""
+        """`sent` is the number of messages from earlier runs that count towards a ramp."""
         self._action = action
         self._driver = driver
         self._pace = pace

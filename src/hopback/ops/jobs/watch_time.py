@@ -42,7 +42,7 @@ class WatchTime:
 
 
 class WatchTimer:
-    """Learns from messages how long they take from a re-drive to their return."""
+    """Learns from messages how long a re-driven message takes to return."""
 
     def __init__(self, source: DeadLetterQueue, asked: float | None = None) -> None:
         self._asked = asked
@@ -81,7 +81,7 @@ class WatchTimer:
 
     @property
     def time(self) -> WatchTime:
-        """The time to watch, by all messages so far."""
+        """The time to watch, based on all messages so far."""
         if self._asked is not None:
             return WatchTime(self._asked, f"{seconds_text(self._asked)}, as asked for")
         ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
@@ -148,7 +148,7 @@ class WatchTimer:
 
 
 def plan_seconds(plan: Plan) -> float:
-    """Return how long a re-driven message of this plan waits in all if it fails every time."""
+    """Return the total time that a re-driven message of this plan waits if it fails every time."""
     if not plan.redrive.reset or not plan.tiers:
         return 0.0
     once = sum(tier.delay_ms for tier in plan.tiers) / 1000

@@ -123,7 +123,7 @@ class FileSink:
 
 
 def check_writable(path: str) -> None:
-    """Raise if a library is missing that a later write needs."""
+    """Raise an error if a library that a later write needs is missing."""
     if path.endswith(_COMPRESSED):
         _zstandard()
 

@@ -16,7 +16,7 @@ from hopback.message import Delivery, Properties
 
 _HASHED_BYTES = (
     512 * 1024
-)  # bytes of each end of a body: about a millisecond. The middle is left out.
+)  # bytes hashed at each end of a body. They take about a millisecond. The middle is left out.
 _USUAL_HEADERS = 64  # headers whose sorted names are cached. More names may come from an attacker.
 _SINGLE = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
 _MANY_VALUES = (
@@ -32,7 +32,7 @@ _SIMPLE_PROPERTIES = tuple(
 def content_digest(delivery: Delivery) -> str:
     """Return a hash of body and properties, without the counts that a quorum queue adds.
 
-    Of a body over 1 MiB, the length, the beginning and the end are hashed.
+    For a body over 1 MiB, only the length, the beginning and the end are hashed.
     """
     digest = hashlib.sha256()
     body = delivery.body

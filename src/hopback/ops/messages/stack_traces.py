@@ -1,4 +1,5 @@
-"""Find the root cause in a stack trace of any common language. Pure, total, in linear time.
+"""Find the root cause in a stack trace of any common language. This module is pure, accepts any text and
+takes linear time.
 
 Frameworks wrap the exception of a handler: Spring in a ListenerExecutionFailedException, .NET in an
 AggregateException, Symfony in a HandlerFailedException. Grouped by the wrapper, all failures of a service

@@ -1,7 +1,7 @@
 """Template environment and filters, and the safe display of message content.
 
 Content is untrusted and always escaped as text. Invisible characters (control characters, terminal escapes,
-direction marks) are replaced by their names. Compressed bodies are unpacked up to the displayed size.
+direction marks) are replaced with their names. Compressed bodies are unpacked up to the displayed size.
 """
 
 from __future__ import annotations
