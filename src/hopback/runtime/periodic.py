@@ -56,7 +56,7 @@ _JUMP_S = 5.0
 smaller differences."""
 
 _SETTLE_S = 5.0
-"""Seconds that a sender waits after a jump. If the clock returns before that, its jump has no effect."""
+"""Seconds that a sender waits after a jump. If the clock returns within this time, the jump has no effect."""
 
 _AHEAD_MS = 60_000
 """Milliseconds that the progress may be ahead of the clock. Up to here it is the difference between two

@@ -351,9 +351,7 @@ class Service:
         await self.upkeep.remove(app.topology, queues)
         ending = Shutdown(member.consumers, self._stopping, Bus(), self.options.grace)
         self._handled_by_removed += (await ending.run()).handled
-        if (
-            self._added.pop(app, None) is not None
-        ):  # otherwise the service has ended in the meantime
+        if self._added.pop(app, None) is not None:  # otherwise the service has ended
             await stack.aclose()
         for consumer in member.consumers:
             self.environment.bus.emit("consumer.removed", {"queue": consumer.queue})

@@ -35,7 +35,7 @@ class ReturnKind(StrEnum):
 
 
 _MOST_HOPS = 500
-"""Dead-letterings at the same time of the clock. A message above it is in a cycle without a delay."""
+"""Dead-letterings at the same clock time. A message above it is in a cycle without a delay."""
 _REST_S = 10.0
 """Seconds such a message waits, so that virtual time advances and other messages are processed."""
 _MOST_CRASHES = 5

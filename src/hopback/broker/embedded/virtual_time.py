@@ -88,7 +88,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @property
     def threads_at_work(self) -> int:
-        """Number of threads working for this loop. In the meantime, virtual time stops."""
+        """Number of threads working for this loop. Virtual time stops while there are any."""
         return self._threads
 
     def stuck(self) -> StuckLoop:

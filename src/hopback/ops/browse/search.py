@@ -44,7 +44,7 @@ _EXCERPT = 60
 _REPORT_S = 0.5
 """Seconds between two progress reports."""
 _MOST_HITS = 200
-"""Number of hits that triggers a report immediately, to keep few hits in memory."""
+"""Number of hits that triggers an immediate report, to keep few hits in memory."""
 _EXCERPT_BYTES = 1024 * 1024
 """Bytes of a body that are searched for the excerpt. A word found after them has no excerpt."""
 

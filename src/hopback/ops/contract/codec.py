@@ -27,12 +27,12 @@ _SHOWN = 80  # characters of a wrong value: enough to recognise it, too few for 
 
 
 def to_json(value: object) -> Any:
-    """The value as objects, lists, texts and numbers of JSON."""
+    """Return the value as JSON objects, lists, strings and numbers."""
     return msgspec.json.decode(encode(value))
 
 
 def encode(value: object) -> bytes:
-    """The value as the bytes of a JSON document."""
+    """Return the value as an encoded JSON document."""
     return msgspec.json.encode(value, enc_hook=_write)
 
 

@@ -76,8 +76,8 @@ async def _watch(
 ) -> None:
     """Compute the first answers about a broker, then sweep and survey it until cancelled.
 
-    The first readings of the brokers run one at a time, so that pages are served in the meantime. A broker
-    that does not answer delays the others only briefly.
+    At most `FIRST_AT_ONCE` brokers are read for the first time at the same time, so that pages are still
+    served. A broker that does not answer delays the others only briefly.
     """
     async with first:
         with suppress(TimeoutError):

@@ -145,8 +145,8 @@ def parse_content(delivery: Delivery, limit: int = BODY_BYTES) -> object:
 
 
 def parse_as(content_type: str | None, body: bytes, *, too_deep: object = None) -> object:
-    """Return the parsed body: The content type selects MessagePack or YAML. The default is JSON. None if it
-    is invalid.
+    """Return the parsed body, or None if it is invalid. The content type selects MessagePack or YAML. The
+    default is JSON.
 
     `too_deep` is returned for JSON that is nested more deeply than Python can parse.
     """
