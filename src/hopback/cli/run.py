@@ -137,7 +137,7 @@ def _run_one(settings: RunSettings) -> int:
             do=f"Name one of {', '.join(app.handlers)}.",
             code=Exit.USAGE,
         )
-    # uvloop speeds up sockets only.
+    # uvloop speeds up only sockets.
     factory = None if settings.embedded else quick_loop()
     try:
         with asyncio.Runner(loop_factory=factory) as runner:

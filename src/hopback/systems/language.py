@@ -26,7 +26,7 @@ def in_language(english: str, portuguese: str) -> str:
 
 
 def choose_language(accepted: str, known: Sequence[Language]) -> Language:
-    """Return the known language that an `Accept-Language` header prefers, else the first one.
+    """Return the known language that an `Accept-Language` header prefers, or the first one if there is none.
 
     Regions are ignored: `pt-BR` is `pt`. A language with `q=0` is refused by the client.
     """
