@@ -416,7 +416,8 @@ async def test_edit_publishes_changed_copy_and_keeps_original() -> None:
         assert (headers["x-fixed"], headers[COPY_OF]) == ("yes", "m-1")
         assert "x-number" not in headers
         assert found.held(DLQ) == ["m-0", "m-1", "m-2"]
-        (entry, *_) = await found.dead_letters.audit()
+        released, entry, *_ = await found.dead_letters.audit()
+        assert released.action == "session.release"
         assert (entry.action, entry.reason, entry.by) == ("message.edit", "wrong number", "ann")
 
 
