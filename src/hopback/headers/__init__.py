@@ -11,6 +11,7 @@ from hopback.fields import canonical, canonical_text
 from hopback.headers.failure import (
     FAILURE_BYTES,
     Failure,
+    add_http_status,
     failure_from_exception,
     failure_from_reason,
     failure_from_status,
@@ -58,6 +59,7 @@ __all__ = [
     "Failure",
     "History",
     "Mark",
+    "add_http_status",
     "bare_properties",
     "broker_failures",
     "can_park",

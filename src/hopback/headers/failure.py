@@ -39,6 +39,19 @@ _VARYING = re.compile(
     re.IGNORECASE,
 )
 """Variable parts of a reason, and HTTP status codes."""
+_NAMED_STATUS = re.compile(
+    r"\b(?:HTTP(?:/\d(?:\.\d)?)?|status(?:[ _-]?code)?(?: does not indicate success)?)\W{1,3}"
+    r"(?P<code>[1-5]\d\d)(?!\d)",
+    re.IGNORECASE,
+)
+_PHRASED_STATUS = re.compile(
+    r"\b(?P<code>[3-5]\d\d)\W{1,2}(?:Client Error|Server Error|Moved|Found|See Other|Temporary Redirect"
+    r"|Permanent Redirect|Bad Request|Unauthorized|Payment Required|Forbidden|Not (?:Found|Acceptable)"
+    r"|Method Not|Request Timeout|Conflict|Gone|Precondition|Payload Too|Content Too|Unsupported Media"
+    r"|Unprocessable|Locked|Failed Dependency|Too (?:Early|Many)|Internal Server|Not Implemented"
+    r"|Bad Gateway|Service Unavailable|Gateway Time)"
+)
+"""An HTTP status code before its phrase, as in `503 Service Unavailable`."""
 
 _Frames: TypeAlias = "tuple[tuple[str, str, int], ...]"
 """The place (`module:function`), the file and the line of each frame."""
@@ -117,6 +130,15 @@ def failure_from_status(status: int, reason: str = "") -> Failure:
     return failure_from_reason("" if reason == kind else reason, kind=kind)
 
 
+def add_http_status(kind: str, message: str) -> str:
+    """Return the type of an error with the HTTP status that its message contains, if there is one.
+
+    Use it for fingerprints: the same call may fail with a status that a repetition cannot repair.
+    """
+    found = _NAMED_STATUS.search(message) or _PHRASED_STATUS.search(message)
+    return kind if found is None else f"{kind} {found['code']}"
+
+
 def _without_numbers(reason: str) -> str:
     return _VARYING.sub(lambda found: found["status"] or "#", reason)
 
@@ -149,7 +171,9 @@ def failure_from_traceback(text: str) -> Failure:
     return Failure(
         type=clip(kind.strip(), _NAME_BYTES),
         message=clip(message.strip(), _MESSAGE_BYTES),
-        fingerprint=_fingerprint(kind.strip(), frame or _without_numbers(message)),
+        fingerprint=_fingerprint(
+            add_http_status(kind.strip(), message), frame or _without_numbers(message)
+        ),
         frame=clip(frame, _NAME_BYTES),
         stack=_end_of("\n".join(lines), _STACK_BYTES),
     )

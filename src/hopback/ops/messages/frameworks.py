@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeAlias
 
-from hopback.headers import Failure, clip, failure_from_reason
+from hopback.headers import Failure, add_http_status, clip, failure_from_reason
 from hopback.ops.messages.stack_traces import root_cause
 
 if TYPE_CHECKING:
@@ -166,9 +166,11 @@ _READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony,
 def _failure(kind: str, message: str, stack: str, last: float) -> Failure:
     """Return the failure of the root cause. Type and frame give its fingerprint, or type and message."""
     cause = root_cause(kind, message, stack)
-    made = failure_from_reason(cause.frame or cause.message, kind=cause.type)
+    made = failure_from_reason(
+        cause.frame or cause.message, kind=add_http_status(cause.type, cause.message)
+    )
     return Failure(
-        type=made.type,
+        type=clip(cause.type, 255),
         message=clip(cause.message, _TEXT_BYTES),
         fingerprint=made.fingerprint,
         frame=clip(cause.frame, 255),

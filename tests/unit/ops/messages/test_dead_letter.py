@@ -219,6 +219,51 @@ def test_fingerprint_ignores_numbers_and_line_numbers() -> None:
     )
 
 
+_AXIOS = (
+    "AxiosError: Request failed with status code 503\n    at Tickets.sync (/app/tickets.js:1:2)"
+)
+_NET = "Response status code does not indicate success: 503 (Service Unavailable)."
+_SPRING = (
+    "a.HttpServerErrorException: 503 Service Unavailable from GET http://x\n\tat a.B.c(B.java:1)"
+)
+_DRAMATIQ = (
+    'Traceback (most recent call last):\n  File "/srv/a.py", line 3, in charge\n    raise error\n'
+    "httpx.HTTPStatusError: Server error '503 Service Unavailable' for url 'http://x'"
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"x-error-message": "Request failed with status code 503", "x-error-stack": _AXIOS}, ""),
+        ({"MT-Fault-ExceptionType": "E", "MT-Fault-Message": _NET, "MT-Fault-StackTrace": " at A.B()"}, ""),
+        ({"x-exception-message": "503 Service Unavailable", "x-exception-stacktrace": _SPRING}, ""),
+        ({"x-last-error": "HTTPError: 503 Server Error: Service Unavailable for url: http://x"}, ""),
+        ({}, json.dumps({"actor_name": "a", "queue_name": "q", "args": [], "kwargs": {},
+                         "options": {"traceback": _DRAMATIQ}, "message_id": "m"})),
+    ],
+    ids=["axios", "MassTransit", "Spring", "requests", "Dramatiq"],
+)  # fmt: skip
+def test_fingerprint_includes_http_status_of_other_frameworks(
+    headers: dict[str, str], body: str
+) -> None:
+    """A re-drive of the group must not send messages along whose status a repetition cannot repair."""
+
+    def fingerprint(status: int) -> str:
+        changed = {name: text.replace("503", str(status)) for name, text in headers.items()}
+        return dead_letter(changed, body.replace("503", str(status)).encode()).fingerprint
+
+    assert fingerprint(503) == fingerprint(503)
+    assert len({fingerprint(status) for status in (404, 422, 502, 503)}) == 4
+
+
+def test_fingerprint_ignores_numbers_that_are_no_http_status() -> None:
+    found = {
+        dead_letter({"x-last-error": f"E: order {n} is not found"}).fingerprint for n in (404, 405)
+    }
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "properties"),
     [
