@@ -16,8 +16,9 @@ saved: the head ends with the anchor. If several messages could be the anchor, t
 the number of messages decide if they agree. Otherwise the length of the head is unknown, and the job
 stops.
 
-The last message of the selection is sent alone, after the acks of all others were read. If it is not
-found after a crash, it was moved, and no other message is back.
+The last message of the selection is sent alone, after the acks of all others were read. It is acked after
+a checkpoint that says so (SENT). If it is back after a crash, it stays in the queue: a new message may be
+equal.
 
 The head is read before the job takes messages (`classic_head`), because it may be long.
 
@@ -27,6 +28,7 @@ TAKING   Messages are delivered, sent and acked.
 PAUSED   Messages are sent and acked. The queue delivers no messages, because equal messages are held: the
          redelivered flag then separates the held messages from the rest.
 LAST     The last message of the selection is being sent.
+SENT     It was sent, and so were all others.
 STOPPED  The length of the head is unknown.
 
 Events
@@ -37,6 +39,7 @@ KEPT       The message stays in the queue and belongs to the head.
 ACKED      The message was moved. Its mark is among the last acks of the window.
 PAUSE, CONTINUE      Begin and end of PAUSED.
 LAST_ALONE, DRAINED  Begin and end of LAST.
+LAST_SENT  The last message was sent: its ack follows after the next checkpoint.
 APPLIED    The broker has read every ack: with equal messages, the window contains only held ones.
 SHARED     Another consumer takes messages: this job is never resumed.
 SAVING     Note whether messages of the window have equal marks.
@@ -44,7 +47,7 @@ SAVING     Note whether messages of the window have equal marks.
 Invariants
 ----------
 1. Messages are sent only after a checkpoint that contains their marks was saved.
-2. The anchor of the saved checkpoint is never sent, except in LAST.
+2. The anchor of the saved checkpoint is never acked.
 3. At most `head + rest` messages belong to the selection, whatever the queue delivers.
 4. A job that has seen another consumer (`is_shared`) is never resumed, because counting would be wrong.
 5. The last acks stay in the window when the queue has read them: a killed broker may forget them.
@@ -146,5 +149,6 @@ class ClassicCursor(CountingCursor):
             CursorEvent.CONTINUE: (_continue, frozenset({CursorState.TAKING})),
         },
         CursorState.LAST: _SELECTING,
+        CursorState.SENT: {**_SELECTING, CursorEvent.DRAINED: IGNORED, CursorEvent.PAUSE: IGNORED},
         CursorState.STOPPED: {},
     }

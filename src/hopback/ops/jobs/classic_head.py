@@ -104,26 +104,20 @@ def decide_head(
         return None if is_short else began.kept
     out = sum(1 for _ in takewhile(lambda one: one.was_out, found))
     ends = list(_possible_ends(began, found[: limits.most]))
-    # Others may have browsed more messages, and messages may have arrived: one count alone proves nothing.
-    do_agree = out == limits.by_count and out < len(found)
     if began.last_stays:
         if len(ends) == 1:
             return ends[0]
+        # Others may have browsed more messages, and messages may have arrived: one count proves nothing.
+        do_agree = out == limits.by_count and out < len(found)
         by_flags = began.has_twins and began.rest_is_untouched and do_agree and out in ends
         return out if by_flags else None
-    if not ends:
-        return began.kept
-    if len(ends) > 1:
+    if not ends or ends == [began.kept + 1]:
+        return began.kept  # the last message was sent: it is back, or a new message is equal
+    if len(ends) > 1 or began.has_twins:
         return None
-    # The last message is back, or a message behind the selection equals it.
-    end = ends[0]
-    if began.has_twins:
-        is_back = do_agree and end == out == began.kept + 1
-    elif end == began.kept + 1:
-        is_back = end == out
-    else:  # other messages, whose marks are all different, are back as well
-        is_back = end == out or (end < out and end == limits.by_count)
-    return end if is_back else None
+    # Other messages are back as well, whose marks are all different, or a batch of new messages is equal.
+    is_back = ends[0] == out or (ends[0] < out and ends[0] == limits.by_count)
+    return ends[0] if is_back else None
 
 
 def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[int]:

@@ -83,6 +83,7 @@ class CursorState(Enum):
     TAKING = "taking"
     PAUSED = "paused"
     LAST = "last"
+    SENT = "sent"
     SEEKING = "seeking"
     STOPPED = "stopped"
 
@@ -99,6 +100,7 @@ class CursorEvent(Enum):
     PAUSE = "pause"  # the consumer was cancelled: the queue delivers no message
     CONTINUE = "continue"  # the queue may deliver messages again
     LAST_ALONE = "last alone"  # the last message is about to be sent, after all others were acked
+    LAST_SENT = "last sent"  # the last message was sent: a checkpoint is saved before its ack
     DRAINED = "drained"  # no message is in flight, and no further message will be sent
     APPLIED = "applied"  # the queue has applied every ack
     SHARED = "shared"  # another consumer takes messages from the queue
@@ -220,7 +222,9 @@ class CountingCursor(SelectionCursor):
     marks are.
 
     `BatchReader` holds back the last message of each batch until the next checkpoint is saved. So the head
-    ends with that message, the anchor, until the last message of the selection is sent alone.
+    ends with that message, the anchor. The last message of the selection is sent alone, and it is acked after
+    a checkpoint that says so (SENT). If it is back in the queue after a crash, the resumed job leaves it
+    there, because a new message may be equal.
     """
 
     is_counting = True
@@ -290,14 +294,17 @@ class CountingCursor(SelectionCursor):
         self.state = CursorState.LAST
 
     def _end_last(self, _value: object) -> None:
-        """If a message has not been acked and none is in flight, it is still in the queue."""
+        """If a message was not sent and none is in flight, it is still in the queue."""
         self.state = CursorState.TAKING
+
+    def _finish_last(self, _value: object) -> None:
+        self.state = CursorState.SENT
 
     @property
     def _anchor_stays(self) -> bool:
-        """Whether the anchor is in the queue until the next checkpoint."""
+        """Whether the anchor is in the queue until the next checkpoint. A kept one always is."""
         is_sent = (
-            self.state is CursorState.LAST
+            self.state is CursorState.SENT
             and self._anchor is not None
             and self._anchor.tag in self._open
         )
@@ -321,6 +328,7 @@ class CountingCursor(SelectionCursor):
         CursorEvent.KEPT: (_keep, STAYS),
         CursorEvent.ACKED: (_ack, STAYS),
         CursorEvent.LAST_ALONE: (_begin_last, frozenset({CursorState.LAST})),
+        CursorEvent.LAST_SENT: (_finish_last, frozenset({CursorState.SENT})),
         CursorEvent.DRAINED: (_end_last, frozenset({CursorState.TAKING})),
         CursorEvent.SHARED: (_share, STAYS),
     }

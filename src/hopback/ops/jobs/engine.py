@@ -91,6 +91,7 @@ class Engine:
         self._close_connection = close_connection
         self._pacer = Pacer(leased.control)
         self._per_turn = per_turn
+        self._was_sent = leased.job.run > 1 and leased.job.checkpoint.is_sent
         self._has_others = False
         """Whether the queue has messages that this job did not decide on, at the end of the run."""
 
@@ -154,6 +155,7 @@ class Engine:
             if self._driver.is_exhausted:
                 await self._sender.drain()
         self._sender.check()
+        await self._ack_last()
         if self._returns.stages and self._sender.sent > self._leased.watched:
             await self._returns.watch(self._sender.sent)
         await self._finish(is_final=True)
@@ -190,6 +192,7 @@ class Engine:
             # queue, all have.
             await self._await_all_acks()
             cursor.handle(CursorEvent.LAST_ALONE)
+            self._sender.holds_acks = True
         cursor.handle(CursorEvent.SENDING)
         await self._check_not_shared()
         self._driver.receive_delivered()
@@ -197,6 +200,13 @@ class Engine:
             await self._driver.messages.pause()
             cursor.handle(CursorEvent.PAUSE)
         await self._progress.save()
+
+    async def _ack_last(self) -> None:
+        """Save that the last message was sent, then ack it."""
+        if self._sender.has_held_acks:
+            self._driver.cursor.handle(CursorEvent.LAST_SENT)
+            await self._progress.save()
+            self._sender.ack_held()
 
     async def _await_all_acks(self) -> None:
         """Wait until every message that was sent has landed, and its ack was applied."""
@@ -302,6 +312,7 @@ class Engine:
     async def _end(self, *, is_final: bool) -> None:
         """Settle the messages in flight before the job ends."""
         await self._sender.drain()
+        await self._ack_last()
         if self._driver.cursor.accepts(CursorEvent.DRAINED):
             self._driver.cursor.handle(CursorEvent.DRAINED)
         with suppress(BrokerError):  # a lost connection also requeues the unsettled messages
@@ -330,6 +341,10 @@ class Engine:
             return JobState.FAILED, cursor.doubt
         progress.set_counts(gone=cursor.gone)
         reasons, counts = [], progress.counts
+        if self._was_sent and counts.arrived_meanwhile:
+            reasons.append(
+                f"the last message was sent, but {queue!r} may still have it: its ack may be lost"
+            )
         if cursor.gone:
             reasons.append(f"{count_of(cursor.gone)} had left {queue!r} by another way")
         if counts.failed:

@@ -95,7 +95,7 @@ class Checkpoint:
     last_digest: str = ""
     """Digest of the anchor."""
     last_stays: bool = False
-    """The anchor is in the queue: the job does not send it before the next checkpoint."""
+    """The anchor is in the queue: the job does not ack it before the next checkpoint."""
     is_shared: bool = False
     """Another consumer has taken messages from the queue while the job ran."""
     last_is_behind: bool = False
@@ -115,6 +115,11 @@ class Checkpoint:
     """Messages with equal marks or digests were seen."""
     rest_is_untouched: bool = False
     """Classic queues: no message of the rest has been delivered yet."""
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether the last message was sent, and all others before it."""
+        return bool(self.window) and not self.last_stays
 
 
 def first_checkpoint(count: int) -> Checkpoint:

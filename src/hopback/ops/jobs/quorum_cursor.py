@@ -24,9 +24,9 @@ message has no mark of the window that is still missing. Otherwise messages are 
 changed the order: the end of the selection is unknown, and the cursor stops.
 
 If the job holds a message behind the selection, the first such message is the anchor, and it is never
-sent. Otherwise the last message of the selection is sent alone, after the acks of all others. If it is
-not found after a crash, it was moved, and so were all others. If it is found, the number of messages in
-the queue and the redelivered flags must agree, because a message behind the selection may be equal.
+sent. Otherwise the last message of the selection is sent alone, after the acks of all others. It is acked
+after a checkpoint that says so (SENT). If it is back after a crash, it stays in the queue: a new message
+may be equal.
 
 If the job is killed in FINDING, the queue requeues the messages that it holds behind other redelivered
 messages, unless it holds all of them. The first consumer gets as many messages as its prefetch allows in one
@@ -43,6 +43,7 @@ States
 FINDING  The driver holds redelivered messages. Messages are not sent.
 TAKING   Messages are delivered, sent and acked.
 LAST     The last message of the selection is being sent.
+SENT     It was sent, and so were all others.
 STOPPED  The end of the selection is unknown.
 
 Events
@@ -55,12 +56,13 @@ ACKED      The message was moved. Its mark stays in the window until APPLIED.
 SENDING    Messages will be sent: the acks of the window are no longer known to be applied.
 APPLIED    The queue has applied every ack: the window contains only held messages.
 LAST_ALONE, DRAINED  Begin and end of LAST.
+LAST_SENT  The last message was sent: its ack follows after the next checkpoint.
 SHARED     Another consumer takes messages: this job is never resumed.
 
 Invariants
 ----------
 1. Messages are sent only after a checkpoint that contains their marks was saved.
-2. The anchor of the saved checkpoint is never sent, except in LAST.
+2. The anchor of the saved checkpoint is never acked.
 3. A checkpoint of FINDING contains the number of messages that are certainly taken together.
 4. At most `head + rest` messages belong to the selection, whatever the queue delivers.
 5. A job that has seen another consumer (`is_shared`) is never resumed, because counting would be wrong.
@@ -141,6 +143,11 @@ class QuorumCursor(CountingCursor):
     @property
     def left(self) -> int | None:
         return self._budget + self._unsure
+
+    @property
+    def moved_before(self) -> int:
+        """The unsure messages: if the queue has no others at the end, an earlier run has moved them."""
+        return self._unsure
 
     def why_incomplete(self, *, has_others: bool) -> str:
         if not self._unsure or not has_others:
@@ -231,10 +238,12 @@ class QuorumCursor(CountingCursor):
             return 0
         if began.is_shared:
             return None
+        if began.is_sent:
+            return began.kept
         if began.acks_applied and (in_place or self._is_whole):
             return began.kept + len(began.window)
         if in_place:
-            return _find_head_by_anchor(began, found, self._by_count)
+            return _find_head_by_anchor(began, found)
         if not self._is_whole:
             return None
         is_certain = bool(began.last_stays) and began.last in began.window
@@ -264,13 +273,12 @@ class QuorumCursor(CountingCursor):
         },
         CursorState.TAKING: _SELECTING,
         CursorState.LAST: _SELECTING,
+        CursorState.SENT: {**_SELECTING, CursorEvent.DRAINED: IGNORED},
         CursorState.STOPPED: {},
     }
 
 
-def _find_head_by_anchor(
-    began: Checkpoint, found: Sequence[Delivery], by_count: int | None
-) -> int | None:
+def _find_head_by_anchor(began: Checkpoint, found: Sequence[Delivery]) -> int | None:
     """Return the length of the head at the start of the redelivered messages, or None if it is unknown."""
     if not began.window:
         return began.kept
@@ -289,8 +297,4 @@ def _find_head_by_anchor(
     is_rotated = bool(ends) and ends[0] + began.last_is_behind < len(found) and missing[mark] > 0
     if len(ends) > 1 or is_rotated:
         return None
-    if began.last_stays:
-        return ends[0] if ends else None
-    if not ends:
-        return began.kept
-    return ends[0] if ends[0] == by_count == len(found) else None
+    return ends[0] if ends else None

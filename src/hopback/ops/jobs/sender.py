@@ -44,6 +44,9 @@ class Sender:
         self.failed: list[SelectedMessage] = []
         self.lost: BrokerError | None = None
         """Why a message could not be acked."""
+        self.holds_acks = False
+        """Whether acks wait for `ack_held`: the next checkpoint must be saved first."""
+        self._held: list[SelectedMessage] = []
 
     @property
     def is_full(self) -> bool:
@@ -84,7 +87,22 @@ class Sender:
         else:
             self._ack(message)
 
+    @property
+    def has_held_acks(self) -> bool:
+        return bool(self._held)
+
+    def ack_held(self) -> None:
+        """Ack the messages that were sent since `holds_acks` was set."""
+        self.holds_acks = False
+        held, self._held = self._held, []
+        for message in held:
+            self._ack(message)
+        self.check()
+
     def _ack(self, message: SelectedMessage) -> None:
+        if self.holds_acks:
+            self._held.append(message)
+            return
         try:
             self._driver.ack(message.delivery.tag)
         except BrokerError as lost:

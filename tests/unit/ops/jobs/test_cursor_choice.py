@@ -598,7 +598,9 @@ async def test_stopped_job_with_failures_after_broker_loses_acks_retries_or_fail
         ]
         failed = {one.body for one in parked if one.body not in selected}
         if job.state is JobState.COMPLETED:
-            assert {one.body for one in there} == failed
+            left = {one.body for one in there} - failed
+            assert not left or (len(left) == 1 and "may still have it" in job.state_reason)
+            assert failed <= {one.body for one in there}
             assert job.counts.failed == len(parked[:limit]) - len(selected)
         elif job.state is JobState.FAILED:
             assert forgotten

@@ -58,6 +58,55 @@ def _parked(*, twins: bool) -> list[Message]:
     ]
 
 
+_QUEUES = {
+    "classic": ("ratatoskr", {"queue": MAIN, "queue_type": "classic"}),
+    "quorum": ("recommended", {"queue": MAIN}),
+}
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("second", [0, 3], ids=["once", "twice"])
+def test_new_message_that_equals_the_last_one_is_not_moved(kind: str, second: int) -> None:
+    """It arrives after the kill and is browsed, so its redelivered flag is set, too."""
+    parked = [Message("", DLQ, b"%d" % n, properties("m")) for n in range(3)]
+
+    async def live(kill: int) -> str:
+        steps = Steps()
+        design, given = _QUEUES[kind]
+        async with open_shop(
+            design, given, journal=steps.journal, settings=Settings(per_turn=1)
+        ) as shop:
+            await shop.publish(parked)
+            steps.broker, shop.broker.faults = shop.broker, steps
+            steps.kill_at(kill)
+            job = await shop.operations.start(redrive(pace=Pace(in_flight=1)))
+            if (await shop.operations.wait(job.id)).state is not JobState.INTERRUPTED:
+                return "not killed"
+            await shop.publish(parked[-1:])
+            await _browsed(shop)
+            for step in (second, 0) if second else (0,):
+                steps.kill_at(step)
+                await shop.operations.resume(job.id)
+                job = await shop.operations.wait(job.id)
+            moved, left = shop.bodies(MAIN), shop.bodies(DLQ)
+            assert {*moved, *left} == {one.body for one in parked}
+            assert b"2" in left, (kill, job)
+            if job.state is JobState.COMPLETED:
+                assert (job.counts.done, job.counts.remaining) == (3, 0)
+                assert len(left) == 1 or "may still have it" in job.state_reason
+            else:
+                assert job.state_reason.endswith("start a new job")
+            return job.state
+
+    states = Counter[str]()
+    for kill in range(1, 100):
+        state = run_virtual(live(kill))
+        states[state] += 1
+        if state == "not killed":
+            break
+    assert states[JobState.COMPLETED] > 5
+
+
 @pytest.mark.parametrize("per_turn", [1, 3, 32])
 @pytest.mark.parametrize("browsed", [False, True], ids=["never seen", "seen before"])
 @pytest.mark.parametrize("limit", [_LIMIT, None], ids=["some", "all"])
