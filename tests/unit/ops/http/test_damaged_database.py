@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from hopback.broker.server import ServerSettings
 from hopback.cli.app import run
 from hopback.clock import SystemClock
 from hopback.errors import StoreDamaged, StoreUnavailable
@@ -17,6 +18,7 @@ from hopback.ops.client import RemoteDeadLetters
 from hopback.ops.http.app import create_app
 from hopback.ops.jobs.journal import open_journal
 from hopback.store import migrate, open_database
+from hopback.testing.threads import BrokerThread
 from tests.unit.ops.admin_service import Admin, admin, dead_letter, settings
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ async def test_client_of_a_server_raises_store_damaged(tmp_path: Path) -> None:
                 await remote.jobs()
 
 
+@pytest.mark.socket
 @pytest.mark.parametrize(
     ("command", "first"),
     [
@@ -95,7 +98,9 @@ def test_command_names_damaged_file_and_recovery_steps(
     """The header, the schema or the rows are damaged."""
     file = tmp_path / "jobs.db"
     asyncio.run(_damage(file, first))
-    assert run([*command, "--broker", "embedded", "--store", f"sqlite:///{file}"]) == 1
+    with BrokerThread(ServerSettings(port=0, http_port=None)) as broker:
+        access = ["--broker", broker.url, "--amqp-only", "--store", f"sqlite:///{file}"]
+        assert run([*command, *access]) == 1
     said = capsys.readouterr().err
     assert f"the database {file} is damaged" in said
     assert ".recover" in said
