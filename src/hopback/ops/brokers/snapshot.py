@@ -114,9 +114,7 @@ class BrokerSnapshot:
         return replace(self.live, plans=tuple(plans), unconsumed=unconsumed)
 
     def live_routes(self) -> RoutingTable | None:
-        """Return the routes read from the broker. None without management, because only management lists
-        them.
-        """
+        """Return the routes read from the broker. None without management, which alone lists them."""
         if self.live is None:
             return None
         return _routing_table(self.live, self.version)

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 _ARCHIVE = "archive-survey"
 _MOST_LINES = 100_000
-"""Maximum number of lines that a survey reads from all files. Reading them takes about ten seconds. The next
-survey continues there.
-"""
+"""Lines of all files that a survey reads in about ten seconds. The next survey continues there."""
 _MOST_BYTES = 256 * 1024 * 1024
 """Maximum number of bytes that a survey reads from a file. The next survey continues there."""
 

@@ -44,9 +44,7 @@ async def held_by_others(
 
 
 def unread_part(session: BrowseSession) -> HeldMessages | None:
-    """Return the messages whose contents the session does not have: skipped ones, and those that it holds to
-    keep the order.
-    """
+    """Return the messages that the session holds without their contents: skipped, or to keep the order."""
     view = session.view
     count = session.taken - view.held
     return HeldMessages(view.queue, count, (describe_session(session),)) if count else None

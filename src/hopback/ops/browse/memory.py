@@ -20,9 +20,7 @@ _ITEM = 8
 _TEXT = 56
 _NUMBER = 64
 _SPREAD = 8
-"""Factor from the wire to memory. A header takes 3 to 60 times its size on the wire. Short headers take the
-most.
-"""
+"""Factor from the wire to memory. A header takes 3 to 60 times its size on the wire, a short one the most."""
 
 
 def measure_memory(delivery: Delivery) -> int:

@@ -68,9 +68,7 @@ class Prefetch:
         )
 
     def exceeds_room(self, times: int) -> bool:
-        """Return whether all messages together need more than `times` the memory for a consumer's
-        messages.
-        """
+        """Return whether all messages need more than `times` the memory for a consumer's messages."""
         return self._bytes > times * self._room
 
     def _choose(self, taken: int, count: int) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from hopback.errors import BrokerError
 from hopback.ops.brokers.consumers import LOOK_TAG
@@ -24,32 +24,27 @@ from hopback.ops.browse.prefetch import FIRST_PREFETCH, ROOM_BYTES, Prefetch
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hopback.broker.port import Channel
     from hopback.message import Delivery
 
 _LOOK_AGAIN_S = 0.25
 """Seconds without a message after which the queue is asked for its count. A broker delivers far sooner."""
 _MOST_IDLE = 20
-"""Number of consecutive count requests, 5 s in total. After that, `next` raises if the queue has messages but
-delivers none.
-"""
+"""Consecutive counts, 5 s in total, after which `next` raises if the queue delivers none of its messages."""
 _MOST_ROUNDED_OUT = 10_000
-"""Maximum number of messages to hold beyond the count to keep the order. Beyond this, the order is given
-up.
-"""
+"""Messages to hold beyond the count to keep the order. With more, the order is given up."""
 _ROUND_OUT_ROOM = 4
-"""Memory for these messages, as a multiple of the memory for a consumer's messages. Beyond this, the order is
-given up.
-"""
+"""Memory for these messages, as a multiple of a consumer's. With more, the order is given up."""
 
 
 class QueueMessages:
     """The first `count` messages of a queue, about `prefetch` of them at a time.
 
-    A job takes its messages from here, unless a browse session hands them over. `first` is the prefetch of
-    the first consumer. `is_quorum` is None if the type of the queue is unknown. With `keeps_consumer` the
-    last consumer stays active until the channel closes, so that other processes see that messages are held.
-    This is for readers that ack no message.
+    `first` is the prefetch of the first consumer. `is_quorum` is None if the type of the queue is unknown.
+    With `keeps_consumer` the last consumer stays active until the channel closes, so that other processes see
+    that messages are held. This is for readers that ack no message.
     """
 
     def __init__(
@@ -78,15 +73,26 @@ class QueueMessages:
         )
         self._idle = 0
         self._has_new = False
+        self._handed = 0
         self.taken: int = 0
         """Number of delivered messages."""
         self.is_empty: bool = False
         """Whether the last `next` returned None because the queue had no ready message."""
 
+    @classmethod
+    def handed_over(
+        cls, channel: Channel, queue: str, deliveries: Iterable[Delivery], held: int
+    ) -> Self:
+        """Return chosen messages of a browse session that holds `held` messages. No others are taken."""
+        messages = cls(channel, queue, 0, 0, is_quorum=False)
+        messages._arrived.extend(deliveries)
+        messages._handed = held
+        return messages
+
     @property
     def given(self) -> int:
-        """Number of messages that this process has held."""
-        return self.taken
+        """Number of messages that this process has held, including those of the session before."""
+        return self.taken + self._handed
 
     @property
     def holders(self) -> int:
@@ -105,15 +111,11 @@ class QueueMessages:
         self._count += count
 
     def limit(self, count: int) -> None:
-        """Take no more than `count` messages in total, not counting those that have already been
-        delivered.
-        """
+        """Take no more than `count` messages in total, except those that have already been delivered."""
         self._count = max(count, self.taken)
 
     def at_hand(self) -> Delivery | None:
-        """Return the next message if it has already been delivered. None does not mean that the queue is
-        empty.
-        """
+        """Return the next message if it has been delivered. After None the queue may still have messages."""
         return self._pop() if self._arrived else None
 
     async def next(self) -> Delivery | None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from hopback.errors import NoSuch, SessionOver
-from hopback.ops.browse.handed_messages import HandedMessages
 from hopback.ops.browse.memory import measure_memory
+from hopback.ops.browse.queue_messages import QueueMessages
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import DeadLetter, Groups, Moment, Page, SessionView
 from hopback.ops.messages.filters import EVERYTHING, Filter, Judgement, parse_filter
@@ -24,6 +24,7 @@ from hopback.ops.messages.grouping import Grouping
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hopback.broker.port import Connection
     from hopback.clock import Clock
     from hopback.message import Delivery
     from hopback.ops.brokers.discovery import DeadLetterQueue
@@ -80,9 +81,7 @@ class BrowseSession:
 
     @property
     def taken(self) -> int:
-        """Number of messages that other consumers cannot get, including skipped ones and those held to keep
-        the order.
-        """
+        """Number of messages that others cannot get, with skipped ones and those held to keep the order."""
         return self._reader.taken if self.is_open else 0
 
     @property
@@ -111,9 +110,7 @@ class BrowseSession:
         return delivery
 
     async def sift(self, wanted: Filter = EVERYTHING) -> ChosenMessages:
-        """Return the dead letters that match a filter. Raise SessionOver if the session ends in the
-        meantime.
-        """
+        """Return the dead letters that match a filter. SessionOver if the session ends in the meantime."""
         now, turns = self._clock.now(), Turns()
         found: list[DeadLetter] = []
         unread = 0
@@ -173,8 +170,8 @@ class BrowseSession:
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
-    def hand_over(self, dead_letters: Iterable[DeadLetter]) -> HandedMessages:
-        """Give these messages and the channel that holds them to a job. The session ends.
+    def hand_over(self, dead_letters: Iterable[DeadLetter]) -> tuple[Connection, QueueMessages]:
+        """Give these messages and the connection that holds them to a job. The session ends.
 
         Raise SessionOver if it has already ended. The broker requeues the messages that the job does not
         settle when the job closes the channel.
@@ -183,7 +180,8 @@ class BrowseSession:
         chosen = tuple(self.delivery(dead_letter.id) for dead_letter in dead_letters)
         self._end("handed over to a job")
         held = self.view.skipped + self.view.held
-        return HandedMessages(self._reader.connection, self._reader.channel, chosen, held)
+        messages = QueueMessages.handed_over(self._reader.channel, self.source.name, chosen, held)
+        return self._reader.connection, messages
 
     def _start_timer(self) -> asyncio.TimerHandle:
         delay = self.view.expires_at - self._clock.now()

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Who
 
 _REMEMBERED = 1000
-"""Number of sessions to remember, so that a caller learns why a session has ended. The oldest ended ones are
-forgotten first.
-"""
+"""Sessions to remember, so that callers learn why one has ended. The oldest ended ones are forgotten."""
 
 
 class Sessions:

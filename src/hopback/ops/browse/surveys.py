@@ -62,13 +62,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hopback.ops")
 _SURVEY = "survey"
 _MOST_HELD_S = 300.0
-"""Longest time in seconds that a survey holds messages, a sixth of the broker's timeout. The survey then ends
-early.
-"""
+"""Seconds after which a survey ends early, because it holds messages: a sixth of the broker's timeout."""
 _MOST_READ = 100_000
-"""Maximum number of messages that a survey reads from a stream. Reading them takes about ten seconds. The
-next survey continues there.
-"""
+"""Messages of a stream that a survey reads in about ten seconds. The next survey continues there."""
 _MOST_READ_BYTES = 256 * 1024 * 1024
 """Maximum number of bytes that a survey reads from a stream. The next survey continues there."""
 _NEW_S = 86_400.0
@@ -96,9 +92,7 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def new_after(self) -> float:
-        """Errors first seen after this time are new. They do not include the errors of a queue's first
-        survey.
-        """
+        """Errors first seen after this time are new. Those of the queue's first survey are not."""
         return self.began + _MOST_HELD_S
 
 

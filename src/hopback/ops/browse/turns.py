@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 
 _TURN_BYTES = 512 * 1024
-"""Bytes of a turn: about a hundred ordinary messages or a single large one. A turn takes up to some tens of
-milliseconds.
-"""
+"""Bytes of a turn: a hundred ordinary messages or a large one. A turn takes some tens of milliseconds."""
 
 
 class Turns:

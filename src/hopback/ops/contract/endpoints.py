@@ -126,8 +126,7 @@ class ApiEndpoint:
     further: tuple[tuple[int, Any], ...] = ()
     """Other successful answers: their statuses and types."""
     takes_long: bool = False
-    """It may take minutes: it ends when its caller disconnects. A caller that accepts events gets its
-    progress."""
+    """It may take minutes. It ends when its caller disconnects. Callers that accept events get progress."""
     public: bool = False
     is_heavy: bool = False
     """It may take much time or memory. The number of such requests is limited per caller."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hopback.broker.port import Broker, Channel, Connection, RawChannel
 from hopback.errors import (
@@ -58,13 +57,6 @@ class ArchivedMessage(NamedTuple):
     message: Message | RawMessage | None
 
 
-class Unexplored(Enum):
-    TARGET = "the target of the message must be explored first"
-
-
-UNEXPLORED: Final = Unexplored.TARGET
-"""`prepare` needs `explore` first."""
-
 Prepared: TypeAlias = Message | RawMessage | ArchivedMessage
 """A message for `send`."""
 
@@ -72,8 +64,8 @@ Prepared: TypeAlias = Message | RawMessage | ArchivedMessage
 class Action:
     """The action of a job. Only `prepare` and `send` are needed by every action."""
 
-    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | Unexplored:
-        """Return the message for `send`, or why it stays, or UNEXPLORED."""
+    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | None:
+        """Return the message for `send`, or why it stays. None if its target must be explored first."""
         raise NotImplementedError
 
     async def explore(self, delivery: Delivery) -> None:
@@ -81,7 +73,7 @@ class Action:
 
     async def prepare_explored(self, delivery: Delivery) -> Prepared | LeftOut:
         """Return the message for `send`, or why it stays. Explore its target if that was not done."""
-        while (prepared := self.prepare(delivery)) is UNEXPLORED:
+        while (prepared := self.prepare(delivery)) is None:
             await self.explore(delivery)
         return prepared
 
@@ -143,7 +135,7 @@ class RedriveAction(Action):
         self._only: Redriver | None = None
         """Makes every message, if all have the same target."""
 
-    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | Unexplored:
+    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | None:
         most = self._request.max_redrives or None
         # A message that was never re-driven keeps its encoded properties. The loop guard lets it pass.
         if self._only is not None and self._raw is not None:
@@ -168,7 +160,7 @@ class RedriveAction(Action):
                 return LeftOut(flaw, stops=is_named or len(self._queue.plans) <= 1)
             redriver = self._redrivers.get((aim.plan.queue, aim.redrive))
         try:
-            return UNEXPLORED if redriver is None else redriver.message(delivery)
+            return None if redriver is None else redriver.message(delivery)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
 
@@ -291,7 +283,7 @@ class ChangingAction(RedriveAction):
         super().__init__(job, request, snapshot, broker)
         self._lines = _LinesFirst(job, "not sent, because an original was not written")
 
-    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | Unexplored:
+    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | None:
         """Return the original as a line and the changed message."""
         try:
             body = apply_patch(delivery.body, self._request.change)

@@ -21,7 +21,7 @@ from hopback.ops.messages.filters import EVERYTHING, parse_filter
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-    from hopback.ops.brokers.discovery import DeadLetterQueue
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.job_progress import JobProgress
     from hopback.ops.jobs.job_record import JobRecord
@@ -52,17 +52,16 @@ class BatchReader:
     def __init__(
         self,
         job: JobRecord,
-        queue: DeadLetterQueue,
+        snapshot: BrokerSnapshot,
         driver: CursorDriver,
         progress: JobProgress,
-        delivery_limit: int | None,
     ) -> None:
-        """`delivery_limit` is the number of deliveries after which the queue removes a message."""
         self._job = job
-        self._queue = queue
+        self._queue = snapshot.dead_letter_queue(job.queue)
         self._driver = driver
         self._progress = progress
-        self._delivery_limit = delivery_limit
+        self._delivery_limit = None if job.spec.force else snapshot.cost(job.queue).limit
+        """Number of deliveries after which the queue removes a message."""
         is_chosen = job.spec.chosen is not None
         self._filter = EVERYTHING if is_chosen else parse_filter(job.spec.filter)
         self._anchor: list[SelectedMessage] = []

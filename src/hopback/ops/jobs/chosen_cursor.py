@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 _SOUGHT = 10_000
-"""Number of messages behind the first ones to search. Each search adds one to their delivery counts. If
-digests are missing at this limit, the job fails."""
+"""Messages to search behind the first ones. Each search counts as a delivery. Beyond it, the job fails."""
 _SAVED = 16
 """Characters of a digest that a checkpoint contains: enough to tell 10,000 messages apart."""
 

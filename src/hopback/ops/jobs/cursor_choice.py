@@ -26,17 +26,14 @@ that are missing after that were taken by another consumer, or it still holds th
 _ASK_REQUEUED_S = 0.05
 """Seconds between two counts of such a queue."""
 _REMEMBERED = 6
-"""Acks whose marks are remembered, as a multiple of the messages in flight: far more than a broker leaves
-unread."""
+"""Acks whose marks are remembered, per message in flight: far more than a broker leaves unread."""
 _PACED = 3
-"""Messages that a job with a rate holds, as a multiple of those in flight: the last ones must not wait for
-too long."""
+"""Messages that a job with a rate holds, per message in flight: the last ones must not wait for too long."""
 _QUORUM = 8
 """The multiple for a quorum queue. Each checkpoint costs a save and a passive declare, so it contains the
 marks of seven times as many messages as are in flight. A killed job requeues all of them."""
 _CLASSIC = 20
-"""The multiple for a long classic queue: 10,000 messages by default, which is the number that RabbitMQ moves
-in a second (benchmarks/ADMIN.md)."""
+"""The multiple for a long classic queue: as many as RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
 _AHEAD_OF = 20
 """At most one message in 20 of a selection is held: messages that are not held yet distinguish equal ones."""
 

@@ -18,25 +18,21 @@ from hopback.ops.jobs.cursor import CursorEvent, CursorState, SelectionCursor
 
 if TYPE_CHECKING:
     from hopback.message import Delivery
-    from hopback.ops.browse.handed_messages import HandedMessages
     from hopback.ops.browse.queue_messages import QueueMessages
     from hopback.ops.jobs.job_record import Checkpoint
 
 _MOST_FOUND = 10_000
-"""Number of redelivered messages that a job holds in addition to those of its checkpoint, before it sends
-any. With more, the job cannot be resumed unless it selected the whole queue.
-"""
+"""Redelivered messages that a job holds before it sends any, in addition to those of its checkpoint. With
+more, the job cannot be resumed unless it selected the whole queue."""
 _MOST_FOUND_BYTES = 4 * ROOM_BYTES
 """Memory for these messages, by `estimate_memory`."""
 _HELD_S = 600.0
 """How long a job with a rate may take to send the messages it holds, in seconds. RabbitMQ closes a channel
 that holds a message for 30 minutes."""
 _ASK_AGAIN_S = 0.01
-"""Pause between two questions for the consumer count, in seconds. A quorum queue applies acks within
-milliseconds."""
+"""Seconds between two questions for the consumer count. A quorum queue applies acks in milliseconds."""
 _LONGEST_ASK_S = 2.0
-"""How long the queue may count a consumer of this job that has ended, in seconds. After that it is
-another consumer."""
+"""Seconds that the queue may count an ended consumer of this job. After that it is another consumer."""
 
 
 class CursorDriver:
@@ -47,7 +43,7 @@ class CursorDriver:
 
     def __init__(
         self,
-        messages: QueueMessages | HandedMessages,
+        messages: QueueMessages,
         cursor: SelectionCursor,
         *,
         is_type_known: bool,

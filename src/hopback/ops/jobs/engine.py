@@ -41,22 +41,24 @@ from typing import TYPE_CHECKING
 from hopback.errors import BrokerError, LeaseLost, StoreUnavailable
 from hopback.ops.browse.turns import Turns
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.actions import UNEXPLORED, Action, LeftOut, Prepared, Unexplored
+from hopback.ops.jobs.actions import Action, LeftOut, Prepared
 from hopback.ops.jobs.batch_reader import TURN_BYTES, BatchReader, SelectedMessage
 from hopback.ops.jobs.control import EndJob, Pacer
 from hopback.ops.jobs.cursor import CursorEvent, CursorState
+from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_record import PROCESS_ENDED
 from hopback.ops.jobs.publish_failure import is_away
+from hopback.ops.jobs.return_watch import ReturnWatch
+from hopback.ops.jobs.sender import Sender
 from hopback.text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
+    from hopback.broker.port import Connection
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
+    from hopback.ops.contract.requests import Settings
     from hopback.ops.jobs.cursor_driver import CursorDriver
-    from hopback.ops.jobs.job_progress import JobProgress
     from hopback.ops.jobs.leased_job import LeasedJob
-    from hopback.ops.jobs.return_watch import ReturnWatch
-    from hopback.ops.jobs.sender import Sender
 
 _log = logging.getLogger("hopback.ops")
 
@@ -67,30 +69,24 @@ class Engine:
     def __init__(
         self,
         leased: LeasedJob,
+        broker: ManagedBroker,
+        snapshot: BrokerSnapshot,
+        connection: Connection,
         driver: CursorDriver,
-        reader: BatchReader,
-        progress: JobProgress,
         action: Action,
-        sender: Sender,
-        returns: ReturnWatch,
-        *,
-        close_connection: Callable[[], Awaitable[object]],
-        per_turn: int,
+        settings: Settings,
     ) -> None:
-        """Closing the connection makes the queue requeue all unsettled messages in order.
-
-        Other tasks of the process run after every `per_turn` sent messages.
-        """
+        """Closing the connection makes the queue requeue all unsettled messages in order."""
         self._leased = leased
+        self._connection = connection
         self._driver = driver
-        self._reader = reader
-        self._progress = progress
         self._action = action
-        self._sender = sender
-        self._returns = returns
-        self._close_connection = close_connection
+        self._per_turn = settings.per_turn
+        self._progress = JobProgress(leased, driver, broker.clock)
+        self._reader = BatchReader(leased.job, snapshot, driver, self._progress)
+        self._sender = Sender(action, driver, leased.job.spec.pace, leased.watched)
+        self._returns = ReturnWatch(leased, broker, snapshot, driver, self._progress)
         self._pacer = Pacer(leased.control)
-        self._per_turn = per_turn
         self._was_sent = leased.job.run > 1 and leased.job.checkpoint.is_sent
         self._has_others = False
         """Whether the queue has messages that this job did not decide on, at the end of the run."""
@@ -102,7 +98,7 @@ class Engine:
         """
         try:
             state, reason, away = await self._outcome()
-            await self._close_connection()
+            await self._connection.close()
             if away is not None:
                 await self._progress.save()
             else:
@@ -266,13 +262,13 @@ class Engine:
 
     def _start(self, message: SelectedMessage) -> bool:
         """Send a message, or leave it in the queue. False if its target must be explored first."""
-        prepared: Prepared | LeftOut | Unexplored
+        prepared: Prepared | LeftOut | None
         try:
             prepared = self._action.prepare(message.delivery)
         except Exception as fault:  # an internal error: this message stays, the job continues
             _log.exception("job %s cannot rewrite a message", self._leased.job.id)
             prepared = LeftOut(f"it cannot be rewritten: {type(fault).__name__}: {fault}")
-        if prepared is UNEXPLORED:
+        if prepared is None:
             return False
         if isinstance(prepared, LeftOut):
             if prepared.stops:

@@ -105,8 +105,7 @@ class Checkpoint:
     messages in one step, if that many existed. 0 if no job was killed then.
     """
     in_place: bool = False
-    """Quorum queues: the queue requeues all messages of the job in their original order, before all
-    others."""
+    """Quorum queues: the queue requeues all messages of the job in order, before all others."""
     acks_applied: bool = False
     """Quorum queues: the queue still has every message of the window."""
     unsure: int = 0

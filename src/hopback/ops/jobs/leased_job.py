@@ -10,6 +10,8 @@ from hopback.ops.jobs.control import Control
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hopback.broker.port import Connection
+    from hopback.ops.browse.queue_messages import QueueMessages
     from hopback.ops.contract.values import FailedMessage
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.journal import Journal
@@ -28,6 +30,8 @@ class LeasedJob:
         self.changed: asyncio.Event = asyncio.Event()
         """Set at each change of the job. A task that waits for it clears it first."""
         self.task: asyncio.Task[None] | None = None
+        self.handed: tuple[Connection, QueueMessages] | None = None
+        """The messages that a browse session has handed over to the first run, with their connection."""
         self.sent_again = 0
         """Number of finished messages that were sent again, not counting those of the checkpoint."""
         self.watched = 0

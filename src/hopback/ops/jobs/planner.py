@@ -150,9 +150,7 @@ class Planner:
         return spec, chosen
 
     def _export_file(self, request: JobRequest, submission: Submission, job: str) -> str:
-        """Return the file to which a discard or a change first writes the originals, or an empty string for
-        no file.
-        """
+        """Return the file to which a discard or a change first writes the originals. Empty without one."""
         exports = self.settings.exports
         if isinstance(request, RedriveRequest):
             if not request.change:

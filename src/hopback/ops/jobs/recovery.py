@@ -40,87 +40,84 @@ _ASK_HOLDERS_S = 1.0
 """Seconds between two questions for stale connections."""
 
 
-class Recovery:
-    """Waits until the next run of a job can begin."""
+async def wait_for_broker(
+    broker: ManagedBroker, leased: LeasedJob, away: BrokerError, patience_s: float
+) -> BrokerSnapshot:
+    """Wait up to `patience_s` seconds until the broker answers, and begin the next run of the job.
 
-    def __init__(self, broker: ManagedBroker, patience_s: float) -> None:
-        """`patience_s` is the time in seconds that a job waits for an unavailable broker."""
-        self._broker = broker
-        self._patience_s = patience_s
+    The job keeps its lease: no other job begins on the queue. HopbackError if the broker stays away or
+    refuses the connection. EndJob if the job is cancelled.
+    """
+    patience = format_duration(round(patience_s * 1000))
+    reason = f"waiting for the broker, up to {patience}: {away}"
+    await _write_reason(broker, leased, reason)
+    until = asyncio.get_running_loop().time() + patience_s
+    for failures in itertools.count(1):
+        await leased.control.sleep(_RECONNECT.delay(failures, random.random()))
+        if leased.control.is_paused:
+            await _write_reason(broker, leased, reason, JobState.PAUSED)
+            await leased.control.wait_while_paused()
+            await _write_reason(broker, leased, reason, JobState.RUNNING)
+        leased.control.check()
+        try:
+            snapshot = await snapshot_for(broker, leased.job.spec)
+        except HopbackError as failed:
+            if not is_away(failed) or asyncio.get_running_loop().time() >= until:
+                raise
+        else:
+            break
+    leased.show(replace(leased.job, run=leased.job.run + 1))
+    await _write_reason(broker, leased, "")
+    return snapshot
 
-    async def wait_for_broker(self, leased: LeasedJob, away: BrokerError) -> BrokerSnapshot:
-        """Wait until the broker answers, and begin the next run of the job.
 
-        The job keeps its lease: no other job begins on the queue. HopbackError if the broker stays away or
-        refuses the connection. EndJob if the job is cancelled.
-        """
-        patience = format_duration(round(self._patience_s * 1000))
-        reason = f"waiting for the broker, up to {patience}: {away}"
-        await self._write_reason(leased, reason)
-        until = asyncio.get_running_loop().time() + self._patience_s
-        for failures in itertools.count(1):
-            await leased.control.sleep(_RECONNECT.delay(failures, random.random()))
-            if leased.control.is_paused:
-                await self._write_reason(leased, reason, JobState.PAUSED)
-                await leased.control.wait_while_paused()
-                await self._write_reason(leased, reason, JobState.RUNNING)
-            leased.control.check()
-            try:
-                snapshot = await snapshot_for(self._broker, leased.job.spec)
-            except HopbackError as failed:
-                if not is_away(failed) or asyncio.get_running_loop().time() >= until:
-                    raise
-            else:
-                break
-        leased.show(replace(leased.job, run=leased.job.run + 1))
-        await self._write_reason(leased, "")
-        return snapshot
+async def wait_for_holders(broker: ManagedBroker, leased: LeasedJob) -> None:
+    """Wait until no connection of an earlier run holds messages: the job would take them for finished.
 
-    async def wait_for_holders(self, leased: LeasedJob) -> None:
-        """Wait until no connection of an earlier run holds messages: the job would take them for finished.
+    The host of the earlier run may have died: the broker keeps its connection until heartbeats are
+    missing. UnsafeOperation if that takes too long. EndJob if the job is cancelled.
+    """
+    if leased.job.run == 1:
+        return
+    until = asyncio.get_running_loop().time() + _HOLDERS_S
+    reason = ""
+    while holder := await _holder(broker, leased.job):
+        reason = f"waiting until {holder} has ended: it may hold messages of this job"
+        if asyncio.get_running_loop().time() >= until:
+            raise UnsafeOperation(
+                f"{holder} may hold messages of {leased.job.queue!r}, which the job would count as done:"
+                " end it, then resume the job"
+            )
+        if leased.job.state_reason != reason:
+            await _write_reason(broker, leased, reason)
+        await leased.control.sleep(_ASK_HOLDERS_S)
+        leased.control.check()
+    if reason:
+        await _write_reason(broker, leased, "")
 
-        The host of the earlier run may have died: the broker keeps its connection until heartbeats are
-        missing. UnsafeOperation if that takes too long. EndJob if the job is cancelled.
-        """
-        if leased.job.run == 1:
-            return
-        until = asyncio.get_running_loop().time() + _HOLDERS_S
-        reason = ""
-        while holder := await self._holder(leased.job):
-            reason = f"waiting until {holder} has ended: it may hold messages of this job"
-            if asyncio.get_running_loop().time() >= until:
-                raise UnsafeOperation(
-                    f"{holder} may hold messages of {leased.job.queue!r}, which the job would count as done:"
-                    " end it, then resume the job"
-                )
-            if leased.job.state_reason != reason:
-                await self._write_reason(leased, reason)
-            await leased.control.sleep(_ASK_HOLDERS_S)
-            leased.control.check()
-        if reason:
-            await self._write_reason(leased, "")
 
-    async def _holder(self, job: JobRecord) -> str:
-        """Name a connection that may hold messages of the job. Empty if there is none."""
-        names = await self._broker.connection_names()
-        if names is None:
-            _, consumer_count = await self._broker.count_ready(job.queue)
-            return f"the consumer of {job.queue!r}" if consumer_count else ""
-        ours = (
-            job_connection_name(job.id, job.queue),
-            browse_connection_name(job.queue),
-            look_connection_name(job.queue),
-        )
-        found = next((f"the connection {name!r}" for name in ours if name in names), "")
-        # A dry run of another process reads on a connection with another name.
-        consumers = () if found else await self._broker.consumers_of(job.queue)
-        looks = any(each.tag.startswith(LOOK_TAG) for each in consumers)
-        return f"a look at {job.queue!r}" if looks else found
+async def _holder(broker: ManagedBroker, job: JobRecord) -> str:
+    """Name a connection that may hold messages of the job. Empty if there is none."""
+    names = await broker.connection_names()
+    if names is None:
+        _, consumer_count = await broker.count_ready(job.queue)
+        return f"the consumer of {job.queue!r}" if consumer_count else ""
+    ours = (
+        job_connection_name(job.id, job.queue),
+        browse_connection_name(job.queue),
+        look_connection_name(job.queue),
+    )
+    found = next((f"the connection {name!r}" for name in ours if name in names), "")
+    # A dry run of another process reads on a connection with another name.
+    consumers = () if found else await broker.consumers_of(job.queue)
+    looks = any(each.tag.startswith(LOOK_TAG) for each in consumers)
+    return f"a look at {job.queue!r}" if looks else found
 
-    async def _write_reason(
-        self, leased: LeasedJob, reason: str, state: JobState | None = None
-    ) -> None:
-        """Record why an active job waits. Empty when it continues."""
-        now = self._broker.clock.now()
-        job = leased.job if state is None else leased.job.to(state, now)
-        await leased.write(replace(job, state_reason=reason, updated=now, changes=job.changes + 1))
+
+async def _write_reason(
+    broker: ManagedBroker, leased: LeasedJob, reason: str, state: JobState | None = None
+) -> None:
+    """Record why an active job waits. Empty when it continues."""
+    now = broker.clock.now()
+    job = leased.job if state is None else leased.job.to(state, now)
+    await leased.write(replace(job, state_reason=reason, updated=now, changes=job.changes + 1))

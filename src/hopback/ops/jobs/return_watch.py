@@ -1,7 +1,12 @@
 """Watch whether the messages of a re-drive fail again and return to their dead-letter queue.
 
 A job with a ramp sends its first messages in stages. After each stage it waits as long as a return may take
-(`watch_time`), counts arrivals (`arrivals`), and stops if the cause of the failures is not repaired.
+(`watch_time`), counts arrivals, and stops if the cause of the failures is not repaired.
+
+Arrivals are counted by comparing the number of messages in the queue with the number that the job has left
+there. New messages are behind old ones, so they can be read only if no old message is ready. They are not
+read if reading could remove a message. A quorum queue delivers requeued messages first: while a job holds
+some of them, reading would requeue new messages ahead of old ones.
 """
 
 from __future__ import annotations
@@ -11,20 +16,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hopback.errors import BrokerError
+from hopback.headers.names import REDRIVE_JOB
+from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import JobKind, Pace
-from hopback.ops.contract.values import JobState
+from hopback.ops.contract.values import JobState, Price
 from hopback.ops.jobs.control import EndJob
 from hopback.ops.jobs.job_progress import SAVE_EVERY_S, JobProgress
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.watch_time import WatchTime, WatchTimer, seconds_text
 from hopback.text import count_of, whole_timestamp
+from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from hopback.clock import Clock
-    from hopback.ops.brokers.discovery import DeadLetterQueue
-    from hopback.ops.jobs.arrivals import ArrivalCounter, Arrivals
+    from hopback.ops.brokers.managed_broker import ManagedBroker
+    from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.leased_job import LeasedJob
 
@@ -34,9 +41,23 @@ MEASURE_S = 10.0
 A longer time would find slower rates. Operators wait for this time before anything happens.
 """
 _LOOKS = 10
-"""Number of times that a job counts arrivals during one watch: messages that return immediately end it
-early.
-"""
+"""Counts of arrivals during one watch: messages that return immediately end it early."""
+_LOOKED_AT = 10_000
+"""Arrived messages to read per count. If more arrived, the number of returned messages is a minimum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Messages that arrived since this run began.
+
+    `came_back` is the number of those messages that the job had sent, or None if it could not be counted. It
+    was counted among `looked_at` arrived messages. `ready` is the number of messages in the queue.
+    """
+
+    count: int
+    came_back: int | None
+    ready: int
+    looked_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,25 +127,27 @@ class ReturnWatch:
     def __init__(
         self,
         leased: LeasedJob,
-        queue: DeadLetterQueue,
-        counter: ArrivalCounter,
+        broker: ManagedBroker,
+        snapshot: BrokerSnapshot,
         driver: CursorDriver,
         progress: JobProgress,
-        clock: Clock,
     ) -> None:
-        pace = leased.job.spec.pace
+        job, pace = leased.job, leased.job.spec.pace
         self._leased = leased
-        self._counter = counter
+        self._broker = broker
         self._driver = driver
         self._progress = progress
-        self._clock = clock
-        self.timer: WatchTimer = WatchTimer(queue, pace.watch_s)
-        is_redrive = leased.job.kind is JobKind.REDRIVE
+        self._ready = snapshot.ready
+        self._is_classic = snapshot.is_classic(job.queue)
+        self._cost = snapshot.cost(job.queue)
+        self._may_look = job.spec.force or self._cost.price is not Price.REFUSED
+        self.timer: WatchTimer = WatchTimer(snapshot.dead_letter_queue(job.queue), pace.watch_s)
+        is_redrive = job.kind is JobKind.REDRIVE
         self.stages: frozenset[int] = pace.stage_ends() if is_redrive else frozenset()
         """Numbers of sent messages after which the job watches. Empty without a ramp."""
         self.requeued: BrokerError | None = None
         """Why the broker requeued the held messages during a watch."""
-        self._before = leased.job.counts
+        self._before = job.counts
         """The counts of the job when this run began."""
         self._rule = StopRule(pace.max_returned)
         self._sends_since = self._looked_at = 0.0
@@ -178,7 +201,7 @@ class ReturnWatch:
 
         `words` with the time of the end are the reason of the job until then.
         """
-        end = whole_timestamp(self._clock.now() + seconds)
+        end = whole_timestamp(self._broker.clock.now() + seconds)
         waits = words.format(end)
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
@@ -211,7 +234,7 @@ class ReturnWatch:
                     raise
                 self.requeued, holding = lost, False
         taken = driver.messages.taken if self.requeued is None else driver.acked
-        found = await self._counter.count(taken, holding=holding)
+        found = await self._count_arrivals(taken, holding=holding)
         arrived = self._before.arrived_meanwhile + found.count
         spec = self._leased.job.spec
         if self._leased.job.run != 1 and driver.is_exhausted and spec.behind is not None:
@@ -228,3 +251,26 @@ class ReturnWatch:
                 came_back_at_least=found.looked_at < found.count,
             )
         return found
+
+    async def _count_arrivals(self, taken: int, *, holding: bool) -> Arrivals:
+        """Count arrivals. `taken` is the number of messages that the job has taken from the queue.
+
+        `holding` is whether it still holds some of them.
+        """
+        job = self._leased.job
+        async with self._broker.query() as connection:
+            channel = await connection.open_channel()
+            ready = (await channel.declare_queue(Queue(job.queue), passive=True)).messages
+        expected = max(self._ready - taken, 0)
+        arrived = max(ready - expected, 0)
+        if not arrived:
+            return Arrivals(0, 0, ready)
+        if expected or not self._may_look or (holding and not self._is_classic):
+            return Arrivals(arrived, None, ready)
+        seen = found = 0
+        most = min(arrived, _LOOKED_AT)
+        async with walk(self._broker.query, job.queue, most, self._cost) as messages:
+            async for delivery in messages:
+                seen += 1
+                found += delivery.properties.headers.get(REDRIVE_JOB) == job.id
+        return Arrivals(arrived, found, ready, seen)

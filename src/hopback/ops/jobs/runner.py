@@ -31,31 +31,24 @@ from hopback.message import Message, Properties
 from hopback.ops.brokers.consumers import job_connection_name
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Moment
-from hopback.ops.jobs.actions import Action, action_of
-from hopback.ops.jobs.arrivals import ArrivalCounter
-from hopback.ops.jobs.batch_reader import BatchReader
+from hopback.ops.jobs.actions import action_of
 from hopback.ops.jobs.control import ControlRequest, EndJob
 from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
 from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
-from hopback.ops.jobs.job_progress import JobProgress
 from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord, JobSpec, first_checkpoint
 from hopback.ops.jobs.leased_job import LeasedJob
 from hopback.ops.jobs.planner import snapshot_for
 from hopback.ops.jobs.publish_failure import is_away
-from hopback.ops.jobs.recovery import Recovery
-from hopback.ops.jobs.return_watch import ReturnWatch
-from hopback.ops.jobs.sender import Sender
+from hopback.ops.jobs.recovery import wait_for_broker, wait_for_holders
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
-    from hopback.broker.port import Connection
     from hopback.designs.design import Design
     from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
-    from hopback.ops.browse.handed_messages import HandedMessages
     from hopback.ops.browse.session import ChosenMessages
     from hopback.ops.contract.requests import Settings
     from hopback.ops.jobs.journal import Journal
@@ -80,24 +73,16 @@ def new_job_id() -> str:
 class JobRunner:
     """Starts, resumes, controls and follows jobs."""
 
-    def __init__(
-        self,
-        broker: ManagedBroker,
-        journal: Journal,
-        settings: Settings,
-    ) -> None:
+    def __init__(self, broker: ManagedBroker, journal: Journal, settings: Settings) -> None:
         self._broker = broker
         self._journal = journal
         self._settings = settings
         self._clock = broker.clock
-        self._recovery = Recovery(broker, settings.patience_s)
         self._leased: dict[str, LeasedJob] = {}
         self._starting: set[asyncio.Task[Job]] = set()
 
     async def shield(self, starting: Coroutine[Any, Any, Job]) -> Job:
-        """Wait until a job has started. The start completes even if the caller is cancelled in the
-        meantime.
-        """
+        """Wait until a job has started. The start completes even if the caller is cancelled."""
         task = asyncio.create_task(starting)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -162,25 +147,21 @@ class JobRunner:
         begun = await self._journal.begin(job, owner)
         if begun.id != job.id:
             return begun
-        handed = None
+        leased = LeasedJob(job, owner, self._journal)
         if chosen is not None:
             # A session that has just ended has requeued its messages: the job takes them from the queue.
             with suppress(SessionOver):
-                handed = chosen.session.hand_over(chosen.dead_letters)
-        leased = LeasedJob(job, owner, self._journal)
+                leased.handed = chosen.session.hand_over(chosen.dead_letters)
         self._leased[job.id] = leased
-        leased.task = asyncio.create_task(
-            self._run_to_end(leased, snapshot, handed), name=f"job {job.id}"
-        )
+        leased.task = asyncio.create_task(self._run_to_end(leased, snapshot), name=f"job {job.id}")
         return job
 
-    async def _run_to_end(
-        self, leased: LeasedJob, snapshot: BrokerSnapshot, handed: HandedMessages | None
-    ) -> None:
+    async def _run_to_end(self, leased: LeasedJob, snapshot: BrokerSnapshot) -> None:
         beat = asyncio.create_task(self._beat(leased), name=f"heartbeat {leased.job.id}")
         try:
-            while (away := await self._run_once(leased, snapshot, handed)) is not None:
-                snapshot, handed = await self._recovery.wait_for_broker(leased, away), None
+            while (away := await self._run_once(leased, snapshot)) is not None:
+                patience_s = self._settings.patience_s
+                snapshot = await wait_for_broker(self._broker, leased, away, patience_s)
             await self._announce(leased.job, snapshot)
             await self._write_audit(leased.job)
         except asyncio.CancelledError:
@@ -234,17 +215,24 @@ class JobRunner:
                 _log.warning("the end of job %s was not recorded: %s", job.id, away)
                 leased.show(job)
 
-    async def _run_once(
-        self, leased: LeasedJob, snapshot: BrokerSnapshot, handed: HandedMessages | None
-    ) -> BrokerError | None:
+    async def _run_once(self, leased: LeasedJob, snapshot: BrokerSnapshot) -> BrokerError | None:
         """Run the engine on one connection. Return the error if the broker went away."""
-        connection = None if handed is None else handed.connection
-        action = action_of(leased.job, snapshot, self._broker.broker)
+        broker, settings = self._broker, self._settings
+        connection, messages = leased.handed or (None, None)
+        leased.handed = None
+        action = action_of(leased.job, snapshot, broker.broker)
         try:
             if connection is None:
-                await self._recovery.wait_for_holders(leased)
-                connection = await self._broker.broker.connect(_connection_name(leased.job))
-            engine = await self._build_engine(leased, snapshot, connection, handed, action)
+                await wait_for_holders(broker, leased)
+                connection = await broker.broker.connect(_connection_name(leased.job))
+            is_handed_over = messages is not None
+            cursor = await choose_cursor(broker, leased, snapshot, is_handed_over=is_handed_over)
+            if messages is None:
+                channel, store = await connection.open_channel(), await self._journal.store_id()
+                messages = queue_messages(leased.job, snapshot, channel, cursor, store)
+            is_type_known = snapshot.effective(leased.job.queue) is not None
+            driver = CursorDriver(messages, cursor, is_type_known=is_type_known)
+            engine = Engine(leased, broker, snapshot, connection, driver, action, settings)
             return await engine.run()
         except BrokerError as failed:  # raised before the engine ran, which keeps its errors
             if is_away(failed):
@@ -257,38 +245,6 @@ class JobRunner:
             if connection is not None:
                 with suppress(BrokerError):
                     await connection.close()
-
-    async def _build_engine(
-        self,
-        leased: LeasedJob,
-        snapshot: BrokerSnapshot,
-        connection: Connection,
-        handed: HandedMessages | None,
-        action: Action,
-    ) -> Engine:
-        cursor = await choose_cursor(
-            self._broker, leased, snapshot, is_handed_over=handed is not None
-        )
-        job, spec, queue = leased.job, leased.job.spec, snapshot.dead_letter_queue(leased.job.queue)
-        messages = handed or queue_messages(
-            job, snapshot, await connection.open_channel(), cursor, await self._journal.store_id()
-        )
-        is_known = snapshot.effective(job.queue) is not None
-        driver = CursorDriver(messages, cursor, is_type_known=is_known)
-        progress = JobProgress(leased, driver, self._clock)
-        limit = None if spec.force else snapshot.cost(job.queue).limit
-        counter = ArrivalCounter(self._broker, job, snapshot)
-        return Engine(
-            leased,
-            driver,
-            BatchReader(job, queue, driver, progress, limit),
-            progress,
-            action,
-            Sender(action, driver, spec.pace, leased.watched),
-            ReturnWatch(leased, queue, counter, driver, progress, self._clock),
-            close_connection=connection.close,
-            per_turn=self._settings.per_turn,
-        )
 
     async def _beat(self, leased: LeasedJob) -> None:
         """Renew the lease, and pass the requests of operators on to the job."""

@@ -81,8 +81,7 @@ def read_line(line: bytes | str, *, where: str = "line") -> Received:
 
 
 _MOST_TEXT = 1 << 20
-"""Largest body in bytes that is written as text. JSON may need six bytes for each byte, base64 less than
-two."""
+"""Largest body in bytes that is written as text: JSON may need six bytes per byte, base64 fewer than two."""
 _COMPRESSED = ".zst"
 _AT_ONCE = 1 << 20
 """Maximum number of bytes to read per call in a thread. A call costs as much as reading a few kilobytes."""

@@ -27,20 +27,16 @@ BODY_BYTES = 64 * 1024
 """Largest decompressed body in bytes that is parsed to identify a message. Larger ones are not parsed."""
 
 _WINDOW = 8 * 1024 * 1024
-"""Bytes of a zstd window: the size that its specification requires of every decoder. A body with a larger
-window is not decompressed."""
+"""Largest zstd window in bytes that is decompressed: its specification requires it of every decoder."""
 _LZMA_BYTES = 16 * 1024 * 1024
-"""Memory for lzma in bytes. Bodies from Kombu need 9 MiB, while a header can request 4 GiB. A body that
-needs more is not decompressed."""
+"""Bytes of memory for lzma. Kombu's bodies need 9 MiB. A body that needs more is not decompressed."""
 _DEEPEST = 100  # levels of YAML. Arguments of tasks have a few. Deeper YAML is not parsed.
 _YAML = frozenset({"application/x-yaml", "application/yaml", "text/yaml", "text/x-yaml"})
 _MSGPACK = frozenset({"application/x-msgpack", "application/msgpack", "application/vnd.msgpack"})
 
 
 class UnpackedBody(NamedTuple):
-    """The beginning of a body, whether it is complete, and its compression. An uncompressed body has an empty
-    name.
-    """
+    """The beginning of a body, whether it is complete, and its compression, empty without one."""
 
     data: bytes
     is_whole: bool
@@ -55,9 +51,7 @@ def unpack_body(delivery: Delivery, most: int) -> UnpackedBody:
 
 
 def find_packing(encoding: object, headers: Any) -> str:
-    """Return the compression by Kombu's header or by the content encoding, or an empty string if it is
-    unknown.
-    """
+    """Return the compression by Kombu's header or by the content encoding. Empty if it is unknown."""
     for value in (headers.get("compression"), encoding):
         name = value.decode("latin-1") if isinstance(value, bytes) else value
         how = name.strip().lower() if isinstance(name, str) else ""
@@ -209,9 +203,7 @@ _NUMBER = re.compile(r"[-+]?(\d{1,300}|\d{0,300}\.\d{1,300}([eE][-+]?\d{1,3})?)"
 
 
 def _yaml_scalar(event: Any) -> object:
-    """Return the null, boolean or number that the text represents, otherwise the text itself. Dates and
-    tagged values remain text.
-    """
+    """Return the null, boolean or number of a text. Other texts, dates and tagged values remain text."""
     text: str = event.value
     if not event.implicit[0]:
         return text

@@ -52,8 +52,7 @@ _NAMES = frozenset((*_TEXTS, *_NUMBERS, "header", "payload"))
 _KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
 
 PAYLOAD_BYTES = 1024 * 1024
-"""Largest body in bytes for `payload.` terms: parsing it takes some tens of milliseconds. A larger one is
-not looked into."""
+"""Bytes of a body for `payload.` terms: some tens of milliseconds. A larger one is not looked into."""
 
 _SEARCHED_BYTES = 4 * 1024 * 1024
 """Bytes of a body that are searched for words: some milliseconds. The rest is not looked into."""
@@ -256,9 +255,7 @@ def _parse_number(whole: str, field: str, value: str) -> float:
 
 
 def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
-    """Return the texts that a pattern may match. For an error, they include its name without the module. For
-    a group, they are the prefixes of its fingerprint.
-    """
+    """Yield the texts that a pattern may match, of an error also without its module."""
     match field:
         case "reason":
             yield dead_letter.reason
