@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         GroupBy as GroupBy,
         JobKind as JobKind,
         Pace as Pace,
+        PatchOperation as PatchOperation,
         RAMP as RAMP,
         RedriveRequest as RedriveRequest,
         Selection as Selection,
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     )
     from hopback.ops.contract.values import (
         AuditEntry as AuditEntry,
+        ChangeSample as ChangeSample,
         Cost as Cost,
         Counts as Counts,
         DeadLetter as DeadLetter,
@@ -97,10 +99,6 @@ if TYPE_CHECKING:
         MemoryJournal as MemoryJournal,
         open_journal as open_journal,
     )
-    from hopback.ops.contract.patch import (
-        ChangeSample as ChangeSample,
-        PatchOperation as PatchOperation,
-    )
     from hopback.ops.notes.values import (
         GroupNote as GroupNote,
         NewFilter as NewFilter,
@@ -121,17 +119,16 @@ _HOMES = {
     "hopback.ops.contract.interface": "DeadLetters",
     "hopback.ops.contract.requests": """
         AuditQuery DiscardRequest Edit GroupBy JobKind
-        Pace RAMP RedriveRequest Selection
+        Pace PatchOperation RAMP RedriveRequest Selection
         Settings Submission Target TargetKind Who SessionRequest
     """,
     "hopback.ops.contract.values": """
-        AuditEntry Cost Counts DeadLetter Depth EditedCopy FailedMessage FailureRecord
+        AuditEntry ChangeSample Cost Counts DeadLetter Depth EditedCopy FailedMessage FailureRecord
         Group Groups HeaderView HeldBack Imported Job JobPlan JobState LeftOutCount
         LimitPolicy LookProgress MessageView Moment Page Price QueueDetail QueueSummary
         ReachedQueue SessionView Survey TargetChoice TimelineEntry WayCheck
     """,
     "hopback.ops.jobs.journal": "Journal MemoryJournal open_journal",
-    "hopback.ops.contract.patch": "ChangeSample PatchOperation",
     "hopback.ops.notes.values": "GroupNote NewFilter NewNote SavedFilter",
     "hopback.ops.brokers.managed_broker": "ManagedBroker",
     "hopback.ops.operations": "Operations",

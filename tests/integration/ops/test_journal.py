@@ -20,10 +20,10 @@ from hopback.errors import JobConflict, LeaseLost, StoreUnavailable
 from hopback.headers import timestamp
 from hopback.message import Message, Properties
 from hopback.ops.brokers.managed_broker import ManagedBroker
-from hopback.ops.contract.patch import PatchOperation
 from hopback.ops.contract.requests import (
     AuditQuery,
     Pace,
+    PatchOperation,
     RedriveRequest,
     Selection,
     Submission,

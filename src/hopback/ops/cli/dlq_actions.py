@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hopback.ops.contract.interface import DeadLetters
-    from hopback.ops.contract.patch import PatchOperation
+    from hopback.ops.contract.requests import PatchOperation
 
 _PLANNED = "to see the plan"
 _MOST_EDITED_BYTES = 128 * 1024 * 1024  # RabbitMQ's highest default limit for a message

@@ -13,7 +13,7 @@ import msgspec
 
 from hopback.errors import BadRequest
 from hopback.headers import timestamp
-from hopback.ops.contract.patch import Patch, PatchOperation
+from hopback.ops.contract.requests import Patch, PatchOperation
 from hopback.ops.contract.values import Moment
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, field
 
 from hopback.ops.contract.options import option
-from hopback.ops.contract.patch import Patch  # noqa: TC001  msgspec reads it at run time
 from hopback.topology.plan import MAX_REDRIVES
 
 if TYPE_CHECKING:
@@ -22,32 +21,18 @@ if TYPE_CHECKING:
 
 HIGHEST_RATE = 1_000_000
 """Messages per second. No broker confirms as many, so the limit only stops mistakes."""
-
-
 LONGEST_WATCH_S = 86_400
 """Seconds between two stages of a ramp: one day. A longer wait is a mistake."""
-
-
 LONGEST_FOUND_WATCH_S = 480
 """Longest wait that a job chooses itself, in seconds. Three end before the consumer timeout (30 min)."""
-
-
 MOST_HELD = 10_000
 """Messages of one browse session. A process has memory for them. Larger requests are refused."""
-
-
 LARGEST_PAGE = 200
 """Messages of one answer. A client asks for more page by page."""
-
-
 MOST_IN_FLIGHT = 10_000
 """Unconfirmed messages of one job. Broker and process have memory for them. Larger requests are refused."""
-
-
 MOST_REDRIVES = 1000
 """Largest number of earlier re-drives of a message. A higher limit would not stop a loop."""
-
-
 RAMP = (1, 5, 25)
 """The stages of a careful start: one message, five, twenty-five, then the rest.
 
@@ -55,43 +40,28 @@ The page proposes a ramp, because an operator checks the first messages anyway. 
 ramp: scripts that call the API, the library or the command wait for the end of a job.
 """
 
-
-_LONGEST_PAUSE_S = (
-    30.0  # seconds between two tries of a message. A broker alarm usually ends earlier.
-)
-
+_LONGEST_PAUSE_S = 30.0  # seconds between two tries of a message. Most alarms end earlier.
+_MOST_STEPS = 50  # steps of a change. Each runs for every message and is shown in the review.
 _MOST_DOUBLINGS = 16  # doublings of a pause. It has reached the longest one by then.
 
 _Stages = Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)]
-
 Rate = Annotated[float, Meta(gt=0, le=HIGHEST_RATE)]
-
-
 # A name in AMQP has at most 255 bytes.
 _Name = Annotated[str, Meta(max_length=255)]
-
 _QueueName = Annotated[str, Meta(min_length=1, max_length=255)]
-
 # One line of the audit.
 _Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
-
 # A page of terms. Longer filters are mistakes.
 _FilterText = Annotated[str, Meta(max_length=4096)]
-
 _Cursor = Annotated[int, Meta(ge=0, le=2**31)]
-
 _Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
 
 LONGEST_SESSION_S = 1500
 """Seconds from the opening of a browse session to its end. The consumer timeout of a broker is 30 min."""
-
 _SessionSeconds = Annotated[float, Meta(ge=1, le=LONGEST_SESSION_S)]
-
 _SessionMessages = Annotated[int, Meta(ge=1, le=MOST_HELD)]
-
 # Messages. A search reads as many.
 _Skipped = Annotated[int, Meta(ge=0, le=5_000_000)]
-
 _SessionBytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
 
 
@@ -339,6 +309,28 @@ class ImportQuery(_Asked, frozen=True, omit_defaults=True):
     """The reason of an import."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class PatchOperation(Struct, frozen=True, forbid_unknown_fields=True):
+    """One step: `add`, `replace` or `remove` the value at `path`, or `test` that it equals `value`.
+
+    A path is a JSON pointer like `/order/lines/0/sku`. In a name, `~1` is a slash and `~0` a tilde. `-` at
+    the end is the position after the last item of a list. All operations except `remove` need a `value`.
+    """
+
+    op: Literal["add", "replace", "remove", "test"]
+    path: Annotated[str, Meta(max_length=1024, pattern=r"^(/.*)?$")]
+    value: Any = UNSET
+
+    def __post_init__(self) -> None:
+        if self.value is UNSET and self.op != "remove":
+            raise ValueError(
+                f"Expected `value` with `{self.op}` (null is written as null), got none"
+            )
+
+
+Patch = Annotated[tuple[PatchOperation, ...], Meta(max_length=_MOST_STEPS)]
+"""A JSON patch (RFC 6902): the steps of a change in order."""
 
 
 class JobKind(StrEnum):

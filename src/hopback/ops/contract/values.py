@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
-from hopback.ops.contract.patch import ChangeSample  # noqa: TC001  msgspec reads it at run time
 from hopback.ops.contract.requests import (
     WHOLE_QUEUE,
     JobKind,
@@ -554,6 +553,17 @@ class LeftOutCount(_AnswerStruct, frozen=True):
 
     reason: str
     count: int
+
+
+class ChangeSample(_AnswerStruct, frozen=True):
+    """The effect of a change on one message: the changed lines, or the reason why it cannot be made.
+
+    The first character of a line is its mark: `-` removed, `+` added, ` ` unchanged, `…` omitted.
+    """
+
+    id: str
+    diff: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class ReachedQueue(_AnswerStruct, frozen=True):

@@ -11,7 +11,13 @@ from hopback.ops.browse.memory import measure_memory
 from hopback.ops.browse.turns import Turns
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import GroupBy, RedriveRequest, Selection
-from hopback.ops.contract.values import DeadLetter, LookProgress, OnProgress, WayCheck
+from hopback.ops.contract.values import (
+    ChangeSample,
+    DeadLetter,
+    LookProgress,
+    OnProgress,
+    WayCheck,
+)
 from hopback.ops.jobs.watch_time import WatchTimer
 from hopback.ops.messages.dead_letter import read_dead_letter
 from hopback.ops.messages.filters import Judgement, parse_filter
@@ -26,7 +32,6 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages
-    from hopback.ops.contract.patch import ChangeSample
     from hopback.topology.plan import Redrive
     from hopback.topology.routing import RoutingTable
 

@@ -11,11 +11,13 @@ from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from hopback.ops.contract.patch import ChangeSample, PatchOperation
+from hopback.ops.contract.values import ChangeSample
 from hopback.ops.messages.diff import diff_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from hopback.ops.contract.requests import PatchOperation
 
 
 _LARGEST = 1024 * 1024  # bytes of a body: some tens of milliseconds. A larger one is not changed.

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hopback.errors import BadRequest, NotAllowed
 from hopback.message import Message
 from hopback.ops.contract.codec import read_patch
-from hopback.ops.contract.patch import PatchOperation
-from hopback.ops.contract.requests import RedriveRequest, Selection, Settings
+from hopback.ops.contract.requests import PatchOperation, RedriveRequest, Selection, Settings
 from hopback.ops.contract.values import JobState
 from hopback.ops.messages.archive import read_line
 from hopback.ops.messages.patch import PatchFailed, apply_patch, change_sample
