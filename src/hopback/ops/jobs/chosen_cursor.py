@@ -62,6 +62,10 @@ _SOUGHT = 10_000
 """Messages to search behind the first ones. Each search counts as a delivery. Beyond it, the job fails."""
 _SAVED = 16
 """Characters of a digest that a checkpoint contains: enough to tell 10,000 messages apart."""
+_IGNORED = (
+    CursorEvent.EMPTY, CursorEvent.ACKED, CursorEvent.SENDING, CursorEvent.DRAINED,
+    CursorEvent.APPLIED, CursorEvent.SHARED, CursorEvent.SAVING,
+)  # fmt: skip
 
 
 class ChosenCursor(SelectionCursor):
@@ -171,13 +175,7 @@ class ChosenCursor(SelectionCursor):
         CursorEvent.DELIVERED: (_receive, STAYS),
         CursorEvent.KEPT: (_keep, STAYS),
         CursorEvent.SEEK: (_seek, frozenset({CursorState.SEEKING})),
-        CursorEvent.EMPTY: IGNORED,
-        CursorEvent.ACKED: IGNORED,
-        CursorEvent.SENDING: IGNORED,
-        CursorEvent.DRAINED: IGNORED,
-        CursorEvent.APPLIED: IGNORED,
-        CursorEvent.SHARED: IGNORED,
-        CursorEvent.SAVING: IGNORED,
+        **dict.fromkeys(_IGNORED, IGNORED),
     }
     TABLE: ClassVar[Table] = {
         CursorState.TAKING: _SELECTING,

@@ -68,6 +68,7 @@ from hopback.ops.jobs.cursor import (
     CursorState,
     Events,
     Table,
+    enters,
 )
 from hopback.ops.jobs.job_record import Checkpoint
 
@@ -127,9 +128,6 @@ class ClassicCursor(CountingCursor):
         if self.state is not CursorState.LAST:
             self.state = CursorState.PAUSED
 
-    def _continue(self, _value: object) -> None:
-        self.state = CursorState.TAKING
-
     def _forget_acks(self, _value: object) -> None:
         if self._has_twins:
             self._acked.clear()
@@ -144,10 +142,7 @@ class ClassicCursor(CountingCursor):
     }
     TABLE: ClassVar[Table] = {
         CursorState.TAKING: _SELECTING,
-        CursorState.PAUSED: {
-            **_SELECTING,
-            CursorEvent.CONTINUE: (_continue, frozenset({CursorState.TAKING})),
-        },
+        CursorState.PAUSED: {**_SELECTING, CursorEvent.CONTINUE: enters(CursorState.TAKING)},
         CursorState.LAST: _SELECTING,
         CursorState.SENT: {**_SELECTING, CursorEvent.DRAINED: IGNORED, CursorEvent.PAUSE: IGNORED},
         CursorState.STOPPED: {},

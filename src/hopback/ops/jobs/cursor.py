@@ -121,6 +121,15 @@ IGNORED = (lambda _cursor, _value: None, STAYS)
 """The event is accepted and has no effect."""
 
 
+def enters(state: CursorState) -> tuple[Callable[..., None], frozenset[CursorState]]:
+    """The event leads to this state and has no other effect."""
+
+    def handle(cursor: SelectionCursor, _value: object) -> None:
+        cursor.state = state
+
+    return handle, frozenset({state})
+
+
 class SelectionCursor:
     """A state machine that is driven by its table. The driver and the engine know only this class."""
 
@@ -220,11 +229,6 @@ class CountingCursor(SelectionCursor):
 
     If the length of the head is known, the selection is the first `head + rest` messages, whatever their
     marks are.
-
-    `BatchReader` holds back the last message of each batch until the next checkpoint is saved. So the head
-    ends with that message, the anchor. The last message of the selection is sent alone, and it is acked after
-    a checkpoint that says so (SENT). If it is back in the queue after a crash, the resumed job leaves it
-    there, because a new message may be equal.
     """
 
     is_counting = True
@@ -290,16 +294,6 @@ class CountingCursor(SelectionCursor):
     def _share(self, _value: object) -> None:
         self._is_shared = True
 
-    def _begin_last(self, _value: object) -> None:
-        self.state = CursorState.LAST
-
-    def _end_last(self, _value: object) -> None:
-        """If a message was not sent and none is in flight, it is still in the queue."""
-        self.state = CursorState.TAKING
-
-    def _finish_last(self, _value: object) -> None:
-        self.state = CursorState.SENT
-
     @property
     def _anchor_stays(self) -> bool:
         """Whether the anchor is in the queue until the next checkpoint. A kept one always is."""
@@ -327,9 +321,10 @@ class CountingCursor(SelectionCursor):
         CursorEvent.EMPTY: (_end, STAYS),
         CursorEvent.KEPT: (_keep, STAYS),
         CursorEvent.ACKED: (_ack, STAYS),
-        CursorEvent.LAST_ALONE: (_begin_last, frozenset({CursorState.LAST})),
-        CursorEvent.LAST_SENT: (_finish_last, frozenset({CursorState.SENT})),
-        CursorEvent.DRAINED: (_end_last, frozenset({CursorState.TAKING})),
+        CursorEvent.LAST_ALONE: enters(CursorState.LAST),
+        CursorEvent.LAST_SENT: enters(CursorState.SENT),
+        # The last message was not sent, and none is in flight: it is still in the queue.
+        CursorEvent.DRAINED: enters(CursorState.TAKING),
         CursorEvent.SHARED: (_share, STAYS),
     }
     """The events that both counting cursors handle in the same way."""
