@@ -45,7 +45,11 @@ class ConsumerSeries:
         self._tag = tag
         self._receive = receive
         self._news = news
-        self._unsettled = _Unsettled() if counts_ended else None
+        self._counts_ended = counts_ended
+        self._unsettled: Counter[int] = Counter()
+        """Number of unsettled messages of each consumer, by the number in its tag."""
+        self._consumer_of: dict[int, int] = {}
+        """The consumer of each message that may be settled."""
         self._active: str | None = None
         self._number = 0
         self._ending: asyncio.Task[None] | None = None
@@ -67,10 +71,8 @@ class ConsumerSeries:
     @property
     def holders(self) -> int:
         """Number of consumers that the broker counts."""
-        if self._unsettled is None:
-            return int(self.is_active)
         active = {self._number} if self.is_active else set[int]()
-        return len(self._unsettled.counts.keys() | active)
+        return len(self._unsettled.keys() | active)
 
     async def start(self, prefetch: int) -> None:
         self._number += 1
@@ -84,8 +86,10 @@ class ConsumerSeries:
 
     def ack(self, tag: int) -> None:
         self._channel.ack(tag)
-        if self._unsettled is not None:
-            self._unsettled.remove(tag)
+        if consumer := self._consumer_of.pop(tag, 0):
+            self._unsettled[consumer] -= 1
+            if not self._unsettled[consumer]:
+                del self._unsettled[consumer]
 
     def ack_at_end(self, tag: int) -> None:
         """End the consumer and ack the message afterwards, so that the ack does not fetch another one."""
@@ -94,8 +98,7 @@ class ConsumerSeries:
 
     def keep(self, tag: int) -> None:
         """Leave a message unsettled until the channel closes."""
-        if self._unsettled is not None:
-            self._unsettled.keep(tag)
+        self._consumer_of.pop(tag, None)  # counted permanently, because it is never acked
         if self._raw is not None:
             self._raw.hold(tag)
 
@@ -132,8 +135,9 @@ class ConsumerSeries:
 
     def _on_delivery(self, delivery: Delivery) -> None:
         self._last_delivery = delivery.tag
-        if self._unsettled is not None:
-            self._unsettled.add(delivery.tag, self._number)
+        if self._counts_ended:
+            self._consumer_of[delivery.tag] = self._number
+            self._unsettled[self._number] += 1
         self._receive(delivery)
         self._news.set()
 
@@ -141,29 +145,6 @@ class ConsumerSeries:
         self._active = None
         self.lost = BrokerError(f"the broker ended the consumer of {self._queue!r}")
         self._news.set()
-
-
-class _Unsettled:
-    """Number of unsettled messages of each consumer, by the number in its tag."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[int] = Counter()
-        self._consumer_of: dict[int, int] = {}
-
-    def add(self, tag: int, consumer: int) -> None:
-        self._consumer_of[tag] = consumer
-        self.counts[consumer] += 1
-
-    def remove(self, tag: int) -> None:
-        consumer = self._consumer_of.pop(tag, 0)
-        if consumer:
-            self.counts[consumer] -= 1
-            if not self.counts[consumer]:
-                del self.counts[consumer]
-
-    def keep(self, tag: int) -> None:
-        """Count a message permanently, because it is never acked."""
-        self._consumer_of.pop(tag, None)
 
 
 async def await_settlements(channel: Channel) -> None:
