@@ -51,18 +51,10 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 _PREFIX = "hopback-adopt."
-_TIERS_MS = (
-    30_000,
-    300_000,
-    1_800_000,
-)  # a handler's default waits: 30 s, 5 min and 30 min
+_TIERS_MS = (30_000, 300_000, 1_800_000)  # a handler's default waits: 30 s, 5 min and 30 min
 _LOSING_ARGUMENTS = (
-    "x-message-ttl",
-    "x-expires",
-    "x-dead-letter-exchange",
-    "x-max-length",
-    "x-max-length-bytes",
-)
+    "x-message-ttl", "x-expires", "x-dead-letter-exchange", "x-max-length", "x-max-length-bytes",
+)  # fmt: skip
 _DEAD_LETTER_KEYS = frozenset({"x-dead-letter-exchange", "x-dead-letter-routing-key"})
 
 

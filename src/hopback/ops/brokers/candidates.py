@@ -60,9 +60,7 @@ def candidates_of(
 
 
 _KIND = "queue-answer"
-_FRESH_S = (
-    5.0  # seconds after which answers are read again, to include those given to other processes
-)
+_FRESH_S = 5.0  # seconds after which answers are read again, for those given to other processes
 
 
 class Recognition:

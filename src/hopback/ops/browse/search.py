@@ -11,6 +11,8 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from hopback.errors import BadRequest, NoSuch, UnsafeOperation
 from hopback.ops.brokers.browse_cost import check_cost
 from hopback.ops.browse.held import held_by_others, unread_part
@@ -88,12 +90,8 @@ class Search:
                 async with aclosing(reports):
                     async for report in reports:
                         yield report
-        yield SearchProgress(
-            seen=found.seen,
-            total=self._total,
-            matching=found.matching,
-            not_looked_into=found.unread,
-            hits=found.take_hits(),
+        yield replace(
+            self._report("", 0),
             skipped=skipped,
             groups=() if found.grouping is None else found.grouping.groups(),
             beyond=self._beyond,

@@ -8,19 +8,15 @@ from dataclasses import fields
 from functools import lru_cache
 
 from hopback.fields import Timestamp
-from hopback.headers import (
-    canonical_text,
-)
+from hopback.headers import canonical_text
 from hopback.headers.names import is_broker_count
 from hopback.message import Delivery, Properties
 
-_HASHED_BYTES = (
-    512 * 1024
-)  # bytes hashed at each end of a body. They take about a millisecond. The middle is left out.
+_HASHED_BYTES = 512 * 1024  # of each end of a body, in about a millisecond. The middle is left out.
 _USUAL_HEADERS = 64  # headers whose sorted names are cached. More names may come from an attacker.
 _SINGLE = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
 _MANY_VALUES = (
-    1000  # header values in canonical form. A message with more is hashed in its own order.
+    1000  # header values in canonical form. With more, they are hashed in their own order.
 )
 _SIMPLE_PROPERTIES = tuple(
     field.name

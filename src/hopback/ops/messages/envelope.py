@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.headers import (
-    clip,
-)
+from hopback.headers import clip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

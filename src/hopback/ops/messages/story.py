@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hopback.headers import (
-    read_history,
-    timestamp,
-)
+from hopback.headers import read_history, timestamp
 from hopback.ops.contract.values import DeadLetter, Moment, TimelineEntry
 from hopback.ops.messages.body import parse_content
 from hopback.ops.messages.plain import plain_text
@@ -56,50 +53,29 @@ def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry
         for death in known.deaths
     ]
     if dead_letter.recorded_by:
-        if (
-            dead_letter.first_failed is not None
-            and dead_letter.first_failed != dead_letter.last_failed
-        ):
-            first = TimelineEntry(
-                dead_letter.first_failed, f"failed first in {_queue(dead_letter)}"
-            )
-            events.insert(0, first)
-        events.append(
-            TimelineEntry(
-                dead_letter.last_failed,
-                f"failed last in {_queue(dead_letter)}: {_error(dead_letter)}",
-            )
-        )
-    if dead_letter.redrives:
-        events.append(
-            TimelineEntry(None, f"re-driven{_times(dead_letter.redrives)}{_by(dead_letter)}")
-        )
+        first, last, queue = dead_letter.first_failed, dead_letter.last_failed, _queue(dead_letter)
+        if first is not None and first != last:
+            events.insert(0, TimelineEntry(first, f"failed first in {queue}"))
+        events.append(TimelineEntry(last, f"failed last in {queue}: {_error(dead_letter)}"))
+    if times := dead_letter.redrives:
+        events.append(TimelineEntry(None, f"re-driven{_times(times)}{_by(dead_letter)}"))
     return tuple(sorted(events, key=lambda event: (event.time is None, int(event.time or 0))))
 
 
 def _cause(dead_letter: DeadLetter) -> str:
+    queue, after = _queue(dead_letter), _after(dead_letter)
     if dead_letter.recorded_by:
-        by = (
-            ""
-            if dead_letter.recorded_by == "hopback"
-            else f" (recorded by {dead_letter.recorded_by})"
-        )
-        when = (
-            "" if dead_letter.last_failed is None else f" at {timestamp(dead_letter.last_failed)}"
-        )
-        return (
-            f"{_queue(dead_letter)} gave up{_after(dead_letter)}{when}{by}: {_error(dead_letter)}"
-        )
+        recorder, last = dead_letter.recorded_by, dead_letter.last_failed
+        by = "" if recorder == "hopback" else f" (recorded by {recorder})"
+        when = "" if last is None else f" at {timestamp(last)}"
+        return f"{queue} gave up{after}{when}{by}: {_error(dead_letter)}"
     if dead_letter.reason in _BROKER:
-        sentence = _BROKER[dead_letter.reason]
-        return sentence.format(queue=_queue(dead_letter), after=_after(dead_letter))
+        return _BROKER[dead_letter.reason].format(queue=queue, after=after)
     if dead_letter.reason == "parked":
-        return (
-            f"A consumer of {_queue(dead_letter)} parked it without a record{_after(dead_letter)}"
-        )
+        return f"A consumer of {queue} parked it without a record{after}"
     if dead_letter.reason == "unknown":
         return "It contains no reason for its failure"
-    return f"It left {_queue(dead_letter)} for the reason {dead_letter.reason!r}"
+    return f"It left {queue} for the reason {dead_letter.reason!r}"
 
 
 def _after(dead_letter: DeadLetter) -> str:

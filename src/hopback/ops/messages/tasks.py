@@ -48,13 +48,9 @@ def _task_call(headers: Headers, content_type: str | None, parsed: object) -> Ta
             return _dramatiq(parsed, parsed["options"])
         if isinstance(parsed.get("task"), str) and "args" in parsed and "kwargs" in parsed:
             # Protocol 1: the body contains everything.
-            return TaskCall(
-                "Celery",
-                clip(parsed["task"], _NAME_BYTES),
-                clip(_text_of(parsed.get("id")), _NAME_BYTES),
-                clip(_call(parsed["args"], parsed["kwargs"]), _ARGUMENTS_BYTES),
-                read_retries(parsed.get("retries")),
-            )
+            arguments = _call(parsed["args"], parsed["kwargs"])
+            retries = read_retries(parsed.get("retries"))
+            return _clipped("Celery", parsed["task"], parsed.get("id"), arguments, retries)
     return None
 
 
@@ -67,13 +63,8 @@ def _celery(headers: Headers, content_type: str | None, name: str, parsed: objec
         arguments = ", ".join(one for one in shown if one not in ("", "()", "[]", "{}"))
         if content_type in _PICKLES:
             arguments = f"{arguments} (as its producer showed them: a pickle is not loaded)"
-    return TaskCall(
-        "Celery",
-        clip(name, _NAME_BYTES),
-        clip(_text_of(headers.get("id")), _NAME_BYTES),
-        clip(arguments.strip(), _ARGUMENTS_BYTES),
-        read_retries(headers.get("retries")),
-    )
+    retries = read_retries(headers.get("retries"))
+    return _clipped("Celery", name, headers.get("id"), arguments.strip(), retries)
 
 
 def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
@@ -88,14 +79,20 @@ def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
             moment = ms / 1000
         failure = failure_from_traceback(trace)._replace(first=moment, last=moment)
         failed = ForeignFailure("Dramatiq", failure, queue, retries)
-    return TaskCall(
-        "Dramatiq",
-        clip(body["actor_name"], _NAME_BYTES),
-        clip(_text_of(body.get("message_id")), _NAME_BYTES),
-        clip(_call(body.get("args"), body.get("kwargs")), _ARGUMENTS_BYTES),
-        retries,
-        failed,
-    )
+    arguments, message_id = _call(body.get("args"), body.get("kwargs")), body.get("message_id")
+    return _clipped("Dramatiq", body["actor_name"], message_id, arguments, retries, failed)
+
+
+def _clipped(
+    framework: str,
+    name: str,
+    task_id: object,
+    arguments: str,
+    retries: int,
+    failed: ForeignFailure | None = None,
+) -> TaskCall:
+    name, found = clip(name, _NAME_BYTES), clip(_text_of(task_id), _NAME_BYTES)
+    return TaskCall(framework, name, found, clip(arguments, _ARGUMENTS_BYTES), retries, failed)
 
 
 def _call(args: object, kwargs: object) -> str:
