@@ -314,6 +314,7 @@ def test_reload_keeps_embedded_broker_and_messages(installed: Installed, folder:
     with running(installed, folder, "shop:app", *options) as service:
         service.until(lambda: len(service.said("consumer.started")) == 1)
         (url,) = re.findall(r"amqp://\S+", service.out)
+        service.until(lambda: "hopback publish orders '{}'" in service.out)
         (folder / "shop.py").write_text("1 / 0\n")
         service.until(lambda: "ZeroDivisionError" in service.err)
         _publish(url, "work")

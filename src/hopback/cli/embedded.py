@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -38,8 +38,11 @@ class EmbeddedRun:
 
 
 @asynccontextmanager
-async def embedded_broker(target: str, queue: str = "QUEUE") -> AsyncIterator[str]:
-    """Run a broker in this process and print how to publish to `queue`. Yield its address."""
+async def embedded_broker(target: str, queue: str = "") -> AsyncIterator[str]:
+    """Run a broker in this process and print how to publish to `queue`. Yield its address.
+
+    Without a queue a worker process prints it, because only that has loaded the application.
+    """
     from hopback.broker.server import BrokerServer, ServerSettings
 
     server = BrokerServer(ServerSettings(http_port=None))
@@ -50,10 +53,9 @@ async def embedded_broker(target: str, queue: str = "QUEUE") -> AsyncIterator[st
         await server.start()
     url = server.url.replace("amqp://", "amqp://guest:guest@") + "/"
     announced = _announce(EmbeddedRun(url, target))
-    option = "" if announced else f" --broker {url}"
-    command = f"hopback publish {queue} '{{}}'{option}"
     click.echo(f"The broker of this process, in memory: {url}")
-    click.echo(safe(f"Publish from another terminal in this directory: {command}"))
+    if queue:
+        _print_publish_command(queue, "" if announced else f" --broker {url}")
     sys.stdout.flush()
     try:
         yield url
@@ -61,6 +63,19 @@ async def embedded_broker(target: str, queue: str = "QUEUE") -> AsyncIterator[st
         if announced:
             announced.close()
         await server.stop()
+
+
+def _print_publish_command(queue: str, option: str = "") -> None:
+    command = f"hopback publish {queue} '{{}}'{option}"
+    click.echo(safe(f"Publish from another terminal in this directory: {command}"))
+
+
+def print_publish_command(queue: str, url: str) -> None:
+    """Print how to publish to `queue` if the embedded broker of this directory has this address."""
+    with suppress(CommandFailed):
+        if find_embedded().url == url:
+            _print_publish_command(queue)
+            sys.stdout.flush()
 
 
 def find_embedded() -> EmbeddedRun:

@@ -105,11 +105,13 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
 
 async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> RabbitMQ:
     """Return the broker of --broker. `embedded` starts one that ends with this process."""
-    if not settings.embedded:
-        return rabbitmq(settings.broker)
-    from hopback.cli.embedded import embedded_broker
+    from hopback.cli.embedded import embedded_broker, print_publish_command
 
     queue = next((name for name in app.handlers if not name.startswith("hopback.")), "QUEUE")
+    if not settings.embedded:
+        if settings.parent is not None and settings.number == 0:
+            print_publish_command(queue, settings.broker)
+        return rabbitmq(settings.broker)
     return rabbitmq(await stack.enter_async_context(embedded_broker(settings.target, queue)))
 
 

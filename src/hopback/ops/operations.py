@@ -159,13 +159,13 @@ class Operations:
         snapshot = await self.broker.snapshot()
         names = [each.name for each in snapshot.dead_letter_queues]
         depths = await self.broker.depths(names, snapshot.readings)
-        active = await self._records(active=True)
+        active = await self._active_records()
         return self._summarize(snapshot, snapshot.dead_letter_queues, depths, active)
 
     async def queue(self, name: str) -> QueueDetail:
         snapshot = await self.broker.recent_snapshot()
         found = snapshot.dead_letter_queue(name)
-        active = await self._records(queue=name, active=True)
+        active = await self._active_records(name)
         depths = {name: await self.broker.depth(name)}
         (summary,) = self._summarize(snapshot, (found,), depths, active)
         return await describe_queue(self.broker, snapshot, found, summary)
@@ -334,7 +334,7 @@ class Operations:
     ) -> JobPlan:
         check_request(request)
         queue = request.queue
-        active = next(iter(await self._records(queue=queue, active=True)), None)
+        active = next(iter(await self._active_records(queue)), None)
         snapshot = await self.broker.snapshot(count=queue)
         others = await self._find_other_consumers(snapshot, queue, has_job=active is not None)
         return await make_plan(
@@ -354,7 +354,7 @@ class Operations:
                 raise JobConflict(f"the key {submission.key!r} belongs to job {known.id}", known)
             if known is not None:
                 return await self.job(known.id)
-        for active in await self._records(queue=request.queue, active=True):
+        for active in await self._active_records(request.queue):
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
         check_request(request)
         snapshot = await self.broker.snapshot(count=request.queue)
@@ -411,8 +411,8 @@ class Operations:
             raise NoSuch("job", job_id)
         return found
 
-    async def _records(self, *, queue: str = "", active: bool = False) -> tuple[JobRecord, ...]:
-        return await self.journal.jobs(broker=self._name, queue=queue, active=active)
+    async def _active_records(self, queue: str = "") -> tuple[JobRecord, ...]:
+        return await self.journal.jobs(broker=self._name, queue=queue, active=True)
 
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
@@ -464,7 +464,8 @@ class Operations:
         cause of their deaths.
         """
         taken = []
-        async for job, again in self._runner.take_over(await self._records()):
+        interrupted = await self.journal.jobs(broker=self._name, interrupted=True)
+        async for job, again in self._runner.take_over(interrupted):
             await self._audit_job(
                 "job.take-over", again, job.state_reason, by=Who("hopback", "hopback")
             )

@@ -180,9 +180,35 @@ async def test_new_job_may_begin_after_interrupted_job(sql_database: SqlDatabase
 async def test_control_requests_reach_owner_with_next_heartbeat(sql_database: SqlDatabase) -> None:
     journal = Journal(sql_database, SystemClock())
     await journal.begin(JOB, "me")
-    await journal.set_control("j-1", ControlRequest(paused=True, rate=2.5))
+    await journal.change_control("j-1", lambda _: ControlRequest(paused=True, rate=2.5))
     assert await journal.control("j-1") == ControlRequest(paused=True, rate=2.5)
     assert await journal.renew("j-1", "me") == ControlRequest(paused=True, rate=2.5)
+
+
+async def test_simultaneous_requests_of_two_processes_are_all_kept(
+    sql_database: SqlDatabase,
+) -> None:
+    broker, topology = EmbeddedBroker(), DESIGNS["raffle"].build()
+    here, there = (
+        Operations(
+            ManagedBroker(broker, topologies=(topology,)),
+            journal=Journal(sql_database, SystemClock()),
+        )
+        for _ in range(2)
+    )
+    await _fill(broker, 30)
+    async with here, there:
+        for _ in range(5):
+            job = await here.start(
+                RedriveRequest(queue="raffle_dlq", reason="repaired", pace=Pace(rate=1.0))
+            )
+            await asyncio.gather(here.pause(job.id), there.set_rate(job.id, 2.0))
+            assert await here.journal.control(job.id) == ControlRequest(paused=True, rate=2.0)
+            await asyncio.gather(
+                here.cancel(job.id), there.set_rate(job.id, 3.0), return_exceptions=True
+            )
+            async with asyncio.timeout(5):
+                assert (await there.wait(job.id)).state is JobState.CANCELLED
 
 
 async def test_failures_are_read_in_order_by_page(sql_database: SqlDatabase) -> None:

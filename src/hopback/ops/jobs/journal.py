@@ -8,6 +8,7 @@ read as interrupted. An SQLite file needs no extra, PostgreSQL needs the extra `
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +27,7 @@ from hopback.sql.database import Execute, Row, RowRefused, SqlDatabase, placehol
 from hopback.sql.sqlite import MemoryDatabase, SqliteDatabase, sqlite_file
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from hopback.ops.contract.requests import AuditQuery
 
@@ -134,8 +135,27 @@ class Journal:
             raise NoSuch("job", job_id)
         return _CONTROL.decode(found[0][0])
 
-    async def set_control(self, job_id: str, request: ControlRequest) -> None:
-        await self._change("id = :id", {"id": job_id}, {"control": _to_json(request)})
+    async def change_control(
+        self, job_id: str, change: Callable[[ControlRequest], ControlRequest]
+    ) -> ControlRequest:
+        """Change the control request of a job in one transaction, and return it. Raises NoSuch."""
+
+        def apply(execute: Execute) -> ControlRequest:
+            # The update locks the row: on PostgreSQL another process could change it after a SELECT.
+            found = execute(
+                "UPDATE hopback_jobs SET control = control WHERE id = :id RETURNING control",
+                {"id": job_id},
+            )
+            if not found:
+                raise NoSuch("job", job_id)
+            request = change(_CONTROL.decode(found[0][0]))
+            execute(
+                "UPDATE hopback_jobs SET control = :control WHERE id = :id",
+                {"id": job_id, "control": _to_json(request)},
+            )
+            return request
+
+        return await self.database.write(apply)
 
     async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
         """Change a job of this owner and return its control request. Raises LeaseLost."""
@@ -168,7 +188,13 @@ class Journal:
         return next(iter(await self._read_jobs(where, named, 1)), None)
 
     async def jobs(
-        self, *, broker: str = "", queue: str = "", active: bool = False, limit: int = 100
+        self,
+        *,
+        broker: str = "",
+        queue: str = "",
+        active: bool = False,
+        interrupted: bool = False,
+        limit: int | None = None,
     ) -> tuple[JobRecord, ...]:
         """Return jobs, the newest first."""
         wanted, named = ["1 = 1"], dict[str, object]()
@@ -180,8 +206,13 @@ class Journal:
             named["queue"] = queue
         if active:
             wanted.append(f"{_IS_ACTIVE} AND leased_until >= :now")
+        if interrupted:
+            wanted.append(f"(state = :interrupted OR {_IS_ACTIVE} AND leased_until < :now)")
+            named["interrupted"] = JobState.INTERRUPTED.value
+        if active or interrupted:
             named["now"] = self._clock.now()
-        return await self._read_jobs(" AND ".join(wanted), named, limit)
+        most = sys.maxsize if limit is None else limit
+        return await self._read_jobs(" AND ".join(wanted), named, most)
 
     async def _read_jobs(
         self, where: str, named: Mapping[str, object], limit: int

@@ -287,8 +287,7 @@ class JobRunner:
         self, job_id: str, change: Callable[[ControlRequest], ControlRequest]
     ) -> None:
         """Change the requests to a job. A job of another process gets them with its next heartbeat."""
-        request = change(await self._journal.control(job_id))
-        await self._journal.set_control(job_id, request)
+        request = await self._journal.change_control(job_id, change)
         leased = self._leased.get(job_id)
         if leased is not None:
             leased.control.set(request)

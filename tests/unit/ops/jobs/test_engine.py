@@ -254,7 +254,7 @@ async def test_job_is_cancelled_after_database_returns() -> None:
         journal.is_away = True
         await _pass(6)  # longer than a heartbeat, shorter than the way to the next checkpoint
         journal.is_away = False
-        await journal.set_control(job.id, ControlRequest(cancelled=True))
+        await journal.change_control(job.id, lambda _: ControlRequest(cancelled=True))
         assert (await shop.operations.wait(job.id)).state is JobState.CANCELLED
 
 

@@ -11,6 +11,7 @@ from hopback.ops.brokers.managed_broker import ManagedBroker
 from hopback.ops.browse.walk import walk
 from hopback.ops.contract.requests import AuditQuery, Pace, Selection, SessionRequest
 from hopback.ops.contract.values import JobState
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.jobs.journal import MemoryJournal
 from hopback.ops.operations import Operations
 from hopback.testing import in_virtual_time
@@ -85,6 +86,26 @@ async def test_paused_cancelled_or_foreign_jobs_are_not_taken_over() -> None:
             assert await beside.take_over() == ()
             await other.cancel(job.id)
             assert await other.take_over() == ()
+
+
+@in_virtual_time
+async def test_interrupted_job_older_than_100_other_jobs_is_taken_over() -> None:
+    journal = MemoryJournal()
+    async with open_shop(journal=journal) as shop:
+        await shop.park(20)
+        job = await shop.operations.start(redrive(pace=_SLOW))
+        await shop.operations.close()
+        for number in range(101):
+            spec = JobSpec(
+                request=redrive(queue=f"other{number}.dlq"),
+                broker=shop.operations.broker.journal_name,
+            )
+            other = JobRecord(f"j-{number}", spec)
+            await journal.begin(other, "another process")
+            await journal.save(other.to(JobState.COMPLETED, 0.0), "another process")
+        async with _another(shop, journal) as there:
+            taken = await there.take_over()
+            assert [each.id for each in taken] == [job.id]
 
 
 _COUNT, _LIMIT, _HELD = 30, 20, 5
