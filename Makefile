@@ -22,7 +22,7 @@ CODE := src tests tools $(wildcard benchmarks examples)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-packages test-needs test-modules test-pure test-fast test-brokers test-pages test-peers test-faults \
-	pristine check lint types architecture prose docs release-check audit format bench bench-peers bench-pages pin clean
+	pristine check lint types architecture prose docs release-check audit format bench bench-peers bench-pages bench-systems pin clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; \
@@ -128,6 +128,10 @@ bench-pages: $(READY) ## measure `hopback broker`, restarts and the service: oth
 	$(BIN)/python -m benchmarks.admin --vhosts 50 --write
 	$(BIN)/python -m benchmarks.admin_commands --write
 	$(BIN)/python -m benchmarks.admin_scale --write
+
+bench-systems: $(READY) ## load the five systems on 3.10 and 4.3: benchmarks/SYSTEMS.md (over three hours, root, continues after an interruption)
+	@$(BIN)/python -m tests.harness.packages rabbitmq postgresql chroots
+	$(BIN)/python -m benchmarks.systems --resume
 
 # Not $(READY): the environment cannot be created from pins that lack a new requirement of pyproject.toml.
 pin: ## resolve the dependencies and pin them with hashes (ARGS=--keep for the same versions)

@@ -1,9 +1,12 @@
 """`python -m benchmarks.systems`: the five systems under load, on RabbitMQ and PostgreSQL.
 
-Each part is a process, as in the compose files. Each selected system receives `--rate` messages a
-second through its web part. A tenth of the messages fails: some permanently, some until they are
-parked. At the end every accepted message must be found by its ID, as a row or as a dead letter. The
-results are written to SYSTEMS.md. Results of other systems, brokers and forms stay there.
+Each part is a process, as in the compose files. Each system receives `--rate` messages a second
+through its web part. A tenth of the messages fails: some permanently, some until they are parked. At
+the end every accepted message must be found by its ID, as a row or as a dead letter.
+
+A run measures a group of systems on one broker in one form. Its results are written to SYSTEMS.md at
+its end. Results of other systems, brokers and forms stay there. `make bench-systems` runs every group and
+continues after an interruption.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import psycopg
 from tests.harness.installation import HOST
 from tests.harness.postgres import PostgresNode
 from tests.harness.rabbitmq import RabbitNode
-from tests.harness.versions import installations
+from tests.harness.versions import build
 
 from hopback.broker.port import count_now
 from hopback.broker.rabbitmq import RabbitMQ
@@ -51,6 +54,8 @@ SHORTENED = {
 }
 """Shortened waits. With FreeFlow's waits the last message would be parked after half an hour."""
 _ACCEPT = ("--accept", "delivery-limit-feeds-retry", "--accept", "looking-deletes")
+GROUPS = ("ratatoskr", "freeflow", "raffle,event-bus", "file-pipeline")
+"""The systems of each run. More of them exceed two cores at 200 messages a second each."""
 _AT_ONCE = 100
 """Maximum of requests in flight for one system. Beyond it the producer waits, and the page shows
 the lower rate.
@@ -460,7 +465,6 @@ async def _run(
     version = str(connection.version)
     await connection.close()
     measured = {
-        "offered": rate,
         "together": len(names),
         "at": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "load": os.getloadavg()[1],
@@ -563,39 +567,90 @@ def _add(
     results.sort(key=lambda one: ([*map(int, one["version"].split("."))], one["hardened"]))
 
 
-def main() -> None:
-    """Run the selected systems and add their results to the page."""
+def _source() -> str:
+    """Return the ID of the committed source code. Changes elsewhere do not affect the results."""
+    command = ("git", "rev-parse", "--short", "HEAD:src")
+    return subprocess.run(
+        command, cwd=PAGE.parent, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _results() -> list[dict[str, Any]]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+
+
+def _is_measured(hardened: bool, measured: dict[str, Any], names: list[str]) -> bool:
+    """Whether all these systems have results of the same source, broker, rate and duration."""
+    found = {
+        name
+        for run in _results()
+        if run["hardened"] == hardened
+        for name, one in run["systems"].items()
+        if measured.items() <= one.items()
+    }
+    return found.issuperset(names)
+
+
+def main() -> int:
+    """Run the groups of systems and add their results to the page. Return 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--systems", default=",".join(MESSAGES), help="run together, by comma")
+    parser.add_argument(
+        "--systems", action="append", help=f"run together, by comma; default: {' '.join(GROUPS)}"
+    )
     parser.add_argument("--rate", type=float, default=200.0, help="messages a second, each system")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument(
         "--brokers", default="host,forky", help="host, or a suite of tests.harness.versions"
     )
     parser.add_argument("--forms", default="faithful,hardened")
+    parser.add_argument(
+        "--resume", action="store_true", help="skip runs with results of this source code"
+    )
     options = parser.parse_args()
-    names = options.systems.split(",")
-    if unknown := set(names) - MESSAGES.keys():
+    groups = [group.split(",") for group in options.systems or GROUPS]
+    if unknown := {name for group in groups for name in group} - MESSAGES.keys():
         parser.error(f"--systems: expected {', '.join(MESSAGES)}, got {', '.join(sorted(unknown))}")
+    runs = [
+        (names, suite, form == "hardened")
+        for names in groups
+        for suite in options.brokers.split(",")
+        for form in options.forms.split(",")
+    ]
+    failed = 0
     postgres = PostgresNode().start()
     try:
-        for suite in options.brokers.split(","):
-            installation = HOST if suite == "host" else installations()[suite]
-            for form in options.forms.split(","):
-                _log(f"{suite} {form} {options.systems}")
-                hardened = form == "hardened"
+        for number, (names, suite, hardened) in enumerate(runs, 1):
+            form = "hardened" if hardened else "as documented"
+            _log(f"run {number} of {len(runs)}: {', '.join(names)} {form} on {suite}")
+            measured = {
+                "source": _source(),
+                "suite": suite,
+                "offered": options.rate,
+                "asked_s": options.seconds,
+            }
+            if options.resume and _is_measured(hardened, measured, names):
+                _log("already measured")
+                continue
+            try:
+                installation = HOST if suite == "host" else build(suite)
                 with RabbitNode(installation=installation) as node:
                     version, found = asyncio.run(
                         _run(node, postgres, names, options.rate, options.seconds, hardened)
                     )
-                # Read again, because another run may have written meanwhile.
-                results = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-                _add(results, version, hardened, found)
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-                PAGE.write_text(page(results))
+            except Exception as error:
+                failed = 1
+                _log(f"failed: {type(error).__name__}: {error}")
+                continue
+            # Read again, because another run may have written meanwhile.
+            results = _results()
+            found = {name: one | measured for name, one in found.items()}
+            _add(results, version, hardened, found)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            PAGE.write_text(page(results))
     finally:
         postgres.remove()
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

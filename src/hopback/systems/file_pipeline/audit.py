@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import insert
 
 from hopback import App, Context
@@ -16,20 +18,23 @@ _LONGEST = 65_536
 def add_audit(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.audit`. It records every message, including invalid ones."""
 
-    @app.handler(_QUEUE, concurrency=1)  # one at a time, to keep the order
-    async def record(context: Context) -> None:
-        message_id = _plain(context.message_id)
-        row = {
-            "message_id": message_id,
+    async def read(context: Context) -> dict[str, Any]:
+        return {
+            "message_id": _plain(context.message_id),
             "type": _plain(context.delivery.properties.type or ""),
             "routing_key": _plain(context.routing_key),
             "correlation_id": _plain(context.correlation_id),
             "recorded_at": runtime.clock.now(),
             "body": _plain(context.delivery.body[:_LONGEST].decode("utf-8", "replace")),
         }
+
+    # One message and one batch at a time, to keep the order.
+    @app.batch(_QUEUE, size=100, wait="100ms", batchers=1, prepare=read, processors=1)
+    async def record(rows: list[dict[str, Any]]) -> None:
         async with runtime.database.transaction() as tx:
-            if await tx.first_time(_QUEUE, message_id):
-                await tx.execute(insert(audit), row)
+            new = [row for row in rows if await tx.first_time(_QUEUE, row["message_id"])]
+            if new:
+                await tx.execute(insert(audit), new)
 
 
 def _plain(text: str) -> str:
