@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from sqlalchemy import delete, update
+from sqlalchemy import delete, text, update
 from sqlalchemy.exc import DatabaseError
 
 from hopback.systems.file_pipeline.messages import UploadRequested, message_of
@@ -271,3 +271,35 @@ async def test_audit_is_append_only(tmp_path: Path) -> None:
                 async with system.runtime.database.transaction() as tx:
                     await tx.execute(statement)
         assert len(await system.audit_types()) == 5
+
+
+@in_virtual_time
+async def test_refused_audit_row_is_retried_alone_and_logged(tmp_path: Path) -> None:
+    """The other rows of its batch are recorded. Its failure and its retry have all documented fields."""
+    async with pipeline(tmp_path) as system:
+        async with system.runtime.database.transaction() as tx:
+            await tx.execute(
+                text(
+                    "CREATE TRIGGER refuse BEFORE INSERT ON file_pipeline_audit "
+                    "WHEN NEW.type = 'FileValidated.v1' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+                )
+            )
+        await system.upload(b"text", "a.txt", "text/plain")
+        await system.settle()
+        recorded = {"FileUploaded.v1", "MetadataExtracted.v1", "ProcessingCompleted.v1"}
+        assert set(await system.audit_types()) == recorded
+        assert system.dead_letter_counts() == {"q.audit": 1}
+        lines = [one for one in system.log() if one.get("queue") == "q.audit"]
+        names = ("handler.failed", "delivery.retried", "delivery.parked")
+        failures = [one for one in lines if one["event"] in names]
+        assert [(one["event"], one["attempt"]) for one in failures] == [
+            ("handler.failed", 1),
+            ("delivery.retried", 1),
+            ("delivery.retried", 2),
+            ("delivery.parked", 3),
+        ]
+        for one in failures:
+            assert one["messageType"] == "FileValidated.v1"
+            assert one["routingKey"] == "files.validated.v1"
+            assert one["correlationId"]
+            assert one["maxAttempts"] == 3
