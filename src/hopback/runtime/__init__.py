@@ -1,6 +1,6 @@
-"""Runs applications.
+"""Run applications.
 
-The names that most services need are exported by `hopback`. Names are loaded lazily.
+The names that most services need are exported by `hopback` and loaded lazily.
 """
 
 from __future__ import annotations

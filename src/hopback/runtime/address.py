@@ -9,11 +9,6 @@ if TYPE_CHECKING:
 
 
 def broker_at(broker: Broker | str) -> Broker:
-    """Return the broker for an address. Brokers are returned unchanged.
-
-    Raises:
-        TypeError: If the value is neither an address nor a broker.
-    """
     if isinstance(broker, str):
         from hopback.broker.rabbitmq import RabbitMQ
 

@@ -46,7 +46,7 @@ BatchObserver: TypeAlias = (
 class ConsumeSession:
     """A channel that consumes a queue.
 
-    Deliveries can only be settled on the channel they came from.
+    AMQP requires that a delivery is settled on the channel it was received on.
     """
 
     channel: Channel
@@ -55,9 +55,9 @@ class ConsumeSession:
 
 
 class HeldDelivery:
-    """A delivery and its session.
+    """A delivery and the session it belongs to.
 
-    `answer` is set if the result is known without running a handler.
+    `answer` is set when the result is known before a handler runs.
     """
 
     __slots__ = ("_reading", "answer", "delivery", "session")
@@ -71,13 +71,12 @@ class HeldDelivery:
         self._reading: Reading | None = None
 
     def reading(self, plan: Plan) -> Reading:
-        """Return the parsed headers. They are parsed on first access."""
         if self._reading is None:
             self._reading = Reading(self.delivery, plan)
         return self._reading
 
     def with_answer(self, answer: Answer) -> HeldDelivery:
-        """Return the delivery with a result, so that no handler is run."""
+        """Return a copy with a result. No handler is run for it."""
         made = HeldDelivery(self.delivery, self.session, answer)
         made._reading = self._reading
         return made

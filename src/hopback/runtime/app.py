@@ -117,7 +117,7 @@ _RETRY = ("30s", "5m", "30m")
 
 
 class _NotGiven(Enum):
-    """Marks an option that was not given."""
+    """A sentinel for options that were not passed."""
 
     NOT_GIVEN = "not given"
 
@@ -129,8 +129,6 @@ _NOT_GIVEN: Final = _NotGiven.NOT_GIVEN
 
 
 class _HowHandled(TypedDict, total=False):
-    """Options of `handler`."""
-
     retry: Waits | _NotGiven
     attempts: int | None
     bind: Bind | None
@@ -154,11 +152,9 @@ class _Declared:
     feeds: tuple[Feed, ...]
 
     def plan(self, queue: str) -> Plan:
-        """Return the failure plan of the queue."""
         return recommend_plan(queue, tiers_ms=self.tiers_ms, attempts=self.attempts)
 
     def bindings(self, queue: str) -> Iterator[Binding]:
-        """Yield the bindings of the queue."""
         for feed in self.feeds:
             yield from feed.bindings(queue)
 
@@ -185,7 +181,7 @@ class Router:
 
     @property
     def is_included(self) -> bool:
-        """True if the router was included in an application or another router."""
+        """Whether the router was included in an application or another router."""
         return bool(self._parents)
 
     @property
@@ -495,7 +491,7 @@ class Router:
         self.add_handler(PushHandler(self.prefix + queue, target, options))
 
     def add_handler(self, handler: AnyHandler) -> None:
-        """Add a handler. There can only be one handler per queue."""
+        """Add a handler. A queue can only have one."""
         known = self.handlers.get(handler.queue)
         if known is not None:
             self._refuse_second_handler(known, handler)
@@ -552,7 +548,7 @@ class Router:
             self.add_handler(_move_handler(handler, queue))
 
     def middleware_of(self, queue: str) -> tuple[Middleware, ...]:
-        """Return the middleware for a queue, outermost first."""
+        """Return the middleware that applies to a queue, outermost first."""
         if queue == DUE:
             return ()  # middleware runs when the message is handled, not when it is forwarded
         inner = (one for router in self._within.get(queue, ()) for one in router._middleware)
@@ -694,7 +690,6 @@ class App(Router):
             self.overrides = before
 
     def _all_needs(self) -> Iterator[Need]:
-        """Yield the dependencies of all handlers and of the lifespan."""
         yield from self.lifespan_needs
         for handler in self.handlers.values():
             if isinstance(handler, TypedHandlers):
@@ -750,7 +745,7 @@ class App(Router):
         publish: Callable[[Message], Coroutine[Any, Any, None]] | None,
         service: Service | None = None,
     ) -> None:
-        """Set the function used for publishing. Called by the service."""
+        """Set the function that publishes messages. The service calls this when it starts."""
         self._publish = publish
         self._running = service
 
@@ -779,11 +774,9 @@ class App(Router):
 
     @property
     def has_lifespan(self) -> bool:
-        """True if there is a lifespan."""
         return self._lifespan is not None
 
     def lifespan(self, **values: Any) -> AbstractAsyncContextManager[object]:
-        """Return the lifespan context manager."""
         return nullcontext() if self._lifespan is None else self._lifespan(self, **values)
 
     @explain_arguments
@@ -843,7 +836,7 @@ class App(Router):
         )
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:
-        """Publish a composed message and wait for the confirm. Must be awaited."""
+        """Publish a message created with `compose` and wait for the confirm. Must be awaited."""
         require_message(message)
         publishing = send_from_loop(self._outgoing(), message)
         cause = current_context.get(None)
@@ -861,7 +854,7 @@ class App(Router):
 
 
 def _move_handler(handler: AnyHandler, queue: str) -> AnyHandler:
-    """Return the handler for a queue with a different name."""
+    """Return a copy of the handler for a queue with a different name."""
     if isinstance(handler, TypedHandlers):
         return handler.with_queue(queue)
     if isinstance(handler, BatchHandler) and handler.prepare is not None:
@@ -889,7 +882,7 @@ V = TypeVar("V")
 
 
 def _unite(given: Iterable[V], own: Iterable[V]) -> tuple[V, ...]:
-    """Return the values of both without duplicates. The values may not be hashable."""
+    """Merge two sequences and drop duplicates. The values don't have to be hashable."""
     both = list(given)
     both += [one for one in own if one not in both]
     return tuple(both)

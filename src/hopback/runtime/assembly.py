@@ -1,4 +1,4 @@
-"""Creates consumers."""
+"""Create the consumers of an application."""
 
 from __future__ import annotations
 
@@ -42,8 +42,6 @@ _OneByOneHandler: TypeAlias = "Handler | PushHandler | TypedHandlers"
 
 @dataclass(slots=True)
 class Assembly:
-    """Creates the consumers of an application."""
-
     topology: Topology
     publish: Send
     environment: Environment
@@ -87,7 +85,7 @@ class Assembly:
             yield
 
     async def close(self) -> None:
-        """Close all runners with their connections and threads."""
+        """Close all runners, including their connections and threads."""
         for work in self._works:
             self.isolation.leave(work)
         for runner in self._runners:
@@ -97,8 +95,7 @@ class Assembly:
         options = handler.options
         if self.concurrency is not None:
             options = replace(options, concurrency=self.concurrency)
-        # Held deliveries use at most half of the slots, so that other messages can still be
-        # handled.
+        # Limit held deliveries to half of the slots, so that other messages can still be handled.
         settling = self._create_settling(plan, most_holds=options.concurrency // 2)
         runner = self._runner(handler, options, plan)
         run: Run = runner
@@ -115,7 +112,7 @@ class Assembly:
 
     def _batch_consumer(self, handler: BatchHandler, plan: Plan) -> Consumer:
         options = handler.options
-        # Middleware is applied to the whole batch processing, so `prepare` doesn't have any.
+        # The middleware already wraps the whole batch, so `prepare` is called without it.
         prepare = None if handler.prepare is None else self._function(handler.prepare, plan, ())
         injector = self._injector(handler.needs, f"batch handler of queue {handler.queue!r}", False)
         read = None

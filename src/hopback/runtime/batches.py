@@ -1,8 +1,8 @@
-"""Batch processing.
+"""Collect messages into batches and handle them.
 
-Messages are collected until a batch is full or due. Each message of a batch has its own outcome.
-Middleware is entered before a message is added to a batch. It waits in `run()` until the batch has
-been handled, and may return a different outcome.
+A batch is handled when it is full or when its oldest message has waited long enough. Each message
+has its own outcome. Middleware is entered before a message joins a batch. It waits in `run()` until
+the batch has been handled, and may replace the outcome.
 """
 
 from __future__ import annotations
@@ -119,14 +119,13 @@ class Isolating:
             raise
 
     def _isolates(self, error: BaseException) -> bool:
-        """Return True if the batch should be split after this exception."""
         try:
             return isinstance(error, Exception) and bool(self.handler.options.isolates(error))
         except FAILURES:
             return False
 
     def _answer(self, one: object) -> Answer:
-        """Convert an item returned by the handler to a result."""
+        """Convert one item of the handler's return value to a result."""
         if one is None:
             return DONE
         if isinstance(one, Exception):
@@ -135,10 +134,10 @@ class Isolating:
 
 
 class _MiddlewareRun:
-    """A task that runs the middleware for a message of a batch.
+    """A task that runs the middleware of one message in a batch.
 
-    `enter` is called first in `run()`. It returns a result, or None if the message was added to a
-    batch. In this case the task waits for the result of the batch.
+    The first call of `run()` calls `enter`, which either returns a result or adds the message to a
+    batch and returns None. In the second case, the task waits until the batch has been handled.
     """
 
     __slots__ = ("_context", "_enter", "_fate", "_inner", "_rules", "_trace", "joined", "task")
@@ -163,13 +162,12 @@ class _MiddlewareRun:
         )
 
     def give(self, answer: Answer) -> None:
-        """Set the result of the batch."""
         if not self._fate.done():
             self._trace = None if answer.error is None else answer.error.__traceback__
             self._fate.set_result(answer)
 
     def answer(self) -> Answer:
-        """Return the result of the middleware after the task has ended."""
+        """Return what the middleware returned after the task has ended."""
         if self.task.cancelled():  # cancelled by the middleware itself
             return answer_for(asyncio.CancelledError("the middleware was cancelled"), self._rules)
         return self.task.result()
@@ -199,15 +197,14 @@ class _MiddlewareRun:
             answer = await self._fate
         self._inner = answer
         if answer.error is not None:
-            # Restore the traceback, since the same exception is raised for all messages of the
-            # batch.
+            # Restore the traceback. All messages of the batch raise the same exception object.
             raise answer.error.with_traceback(self._trace)
         return None if answer is DONE else answer.outcome
 
 
 @dataclass(slots=True, eq=False)
 class _Gathered:
-    """A delivery with its payload, or with the return value of `prepare`."""
+    """A delivery with its decoded payload, or with the return value of `prepare`."""
 
     taken: HeldDelivery
     payload: Any
@@ -215,7 +212,7 @@ class _Gathered:
 
     @property
     def early_answer(self) -> Answer | None:
-        """Return the result if the middleware has ended without waiting for the batch."""
+        """Return the result if the middleware ended before the message joined a batch."""
         return self.run.answer() if self.run is not None and self.run.task.done() else None
 
 
@@ -269,31 +266,31 @@ class Batches:
 
     @property
     def in_flight(self) -> int:
-        """The number of deliveries that are being prepared or handled."""
+        """How many deliveries are being prepared or handled."""
         return sum(map(len, self._running.values())) + len(self._pool.running)
 
     @property
     def kept_count(self) -> int:
-        """The number of deliveries that could not be settled."""
+        """How many deliveries could not be settled."""
         return self._settling.kept_count
 
     @property
     def held_count(self) -> int:
-        """The number of deliveries whose next queue is not available."""
+        """How many deliveries are held because their next queue is unavailable."""
         return self._settling.held_count
 
     @property
     def stuck_count(self) -> int:
-        """The number of batches that cannot be completed because of held deliveries."""
+        """How many batches cannot be completed because some of their deliveries are held."""
         return min(self._concluding, self._settling.held_count)
 
     @property
     def trouble(self) -> str:
-        """The reason why the last delivery is held."""
+        """Why the last delivery is held."""
         return self._settling.trouble
 
     def submit(self, taken: HeldDelivery) -> None:
-        """Add a delivery to the open batch. If it cannot be decoded, it is settled separately."""
+        """Add a delivery to the open batch, or settle it on its own if it cannot be decoded."""
         if self._prepare is not None or self._middleware:
             self._pool.submit(taken)
             return
@@ -312,7 +309,7 @@ class Batches:
         return self._handler.decode(delivery.body) if self._read is None else self._read(delivery)
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
-        """Settle a delivery separately with the given result."""
+        """Settle a single delivery with the given result."""
         self._start(self._conclude_all([taken], [answer], 0.0), [taken])
 
     def limit(self, size: int) -> None:
@@ -322,7 +319,6 @@ class Batches:
         self._start_full()
 
     def hold(self) -> None:
-        """Pause processing."""
         self._held = True
         self._pool.hold()
 
@@ -346,7 +342,7 @@ class Batches:
         await self.wait_idle()
 
     async def wait_settled(self, taken: HeldDelivery) -> None:
-        """Close the batch of a delivery and wait until it has been handled."""
+        """Close the batch that contains a delivery and wait until it has been handled."""
         await self._pool.wait_finished(taken)
         self._close_open()
         while tasks := [task for task, batch in self._running.items() if taken in batch]:
@@ -357,31 +353,31 @@ class Batches:
             await asyncio.wait(tasks)
 
     async def _end_of_one(self) -> None:
-        """Wait until a batch has ended or the rate limit allows another one."""
+        """Wait for a batch to end or for the rate limit to allow another one."""
         if self._running:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
         elif self._rate is not None:
             await asyncio.sleep(self._rate.remaining)
 
     def runs(self) -> list[CurrentRun]:
-        """Return the running batches and the messages being prepared."""
+        """Return the running batches and the messages that are being prepared."""
         preparing = [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
         return [CurrentRun(task, batch) for task, batch in self._running.items()] + preparing
 
     def holds(self, session: ConsumeSession) -> bool:
-        """Return True if there are deliveries of the session, including those in the open batch."""
+        """Return True if any deliveries of the session are left. Includes the open batch."""
         gathered = (one.taken for batch in (self._open, *self._full) for one in batch)
         running = (taken for batch in self._running.values() for taken in batch)
         in_hand = (*self._pool, *gathered, *running)
         return self._settling.keeps(session) or any(one.session is session for one in in_hand)
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Don't wait for these tasks."""
+        """Exclude these tasks from waiting."""
         self._slow = {task for task in self._running if task in slow}
         self._pool.disregard(slow)
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
-        """Interrupt a batch. Calls of `prepare` are not interrupted."""
+        """Interrupt a batch. Running calls of `prepare` continue."""
         if task in self._running:
             self._answers[task] = answer
             task.cancel()
@@ -418,7 +414,7 @@ class Batches:
         return left
 
     async def _process(self, taken: HeldDelivery) -> None:
-        """Add a message to the open batch, or settle it if there is already a result."""
+        """Add a message to the open batch, or settle it if its result is already known."""
         if taken.session.ended.is_set():
             return
         began = loop_time()
@@ -436,7 +432,7 @@ class Batches:
             await self._conclude_all([taken], [answer], loop_time() - began)
 
     async def _enter(self, taken: HeldDelivery) -> Answer | None:
-        """Add a message to the open batch. Returns a result if it was not added."""
+        """Add a message to the open batch. Returns a result if it could not be added."""
         try:
             payload = self._decode(taken.delivery)
         except Undecodable as error:
@@ -463,7 +459,7 @@ class Batches:
     ) -> Answer | None:
         """Call `prepare` and add the message to the batch.
 
-        Returns a result if `prepare` returned an outcome.
+        If `prepare` returns an outcome, the message is not added and the result is returned.
         """
         if self._prepare is not None:
             try:
@@ -584,7 +580,7 @@ class Batches:
     async def _conclude_all(
         self, held: Iterable[HeldDelivery], answers: Iterable[Answer], duration: float
     ) -> None:
-        """Settle all messages. Failed messages are moved concurrently."""
+        """Settle all messages. Messages that failed are moved concurrently."""
         slow = []
         for taken, answer in zip(held, answers, strict=True):
             if answer is DONE and self._settling.acknowledge(taken, duration):
@@ -608,7 +604,7 @@ class Batches:
 
 
 def _end_runs(gathered: Iterable[_Gathered]) -> None:
-    """Cancel the middleware of messages that will not be handled."""
+    """Cancel the middleware of all messages that are not going to be handled."""
     for one in gathered:
         if one.run is not None:
             one.run.task.cancel()
@@ -617,7 +613,7 @@ def _end_runs(gathered: Iterable[_Gathered]) -> None:
 async def _through_middleware(
     gathered: Sequence[_Gathered], answers: Sequence[Answer]
 ) -> list[Answer]:
-    """Pass the results of a batch to the middleware of each message."""
+    """Pass each result of a batch to the middleware of its message."""
     runs = [one.run for one in gathered if one.run is not None]
     errors = [answer.error for answer in answers if answer.error is not None]
     traces = [error.__traceback__ for error in errors]

@@ -1,16 +1,17 @@
-"""Consumes a queue.
+"""Consume a queue.
 
-A consumer uses one channel after another. Each channel is a session. When a session ends,
-deliveries that were not started are dropped, because the broker requeues them. Running handlers
+A consumer runs a series of sessions, each on its own channel. When a session ends, deliveries that
+were not started are dropped, because the broker requeues them. Running handlers are allowed to
 finish, but their deliveries can no longer be settled. If handlers are slow, the session is retired:
-the channel stays open for unsettled deliveries, and a new session is started on another channel.
+its channel stays open until they have settled their deliveries, while a new session starts on
+another channel.
 
-At the start of a session, `Intake` uses a prefetch of 1, which is later increased. RabbitMQ applies
-the prefetch when a consumer is created, so changing it requires a new consumer on the same channel.
-Unsettled deliveries are kept, because requeueing would increment their delivery count. The same
-applies to a delivery in transit, which is requeued when its consumer is cancelled. For this reason
-the first delivery is only settled after its consumer was cancelled. With a prefetch of 1 there is
-no other delivery in transit then.
+Each session starts with a prefetch of 1, which `Intake` increases later. RabbitMQ only reads the
+prefetch when a consumer is created, so a change requires a new consumer on the same channel.
+Unsettled deliveries are kept, because requeueing them would increment their delivery count. A
+delivery in transit would also be requeued if its consumer was cancelled. To avoid this, the
+consumer is cancelled before the first delivery is settled. With a prefetch of 1, no other delivery
+can be in transit at that point.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Intake:
     """The subscription of a session.
 
     Args:
-        quarantine: If None, no message is suspected and the prefetch is not limited at the start.
-        give_up: Called with a reason when the session cannot receive deliveries any more.
+        quarantine: If None, no message is treated as suspected and the prefetch is not reduced at the start.
+        give_up: Called with a reason when the session can no longer receive deliveries.
         on_cancel: Called when the broker cancels the consumer.
     """
 
@@ -86,7 +87,9 @@ class Intake:
 
     @property
     def is_taking(self) -> bool:
-        """True if deliveries are received, or will be after suspected messages have been handled."""
+        """Whether deliveries are received now, or will be once suspected messages have been
+        handled.
+        """
         return not self._stopped and (self._tag is not None or self.isolating)
 
     async def start(self) -> None:
@@ -95,7 +98,7 @@ class Intake:
     async def stop(self) -> int:
         """Stop receiving deliveries.
 
-        Returns the number of suspected messages that were not started.
+        Returns the number of suspected messages that were never started.
         """
         self._stopped = True
         async with self._changing:
@@ -103,7 +106,7 @@ class Intake:
             if tag is not None:
                 with suppress(BrokerError):
                     await self._session.channel.cancel(tag)
-        # Includes deliveries received before the consumer was cancelled.
+        # This includes deliveries that arrived before the consumer was cancelled.
         left = len(self._suspected) + len(self._before_opening)
         self._suspected.clear()
         self._before_opening.clear()
@@ -116,7 +119,7 @@ class Intake:
             task.cancel()
 
     async def _subscribe(self, prefetch: int) -> None:
-        """Subscribe with a new prefetch, replacing the current subscription."""
+        """Replace the current subscription with one that uses a different prefetch."""
         channel = self._session.channel
         async with self._changing:
             if self._stopped or (
@@ -139,7 +142,7 @@ class Intake:
     def _on_delivery(self, delivery: Delivery) -> None:
         self.received += 1
         taken = HeldDelivery(delivery, self._session)
-        # Used to prevent a handler from publishing after its channel was closed.
+        # Keeps a handler from publishing after its channel was closed.
         delivery.session_ended = self._session.ended  # type: ignore[attr-defined]
         if self._slow_runs.expects_returns:
             answer = self._slow_runs.answer_to_return(taken)
@@ -208,14 +211,12 @@ class Intake:
 
 
 class Tell(Protocol):
-    """Emits events of the queue."""
-
     def __call__(self, name: str, reason: str, **more: float | None) -> None:
         """Emit an event."""
 
 
 class Brake:
-    """Applies the circuit breaker of a queue."""
+    """Pauses and resumes a queue based on the state of its circuit breaker."""
 
     def __init__(self, policy: BreakerPolicy | None, concurrency: int, tell: Tell) -> None:
         self._policy = policy
@@ -227,7 +228,7 @@ class Brake:
         self._time = loop_time
 
     def control(self, limit: Callable[[int], None]) -> None:
-        """Set the function that limits concurrency."""
+        """Set the function that is called to limit concurrency."""
         self._limit = limit
 
     @property
@@ -236,11 +237,11 @@ class Brake:
 
     @property
     def is_closed(self) -> bool:
-        """True if the breaker is closed."""
+        """Whether the breaker is closed."""
         return self._breaker.state is BreakerState.CLOSED
 
     def observe(self, answer: Answer) -> None:
-        """Update the breaker after a run, and pause or resume the queue."""
+        """Record the result of a run, and pause or resume the queue if the breaker changes state."""
         if self._policy is None:
             return
         now, before = self._time(), self._breaker.state
@@ -258,13 +259,12 @@ class Brake:
 
     def _probe(self) -> None:
         """Let a few messages through after the cool-down."""
-        # Timers may fire slightly early, and the breaker would stay open.
+        # A timer may fire slightly early. The breaker would then stay open.
         self._breaker = at(self._breaker, max(self._time(), self._breaker.until))
         if self._policy is not None:
             self._limit(self._policy.probes)
 
     def release(self) -> None:
-        """Cancel the timer."""
         if self._probing is not None:
             self._probing.cancel()
 
@@ -280,9 +280,9 @@ class ConsumerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Unsettled deliveries of a closed consumer. They are redelivered by the broker.
+    """The deliveries that a closed consumer left unsettled. The broker redelivers them.
 
-    `kept` is the number of deliveries that could not be settled or moved.
+    `kept` counts the deliveries that could not be settled or moved.
     """
 
     queue: str
@@ -292,8 +292,6 @@ class Leftover:
 
 
 class ConsumerState(StrEnum):
-    """The states of a consumer."""
-
     STARTING = "starting"
     """There is no channel yet, or it is being reopened."""
     CONSUMING = "consuming"
@@ -303,7 +301,7 @@ class ConsumerState(StrEnum):
 
 
 class _Ending(NamedTuple):
-    """The reason why a session ended, and how to continue."""
+    """Why a session ended, and how to continue."""
 
     reason: str
     lost: bool
@@ -352,7 +350,7 @@ class Consumer:
 
     @property
     def settled_count(self) -> int:
-        """The number of settled deliveries."""
+        """How many deliveries were settled."""
         return self._work.settled_count
 
     @property
@@ -365,29 +363,27 @@ class Consumer:
 
     @property
     def is_consuming(self) -> bool:
-        """True if there is an active subscription."""
+        """Whether there is an active subscription."""
         return self._intake is not None and self._intake.is_taking
 
     @property
     def in_flight(self) -> int:
-        """The number of deliveries being handled."""
+        """How many deliveries are being handled."""
         return self._work.in_flight
 
     @property
     def held_count(self) -> int:
-        """The number of deliveries that cannot be moved or settled."""
+        """How many deliveries cannot be moved or settled at the moment."""
         return self._work.held_count + self._work.kept_count
 
     @property
     def kept_count(self) -> int:
-        """The number of deliveries that could not be settled or moved."""
+        """How many deliveries could not be settled or moved."""
         return self._work.kept_count
 
     @property
     def standstill(self) -> str:
-        """The reason why no more messages can be handled because of held deliveries, or an empty
-        string.
-        """
+        """Why held deliveries prevent further messages from being handled. Empty if they don't."""
         full = self._work.stuck_count >= self._limits.concurrency
         if full or 0 < self._limits.prefetch <= self.held_count:
             return self._work.trouble or "they cannot be settled safely"
@@ -395,12 +391,12 @@ class Consumer:
 
     @property
     def stuck_runs(self) -> str:
-        """The messages of stuck handlers if all workers are busy, otherwise an empty string."""
+        """Describes the stuck handlers if they occupy all workers. Empty otherwise."""
         full = len(self.slow_runs.stuck) >= self._limits.concurrency
         return self.slow_runs.names() if full else ""
 
     def look(self) -> None:
-        """Check for slow handlers, and close retired channels that are no longer needed."""
+        """Check for slow handlers, and close retired channels that are no longer in use."""
         self.slow_runs.look()
         for session in [one for one in self.retired if not self._work.holds(one)]:
             self.retired.pop(session)
@@ -417,16 +413,15 @@ class Consumer:
 
     @property
     def breaker(self) -> BreakerState:
-        """The state of the circuit breaker."""
         return self._brake.state
 
     async def serve(
         self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
     ) -> None:
-        """Consume until the connection is closed. If the channel is closed, a new one is opened.
+        """Consume until the connection is closed. A channel that is closed is replaced.
 
-        `usable` is called before each session. It may restore a deleted queue. While it returns a
-        reason, the queue is not consumed.
+        `usable` is called before each session. It returns a reason if the queue cannot be consumed,
+        and may restore a deleted queue.
         """
         failures, lost_at = 0, float("-inf")
         while True:
@@ -455,7 +450,7 @@ class Consumer:
             )
 
     async def _serve_once(self, connection: Connection) -> _Ending:
-        """Run a session and return the reason why it ended."""
+        """Run one session and return why it ended."""
         self._resting.clear()
         self._ending = asyncio.get_running_loop().create_future()
         session: ConsumeSession | None = None
@@ -468,7 +463,7 @@ class Consumer:
             ending = await self._consume(session, self._ending)
             await self._stop_taking()
             if (ending.lost or ending.moves) and not session.ended.is_set():
-                # The channel can still be used for settling deliveries.
+                # Deliveries can still be settled on this channel.
                 self.retired[session] = closed
                 self._session = None
                 return ending
@@ -541,10 +536,10 @@ class Consumer:
         self.restore("the broker cancelled the consumer")
 
     def looks_forgotten(self, queue: QueueState) -> bool:
-        """Return True if the broker seems to have lost this consumer.
+        """Return True if the broker seems to have forgotten this consumer.
 
-        This is the case if the queue has no consumers, or if there are ready messages although this
-        consumer was idle between two checks.
+        This is the case if the queue has no consumers at all, or if messages are ready although this
+        consumer has been idle since the last check.
         """
         intake = self._intake
         received = self._received + (0 if intake is None else intake.received)
@@ -561,7 +556,9 @@ class Consumer:
         self._environment.bus.emit(name, {"queue": self.queue, "reason": reason, **more})
 
     def pause(self, reason: str) -> None:
-        """Stop receiving deliveries. Running handlers finish and other deliveries are requeued."""
+        """Stop receiving deliveries. Running handlers finish, and all other deliveries are
+        requeued.
+        """
         if self._wanted.is_set() and not self._closing:
             self._wanted.clear()
             self.started.set()
@@ -569,7 +566,7 @@ class Consumer:
             self._give_up(_Ending(reason, lost=False))
 
     async def wait_paused(self) -> None:
-        """Wait until the consumer is paused and no handler is running."""
+        """Wait until the consumer is paused and all handlers have finished."""
         await self._resting.wait()
 
     def resume(self, reason: str) -> None:
@@ -580,7 +577,7 @@ class Consumer:
     async def stop_intake(self) -> int:
         """Stop receiving deliveries and starting handlers.
 
-        Returns the number of deliveries that were not started.
+        Returns the number of deliveries that were never started.
         """
         self._closing = True
         self._wanted.set()
@@ -599,7 +596,9 @@ class Consumer:
         await self._work.flush()
 
     async def close(self, not_started: int = 0) -> Leftover:
-        """Interrupt running handlers, end the session and return the unsettled deliveries."""
+        """Interrupt running handlers and end the session. Returns the deliveries that are still
+        unsettled.
+        """
         self._closing = True
         self._brake.release()
         kept = self._work.kept_count

@@ -1,4 +1,4 @@
-"""The context of a handler, and composing messages."""
+"""The context passed to handlers, and functions for composing messages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ current_context: ContextVar[Context] = ContextVar("hopback_current_context")
 
 
 class Send(Protocol):
-    """A function that publishes messages. `ended` is set when the current delivery is lost."""
+    """The signature of functions that publish messages. `ended` is set when the current delivery is
+    lost.
+    """
 
     def __call__(
         self, message: Message, ended: asyncio.Event | None = None, /
@@ -49,8 +51,6 @@ class Send(Protocol):
 
 
 class BatchRun:
-    """A run of a batch handler."""
-
     __slots__ = ("has_ended", "session_ended")
 
     def __init__(self, session_ended: asyncio.Event) -> None:
@@ -63,9 +63,9 @@ current_batch: ContextVar[BatchRun] = ContextVar("hopback_current_batch")
 
 
 def end_of_session() -> asyncio.Event | None:
-    """Return the event that is set when the current delivery can no longer be settled.
+    """Return the event that is set once the current delivery can no longer be settled.
 
-    Returns None outside of a handler, or if the handler has already returned.
+    Returns None when called outside of a handler or after the handler has returned.
     """
     batch = current_batch.get(None)
     if batch is not None and not batch.has_ended:
@@ -77,7 +77,7 @@ def end_of_session() -> asyncio.Event | None:
 
 
 class Context:
-    """The context of a message. Passed to the handler."""
+    """The message that is being handled. Handlers can take this as an argument."""
 
     _codecs: ClassVar[Codecs | None] = None
     """The codecs of the application."""
@@ -116,7 +116,7 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """The number of the current attempt, starting at 1."""
+        """The number of this attempt, starting at 1."""
         return self._read().attempt
 
     @property
@@ -126,27 +126,25 @@ class Context:
 
     @property
     def queue(self) -> str:
-        """The queue of the message."""
         return self.delivery.queue
 
     @property
     def headers(self) -> Headers:
-        """The headers of the message."""
         return self.delivery.properties.headers
 
     @property
     def message_id(self) -> str:
-        """The message id, or a hash of the message if it does not have an id."""
+        """The message id. If the message has none, a hash of its content."""
         return self.delivery.properties.message_id or self._read().message_id
 
     @property
     def correlation_id(self) -> str:
-        """The correlation id, or the message id if there is none."""
+        """The correlation id. Defaults to the message id."""
         return self.delivery.properties.correlation_id or self.message_id
 
     @property
     def routing_key(self) -> str:
-        """The original routing key of the message. Retries do not change it."""
+        """The routing key that the message was originally published with. Retries do not change it."""
         return self._read().origin[1]
 
     def now(self) -> datetime:
@@ -213,8 +211,8 @@ class Context:
     ) -> Coroutine[Any, Any, R | Any]:
         """Send a request and wait for the reply. Must be awaited. See `RequestClient`.
 
-        The request inherits the trace. Its correlation id is its own, because it identifies the
-        reply.
+        The request continues the current trace, but gets a new correlation id, which is needed to
+        match the reply.
 
         Raises:
             NoReply: If there is no reply within `timeout`.
@@ -230,7 +228,7 @@ class Context:
 
     @property
     def wants_reply(self) -> bool:
-        """True if the sender is waiting for a reply."""
+        """Whether the sender is waiting for a reply."""
         return bool(self.delivery.properties.reply_to)
 
     def reply(
@@ -284,19 +282,18 @@ def check_reply_to(context: Context) -> None:
 
 
 def watch_publish(context: Context, publishing: Coroutine[Any, Any, Any]) -> None:
-    """Remember a publish that must be awaited."""
+    """Keep track of a publish that has to be awaited."""
     if context._publishes is None:
         context._publishes = []
     context._publishes.append(publishing)
 
 
 def publishes_of(context: Context) -> list[Coroutine[Any, Any, Any]] | None:
-    """Return the publishes that must be awaited, or None."""
     return context._publishes
 
 
 async def close_unstarted(publishes: list[Coroutine[Any, Any, Any]]) -> int:
-    """Close publishes that were not awaited, and return their number."""
+    """Close all publishes that the handler did not await, and return how many there were."""
     if any(map(_is_unstarted, publishes)):
         await asyncio.sleep(0)  # let publishes start that were wrapped in a task
     left = [one for one in publishes if _is_unstarted(one)]
@@ -306,7 +303,6 @@ async def close_unstarted(publishes: list[Coroutine[Any, Any, Any]]) -> int:
 
 
 def end_run(context: Context) -> None:
-    """Mark the run as ended."""
     context._has_ended = True
 
 
@@ -316,11 +312,11 @@ def context_with(
     clock: Clock,
     requests: RequestClient | None = None,
 ) -> type[Context]:
-    """Return the context class of an application."""
+    """Create the context class for an application."""
     given, queues, time, client = codecs, tuple(reply_queues), clock, requests
 
     class AppContext(Context):
-        """A context with the settings of an application."""
+        """A context bound to the settings of an application."""
 
         __slots__ = ()
         _codecs = given
@@ -333,7 +329,6 @@ def context_with(
 
 
 def require_loop(call: str) -> None:
-    """Raise RuntimeError in a thread."""
     if not is_on_loop():
         raise RuntimeError(
             f"expected `{call}` in an async handler, got a call in a sync handler, which runs in a thread"
@@ -343,7 +338,7 @@ def require_loop(call: str) -> None:
 def send_from_loop(
     send: Callable[[Message], Coroutine[Any, Any, None]], message: Message
 ) -> Coroutine[Any, Any, None]:
-    """Publish on the event loop. Raises RuntimeError in a thread."""
+    """Publish from the event loop. Raises RuntimeError if called in a thread."""
     if not is_on_loop():
         raise RuntimeError(
             "expected `publish_sync(…)` or `reply_sync(…)` in a sync handler, which runs in a thread: "
@@ -355,13 +350,13 @@ def send_from_loop(
 def send_from_thread(
     send: Callable[[Message], Coroutine[Any, Any, None]], message: Message
 ) -> None:
-    """Publish in a thread and wait for the confirm. Raises RuntimeError on the event loop."""
+    """Publish from a thread and wait for the confirm. Raises RuntimeError on the event loop."""
     if is_on_loop():
         raise RuntimeError(
             "publish_sync is for sync handlers, which run in a thread: here, on the event loop, "
             "write `await context.publish(…)`"
         )
-    _finished = send(message)  # already done when called in a thread
+    _finished = send(message)  # the check was already done if called in a thread
 
 
 def _is_unstarted(publishing: Coroutine[Any, Any, Any]) -> bool:
@@ -462,7 +457,7 @@ def compose(
         present["headers"] = {**inherited, **(given or {})}
     if content_type:
         present["content_type"] = content_type
-    # RabbitMQ returns direct replies as unroutable even though it delivers them.
+    # RabbitMQ returns direct replies as unroutable even when it delivers them.
     mandatory = bool(exchange) or not routing_key.startswith(DIRECT_REPLY)
     if not options:
         return Message(exchange, routing_key, body, Properties.of(present), mandatory)
@@ -523,7 +518,7 @@ def _delay_of(options: PublishOptions) -> int | datetime | None:
 
 
 def parse_wait(value: Duration, option: str) -> int:
-    """Return the milliseconds of an option. Raises ValueError with the name of the option."""
+    """Convert an option to milliseconds. Raises ValueError with the name of the option."""
     try:
         return parse_wait_ms(value)
     except ValueError as error:
@@ -531,7 +526,7 @@ def parse_wait(value: Duration, option: str) -> int:
 
 
 def _trace_headers(cause: Context | None) -> Headers:
-    """Return the trace headers of the current span, or of the message being handled."""
+    """Return the trace headers of the current span. Defaults to those of the message being handled."""
     current = trace_source.get(None)
     if current is not None:
         return current()

@@ -1,4 +1,4 @@
-"""Delayed messages."""
+"""Delay messages with the delay queues of the broker."""
 
 from __future__ import annotations
 
@@ -77,12 +77,13 @@ _MOST_TRUSTED = 10_000
 
 
 class Cancellations(Protocol):
-    """Stores cancelled messages, such as `hopback.store.DelayedMessages`."""
+    """The interface for stores of cancelled messages, such as `hopback.store.DelayedMessages`."""
 
     async def begin(self, message_id: str, /) -> bool:
         """Called when a message is due.
 
-        Returns False if it was cancelled. After this it cannot be cancelled.
+        Returns False if the message was cancelled. Once this has returned True, it cannot be
+        cancelled any more.
         """
 
 
@@ -102,7 +103,7 @@ class DelayQueues:
         """The connection for checking destinations. If None, they are not checked."""
 
     async def wrap(self, message: Message) -> Message:
-        """Return the message to publish for a delayed message.
+        """Wrap a message so that it can be published to a delay queue.
 
         Raises:
             InvalidDeclaration: If the delay is longer than the delay queues allow.
@@ -121,7 +122,6 @@ class DelayQueues:
         return delay(plain, delay_ms, now_ms + delay_ms, by_clock=by_clock)
 
     def _error_for(self, wanted: int | datetime | None) -> InvalidDeclaration:
-        """Return the error for a delay that is too long."""
         is_time = isinstance(wanted, datetime)
         got = wanted.isoformat() if isinstance(wanted, datetime) else format_duration(wanted or 0)
         if not self._longest_ms:
@@ -147,7 +147,8 @@ class DelayQueues:
         try:
             there = await _is_there(self.connection, *destination)
         except BrokerError:
-            return  # not connected, an error will be reported when the message is due
+            # Not connected. A missing destination is reported when the message is due.
+            return
         if not there:
             raise Returned(exchange, routing_key, 404, "missing, so the message was not delayed")
         if len(self._seen) >= _MOST_TRUSTED:
@@ -168,10 +169,10 @@ async def _is_there(connection: Connection, exchange: str, queue: str) -> bool:
 
 
 class DueMessages:
-    """The handler of due messages, which forwards them to their destination.
+    """The handler that forwards due messages to their destination.
 
     Messages that arrive early are delayed again. This is checked before cancellations, because a
-    message can no longer be cancelled once it is being sent.
+    message that is about to be sent can no longer be cancelled.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class DueMessages:
         self.cancellations: Cancellations | None = None
 
     async def send_on(self, context: Context) -> Park | None:
-        """Forward a message to its destination, unless it is early or was cancelled."""
+        """Forward a message to its destination, unless it arrived early or was cancelled."""
         delayed = read_delayed(context.delivery)
         if delayed is None:
             return Park("this message was not delayed by Hopback: no `hopback-delay` header")
@@ -215,7 +216,7 @@ class DueMessages:
         try:
             await self._send(message)
         except PublishRefused as error:
-            # The broker accepts only the user of the connection.
+            # The broker rejects a message if its user is not the user of the connection.
             if message.properties.user_id is None or not isinstance(
                 error.__cause__, PreconditionFailed
             ):
@@ -226,7 +227,7 @@ class DueMessages:
         return None
 
     def _check(self, delivery: Delivery, delayed: Delayed) -> Delayed:
-        """Use the clock for a message if the broker shortens the delays."""
+        """Check the delay against the clock if the broker may shorten it."""
         now = asyncio.get_running_loop().time()
         if delayed.by_clock or not is_from_level(delivery.exchange):
             return delayed
@@ -240,12 +241,13 @@ class DueMessages:
     async def _send_back(
         self, context: Context, delayed: Delayed, left_ms: int, told: dict[str, Any]
     ) -> None:
-        """Delay an early message for the remaining time.
+        """Send an early message back for the rest of its delay.
 
-        Missing delay queues are restored first. If the message has been early before, it waits for a second
-        in a retry queue. This prevents a loop if the delay queues cannot be restored.
+        Missing delay queues are restored first. If the message has already arrived early once, it
+        waits in a retry queue for a second instead. Otherwise it would loop if the delay queues
+        cannot be restored.
 
-        Raises InvalidMessage if its headers leave no room for another wait.
+        Raises InvalidMessage if there is no room for another delay in its headers.
         """
         service = self._service()
         now_ms = math.floor(service.environment.clock.now() * 1000)
@@ -256,7 +258,7 @@ class DueMessages:
                 "delay.early", told | {"left": left_ms / 1000, "laps": delayed.laps}
             )
         elif 0 <= now_ms - delayed.paused_at_ms < _PAUSE_MS:
-            # The retry queue did not delay it either.
+            # The message did not wait in the retry queue either.
             await asyncio.sleep((_PAUSE_MS - now_ms + delayed.paused_at_ms) / 1000)
         troubles = await service.upkeep.look()
         highest, _ = way_in(left_ms)
@@ -280,8 +282,7 @@ class DueMessages:
             except (DeliveryLost, InvalidMessage):
                 raise
             except BrokerError:
-                # Keep the message, because a retry would lose the information that it is not due
-                # yet.
+                # Hold the message. A retry would lose the information that it is not due yet.
                 failures += 1
                 backoff = service.environment.backoff
                 await asyncio.sleep(backoff.delay(failures, service.environment.chance()))

@@ -1,7 +1,7 @@
 """Dependency injection for handlers.
 
-A parameter `session: Annotated[Session, Depends(open_session)]` receives the value returned or
-yielded by the provider. The order of calls is determined once, when the service is created.
+A parameter `session: Annotated[Session, Depends(open_session)]` receives the value that the
+provider returns or yields. Providers are resolved once, when the service is created.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OTHER_SCOPES = {
 
 
 class Scope(StrEnum):
-    """The lifetime of a value."""
+    """How long a value is kept."""
 
     RUN = "run"
     """One run of a handler. The value is closed before the message is settled, so an error while
@@ -77,7 +77,7 @@ class Depends:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A parameter that is filled by a provider, or by the context if `depends` is None."""
+    """A parameter that is filled by a provider. If `depends` is None, it receives the context."""
 
     name: str
     depends: Depends | None
@@ -100,8 +100,6 @@ def needs_of(call: Callable[..., Any], where: str) -> tuple[Need, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _ProviderCall:
-    """A call of a provider."""
-
     provider: Provider
     opens: Callable[..., Any] | None
     """Creates a context manager from a generator function."""
@@ -112,7 +110,7 @@ class _ProviderCall:
 
 @dataclass(slots=True)
 class Opened:
-    """The values that were created for a run."""
+    """The values created for a single run."""
 
     values: dict[str, Any] = field(default_factory=dict)
     run: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -153,7 +151,7 @@ class Injector:
 
     @property
     def waits_for_settlement(self) -> bool:
-        """True if a value must be closed after the message is settled."""
+        """Whether any value has to stay open until the message is settled."""
         steps = self._steps.values()
         return any(one.opens is not None and one.scope is Scope.DELIVERY for one in steps)
 
@@ -165,7 +163,9 @@ class Injector:
                 made[step.provider] = await _call(step, made, None, stack)
 
     async def open(self, context: Context | None) -> Opened:
-        """Create the values for a run. If a provider fails, the previous values are closed."""
+        """Create the values for a run. If a provider fails, values that were already created are
+        closed.
+        """
         opened = Opened()
         made = dict(self._application)
         try:
@@ -181,7 +181,7 @@ class Injector:
         return opened
 
     def _plan(self, depends: Depends, above: tuple[Provider, ...]) -> Provider:
-        """Add a provider and its dependencies to the order of calls."""
+        """Add a provider after all of its dependencies."""
         provider = self._overrides.get(depends.provider, depends.provider)
         scope = Scope(depends.scope)
         if provider in above:
@@ -210,7 +210,7 @@ class Injector:
         return provider
 
     def _check_scopes(self, provider: Provider, scope: Scope, inner: Depends) -> None:
-        """Refuse a provider whose value outlives a value that it needs."""
+        """Reject a provider whose value would outlive one of its dependencies."""
         if scope is Scope.RUN or inner.scope in (scope, Scope.APPLICATION):
             return
         name, needed = _name(provider), _name(inner.provider)
@@ -251,7 +251,7 @@ def check_overrides(overrides: Overrides, needs: Iterable[Need], *, where: str) 
 
 
 def _reachable_providers(overrides: Overrides, needs: Iterable[Need], where: str) -> set[Provider]:
-    """Return the providers that are needed, with or without the overrides."""
+    """Return all required providers, with or without the overrides."""
     used: set[Provider] = set()
     waiting = [need.depends.provider for need in needs if need.depends is not None]
     while waiting:
@@ -291,7 +291,6 @@ def _step(
 
 
 def _provider_needs(provider: Provider, where: str) -> Iterable[Need]:
-    """Yield the parameters of a provider."""
     place = f"{where}, provider {_name(provider)}"
     own = {need.name: need for need in needs_of(provider, place)}
     hints = hints_of(provider, place)
@@ -309,7 +308,7 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
-    """Return the annotations of the parameters. The return annotation is ignored."""
+    """Resolve the annotations of the parameters and ignore the return annotation."""
     inner = getattr(call, "func", call)  # unwrap partial
     if inspect.isclass(inner):
         target: Any = inner.__init__
@@ -324,11 +323,11 @@ def hints_of(call: Callable[..., Any], where: str) -> dict[str, Any]:
         problem = Problem("annotations", "names that its module defines", str(error))
         raise InvalidDeclaration((problem,), where=where) from error
     except AttributeError:
-        return {}  # implemented in C, no annotations
+        return {}  # implemented in C, so there are no annotations
 
 
 def show_function(call: Callable[..., Any]) -> str:
-    """Format the first line of a function as it was written, for errors."""
+    """Format the signature of a function as it appears in the source code. Used in errors."""
     keyword = "async def" if is_async(call) or inspect.isasyncgenfunction(call) else "def"
     return f"{keyword} {getattr(call, '__name__', call)}{inspect.signature(call)}"
 

@@ -1,8 +1,8 @@
-"""Collect the number of messages in queues.
+"""Collect queue depths.
 
-Most numbers are read with passive declarations, which are exact. The number of messages held by
-at-least-once dead-lettering is only available from the management API. If a number cannot be read,
-it is reported as None.
+Most of them are read with passive declarations, which return exact counts. The number of messages
+held by at-least-once dead-lettering is only available from the management API. Counts that cannot
+be read are reported as None.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 
 class Watched(NamedTuple):
-    """A queue with its role."""
+    """A queue and its role."""
 
     queue: str
     role: str
 
 
 def queues_to_watch(topology: Topology, queues: Iterable[str]) -> tuple[Watched, ...]:
-    """Return all queues that are part of the plans of the given queues.
+    """Return every queue used by the plans of the given queues.
 
-    If a queue is used by several plans, the first one defines its role. For example, a dead-letter
-    queue may be consumed by a later plan, but it is still a dead-letter queue.
+    If plans share a queue, its role is defined by the first one. For example, a dead-letter queue
+    stays a dead-letter queue even if a later plan consumes it.
     """
     roles: dict[str, str] = {}
     for plan in topology.plans:
@@ -63,10 +63,10 @@ def _queues_of(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 class Depths:
-    """Counts the messages of queues periodically, on its own channel.
+    """Counts the messages of queues at regular intervals. Uses its own channel.
 
-    `held` returns the number of unsettled deliveries of a queue. They are added for dead-letter
-    queues.
+    `held` returns the number of unsettled deliveries of a queue. It is added to the depth of
+    dead-letter queues.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Depths:
         self._channel: Channel | None = None
 
     async def attend(self, connection: Connection) -> None:
-        """Count until the connection is closed. After that, all numbers are unknown."""
+        """Count messages until the connection is closed. All depths are unknown after that."""
         counted: set[Watched] = set()
         try:
             while True:
@@ -106,7 +106,7 @@ class Depths:
                 self._tell(*one, None)
 
     async def _count(self, connection: Connection, queue: str) -> int | None:
-        """Count the messages of a queue. Returns None on errors."""
+        """Return the number of messages, or None if an error occurred."""
         try:
             if self._channel is None:
                 self._channel = await connection.open_channel()
@@ -140,7 +140,7 @@ class HeldBackReader:
         self._sleep = sleep
 
     async def attend(self, _connection: Connection) -> None:
-        """Read the numbers periodically. Dead-letter queues are skipped."""
+        """Refresh the numbers periodically. Dead-letter queues are skipped."""
         while True:
             sources = [one.queue for one in self._queues() if one.role != "dead-letter"]
             held: dict[str, int | None] = {}
@@ -153,10 +153,10 @@ class HeldBackReader:
 
 
 class PolicyWatch:
-    """Checks for policies that change the TTL of declared queues, using the management API.
+    """Uses the management API to find policies that change the TTL of declared queues.
 
-    `message-ttl` shortens delays, and `expires` deletes queues. Each policy is reported once as
-    `topology.warning`.
+    `message-ttl` makes delays shorter, and `expires` deletes queues. A `topology.warning` is
+    emitted once for each policy.
     """
 
     def __init__(
@@ -180,7 +180,6 @@ class PolicyWatch:
         self._said: set[tuple[str, str]] = set()
 
     async def attend(self, _connection: Connection) -> None:
-        """Check periodically."""
         while True:
             declared = {queue.name: queue for queue in self._topology().queues}
             try:
@@ -208,7 +207,7 @@ class PolicyWatch:
 def find_changed_waits(
     declared: Mapping[str, Queue], readings: Iterable[QueueReading]
 ) -> dict[tuple[str, str], list[str]]:
-    """Return the queues affected by a `message-ttl` or `expires` policy, by policy and key."""
+    """Group the queues by the `message-ttl` or `expires` policy that affects them."""
     found: dict[tuple[str, str], list[str]] = {}
     for reading in readings:
         queue = declared.get(reading.queue.name)
@@ -224,9 +223,10 @@ def find_changed_waits(
 
 
 class ConsumerTimeoutReader:
-    """Reads consumer timeouts of queues from the management API.
+    """Reads the consumer timeouts of queues from the management API.
 
-    Only timeouts set by arguments or policies are visible, not the configuration of the broker.
+    The API only returns timeouts set by arguments or policies. The default in the broker's
+    configuration is not visible.
     """
 
     def __init__(
@@ -247,7 +247,6 @@ class ConsumerTimeoutReader:
         self._sleep = sleep
 
     async def attend(self, _connection: Connection) -> None:
-        """Read the timeouts periodically."""
         while True:
             with suppress(BrokerError):
                 for one in await self._management.queues(self._vhost):

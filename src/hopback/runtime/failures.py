@@ -1,8 +1,8 @@
 """Report failed runs.
 
-Tracebacks are logged, and exceptions are passed to the functions registered with `app.on_error`. To
-limit the size of the log, a traceback is only logged for the first, tenth, hundredth, … failure of
-the same kind.
+Tracebacks are logged, and exceptions are passed to functions registered with `app.on_error`. To
+keep the log small, failures of the same kind are only logged with a traceback on the 1st, 10th,
+100th, … occurrence.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FailedRuns:
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def tell(self, error: BaseException, failure: Failure | None, context: Context) -> None:
-        """Report a failed run. This does not affect how the message is handled."""
+        """Report a failed run. The message is handled the same way if reporting fails."""
         for report in self._on_error:
             try:
                 report(error, context)
@@ -80,7 +80,7 @@ class FailedRuns:
 
 
 def own_traceback(error: BaseException) -> str:
-    """Format a traceback without the frames of Hopback."""
+    """Format a traceback and omit the frames of Hopback."""
     found: TracebackType | None = error.__traceback__
     while found is not None and found.tb_frame.f_code.co_filename.startswith(_HOPBACK):
         found = found.tb_next

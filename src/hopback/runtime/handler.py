@@ -48,8 +48,9 @@ R = TypeVar("R")
 
 
 def blames_rows(error: Exception) -> bool:
-    """Return True if the error may be caused by single messages, i.e. it is not a connection error
-    or timeout.
+    """Return True if single messages may have caused the error.
+
+    Connection errors and timeouts affect the whole batch.
     """
     return not isinstance(error, OSError | TimeoutError)
 
@@ -71,8 +72,8 @@ class BatchOptions:
         size: Maximum number of messages in a batch.
         wait: Maximum time to wait for a batch to fill up, in seconds.
         batchers: Maximum number of batches that are handled concurrently.
-        isolates: Called with an exception. Returns True if the batch should be split to find the
-            failing messages.
+        isolates: Called with an exception. If it returns True, the batch is split to find the messages that
+            caused it.
         deadline: Maximum duration of a call, in seconds.
         breaker: Circuit breaker settings.
     """
@@ -99,7 +100,7 @@ class BatchOptions:
 
     @property
     def window(self) -> int:
-        """The prefetch. One batch is collected while the others are handled."""
+        """The prefetch count. Allows one batch to be collected while the others are handled."""
         if self.rate is not None:
             return min(2 * self.size, 65_535)
         return min(self.size * (self.batchers + 1), 65_535)
@@ -152,7 +153,7 @@ _OTHER_NAMES = {
 
 
 def explain_options(declare: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that suggests the right name for unknown options."""
+    """Decorator that suggests the correct name if an option is unknown."""
     known = list(inspect.signature(declare).parameters)[1:]
 
     @wraps(declare)
@@ -172,7 +173,7 @@ def explain_options(declare: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def locate_errors(where: str) -> Iterator[None]:
-    """Context manager that adds a location to errors about declarations."""
+    """Context manager that adds the location to errors raised for invalid declarations."""
     try:
         yield
     except (InvalidDeclaration, InvalidTopology) as error:
@@ -184,7 +185,7 @@ def _is_number(value: object, least: int, most: float = math.inf) -> bool:
 
 
 def _require_common(options: BatchOptions | HandlerOptions) -> None:
-    """Check options that would otherwise only fail when a message is handled."""
+    """Reject options that would otherwise only fail once a message is handled."""
     late = options.deadline is None or 0 < options.deadline < math.inf
     require("deadline", late, "more than 0 seconds", options.deadline)
     fits = options.breaker is None or isinstance(options.breaker, BreakerPolicy)
@@ -258,7 +259,7 @@ class HandlerOptions:
 
     @property
     def window(self) -> int:
-        """The prefetch. Large enough to keep all slots busy."""
+        """The prefetch count, which has to be large enough to keep all slots busy."""
         if self.prefetch is not None:
             return self.prefetch
         usual = min(max(2 * self.concurrency, 20), 65_535)
@@ -399,7 +400,7 @@ def inspect_batch_handler(
 
 
 def _refuse_yield(call: Callable[..., Any], where: str) -> None:
-    """Refuse a generator function, whose body would never run."""
+    """Reject generator functions, because their body would never run."""
     for function in (call, getattr(call, "__call__", None)):  # noqa: B004 - the method itself
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             expected = "a function without `yield`, which belongs in a provider of `Depends(…)`"
@@ -408,7 +409,9 @@ def _refuse_yield(call: Callable[..., Any], where: str) -> None:
 
 
 def _is_list_type(annotation: object) -> bool:
-    """Whether a list is of this type: `list[T]`, a base class such as `Sequence[T]`, or `Any`."""
+    """Return True if the parameter accepts a list: `list[T]`, a base class such as `Sequence[T]`,
+    or `Any`.
+    """
     base = get_origin(annotation) or annotation
     return base is Any or (isinstance(base, type) and issubclass(list, base))
 
@@ -419,7 +422,7 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
     """Return the resolved annotations. Raises InvalidDeclaration if one cannot be resolved."""
-    # Use the wrapped function of a partial, or `__call__` of an object.
+    # Look at the function inside a partial, or at `__call__` of an object.
     inner = getattr(call, "func", None)
     called = inner if callable(inner) else type(call).__call__
     try:
@@ -432,7 +435,7 @@ def _hints(call: Callable[..., Any], where: str) -> dict[str, Any]:
 def _require_outcome(call: Callable[..., Any], hints: dict[str, Any], where: str) -> None:
     """Check that the return annotation is an outcome.
 
-    Other values would cause messages to be dead-lettered.
+    A handler that returns anything else would cause its messages to be dead-lettered.
     """
     if not _may_be_outcome(hints.get("return", Any)):
         found = show_function(call)
@@ -459,13 +462,13 @@ def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
 
 
 def _codec_of(hint: Any) -> Codec | None:
-    """Return the codec of `Annotated[T, codec]`. It takes precedence over the content type."""
+    """Return the codec of `Annotated[T, codec]`, which takes precedence over the content type."""
     further = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((one for one in further if isinstance(one, Codec)), None)
 
 
 def _decoder(parameter: inspect.Parameter, hints: dict[str, Any], where: str) -> Decoder:
-    """Return the decoder for the payload. Without an annotation, any JSON is accepted."""
+    """Return the decoder for the payload. Accepts any JSON if there is no annotation."""
     try:
         return decoder_for(hints.get(parameter.name, Any))
     except TypeError as error:

@@ -1,15 +1,16 @@
-"""Health checks of a service, and its HTTP endpoint.
+"""Health checks of a service, and the HTTP endpoint that exposes them.
 
-A service is alive as long as all consumers are running or being restored. It is not alive if a
-consumer is lost for too long while the connection works, because a restart may help. A service is
-ready if it is connected and all consumers receive messages.
+A service is alive as long as its consumers are running or being restored. If a consumer has been
+lost for too long even though the connection works, the service reports that it is not alive,
+because a restart may help. A service is ready when it is connected and all consumers are receiving
+messages.
 
     GET  /healthz                  liveness, 200 or 503
     GET  /readyz                   readiness, 200 or 503
     GET  /metrics                  Prometheus metrics
 
-Commands are received on a Unix socket (`private_files.control_socket`) that is only accessible to
-the user of the process.
+Commands are accepted on a Unix socket (`private_files.control_socket`) that only the user of the
+process can access.
 
     POST /queues/{queue}/pause     pause consuming
     POST /queues/{queue}/resume    resume consuming
@@ -40,7 +41,7 @@ _LOOK_EVERY = 1.0  # seconds between checks
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """The result of a health check. `reasons` is empty if it is healthy."""
+    """The result of a health check. `reasons` explains why it failed."""
 
     connections: dict[str, str]
     consumers: dict[str, str]
@@ -48,12 +49,11 @@ class Condition:
 
     @property
     def ok(self) -> bool:
-        """True if healthy."""
         return not self.reasons
 
 
 class Health:
-    """Checks the health of a service. `patience` is how long a consumer may be lost."""
+    """Checks the health of a service. `patience` is the time a consumer may be lost, in seconds."""
 
     def __init__(
         self, service: Service, *, time: Callable[[], float], patience: Duration = 60.0
@@ -64,13 +64,12 @@ class Health:
         self._lost_since: dict[str, float] = {}
 
     async def run(self) -> None:
-        """Check every second, to know since when a consumer is lost."""
+        """Check once per second, so that we know how long a consumer has been lost."""
         while True:
             self.look()
             await asyncio.sleep(_LOOK_EVERY)
 
     def look(self) -> None:
-        """Record which consumers are lost."""
         now = self._time()
         up = self._service.lines["consuming"] in (SupervisedState.READY, SupervisedState.BLOCKED)
         starting = (
@@ -81,7 +80,6 @@ class Health:
         self._lost_since = dict.fromkeys(lost, now) | kept
 
     def alive(self) -> Condition:
-        """Return the liveness."""
         self.look()
         now = self._time()
         return self._condition(
@@ -91,7 +89,6 @@ class Health:
         )
 
     def ready(self) -> Condition:
-        """Return the readiness."""
         reasons = [
             f"the {purpose} connection is {state}"
             for purpose, state in self._service.lines.items()
@@ -142,7 +139,6 @@ class ControlEndpoint:
         self._metrics = metrics
 
     async def __call__(self, request: Request) -> Response:
-        """Handle a request."""
         match request.method, request.path.strip("/").split("/"):
             case "GET" | "HEAD", ["healthz"]:
                 return _probe(self._health.alive())

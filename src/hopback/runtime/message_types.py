@@ -31,12 +31,12 @@ TypeOf: TypeAlias = "Callable[[Delivery], str | None]"
 
 
 def by_property(delivery: Delivery) -> str | None:
-    """Return the `type` property of a message."""
+    """Read the message type from the `type` property."""
     return delivery.properties.type
 
 
 def by_header(name: str) -> TypeOf:
-    """Use a header as message type."""
+    """Read the message type from a header."""
 
     def type_of(delivery: Delivery) -> str | None:
         found = delivery.properties.headers.get(name)
@@ -46,7 +46,7 @@ def by_header(name: str) -> TypeOf:
 
 
 def by_cloudevents(delivery: Delivery) -> str | None:
-    """Return the `type` of a CloudEvent, in binary or structured mode."""
+    """Read the `type` of a CloudEvent in binary or structured mode."""
     properties = delivery.properties
     for name in ("cloudEvents:type", "cloudEvents_type"):
         found = properties.headers.get(name)
@@ -74,9 +74,9 @@ class TypedHandlers:
     """The outcome for other types. If None, messages are dead-lettered."""
 
     def with_handler(self, name: str, handler: Handler) -> TypedHandlers:
-        """Return a copy with an additional handler.
+        """Return a copy that includes another handler.
 
-        Raises InvalidDeclaration if there is a conflict.
+        Raises InvalidDeclaration if the two handlers conflict.
         """
         where = f"handler of queue {self.queue!r}"
         if name in self.handlers:
@@ -91,7 +91,7 @@ class TypedHandlers:
         return replace(self, handlers={**self.handlers, name: handler})
 
     def with_queue(self, queue: str) -> TypedHandlers:
-        """Return a copy for a different queue name."""
+        """Return a copy for a queue with a different name."""
         handlers = {name: replace(one, queue=queue) for name, one in self.handlers.items()}
         return replace(self, queue=queue, handlers=handlers)
 
@@ -104,7 +104,6 @@ class TypedRunner:
         self._runners = dict(runners)
 
     async def __call__(self, delivery: Delivery) -> Answer:
-        """Find the handler and call it."""
         try:
             name = self._typed.type_of(delivery)
             runner = None if name is None else self._runners.get(name)
@@ -120,7 +119,7 @@ class TypedRunner:
 
     @property
     def waits_for_settlement(self) -> bool:
-        """True if one of the handlers has values that must be closed after settling."""
+        """Whether any handler has values that have to stay open until the message is settled."""
         return any(one.waits_for_settlement for one in self._runners.values())
 
     async def close_delivery_scope(self, delivery: Delivery) -> None:
@@ -141,7 +140,7 @@ def payload_schemas(app: App) -> PayloadSchemas:
         for name, one in each.items():
             payload = described.schema(_payload_type(one))
             reply = described.schema(_reply_type(one)) if _replies(one) else None
-            # Without a type, the name of the queue is used.
+            # Handlers that do not specify a type are listed under the name of the queue.
             if payload is not None or reply is not None or isinstance(handler, TypedHandlers):
                 described.queues.setdefault(queue, []).append(MessageSchema(name, payload, reply))
             for output in getattr(one, "publishes", ()):
@@ -174,7 +173,6 @@ class _Described:
 
 
 def _payload_type(handler: Handler | BatchHandler | PushHandler) -> Any:
-    """Return the payload type of a handler."""
     function = handler.prepare or handler if isinstance(handler, BatchHandler) else handler
     if isinstance(function, BatchHandler):
         name = next(iter(inspect.signature(function.call).parameters))
@@ -189,7 +187,7 @@ def _replies(handler: Handler | BatchHandler | PushHandler) -> bool:
 
 
 def _reply_type(handler: Handler | BatchHandler | PushHandler) -> Any:
-    """Return the reply type of a handler, which is its return type without outcomes."""
+    """Return the type of a handler's reply, which is its return type minus any outcomes."""
     if not isinstance(handler, Handler):
         return Any
     returned = _hints(handler).get("return", Any)

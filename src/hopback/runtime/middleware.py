@@ -1,9 +1,9 @@
 """Middleware for handlers.
 
-Middleware is an async function with the arguments `context` and `run`. It must await `run` once. If
-it returns None, the outcome of the handler is kept. This also applies if the handler raised an
-exception that was caught by the middleware, so forgetting to return a value cannot complete a
-message.
+Middleware is an async function that takes `context` and `run`, and must await `run` once. If it
+returns None, the handler's own outcome is used. This also applies if the handler raised an
+exception that the middleware caught, so a missing return statement never marks a failed message as
+done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Middleware: TypeAlias = Callable[[Context, NextRun], Awaitable[object]]
 
 
 def check_middleware(middleware: Middleware) -> None:
-    """Raise InvalidDeclaration if the middleware does not have the right signature."""
+    """Raise InvalidDeclaration if the signature is not valid for middleware."""
     if is_async(middleware) and len(inspect.signature(middleware).parameters) == 2:
         return
     found = show_function(middleware)
@@ -37,7 +37,7 @@ def check_middleware(middleware: Middleware) -> None:
 
 
 class _Inside:
-    """A call of the next middleware, with its result or exception."""
+    """A call of the next middleware, along with its result or exception."""
 
     __slots__ = ("_run", "error", "returned", "was_run")
 
@@ -64,7 +64,7 @@ class _Inside:
 async def run_through(
     middleware: Sequence[Middleware], context: Context, run: Callable[[], Awaitable[Any]]
 ) -> Any:
-    """Call `run` with all middleware. The first one is the outermost."""
+    """Call `run` inside all middleware. The first one is the outermost."""
     for one in reversed(middleware):
         run = partial(_around, one, context, run)
     return await run()

@@ -41,7 +41,7 @@ class Misfit(ValueError):
     def __init__(self, path: str, expected: str, got: object) -> None:
         self.path: str = path or "$"
         self.expected = expected
-        # Don't include the value, because payloads must not be logged.
+        # Payloads must not be logged, so don't include the value.
         kind = "nothing" if got is None else type(got).__name__
         super().__init__(f"{self.path}: expected {expected}, got {kind}")
 
@@ -119,7 +119,7 @@ def _fit_text(wanted: type, parse: Callable[[str], Any]) -> _Fit:
 
 
 def _fit_call(wanted: Callable[[Any], Any], expected: str) -> _Fit:
-    """Convert types that validate the value themselves."""
+    """Convert types that do their own validation."""
 
     def fit(value: Any, path: str) -> Any:
         try:
@@ -131,7 +131,7 @@ def _fit_call(wanted: Callable[[Any], Any], expected: str) -> _Fit:
 
 
 def _fit_union(options: tuple[Any, ...]) -> _Fit:
-    """Convert to the first type that matches."""
+    """Try each type of a union and return the first match."""
     fits = [(option, fitter(option)) for option in options if option is not type(None)]
     optional = type(None) in options
     tag, tagged = _tags([option for option, _ in fits])
@@ -143,7 +143,8 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
             return fits[0][1](value, path)
         if isinstance(value, dict) and isinstance(value.get(tag), str | int):
             chosen = tagged.get(value[tag])
-            if chosen is not None:  # use the error of this type, since the others do not apply
+            # this type applies, so report its error instead of trying the others
+            if chosen is not None:
                 return chosen(value, path)
         for _, attempt in fits:
             try:
@@ -157,11 +158,11 @@ def _fit_union(options: tuple[Any, ...]) -> _Fit:
 
 
 def _tags(options: list[Any]) -> tuple[str, dict[Any, _Fit]]:
-    """Return the field that distinguishes the dataclasses of a union, and the converter for each
-    value.
+    """Find the field that tells the dataclasses of a union apart, and the converter for each of its
+    values.
 
-    The field must be a Literal with different values in each dataclass. Returns an empty name if
-    there is none.
+    The field has to be a Literal with different values in each dataclass. If there is no such
+    field, its name is empty.
     """
     if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
         return "", {}
@@ -225,7 +226,7 @@ def _fit_dict(item: _Fit) -> _Fit:
             raise Misfit(path, "an object", value)
         if item is _fit_anything:
             return value
-        # Only show keys that are identifiers, since others may contain data.
+        # Other keys may contain data, so only show identifiers.
         return {
             key: item(inner, f"{path}.{key if len(key) <= 40 and key.isidentifier() else '*'}")
             for key, inner in value.items()
@@ -253,7 +254,8 @@ def _fit_dataclass(wanted: Any) -> _Fit:
                 raise Misfit(f"{path}.{name}", "a value", None)
         return wanted(**arguments)
 
-    _KNOWN[wanted] = fit  # set first, since the dataclass may be recursive
+    # cache the converter before visiting the fields, since the dataclass may be recursive
+    _KNOWN[wanted] = fit
     try:
         missing = dataclasses.MISSING
         for field in dataclasses.fields(wanted):
@@ -343,7 +345,7 @@ def _json(body: bytes) -> Any:
     try:
         text = str(body, "utf-8")
         if text[:1] in "{[":
-            # `decode` strips whitespace first, which takes as long as parsing a short text.
+            # Skip `decode`, because stripping whitespace takes as long as parsing a short text.
             found, end = _decode_start(text)
             if end == len(text):
                 return found
@@ -353,7 +355,7 @@ def _json(body: bytes) -> Any:
 
 
 def is_model(wanted: Any, library: str, base: str) -> bool:
-    """Return True if a type is a model of a library. The library is not imported."""
+    """Return True if a type is a model defined with a certain library. Does not import the library."""
     module = sys.modules.get(library)
     return (
         module is not None
@@ -373,7 +375,7 @@ def guard(decode: Decoder) -> Decoder:
         except Misfit as misfit:
             raise Undecodable(str(misfit)) from misfit
         except Exception as error:  # custom validators may raise anything
-            # Keep the message short, since it may contain parts of the payload.
+            # The message may contain parts of the payload, so keep it short.
             text = str(error) or type(error).__name__
             raise Undecodable(f"{type(error).__name__}: {text.splitlines()[0][:200]}") from error
 
@@ -411,7 +413,7 @@ def encode_payload(payload: object) -> tuple[bytes, str | None]:
 
 
 def _refuse_not_finite(model: object, body: bytes) -> None:
-    """Raise ValueError if the library of a model has written NaN or infinity, usually as null."""
+    """Raise ValueError if a model contains NaN or infinity. Libraries usually write them as null."""
     if any(written in body for written in (b"null", b"NaN", b"Infinity")) and (
         place := _not_finite(model, "$")
     ):
@@ -425,7 +427,7 @@ def _inexpressible(place: str) -> ValueError:
 
 
 def _not_finite(value: object, path: str) -> str | None:
-    """Return the location of the first NaN or infinity in a payload."""
+    """Find the first NaN or infinity in a payload and return its location."""
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value} at {path}"
     parts: Iterable[tuple[object, object]] = ()
@@ -448,7 +450,7 @@ def _jsonable(value: object) -> object:
     """Convert types that are not supported by `json`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        # A field that is a set is read as a set again, so the order of its items has no meaning.
+        # A field that holds a set is read back as a set, so the order of its items does not matter.
         return {
             name: list(found) if isinstance(found, set | frozenset) else found
             for name, found in fields.items()

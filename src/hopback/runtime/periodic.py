@@ -1,17 +1,19 @@
-"""Periodic messages, sent by one of any number of processes.
+"""Send periodic messages from exactly one of several processes.
 
-The progress is one message in a queue with a single active consumer: "all messages due after `since` and up
-to `last` were sent". The process that holds this message sends the due messages with confirms, then
-publishes the next progress, and then acks the old one. A crash at any moment therefore duplicates messages
-at worst, with the same message id, and never omits one.
+The progress is stored as a single message in a queue with a single active consumer. It means that
+all messages due after `since` and up to `last` were sent. The process that receives this message
+sends the due messages with confirms, publishes the new progress, and acks the old one. If it
+crashes in between, messages may be sent twice with the same message id, but none are skipped.
 
-Every process first publishes a progress that begins with its own start. Several may exist for a short time.
-Their ranges are merged. If they leave a gap, the earlier one counts, and the due times of the later one are
-not sent again. If the queue is deleted, the sender publishes its progress again. A waiting process does not
-know the progress and publishes one that begins at that moment, so that old due times are not sent again.
+Each process publishes an initial progress when it starts, which begins at its start time. For a
+short time there may be several. Their ranges are merged. If there is a gap between them, the
+earlier one is used, so nothing in the range of the later one is sent twice. If the queue is
+deleted, the active process publishes its progress again. Waiting processes don't know the progress.
+They publish one that begins at the current time, which avoids sending old messages again.
 
-A clock that is set forward or back is noticed by comparing it with the event loop's clock. The sender then
-waits a few seconds. If the clock returns later, the sender resumes from its progress before the jump.
+The system clock is compared with the event loop's clock to detect when it has been changed. The
+sender then waits for a few seconds. If the clock is corrected in that time, it continues from the
+progress before the change.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ back to the present.
 
 @dataclass(frozen=True, slots=True)
 class PeriodicMessage:
-    """The argument of a periodic handler: the name and the due time."""
+    """The argument of a periodic handler. Contains its name and the time when the call was due."""
 
     name: str
     due: datetime
@@ -75,7 +77,7 @@ class PeriodicMessage:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """The declaration of a periodic message: queue, schedule, and handling of missed times."""
+    """A periodic message with its queue, its schedule and the policy for missed calls."""
 
     queue: str
     schedule: Schedule
@@ -85,7 +87,7 @@ class Periodic:
 def read_schedule(
     period: Duration | None, cron: str | None, timezone: str, *, where: str
 ) -> Schedule:
-    """Return the schedule. InvalidDeclaration describes an invalid one."""
+    """Return the schedule. Raises InvalidDeclaration if it is invalid."""
     if (period is None) == (cron is None):
         got = "neither" if period is None else f"both: {period!r} and {cron!r}"
         found = Problem("period", 'a period like "5m", or a line like cron="0 3 * * *"', got)
@@ -110,18 +112,18 @@ def read_schedule(
 
 @dataclass(frozen=True, slots=True)
 class SentSoFar:
-    """All that was due after `since_ms` and up to `last_ms` has been sent."""
+    """The range of due times that were sent: after `since_ms` and up to `last_ms`."""
 
     since_ms: int
     last_ms: int
 
     def write(self) -> bytes:
-        """As it is written in the queue."""
+        """Format the progress for storing it in the queue."""
         return json.dumps({"since": self.since_ms, "last": self.last_ms}).encode()
 
     @classmethod
     def read(cls, body: bytes) -> SentSoFar | None:
-        """Parse the output of `write`. Returns None if it is invalid."""
+        """Parse the format written by `write`. Returns None if it is invalid."""
         try:
             found = json.loads(body)
             since_ms, last_ms = found["since"], found["last"]
@@ -132,7 +134,9 @@ class SentSoFar:
 
     @classmethod
     def together(cls, several: Iterable[SentSoFar]) -> SentSoFar | None:
-        """Return the range covered without a gap from the earliest start, or None if there is none."""
+        """Merge the ranges that follow the earliest start without a gap. Returns None if there are
+        none.
+        """
         first, *others = sorted(several, key=lambda one: one.since_ms) or (None,)
         if first is None:
             return None
@@ -144,7 +148,7 @@ class SentSoFar:
 
 
 class JumpWatch:
-    """Compares the machine's clock with the event loop's, and remembers the progress before a jump."""
+    """Detects changes of the system clock and remembers the progress before the change."""
 
     def __init__(self) -> None:
         self._offset: float | None = None
@@ -156,8 +160,8 @@ class JumpWatch:
         """Seconds of the jump found by the last comparison. 0 if there was none."""
 
     def look(self, now: float, time: float, reached: SentSoFar) -> SentSoFar | None:
-        """Compare the clocks. Returns the progress before the jump if the clock has returned from
-        it.
+        """Compare the clocks. If the clock was set back to normal, return the progress before the
+        change.
         """
         offset = now - time
         gained = 0.0 if self._offset is None else offset - self._offset
@@ -178,17 +182,17 @@ class JumpWatch:
         return None
 
     def is_settling(self, time: float) -> bool:
-        """Whether the clock has jumped so recently that it may soon return."""
+        """Whether the clock was changed so recently that it may still be corrected."""
         return time < self._settled_at
 
     def next_look(self, time: float) -> float:
-        """Seconds until the clocks have to be compared again."""
+        """Number of seconds until the next comparison of the clocks."""
         has_jumped = self._before is not None or self.is_settling(time)
         return _SLEEP_AFTER_JUMP_S if has_jumped else _LONGEST_SLEEP_S
 
 
 class PeriodicSender:
-    """Sends the periodic messages of one queue, while it is this process's turn."""
+    """Sends the periodic messages of a queue while this process is the active consumer."""
 
     def __init__(
         self,
@@ -216,7 +220,7 @@ class PeriodicSender:
     async def serve(
         self, connection: Connection, usable: Callable[[str, Connection, float], Awaitable[str]]
     ) -> None:
-        """Serve on this connection until it ends. A closed channel is replaced."""
+        """Run on a connection until it is closed. If the channel is closed, open another one."""
         failures, lost_at, said = 0, float("-inf"), None
         while True:
             began = self._time()
@@ -241,7 +245,9 @@ class PeriodicSender:
             )
 
     async def _attend(self, channel: Channel) -> None:
-        """Wait to become the active consumer, and send due messages until that ends."""
+        """Wait to become the active consumer, then send due messages until this process loses that
+        role.
+        """
         self._held = {}
         arrived, over = asyncio.Event(), asyncio.Event()
 
@@ -249,7 +255,7 @@ class PeriodicSender:
             self._held[delivery.tag] = SentSoFar.read(delivery.body)
             arrived.set()
 
-        # Progress that is older than a renewal may have been continued by another process.
+        # Another process may have continued from a progress that was not renewed in time.
         is_fresh = self._time() - self._known_at < _RENEW_S
         await self._write(self._known if self._known and is_fresh else self._from_now())
         self._known = None
@@ -270,7 +276,9 @@ class PeriodicSender:
     async def _send_due(
         self, channel: Channel, arrived: asyncio.Event, over: asyncio.Event
     ) -> None:
-        """Wait until a message is due or the progress must be renewed. Send, record, acknowledge."""
+        """Wait until a message is due or the progress has to be renewed. Then send, publish the
+        progress and ack.
+        """
         clock, periodic = self._environment.clock, self._periodic
         renew_at = self._time() + _RENEW_S
         while True:
@@ -295,7 +303,7 @@ class PeriodicSender:
         covered = [] if is_moved else found
         for due_ms in due:
             if any(one.since_ms < due_ms <= one.last_ms for one in covered):
-                continue  # sent after the gap that the earlier progress leaves
+                continue  # sent after the gap that follows the earlier progress
             message_id = due_id(periodic.queue, due_ms)
             payload = PeriodicMessage(periodic.queue, datetime.fromtimestamp(due_ms / 1000, UTC))
             await self._publish(compose(periodic.queue, payload, message_id=message_id))
@@ -311,10 +319,11 @@ class PeriodicSender:
             self._held.pop(tag, None)
 
     def _progress(self, found: Iterable[SentSoFar], now: float) -> tuple[SentSoFar, bool]:
-        """Return the progress, and whether it differs from the progress that the held messages give.
+        """Return the progress, and whether it differs from the one stored in the queue.
 
-        A clock that has returned after a jump brings the progress before the jump back. Progress that is
-        further ahead of the clock than machines differ is moved to the present.
+        If a changed clock has been corrected, this is the progress before the change. If the
+        progress is too far in the future to be explained by clock differences between machines, it
+        is set to the current time.
         """
         reached = SentSoFar.together(found) or self._known or self._from_now()
         before = self._clock.look(now, self._time(), reached)

@@ -1,8 +1,8 @@
 """A pool of long-lived worker tasks.
 
-Workers handle one item after another, because creating a task per message is slow. If a handler
-changes a context variable, the worker is replaced so that the change does not affect the next
-message.
+Workers handle many items each, because creating a task for every message is slow. If a handler
+changes a context variable, its worker is replaced so that the next message starts with a clean
+context.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class KeyedItems(Generic[T]):
-    """A queue in which items with the same key are processed one after another."""
+    """A queue that never runs two items with the same key at the same time."""
 
     __slots__ = ("_busy", "_ready")
 
@@ -33,11 +33,11 @@ class KeyedItems(Generic[T]):
 
     @property
     def has_ready(self) -> bool:
-        """True if an item is ready."""
+        """Whether an item is ready."""
         return bool(self._ready)
 
     def offer(self, key: str | None, item: T) -> bool:
-        """Add an item. Returns False if it has to wait for another item with the same key."""
+        """Add an item. Returns False if another item with the same key has to finish first."""
         if key is not None:
             waiting = self._busy.get(key)
             if waiting is not None:
@@ -52,7 +52,7 @@ class KeyedItems(Generic[T]):
         return self._ready.popleft()
 
     def finish(self, key: str | None) -> bool:
-        """Mark an item as finished. Returns True if another item became ready."""
+        """Mark an item as finished. Returns True if this makes another item ready."""
         if key is None:
             return False
         waiting = self._busy[key]
@@ -63,7 +63,6 @@ class KeyedItems(Generic[T]):
         return True
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over all items that have not been taken."""
         yield from (item for _, item in self._ready)
         for waiting in self._busy.values():
             yield from waiting
@@ -123,29 +122,26 @@ class Pool(Generic[T]):
 
     @property
     def running(self) -> tuple[T, ...]:
-        """The items being handled."""
         return tuple(self._running.values())
 
     def runs(self) -> list[tuple[asyncio.Task[None], T]]:
-        """Return the workers and the items they are handling."""
+        """Return the active workers with the items they are handling."""
         return list(self._running.items())
 
     def __contains__(self, item: T) -> bool:
-        """Return True if the item is running or waiting."""
         return any(one is item for one in (*self._running.values(), *self._items))
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over all running and waiting items."""
         yield from tuple(self._running.values())
         yield from tuple(self._items)
 
     @property
     def waiting(self) -> int:
-        """The number of items that have not been started."""
+        """How many items have not been started."""
         return len(self._items)
 
     def hold_items_in(self, make: Callable[[Callable[[], object]], KeyedItems[T]]) -> None:
-        """Use a different collection for waiting items."""
+        """Use a different collection for items that are waiting."""
         self._items = make(self._wake)
 
     def limit(self, size: int) -> None:
@@ -161,12 +157,11 @@ class Pool(Generic[T]):
         self._limit = 0
 
     def resume(self) -> None:
-        """Start waiting items again."""
         self._held = False
         self.limit(self._wished)
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Don't wait for these workers in `wait_idle` and `drain`."""
+        """Exclude these workers from `wait_idle` and `drain`."""
         self._slow = {task for task in self._running if task in slow}
         self._settle_quiet()
 
@@ -181,7 +176,6 @@ class Pool(Generic[T]):
             await self._end_of_one()
 
     async def wait_finished(self, item: T) -> None:
-        """Wait until an item has finished."""
         while item in self:
             await self._end_of_one()
 
@@ -190,7 +184,7 @@ class Pool(Generic[T]):
         await self._next_end.wait()
 
     def submit(self, item: T, key: str | None = None) -> None:
-        """Add an item. It is run when a worker is available."""
+        """Add an item, which is run as soon as a worker is available."""
         self._quiet.clear()
         if self._items.offer(key, item) and not self._called:
             self._wake()
@@ -213,7 +207,7 @@ class Pool(Generic[T]):
         return left
 
     def _wake(self) -> None:
-        """Wake up a worker if there is work."""
+        """Wake up a worker if there is work to do."""
         if self._called or not self._may_start():
             return
         if self._idle:
@@ -221,7 +215,7 @@ class Pool(Generic[T]):
             self._idle.pop().set_result(None)
         elif len(self._tasks) < self._size:
             self._called = True
-            # Use the original context, because the caller may be a worker with a modified one.
+            # The caller may be a worker with a modified context, so use the original one.
             context = self._context.copy()
             task = asyncio.get_running_loop().create_task(
                 self._work(), name=self._name, context=context
@@ -233,7 +227,6 @@ class Pool(Generic[T]):
         return self._items.has_ready and len(self._running) < self._limit
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Log unexpected exceptions of a worker."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -271,7 +264,7 @@ class Pool(Generic[T]):
             await self._rest()
 
     async def _rest(self) -> None:
-        """Wait for work. A cancelled worker passes the wake-up on."""
+        """Wait for work. If a worker is cancelled, it wakes up another one."""
         call = asyncio.get_running_loop().create_future()
         self._idle.append(call)
         try:

@@ -1,10 +1,11 @@
 """Run several worker processes.
 
-Workers are restarted if they die, and stopped together. Each worker has a socket to its parent. On it, the
-worker reports when it is ready and which deliveries are unsettled at the end. If the parent dies, the socket
-is closed and the worker stops. Workers have their own process group, so that Ctrl-C only reaches the parent.
+Workers are stopped together, and a worker that dies is restarted. Each worker is connected to its
+parent by a socket. It uses the socket to report when it is ready and which deliveries it left
+unsettled. If the parent dies, the socket is closed and the worker stops. Workers run in their own
+process groups, so Ctrl-C only reaches the parent.
 
-`Changes` detects changed Python files for reloading during development.
+`Changes` watches Python files so that workers can be reloaded during development.
 """
 
 from __future__ import annotations
@@ -38,31 +39,31 @@ _HURRY = 5.0
 
 
 class ParentConnection:
-    """The socket to the parent process."""
+    """The worker's end of the socket to its parent."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._socket.setblocking(False)
-        # Processes started by the application must not inherit the socket.
+        # Don't let processes started by the application inherit the socket.
         self._socket.set_inheritable(False)
 
     async def wait_closed(self) -> None:
-        """Wait until the parent is gone."""
+        """Wait until the parent process has ended."""
         with suppress(OSError):
             while await asyncio.get_running_loop().sock_recv(self._socket, 1024):
                 pass
 
     def send(self, **fact: object) -> None:
-        """Send a report to the parent. It is dropped if the parent is gone."""
+        """Send a report to the parent. If the parent has ended, the report is dropped."""
         with suppress(OSError):
             self._socket.send(json.dumps(fact).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """The exit code and reports of a worker. The code is negative if it was killed by a signal.
+    """The exit code and reports of a worker. The code is negative if a signal killed it.
 
-    `alone` is the token of the message that was being handled alone.
+    `alone` is the token of the message that the worker was handling alone.
     """
 
     code: int
@@ -73,8 +74,6 @@ class ProcessEnd:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A worker process."""
-
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -122,14 +121,14 @@ class Child:
             self.writer.close()
 
     def stop(self) -> None:
-        """Stop the worker. The second call stops it immediately, the third kills it."""
+        """Stop the worker. Calling this again stops it immediately, and a third call kills it."""
         self.asked += 1
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM if self.asked < 3 else signal.SIGKILL)
 
 
 def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of crashes per message from the environment."""
+    """Read the number of crashes per message from the environment."""
     try:
         found = json.loads(environment.get(_DEATHS, "{}"))
     except ValueError:
@@ -142,10 +141,10 @@ def deaths_in(environment: Mapping[str, str]) -> dict[str, int]:
 class Supervisor:
     """Runs `count` workers.
 
-    If a worker ends before it was ready, all workers are stopped and `code` is its exit code. If it
-    dies later, it is restarted after a delay. If `changes` is given, workers are restarted when
-    files change. If a worker dies while handling a message alone, this is passed to its successors
-    (see `deaths_in`).
+    If a worker ends before it was ready, all workers are stopped and its exit code becomes `code`.
+    If it dies later, it is restarted after a delay. If `changes` is given, workers are also
+    restarted when files change. If a worker dies while it was handling a message alone, later
+    workers are informed (see `deaths_in`).
     """
 
     count: int
@@ -175,13 +174,13 @@ class Supervisor:
             await asyncio.gather(watching, return_exceptions=True)
 
     def stop(self) -> None:
-        """Stop all workers. The second call stops them immediately."""
+        """Stop all workers. Calling this again stops them immediately."""
         self._ending.set()
         for child in tuple(self._children.values()):
             child.stop()
 
     async def _keep(self, number: int) -> None:
-        """Keep a worker running."""
+        """Restart a worker whenever it dies."""
         failures, was_ready = 0, False
         while not self._ending.is_set():
             changed = self._changed
@@ -190,7 +189,7 @@ class Supervisor:
             if self._ending.is_set() or changed.is_set():
                 continue
             _LOG.warning("process %d ended by itself with %s", number, _told(ended.code))
-            # After it was ready once, a message may crash it before it is ready again.
+            # A worker that was ready once may crash on a message before it reports ready again.
             was_ready = was_ready or ended.ready
             if ended.alone is not None:
                 self.deaths[ended.alone] = self.deaths.pop(ended.alone, 0) + 1
@@ -222,23 +221,23 @@ class Supervisor:
             del self._children[number]
         if ended.report is not None:
             self.reports.append(ended.report)
-        # A worker that is still starting does not have a signal handler yet.
+        # A worker that is still starting has not installed its signal handler yet.
         unheard = ended.code == -signal.SIGTERM and not ended.ready
         if self._ending.is_set() and ended.code and not unheard:
             self.code = self.code or (ended.code if ended.code > 0 else 1)
         return ended
 
     async def _unless_ending(self, changed: asyncio.Event, seconds: float | None) -> None:
-        """Wait, unless the supervisor is stopped or files change."""
+        """Sleep until the time is over, the supervisor is stopped or files change."""
         await first_of(self._ending.wait(), changed.wait(), within=seconds)
 
     async def _watch(self) -> None:
-        """Restart the workers when files have changed."""
+        """Restart the workers whenever files change."""
         while self.changes is not None:
             found = await self.changes()
             _LOG.info("restarting: changed %s", ", ".join(map(str, found[:3])))
             self._changed.set()
-            self._changed = asyncio.Event()  # used for the next change
+            self._changed = asyncio.Event()  # watches for the next change
             leaving = tuple(self._children.values())
             for _ in range(3):
                 for child in leaving:
@@ -268,7 +267,7 @@ _LOOK_EVERY = 0.5  # seconds between checks
 
 
 def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
-    """Return the modification time and size of all Python files. Hidden directories are skipped."""
+    """Return the modification time and size of each Python file. Hidden directories are skipped."""
     found: dict[Path, tuple[int, int]] = {}
     for folder in folders:
         for where, below, names in os.walk(folder):
@@ -284,7 +283,6 @@ def python_files(folders: Iterable[Path]) -> dict[Path, tuple[int, int]]:
 def changed_files(
     before: dict[Path, tuple[int, int]], after: dict[Path, tuple[int, int]]
 ) -> tuple[Path, ...]:
-    """Return the files that were added, changed or removed."""
     return tuple(
         sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
     )
@@ -298,7 +296,6 @@ class Changes:
         self._seen = python_files(folders)
 
     async def __call__(self) -> tuple[Path, ...]:
-        """Wait for changes and return the changed files."""
         while True:
             now = python_files(self._folders)
             found, self._seen = changed_files(self._seen, now), now

@@ -1,4 +1,4 @@
-"""Helpful errors for wrong arguments of `publish`, `request`, `compose` and `send`."""
+"""Explain wrong arguments of `publish`, `request`, `compose` and `send`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class WrongCall(TypeError):
-    """Raised if a message is published with wrong arguments.
+    """Raised if `publish` or a similar method is called with wrong arguments.
 
-    The message of the handler is parked, because every further run would fail.
+    The message being handled is parked, since every retry would fail the same way.
     """
 
 
@@ -25,7 +25,7 @@ _NOT_A_PAYLOAD = "expected a payload, got a Message: write `send(message)` to pu
 
 
 def explain_arguments(publish: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that raises helpful errors for wrong arguments."""
+    """Decorator that explains which arguments are wrong."""
     most = publish.__code__.co_argcount
     name = publish.__name__
 

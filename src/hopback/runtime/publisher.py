@@ -1,4 +1,4 @@
-"""Publish messages without an `App`."""
+"""Publish messages from programs that don't have an `App`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Publisher(MessageSender):
     """Publishes messages with confirms.
 
-    Use this as an async context manager. It waits for the first connection, and raises an exception
-    if it fails. If the connection is lost later, it is reopened automatically.
+    Use this as an async context manager. Entering it waits for the first connection and raises an
+    exception if that fails. If the connection is lost later, it is reopened automatically.
 
     Args:
         broker: A broker or the URL of RabbitMQ.

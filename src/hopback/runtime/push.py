@@ -1,8 +1,9 @@
-"""HTTP push: each delivery is posted to a service's endpoint, and the response is its outcome.
+"""Push messages to HTTP endpoints.
 
-Targets come from the configuration, never from a message. Redirects are not followed and proxies of
-the environment are not used. Values of a message become HTTP headers only if they are plain text of
-one line.
+Each delivery is sent to a service with a POST request, and the response determines its outcome.
+Targets are read from the configuration, never from a message. Redirects are not followed, and proxy
+settings in the environment are ignored. Values of a message are only sent as HTTP headers if they
+consist of a single line of plain text.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ _LONGEST_ANSWER = 65_536
 
 @dataclass(frozen=True, slots=True, init=False)
 class PushTarget:
-    """Specifies where to post a queue's deliveries. `timeout` is converted to seconds."""
+    """The endpoint for the deliveries of a queue. `timeout` is converted to seconds."""
 
     url: str
     timeout: float = 10.0
@@ -119,7 +120,7 @@ class PushTarget:
                 expected = "a header that Hopback does not set itself"
                 problems.append(Problem(f"headers.{name}", expected, "it"))
             elif not _HARMLESS.match(value):
-                # Without the value: it may be a key.
+                # The value may be a key, so leave it out.
                 problems.append(Problem(f"headers.{name}", "one line of ASCII", "something else"))
         if self.bearer and not _HARMLESS.match(self.bearer):
             problems.append(Problem("bearer", "one line of ASCII", "something else"))
@@ -135,7 +136,7 @@ class PushTarget:
 
 @dataclass(frozen=True, slots=True)
 class PushHandler:
-    """A queue whose deliveries are posted to a target instead of being handled here."""
+    """A queue whose deliveries are sent to an endpoint instead of a handler."""
 
     queue: str
     target: PushTarget
@@ -143,7 +144,7 @@ class PushHandler:
 
 
 class PushRunner:
-    """Posts deliveries to one target. An exception or a timeout is retried like a server error."""
+    """Sends deliveries to one endpoint. Exceptions and timeouts are retried like server errors."""
 
     def __init__(self, target: PushTarget, plan: Plan, clock: Clock) -> None:
         self._target = target
@@ -152,7 +153,7 @@ class PushRunner:
         self._client = push_client(target)
 
     async def __call__(self, delivery: Delivery) -> Answer:
-        """Post it and read the answer."""
+        """Send the delivery and convert the response to an outcome."""
         try:
             async with asyncio.timeout(self._target.timeout):
                 status, retry_after = await self._post(delivery)
@@ -162,7 +163,7 @@ class PushRunner:
         except Exception as error:
             return Answer(Retry(reason_of(error)), failure_from_exception(error), error=error)
         due_in = self._due_in(delivery) if status == TOO_EARLY else 0.0
-        # Retry-After in seconds. A date is ignored, because clocks may differ.
+        # Only use Retry-After if it is in seconds. A date would require synchronised clocks.
         after = None
         if retry_after is not None and retry_after.isascii() and retry_after.isdigit():
             after = float(retry_after) if len(retry_after) < 7 else None
@@ -170,8 +171,8 @@ class PushRunner:
         return DONE if isinstance(outcome, Done) else Answer(outcome, None, status)
 
     async def _post(self, delivery: Delivery) -> tuple[int, str | None]:
-        """Return the status and `Retry-After` of the response. Only a limited part of its body is
-        read.
+        """Return the status and `Retry-After` of the response. Large bodies are only read
+        partially.
         """
         request = self._client.stream(
             "POST", self._target.url, content=delivery.body, headers=self._headers(delivery)
@@ -189,7 +190,7 @@ class PushRunner:
 
     def _headers(self, delivery: Delivery) -> dict[str, str]:
         reading, properties = Reading(delivery, self._plan), delivery.properties
-        # The current span if runs are traced, otherwise the trace that the message carries.
+        # Use the current span if tracing is enabled, otherwise the trace context of the message.
         current = trace_source.get(None)
         trace = properties.headers if current is None else current()
         found = {
@@ -213,7 +214,7 @@ class PushRunner:
         return {**self._target.headers, **harmless}
 
     def _due_in(self, delivery: Delivery) -> float:
-        """Seconds until `processAfterDelayMs` is over, or `_POLL_S` if it is over or unknown."""
+        """Return the seconds left until `processAfterDelayMs` has passed. Defaults to `_POLL_S`."""
         try:
             event: Any = json.loads(delivery.body)
         except (ValueError, RecursionError):
@@ -224,20 +225,20 @@ class PushRunner:
             return _POLL_S
         due_in = since + delay_ms / 1000 - self._clock.now()
         if due_in <= 0:
-            due_in += 1  # the timestamp has whole seconds: the event may be up to 1 s younger
+            due_in += 1  # the timestamp is in whole seconds, so the event may be up to 1 s younger
         return min(due_in, _LONGEST_WAIT) if due_in > 0 else _POLL_S
 
 
 def push_client(target: PushTarget) -> httpx.AsyncClient:
-    """Return an HTTP client for one target, without redirects, proxies or cookies.
+    """Create an HTTP client for one endpoint. Redirects, proxies and cookies are disabled.
 
-    httpx is needed only for push, so it is imported here.
+    httpx is imported here because only push needs it.
     """
     from http.cookiejar import CookieJar, DefaultCookiePolicy
 
     with needs("push", "push"):
         import httpx
-    # A line for each request would be most of the log. The delivery's event reports errors.
+    # httpx logs each request, which would flood the log. Errors are part of the delivery's event.
     logger = logging.getLogger("httpx")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.WARNING)
@@ -252,6 +253,6 @@ def push_client(target: PushTarget) -> httpx.AsyncClient:
         limits=limits,
         follow_redirects=False,
         trust_env=False,
-        # A cookie of one answer must not travel with another event.
+        # Don't send a cookie that was set by the response to a different event.
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
     )

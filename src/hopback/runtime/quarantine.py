@@ -1,6 +1,6 @@
-"""Handle messages alone that are suspected of crashing the process.
+"""Handle suspected messages alone.
 
-See `policy.quarantine` for the rules.
+A message is suspected if it may have crashed the process. See `policy.quarantine` for the rules.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _OTHERS_COME_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SupervisorLink:
-    """Reports to the parent process which message is being handled alone.
+    """Tells the parent process which message is being handled alone.
 
-    `report` is called with the token of the message, and with None afterwards. `deaths` is the
-    number of crashes per token.
+    `report` is called with the token of the message, and with None when it is done. `deaths` maps
+    tokens to the number of crashes.
     """
 
     report: Callable[[str | None], object]
@@ -51,10 +51,10 @@ class SupervisorLink:
 
 
 class Isolation:
-    """Coordinates all work of a process so that a message can be handled alone.
+    """Coordinates the work of a process so that one message can be handled alone.
 
-    Messages that were requeued least often are handled first. The message that crashes the process
-    was requeued by every crash, so other messages get a chance before it.
+    The message that crashes the process is requeued by every crash. Messages that were requeued
+    less often are therefore handled first.
     """
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -67,7 +67,7 @@ class Isolation:
         self._quiet_since = 0.0
 
     def join(self, work: Work) -> None:
-        """Add work that is paused while a message is handled alone."""
+        """Register work to be paused while a message is handled alone."""
         self._works.append(work)
 
     def leave(self, work: Work) -> None:
@@ -75,9 +75,9 @@ class Isolation:
 
     @asynccontextmanager
     async def isolate(self, work: Work, returns: int) -> AsyncIterator[bool]:
-        """Pause all other work within this context. Yields False if it did not finish in time.
+        """Pause all other work in this context. Yields False if it did not finish in time.
 
-        `returns` is how often the message was requeued.
+        `returns` is the number of times the message was requeued.
         """
         await self._turn(returns)
         others = [other for other in self._works if other is not work]
@@ -94,7 +94,7 @@ class Isolation:
             self._changed.set()
 
     async def _turn(self, returns: int) -> None:
-        """Wait until it is this message's turn."""
+        """Wait until this message is next."""
         loop = asyncio.get_running_loop()
         ticket = (returns, self._chance())
         if not self._waiting and not self._busy:
@@ -104,7 +104,7 @@ class Isolation:
             while True:
                 left = None
                 if not self._busy and min(self._waiting) == ticket:
-                    # Wait for messages that were requeued less often.
+                    # Let messages go first that were requeued less often.
                     left = self._quiet_since + _OTHERS_COME_S - loop.time()
                     if returns <= self._last_returns or left <= 0:
                         break
@@ -142,7 +142,7 @@ class Quarantine:
         return await _in_time(work.drain()) and not work.in_flight
 
     async def run(self, taken: HeldDelivery, work: Work, *, drained: bool) -> None:
-        """Handle the message alone, or dead-letter it if it crashed the process too often."""
+        """Handle the message alone. Dead-letter it if it has crashed the process too often."""
         supervisor = self._environment.supervisor
         token = suspect_token(taken.reading(self._plan))
         deaths = 0 if supervisor is None else supervisor.deaths.get(token, 0)

@@ -1,6 +1,6 @@
-"""Rate limits of handlers.
+"""Limit the rate of handlers.
 
-Messages are started at regular intervals. They wait in the queue of the pool, so that they don't
+Messages are started at regular intervals. While they wait, they stay in the pool's queue and don't
 occupy a worker. Delays of up to `_CATCH_UP_S` are compensated.
 """
 
@@ -32,7 +32,7 @@ _FORM = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)/([smh])", re.ASCII)
 
 
 def read_rate(rate: str | None, *, where: str) -> float | None:
-    """Parse a rate such as `"100/s"` and return messages per second.
+    """Parse a rate such as `"100/s"`. Returns the number of messages per second.
 
     Raises:
         InvalidDeclaration: If the rate is invalid.
@@ -59,11 +59,11 @@ class RateLimit:
 
     @property
     def remaining(self) -> float:
-        """The number of seconds until the next message is due."""
+        """Number of seconds until the next message is due."""
         return max(0.0, self._next - loop_time())
 
     def is_due(self) -> bool:
-        """Return True if a message is due. If not, `wake` is called later."""
+        """Return True if a message is due. Otherwise `wake` is called once it is."""
         if loop_time() >= self._next:
             return True
         if self._timer is None:
@@ -71,7 +71,6 @@ class RateLimit:
         return False
 
     def take(self, count: int = 1) -> None:
-        """Count messages that are started."""
         earliest = loop_time() - _CATCH_UP_S
         self._next = max(self._next, earliest) + count * self._interval
 
@@ -81,8 +80,6 @@ class RateLimit:
 
 
 class RatedItems(KeyedItems[T]):
-    """A queue with a rate limit."""
-
     __slots__ = ("_rate",)
 
     def __init__(self, rate: float, wake: Callable[[], object]) -> None:

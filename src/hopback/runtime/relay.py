@@ -1,9 +1,9 @@
-"""Publishes messages from the outbox.
+"""Publish messages from the outbox.
 
-A message is removed from the outbox after the broker has confirmed it. If a relay dies, its lease
-expires and another relay publishes the messages again with the same message ids. Messages with the
-same key are published in order. Messages that failed before are published last, with an increasing
-delay between attempts.
+A message stays in the outbox until the broker has confirmed it. If a relay dies, its lease expires
+and another relay publishes the messages again with the same message ids. Messages that share a key
+are published in order. Messages that failed before are published last and retried with increasing
+delays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Series: TypeAlias = "list[Pending]"
 
 @dataclass(slots=True)
 class _Round:
-    """The result of publishing a page of messages."""
+    """The result of publishing one page of messages."""
 
     published: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
@@ -48,14 +48,14 @@ class _Round:
 class OutboxStore(Protocol):
     """The interface of an outbox, such as `hopback.store.Outbox`.
 
-    Messages are stored in slots, and messages with the same key are in the same slot. `lease` is
+    Messages are stored in slots. All messages with the same key are in the same slot. `lease` is
     the duration of a lease in seconds.
     """
 
     lease: float
 
     async def claim(self) -> Sequence[int]:
-        """Lease free slots that contain messages, and return them."""
+        """Lease slots that are free and contain messages. Returns the leased slots."""
 
     async def renew(self, claimed: Sequence[int], /) -> bool:
         """Renew the leases. Returns False if a lease was lost."""
@@ -103,11 +103,11 @@ class Relay:
         """The number of published messages."""
 
     def nudge(self) -> None:
-        """Check the outbox without waiting for the next interval."""
+        """Check the outbox now instead of waiting for the next interval."""
         self._nudged.set()
 
     async def run(self) -> None:
-        """Publish messages repeatedly, and wait while the outbox is empty."""
+        """Publish messages as they arrive."""
         watch = getattr(self._outbox, "watch_writes", None)
         if not is_time_virtual() or watch is None:
             await self._run()
@@ -138,9 +138,10 @@ class Relay:
             pass
 
     async def _rest_in_virtual_time(self) -> None:
-        """Wait until the next sweep: for a nudge, the next retry, or a write that may be committed.
+        """Wait for a nudge, the next retry, or a write that may be committed.
 
-        A virtual day has 172,800 intervals of 500 ms, and each costs real time.
+        Polling is too slow in tests: a virtual day has 172,800 intervals of 500 ms, which all take
+        real time.
         """
         while True:
             seconds = self._seconds_to_next_sweep()
@@ -176,7 +177,7 @@ class Relay:
         now = self._time()
         self._resting = {one: until for one, until in self._resting.items() if until > now}
         try:
-            # Publish all messages of the slots, page by page.
+            # Publish all messages of the leased slots, one page at a time.
             moved, after, held_up = 0, 0, set[str]()
             while True:
                 page = await self._outbox.pending(claimed, self._most, after=after)
@@ -184,8 +185,8 @@ class Relay:
                 try:
                     await self._send(page, held_up, this)
                 finally:
-                    # This also happens on cancellation, otherwise confirmed messages would be
-                    # published again.
+                    # Record the results even if we are cancelled, so that confirmed messages are
+                    # not published again.
                     settling = self._outbox.settle(this.published, this.failed)
                     await finish(asyncio.ensure_future(settling))
                 moved += len(this.published)
@@ -198,19 +199,23 @@ class Relay:
             self._remember_slots(set(claimed), moved, is_offline=this.offline)
             return moved
         finally:
-            # Otherwise the messages would have to wait until the lease expires.
+            # Release the slots, or the messages would have to wait until the lease expires.
             await finish(asyncio.ensure_future(self._outbox.release(claimed)))
 
     def _remember_slots(self, claimed: set[int], moved: int, *, is_offline: bool) -> None:
-        """Find out whether all messages wait for their next attempt. A claim takes only some slots."""
+        """Find out whether every message is waiting for a retry. A claim only covers some of the
+        slots.
+        """
         knows_all = claimed <= self._unpublished
         self._unpublished = set() if moved else self._unpublished | claimed
         self._waits_for_retry = knows_all and not is_offline and bool(self._resting)
 
     async def _send(self, page: Sequence[Pending], held_up: set[str], this: _Round) -> None:
-        """Publish messages. Keys are published concurrently, messages of a key in order."""
+        """Publish messages. Keys are published concurrently, but messages with the same key in
+        order.
+        """
         now = self._time()
-        # Group messages by key. Messages without a key are independent.
+        # Messages that have no key are independent of each other.
         by_key: dict[str | int, _Series] = {}
         for one in page:
             by_key.setdefault(one.id if one.key is None else one.key, []).append(one)
@@ -229,16 +234,16 @@ class Relay:
         held_up.update(key for key in left if key is not None)
 
     async def _send_in_order(self, series: _Series, this: _Round) -> None:
-        """Publish messages in order. Stops after a failure."""
+        """Publish messages in order. Stops at the first failure."""
         for one in series:
             problem = one.problem
             try:
                 if not problem:
                     await self._publish(one.message)
             except ConnectionFailed:
-                this.offline = True  # not connected, so the message is not the cause
+                this.offline = True  # not connected, so don't blame the message
                 return
-            except Exception as error:  # any other error concerns this message alone
+            except Exception as error:  # other errors only concern this message
                 problem = f"{type(error).__name__}: {error}"
             if problem:
                 this.failed[one.id] = problem

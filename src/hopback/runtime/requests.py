@@ -1,8 +1,9 @@
 """Requests with replies, based on direct reply-to.
 
-Replies are not stored in a queue. They are sent directly to the channel of the request if it is
-still open. A request that is refused by the broker closes its channel, so requests to unproven
-routes use a separate channel (see `broker.proven_routes`).
+Replies are not stored in a queue. The broker sends them straight to the channel of the request,
+provided that it is still open. If the broker refuses a request, it closes the channel. Requests to
+a route that has not been used before are therefore sent on a separate channel (see
+`broker.proven_routes`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,6 @@ class RequestClient:
 
     @property
     def _channel(self) -> asyncio.Future[Channel]:
-        """A future with the channel for replies."""
         if self._current is None:
             self._current = asyncio.get_running_loop().create_future()
         return self._current
@@ -113,14 +113,15 @@ class RequestClient:
         await self.close()
 
     def start(self) -> None:
-        """Start connecting."""
         if self._task is None:
             self._task = asyncio.create_task(self._line.run(), name="hopback-requests")
-            # The error is raised by `request`.
+            # Ignore the error here. `request` raises it.
             self._task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def close(self) -> None:
-        """Close the connection. Pending requests raise NoReply. Can be called more than once."""
+        """Close the connection. Pending requests raise NoReply. It is safe to call this more than
+        once.
+        """
         self._line.stop()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -177,12 +178,12 @@ class RequestClient:
         return read(reply)
 
     async def _ask(self, message: Message) -> Delivery:
-        """Send a request and return the reply. If the channel is closed, the next one is used."""
+        """Send a request and return the reply. If the channel is closed, use the next one."""
         number = message.properties.correlation_id or ""
         ended = end_of_session()
         may_share = check_message(message, may_ask=True)
         while True:
-            # Wait for the channel. Raises errors that cannot be fixed by reconnecting.
+            # Wait for a channel. Errors that reconnecting cannot fix are raised.
             if not self._channel.done() and self._task is not None:
                 await first_of(self._channel, self._task)
                 if not self._channel.done():
@@ -226,8 +227,8 @@ class RequestClient:
     ) -> Delivery:
         """Send a request on a separate channel and return the reply.
 
-        `turn` is closed when the broker has accepted the request. Raises ConnectionLost if it was
-        not sent.
+        `turn` is closed once the broker has accepted the request. Raises ConnectionLost if the
+        request was not sent.
         """
         answer: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
 
@@ -308,7 +309,6 @@ class RequestClient:
             self._current = None
 
     def _give_up(self, error: BrokerError | None) -> None:
-        """Fail all pending requests."""
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():

@@ -1,4 +1,8 @@
-"""Runs an application: connects, declares, consumes, and stops in numbered steps (`shutdown.py`)."""
+"""Run an application.
+
+The service connects to the broker, declares the topology and consumes messages. The steps of a
+shutdown are described in `shutdown.py`.
+"""
 
 from __future__ import annotations
 
@@ -55,15 +59,17 @@ _LOG = logging.getLogger("hopback.runtime")
 
 @dataclass(frozen=True, slots=True, init=False)
 class ServiceOptions:
-    """How an application runs.
+    """Options of a service.
 
-    - `queues`: run only the handlers of these queues.
-    - `concurrency`: the number of handlers of each queue that run at once, instead of the handler's own.
-    - `accept`: `check` rules of severity error that do not prevent the start.
-    - `grace`: how long running handlers may take at shutdown. Durations become seconds.
-    - `watch`: the time between two checks whether the broker still knows the consumers.
-    - `upkeep`: the mean time between two checks of the declared queues, exchanges and bindings. Missing
-      objects are created again.
+    Durations are converted to seconds.
+
+    - `queues`: only run the handlers of these queues.
+    - `concurrency`: overrides the maximum number of concurrent runs of each handler.
+    - `accept`: the rules of `check` that do not prevent the start, even though their severity is error.
+    - `grace`: how long to wait for running handlers at shutdown.
+    - `watch`: the interval for checking that the broker still has our consumers.
+    - `upkeep`: the average interval for checking the declared queues, exchanges and bindings. Missing objects
+      are created again.
     """
 
     queues: Collection[str] | None = None
@@ -102,14 +108,14 @@ class ServiceOptions:
 
 
 class _ReadyEvent(asyncio.Event):
-    """An event that may never be set. `wait` then raises the reason."""
+    """An event that can fail. `wait` then raises the error instead."""
 
     def __init__(self) -> None:
         super().__init__()
         self._ended: BaseException | None = None
 
     def end(self, error: BaseException) -> None:
-        """Make `wait` raise `error`. An event that is already set is not changed."""
+        """Make `wait` raise `error`, unless the event is already set."""
         if not self.is_set() and self._ended is None:
             self._ended = error
             self.set()
@@ -122,7 +128,7 @@ class _ReadyEvent(asyncio.Event):
 
 
 class _Member:
-    """One application of a service: its consumers and periodic senders."""
+    """An application that runs in a service, with its consumers and periodic senders."""
 
     def __init__(
         self, app: App, topology: Topology, queues: Sequence[str], service: Service
@@ -142,7 +148,7 @@ class _Member:
             service.isolation,
             service.requests,
         )
-        # Workers inherit the context in which their pool is created.
+        # Workers inherit the context that is current when their pool is created.
         context = copy_context()
         context.run(reporter.set, service.report)
         self.consumers = tuple(
@@ -156,7 +162,7 @@ class _Member:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Open the lifespan and the dependencies of the application."""
+        """Enter the lifespan of the application and create its dependencies."""
         self.app.connect(self._service.outlet.send, self._service)
         try:
             opened = self.assembly.open_dependencies(self.app.lifespan, self.app.lifespan_needs)
@@ -167,13 +173,14 @@ class _Member:
 
 
 class Service:
-    """Runs an application on a broker. `asyncio.run(Service(app, "amqp://…").run())` is a whole program.
+    """Runs an application on a broker.
 
-    `broker` is a broker or the address of a RabbitMQ.
-    The service calls each of `connection_tasks` with every consuming connection. The function runs until the
-    connection ends, on its own channels. Its exceptions are logged. `foreign_queues` are queues that
-    another library declares. The service does not declare them, and the check for hazards assumes that
-    they exist.
+    `asyncio.run(Service(app, "amqp://…").run())` is a complete program.
+
+    `broker` is a broker or the address of RabbitMQ. Each function in `connection_tasks` is called
+    with every consuming connection. It must use its own channels and run until the connection is
+    closed. Exceptions are logged. `foreign_queues` are declared by another library. The service
+    does not declare them, and the hazard checks assume that they exist.
     """
 
     def __init__(
@@ -266,7 +273,7 @@ class Service:
         return emit
 
     def _log_failure(self, purpose: str, error: Exception) -> None:
-        """Log a failure once if both connections have it."""
+        """Log a connection failure. If it affects both connections, it is only logged once."""
         failure = f"{type(error).__name__}: {error}"
         if self._failures.get("consuming" if purpose == "publishing" else "publishing") == failure:
             self._failures.clear()
@@ -280,11 +287,11 @@ class Service:
 
     @property
     def lines(self) -> dict[str, SupervisedState]:
-        """The states of both connections, by purpose."""
+        """Return the state of each connection by its purpose."""
         return {"consuming": self._line.state, "publishing": self._publisher.state}
 
     def consumer(self, queue: str) -> Consumer:
-        """Return the consumer of a queue. Raise KeyError if this service does not consume it."""
+        """Return the consumer of a queue. Raises KeyError if this service does not consume it."""
         found = next((one for one in self.consumers if one.queue == queue), None)
         if found is None:
             known = ", ".join(one.queue for one in self.consumers) or "none"
@@ -293,7 +300,7 @@ class Service:
 
     @property
     def topology(self) -> Topology:
-        """The topology of all applications of this service."""
+        """The combined topology of all applications in this service."""
         return self.upkeep.topology
 
     @property
@@ -305,12 +312,16 @@ class Service:
         return [self._member, *(member for member, _ in self._added.values())]
 
     async def add(self, app: App) -> None:
-        """Run another application in this service, with the same connections, events and health.
+        """Run another application in this service. It shares the connections, events and health
+        checks.
 
-        Its queues are declared and consumed immediately or, without a connection, with the next one. A queue
-        that cannot be used does not end the service: `Health.ready` and `topology.unusable` name it. Raise
-        InvalidDeclaration if this service already consumes one of the queues, and UnsafeOperation for hazards
-        that are errors.
+        Its queues are declared and consumed right away, or once the service is connected. A queue
+        that cannot be used does not stop the service, but is reported by `Health.ready` and
+        `topology.unusable`.
+
+        Raises:
+            InvalidDeclaration: If this service already consumes one of the queues.
+            UnsafeOperation: If there are hazards with the severity error.
         """
         consumed = {consumer.queue for consumer in self.consumers}
         if twice := [queue for queue in app.handlers if queue in consumed]:
@@ -341,17 +352,20 @@ class Service:
     async def remove(self, app: App, *, unbind: bool = True) -> None:
         """Stop consuming the queues of an application that was added.
 
-        Its queues are unbound first, so that no further messages arrive. Running handlers finish
-        within the grace time. The queues and their messages remain. Raise BrokerError if a queue
-        cannot be unbound, and UnsafeOperation if its retries need the binding. The application
-        then still runs. Without the ownership `declare`, bindings are not changed.
+        The queues are unbound first, so that they do not receive any more messages. Running
+        handlers may finish within the grace time. The queues and their messages are not deleted.
+        With any ownership other than `declare`, bindings are left unchanged.
+
+        Raises:
+            BrokerError: If a queue cannot be unbound. The application keeps running.
+            UnsafeOperation: If retries depend on the binding. The application keeps running.
         """
         member, stack = self._added[app]
         queues = [consumer.queue for consumer in member.consumers] if unbind else []
         await self.upkeep.remove(app.topology, queues)
         ending = Shutdown(member.consumers, self._stopping, Bus(), self.options.grace)
         self._handled_by_removed += (await ending.run()).handled
-        if self._added.pop(app, None) is not None:  # otherwise the service has ended
+        if self._added.pop(app, None) is not None:  # not running, so the service has ended
             await stack.aclose()
         for consumer in member.consumers:
             self.environment.bus.emit("consumer.removed", {"queue": consumer.queue})
@@ -362,13 +376,13 @@ class Service:
             serving = one.serve(connection, self.upkeep.usable)
             try:
                 group.create_task(serving)
-            except RuntimeError:  # the connection has just ended, the next one serves it
+            except RuntimeError:  # the connection was just closed and the next one takes over
                 serving.close()
 
     async def send(self, message: Message, ended: asyncio.Event | None = None) -> None:
         """Publish a message on the publishing connection and wait for the confirm.
 
-        Raise DeliveryLost if `ended` is set before the message was sent.
+        Raises DeliveryLost if `ended` is set before the message was sent.
         """
         if message.delay is not None:
             message = await self.delays.wrap(message)
@@ -378,7 +392,7 @@ class Service:
             except PublishInterrupted as error:
                 await self._publish_again(message, ended, error)
         except DeliveryLost:
-            raise  # the message was not sent, and `delivery.abandoned` reports the run
+            raise  # the message was not sent, and the run is reported as `delivery.abandoned`
         except BrokerError as error:
             self.upkeep.report(message, error)
             self.environment.bus.emit(
@@ -394,19 +408,20 @@ class Service:
     async def _publish_again(
         self, message: Message, ended: asyncio.Event | None, error: PublishInterrupted
     ) -> None:
-        """Publish once more on the next connection if the last one was lost while a run published.
+        """Publish again on the next connection if a connection is lost during a run.
 
-        The run would fail otherwise, and another run would publish the message again all the same.
+        Otherwise the run would fail, and the retry would publish the message again anyway.
         """
         if ended is None or not isinstance(error.__cause__, ConnectionLost):
             raise error
         try:
             await self._publisher.send(message, ended=ended)
         except ConnectionFailed:
-            raise error from error.__cause__  # it may be stored, so "message not sent" would be wrong
+            # the broker may have stored it, so don't claim that it was not sent
+            raise error from error.__cause__
 
     def report(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Emit an event with the message that is being handled. Handlers in threads also call this."""
+        """Emit an event for the message that is being handled. Also called from handler threads."""
         context = current_context.get(None)
         properties = None if context is None else context.delivery.properties
         details = {
@@ -422,7 +437,7 @@ class Service:
             self.outlet.loop.call_soon_threadsafe(self.environment.bus.emit, name, details)
 
     async def run(self) -> Report:
-        """Run until `stop`. Raise errors that a new connection cannot repair."""
+        """Run until `stop` is called. Raises errors that cannot be fixed by reconnecting."""
         token = reporter.set(self.report)
         self.outlet.loop = asyncio.get_running_loop()
         try:
@@ -450,7 +465,7 @@ class Service:
                         _, (_, stack) = self._added.popitem()
                         await stack.aclose()
                     await self._member.assembly.close()
-                    await line  # raises the error that ended it
+                    await line  # raises the error that caused the end
         except BaseException as error:
             self.ready.end(error)
             raise
@@ -467,11 +482,11 @@ class Service:
         return replace(report, handled=report.handled + self._handled_by_removed)
 
     def stop(self) -> None:
-        """Stop in order. A second call stops immediately."""
+        """Shut down in order. Calling this again stops immediately."""
         self._stopping.ask()
 
     async def _session(self, connection: Connection) -> None:
-        """Consume on one connection until it ends."""
+        """Consume on a connection until it is closed."""
         await self.upkeep.begin(connection)
         self.delays.connection = connection
         try:
@@ -486,7 +501,7 @@ class Service:
                 for member in self._members:
                     self._serve(member, connection, group)
         except BaseExceptionGroup as failures:
-            # Errors that a new connection cannot repair come first, then our own errors.
+            # Raise errors that reconnecting cannot fix first, then errors in our own code.
             kinds = ((TopologyError, UnsafeOperation), HopbackError, BaseException)
             found = (one for kind in kinds for one in failures.exceptions if isinstance(one, kind))
             raise next(found) from failures
@@ -500,7 +515,7 @@ class Service:
         self.ready.set()
 
     async def _look(self) -> None:
-        """Check all consumers for slow runs, more often while handlers run."""
+        """Check all consumers for slow runs. The interval is shorter while handlers are running."""
         while True:
             pause = self.options.watch / 3
             for consumer in self.consumers:
@@ -510,14 +525,14 @@ class Service:
             await asyncio.sleep(pause)
 
     async def _watch(self, connection: Connection) -> None:
-        """Check regularly whether the broker still knows the consumers."""
+        """Check periodically that the broker still has our consumers."""
         while True:
             await asyncio.sleep(self.options.watch)
             for consumer in self.consumers:
                 try:
                     state = await count_now(connection, consumer.queue)
                 except BrokerError:
-                    continue  # the consumer's own channel reports the error
+                    continue  # reported by the consumer's own channel
                 if state is not None and consumer.looks_forgotten(state):
                     consumer.restore("the broker does not know the consumer any more")
 

@@ -1,8 +1,8 @@
 """Settle deliveries according to the result of the handler.
 
-The delivery is settled last. If an earlier step fails, it is repeated with an increasing delay.
-Messages are not requeued in this case, because this would increment the delivery count. If the
-channel is closed, the broker redelivers the message.
+Settling is always the last step. If an earlier step fails, it is repeated with an increasing delay.
+Requeueing the message instead would increment its delivery count. If the channel is closed, the
+broker redelivers the message.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _LOG = logging.getLogger("hopback.runtime")
 class Environment:
     """The environment of the runtime: clock, random numbers, host and observers.
 
-    - `backoff`: the wait before a failed step is repeated.
-    - `reconnect`: the wait before a lost connection is opened again.
-    - `on_exception`: receives every exception of a failed run, because events carry no objects.
-    - `wrap_run`: wraps the runs of every handler, as `tracing.trace_run` does.
-    - `observe_batch`: wraps the handling of every batch, as `tracing.trace_batch` does.
-    - `make_copy_id`: generates the id that all copies of one message share. Each result must be unique.
-    - `supervisor`: the parent process, which knows the message that killed an earlier process.
+    - `backoff`: the delay before a failed step is repeated.
+    - `reconnect`: the delay before a lost connection is opened again.
+    - `on_exception`: called with the exception of each failed run. Events don't contain objects.
+    - `wrap_run`: wraps each run of a handler, for example `tracing.trace_run`.
+    - `observe_batch`: wraps the handling of each batch, for example `tracing.trace_batch`.
+    - `make_copy_id`: generates the id shared by all copies of a message. It must be unique.
+    - `supervisor`: the parent process, which remembers the message that crashed an earlier process.
     """
 
     bus: Bus = field(default_factory=Bus)
@@ -77,8 +77,6 @@ class _Abandoned(Exception):
 
 
 class Settling:
-    """Settles the deliveries of a queue."""
-
     def __init__(
         self,
         plan: Plan,
@@ -108,16 +106,16 @@ class Settling:
 
     @property
     def kept_count(self) -> int:
-        """The number of deliveries that could not be settled and whose channel is still open."""
+        """How many deliveries could not be settled although their channel is still open."""
         self._kept = [taken for taken in self._kept if not taken.session.ended.is_set()]
         return len(self._kept)
 
     def keeps(self, session: ConsumeSession) -> bool:
-        """Return True if such a delivery belongs to the session."""
+        """Return True if any of these deliveries belong to the session."""
         return any(taken.session is session for taken in self._kept)
 
     async def conclude(self, taken: HeldDelivery, answer: Answer, duration: float) -> bool:
-        """Settle a delivery. Returns False if it stays unsettled."""
+        """Settle a delivery. Returns False if this was not possible."""
         if answer.error is not None:
             self._report(taken, answer, answer.error)
         try:
@@ -138,7 +136,7 @@ class Settling:
         return not isinstance(decision, decided.Keep)
 
     def _report(self, taken: HeldDelivery, answer: Answer, error: BaseException) -> None:
-        """Pass the exception to the observers. Their errors do not affect the settlement."""
+        """Pass the exception to the observers. The delivery is settled even if they fail."""
         try:
             if self._environment.on_exception is not None:
                 self._environment.on_exception(error)
@@ -151,7 +149,7 @@ class Settling:
     async def _park_raw(self, taken: HeldDelivery, answer: Answer, error: Exception) -> Decision:
         """Dead-letter a message that cannot be rewritten.
 
-        If it stayed unsettled, it would use up a slot of the prefetch.
+        Leaving it unsettled would permanently use up a slot of the prefetch.
         """
         reason = f"not rewritten: {type(error).__name__}: {error}"
         last: Exception = error
@@ -178,7 +176,7 @@ class Settling:
             self._environment.bus.emit("delivery.abandoned", fields)
 
     def acknowledge(self, taken: HeldDelivery, duration: float) -> bool:
-        """Acknowledge a successful run without emitting an event.
+        """Ack a successful run. No event is emitted.
 
         Returns False if an event is needed.
         """
@@ -196,9 +194,9 @@ class Settling:
         return True
 
     def settle_copy(self, taken: HeldDelivery) -> bool:
-        """Acknowledge a duplicate of a message that was already handled.
+        """Ack a copy of a message that was already handled.
 
-        Returns False for other messages.
+        Returns False for all other messages.
         """
         if not self._ended or not may_be_copy(taken.delivery):
             return False
@@ -214,7 +212,7 @@ class Settling:
         return True
 
     def _remember(self, taken: HeldDelivery) -> None:
-        """Remember that a message was handled, in case the ack is lost."""
+        """Remember that a message was handled, in case its ack is lost."""
         token = token_of(taken.reading(self.plan))
         if token is not None:
             self._ended.add(token)
@@ -287,7 +285,7 @@ class Settling:
     ) -> None:
         """Repeat a failed publish until it is confirmed or the delivery is lost.
 
-        Raises the error if the message can never be sent. This is known once there is a connection.
+        Raises the error if the message can never be sent. To know this, a connection is required.
         """
         failures = 0
         self.held_count += 1
@@ -316,8 +314,9 @@ class Settling:
     def _is_final(self, error: BrokerError) -> bool:
         """Return True if the message can never be sent.
 
-        Apart from invalid messages, these are bodies that the broker took before its limit was
-        lowered, for example by an upgrade to RabbitMQ 4.0. The broker can still dead-letter them.
+        This is the case for invalid messages, and for bodies that exceed the current limit of the
+        broker. The limit may have been lowered since the message was accepted, for example by an
+        upgrade to RabbitMQ 4.0. The broker can still dead-letter such messages.
         """
         is_refused = isinstance(error, PublishRefused) and isinstance(
             error.__cause__, PreconditionFailed
@@ -327,7 +326,7 @@ class Settling:
     def _record(
         self, taken: HeldDelivery, answer: Answer, decision: Decision, duration: float
     ) -> None:
-        extra: dict[str, Any]  # fields of this event
+        extra: dict[str, Any]  # for the event
         match decision:
             case decided.Ack():
                 name, extra = "delivery.done", {}
@@ -353,7 +352,6 @@ class Settling:
         self._environment.bus.emit(name, fields)
 
     def _fields(self, taken: HeldDelivery, duration: float) -> dict[str, Any]:
-        """Return the common fields of events."""
         reading, properties = taken.reading(self.plan), taken.delivery.properties
         return {
             "queue": self.plan.queue,
@@ -373,7 +371,7 @@ _FAILURES = frozenset({"delivery.retried", "delivery.parked", "delivery.held"})
 
 
 def _wait_fields(outcome: Outcome, delay_ms: int) -> dict[str, Any]:
-    """Return the wait of a message, and the wait that the handler asked for if that is longer."""
+    """Return the delay before a retry. A handler may ask for a longer one."""
     asked = None
     match outcome:
         case Retry(after=float() | int() as seconds) | Snooze(delay=seconds):
@@ -404,7 +402,7 @@ def _settle(taken: HeldDelivery, how: Settlement) -> None:
 
 
 async def _pause(taken: HeldDelivery, seconds: float) -> None:
-    """Wait, unless the channel is closed."""
+    """Sleep, but wake up if the channel is closed."""
     try:
         async with asyncio.timeout(seconds):
             await taken.session.ended.wait()

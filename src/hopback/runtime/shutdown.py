@@ -29,26 +29,24 @@ _FLUSH_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The number of handled messages, and the unsettled deliveries."""
+    """The number of handled messages, and the deliveries left unsettled."""
 
     handled: int
     left: tuple[Leftover, ...] = ()
 
     @property
     def clean(self) -> bool:
-        """True if no handler was interrupted and no delivery was kept."""
+        """Whether all handlers finished and all deliveries were settled or moved."""
         return not any(one.interrupted or one.kept for one in self.left)
 
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether a shutdown was requested."""
-
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     forced: asyncio.Event = field(default_factory=asyncio.Event)
 
     def ask(self) -> None:
-        """Request a graceful shutdown. The second call stops immediately."""
+        """Request a graceful shutdown. Calling this again requests an immediate one."""
         (self.forced if self.asked.is_set() else self.asked).set()
 
     def force(self) -> None:
@@ -101,5 +99,5 @@ class Shutdown:
         await asyncio.gather(*(consumer.flush() for consumer in self.consumers))
 
     async def _unless_forced(self, work: Awaitable[None], seconds: float) -> None:
-        """Wait for `work`, unless the time is up or an immediate shutdown is requested."""
+        """Wait for `work` until the time is up or an immediate shutdown is requested."""
         await first_of(work, self.stopping.forced.wait(), within=seconds)

@@ -1,20 +1,23 @@
-"""Handler calls that do not return: noticed, reported, and kept from harming other messages.
+"""Detect and report handlers that do not return, and protect other messages from them.
 
-RabbitMQ takes back a delivery that is not settled within the consumer timeout, which is 30 minutes by
-default. It closes the channel of the delivery, and every other delivery on that channel returns with it
-(RabbitMQ 4.3 cancels the consumer instead). The timeout of a broker cannot be asked for. So:
+If a delivery is not settled within the consumer timeout (30 minutes by default), RabbitMQ closes
+its channel and requeues all deliveries on that channel. RabbitMQ 4.3 cancels the consumer instead.
+There is no way to query the timeout of a broker. We handle this as follows:
 
-1. A run is *slow* after 20 s. Its consumer moves to a new channel. The old channel stays open for the
-   deliveries that are still being handled. A timeout then returns the slow delivery alone. 20 s is below
-   every timeout that RabbitMQ supports (a minute or more). A shorter timeout is learned when it strikes.
-2. A run is *stuck* after 5 minutes. It is reported once, with its stack. A queue whose handlers are all
-   stuck is not ready.
-3. A run whose delivery was taken back is cancelled. A thread cannot be cancelled and is reported. The
-   redelivered message counts as a failed attempt and is not run again while the old call still runs here.
-4. A queue whose consumer timeout is known, by its arguments or a policy, cancels a run shortly before.
+1. A run is *slow* after 20 s. Its consumer moves to a new channel, and the old one stays open for the
+   deliveries that are still being handled. If the timeout strikes, only slow deliveries are requeued. All
+   timeouts supported by RabbitMQ are longer than 20 s (at least a minute). If the timeout turns out to be
+   shorter, the threshold is adjusted.
+2. A run is *stuck* after 5 minutes. It is reported once, with its stack. If all handlers of a queue are
+   stuck, the queue is not ready.
+3. A run is cancelled if its delivery was requeued by the broker. Threads cannot be cancelled, so they are
+   only reported. The redelivered message counts as a failed attempt. It is not handled again while the
+   first call is still running in this process.
+4. If the consumer timeout of a queue is known from its arguments or a policy, runs are cancelled shortly
+   before it expires.
 
-A single timer checks all runs of a process every few seconds. A message that is handled quickly has no extra
-cost.
+A single timer checks all runs of a process every few seconds, so messages that are handled quickly
+have no overhead.
 """
 
 from __future__ import annotations
@@ -46,14 +49,15 @@ if TYPE_CHECKING:
 
 _SLOW_S = 20.0
 """See rule 1. Handlers that usually take longer cost a new channel about every 20 s."""
-_SHORTEST_SLOW_S = 1.0  # for consumer timeouts of a few seconds, which only tests use
+_SHORTEST_SLOW_S = 1.0  # consumer timeouts of a few seconds are only used in tests
 _STUCK_S = 300.0
 """See rule 2. A handler with a longer `deadline` is stuck after its deadline."""
 _SHARE_OF_TIMEOUT = 0.8
 """See rule 4: the rest of the consumer timeout is for the retry to be published."""
 _MOST_LOST = 1000
 """Deliveries that were taken back, remembered until they return. The oldest is forgotten first."""
-_FORGET_S = 3600.0  # a message that did not return within an hour was handled by another process
+# if a message has not returned within an hour, it was handled by another process
+_FORGET_S = 3600.0
 _TIMED_OUT = re.compile(
     r"delivery acknowledgement on channel \d+ timed out.*?used: (-?\d+) ms", re.DOTALL
 )
@@ -71,17 +75,17 @@ class CurrentRun(NamedTuple):
 
     @property
     def first(self) -> HeldDelivery:
-        """The first delivery. It identifies the run."""
+        """The first delivery, which identifies the run."""
         return self.deliveries[0]
 
 
 class _HandlerStuck(Exception):
-    """Raised when the handler did not return in time."""
+    """Raised when a handler did not return in time."""
 
 
 @dataclass(slots=True, eq=False)
 class _LostRun:
-    """A run whose delivery was taken back by the broker."""
+    """A run whose delivery was requeued by the broker."""
 
     taken: HeldDelivery
     task: asyncio.Task[None]
@@ -103,21 +107,21 @@ def in_thread(
 
 
 def threads_in_use() -> int:
-    """Return the number of sync handlers that are running."""
+    """Count the sync handlers that are running."""
     return len(_THREADS)
 
 
 def consumer_timeout_in(error: BrokerError | None) -> float | None:
-    """Return the consumer timeout in seconds if it caused the error, or 0 if its length is unknown.
+    """Return the consumer timeout in seconds if it caused the error.
 
-    Returns None for other errors.
+    Returns 0 if the duration is not known, and None if the error has a different cause.
     """
     found = _TIMED_OUT.search(str(error)) if isinstance(error, PreconditionFailed) else None
     return None if found is None else max(0.0, int(found[1]) / 1000)
 
 
 class SlowRuns:
-    """Watches the runs of a queue."""
+    """Monitors the runs of a queue."""
 
     def __init__(
         self,
@@ -148,17 +152,16 @@ class SlowRuns:
             self.know_timeout(timeout)
 
     def know_timeout(self, seconds: float) -> None:
-        """Set the consumer timeout of the queue."""
         self._timeout = seconds
         self._learn(seconds)
 
     def _learn(self, seconds: float) -> None:
-        """Adjust the threshold to a consumer timeout."""
+        """Lower the threshold if the consumer timeout requires it."""
         self._slow_s = max(_SHORTEST_SLOW_S, min(self._slow_s, seconds / 3))
 
     @property
     def look_every(self) -> float:
-        """The interval between checks in seconds."""
+        """Number of seconds between checks."""
         return self._slow_s / 4
 
     def look(self) -> None:
@@ -181,7 +184,7 @@ class SlowRuns:
             self._forget(now)
 
     def names(self) -> str:
-        """Return the messages of stuck runs as text."""
+        """Describe the messages of all stuck runs."""
         ids = [_name(taken) for run in self.stuck for taken in run.deliveries]
         more = f" and {len(ids) - 5} more" if len(ids) > 5 else ""
         return ", ".join(ids[:5]) + more
@@ -212,7 +215,7 @@ class SlowRuns:
         self._environment.bus.emit(name, fields | more)
 
     def on_timeout(self, session: ConsumeSession, timeout: float) -> None:
-        """Called when the broker closed the channel because of a consumer timeout."""
+        """Called when a consumer timeout has caused the broker to close the channel."""
         if timeout:
             self._learn(timeout)
         blamed_s = min(timeout / 2 or self._slow_s, self._slow_s)
@@ -220,18 +223,19 @@ class SlowRuns:
         oldest = min((lost.taken.delivery.tag for lost in found), default=0)
         for lost in found:
             if lost.taken.delivery.tag == oldest:
-                lost.seconds = max(lost.seconds, timeout)  # may not have been seen yet
+                # the run may not have been seen by a check yet
+                lost.seconds = max(lost.seconds, timeout)
             if lost.seconds >= blamed_s or lost.taken.delivery.tag == oldest:
                 self._take_back(lost)
             else:
                 self._lost.pop(self._key(lost.taken), None)  # not the cause of the timeout
 
     def on_cancel(self, session: ConsumeSession) -> None:
-        """Called when the broker cancelled the consumer. Deliveries may have been taken back."""
+        """Called when the broker has cancelled the consumer, which may have requeued deliveries."""
         self._remember(session)
 
     def _remember(self, session: ConsumeSession, key: str = "") -> list[_LostRun]:
-        """Remember the runs of a session, or only the one with the given key."""
+        """Remember the runs of a session, or only the run with the given key."""
         now, found = self._time(), []
         for run in self._work.runs():
             seconds = now - self._seen.get(run.first, now)
@@ -251,7 +255,7 @@ class SlowRuns:
         return identity(taken.delivery)
 
     def _take_back(self, lost: _LostRun) -> None:
-        """Handle a delivery that was taken back by the broker."""
+        """Handle a delivery that was requeued by the broker."""
         lost.is_certain = True
         self._taken_back.add(lost.taken)
         run = CurrentRun(lost.task, (lost.taken,))
@@ -271,17 +275,17 @@ class SlowRuns:
 
     @property
     def expects_returns(self) -> bool:
-        """True if the broker may already have taken back a delivery."""
+        """Whether the broker may have requeued a delivery."""
         return bool(self._lost or self.slow)
 
     def answer_to_return(self, taken: HeldDelivery) -> Answer | None:
-        """Return the result for a delivery that is still being handled by an earlier run, or None."""
+        """Return a result if an earlier run is still handling the message, and None otherwise."""
         returned = taken.delivery.redelivered
         if not self._lost and not returned:
             return None
         key = self._key(taken)
         if returned and key not in self._lost:
-            # A delivery may arrive before the end of its old channel is noticed.
+            # The redelivery may arrive before we notice that its old channel was closed.
             for session in {one.session for run in self.slow for one in run.deliveries}:
                 if session is not taken.session:
                     self._remember(session, key)
@@ -336,7 +340,7 @@ _SETTLING = frozenset({"Settling.conclude", "Batches._conclude_all"})
 
 
 def _frames(task: asyncio.Task[None]) -> list[FrameType]:
-    """Return the frames of a suspended task, outermost first. `Task.get_stack` only returns one."""
+    """Return all frames of a suspended task, outermost first. `Task.get_stack` only returns one."""
     frames = []
     waiting: object = task.get_coro()
     while waiting is not None:
@@ -348,7 +352,7 @@ def _frames(task: asyncio.Task[None]) -> list[FrameType]:
 
 
 def _stack(run: CurrentRun) -> str:
-    """Format the stack of a handler without the frames of Hopback."""
+    """Format the stack of a handler and omit the frames of Hopback."""
     thread = next((_THREADS.get(id(taken.delivery)) for taken in run.deliveries), None)
     if thread is not None:
         frame = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way

@@ -1,6 +1,6 @@
 """Publish messages from synchronous code, such as Django or Flask views.
 
-The connections are managed by an event loop in a background thread. Several threads can publish at
+An event loop in a background thread manages the connections. Any number of threads can publish at
 the same time.
 """
 
@@ -36,13 +36,13 @@ _IN_FLIGHT = 500
 class SyncPublisher:
     """Publishes messages with confirms from any thread.
 
-    Can be used as a context manager. It is also closed at exit. It connects on first use, and again
-    after a fork.
+    This can be used as a context manager, and is closed automatically at exit. It connects on first
+    use, and reconnects after a fork.
 
     Args:
         connections: Number of connections.
-        timeout: Maximum time to wait for a connection. After that, ConnectionFailed is raised and
-            the message is not sent.
+        timeout: Maximum time to wait for a connection. If it expires, the message is not sent and
+            ConnectionFailed is raised.
     """
 
     def __init__(
@@ -114,7 +114,9 @@ class SyncPublisher:
         return number
 
     def close(self) -> None:
-        """Wait for pending messages and close the connections. Can be called more than once."""
+        """Wait for pending messages and close the connections. It is safe to call this more than
+        once.
+        """
         with self._starting:
             running, self._running, self._closed = self._running, None, True
         if running is not None and running.process == os.getpid():
@@ -122,7 +124,7 @@ class SyncPublisher:
             atexit.unregister(self.close)
 
     def _loop(self) -> _PublisherThread:
-        """Return the background thread. It is started on first use in a process."""
+        """Return the background thread of this process. It is started on first use."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -158,7 +160,7 @@ class _PublisherThread:
         self._in_flight = 0
         self._started = threading.Event()
         self._error: BaseException | None = None
-        # Use a daemon thread so that the program can exit. `atexit` closes the connections.
+        # A daemon thread does not keep the program alive. `atexit` closes the connections.
         make = partial(MessageSender, broker, name=name, timeout=timeout)
         self._thread = threading.Thread(
             target=self._run, args=(make, connections), name=name, daemon=True
@@ -169,7 +171,7 @@ class _PublisherThread:
             raise self._error
 
     async def send(self, message: Message) -> None:
-        """Publish on the next connection."""
+        """Publish on the next connection of the pool."""
         self._in_flight += 1
         self._idle.clear()
         try:

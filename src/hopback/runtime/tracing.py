@@ -1,8 +1,8 @@
 """OpenTelemetry tracing. Requires the `tracing` extra.
 
-Creates a span for each run of a handler, within the trace of its message. All attempts of a message
-belong to the same trace, because the trace context is stored in a header (W3C `traceparent`). A
-batch has a single span with links to the traces of its messages.
+Each run of a handler gets a span in the trace of its message. The trace context is stored in a
+header (W3C `traceparent`), so all attempts of a message share a trace. A batch has a single span,
+which links to the traces of its messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hopback.runtime.answer import Answer, Run
     from hopback.topology.plan import Plan
 
-_TEXT_BYTES = 1024  # maximum size of an attribute
+_TEXT_BYTES = 1024  # maximum length of an attribute
 
 
 def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
@@ -40,12 +40,12 @@ def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
     name, known = f"process {plan.queue}", _known_before(plan)
 
     async def run_traced(delivery: Delivery) -> Answer:
-        # Same as start_as_current_span, but faster.
+        # This is faster than start_as_current_span.
         carried = _trace_context(delivery)
         span = own.start_span(name, carried, kind=SpanKind.CONSUMER, attributes=known)
         recorded = span.is_recording()
         if recorded:
-            # Only set attributes if the span is recorded.
+            # Attributes are only needed if the span is recorded.
             reading = Reading(delivery, plan)
             span.set_attributes(
                 {
@@ -75,9 +75,8 @@ def trace_run(run: Run, plan: Plan, tracer: Tracer | None = None) -> Run:
 def trace_batch(
     deliveries: Sequence[Delivery], plan: Plan, tracer: Tracer | None = None
 ) -> Iterator[Callable[[Sequence[Answer]], None]]:
-    """Create a span for a batch. Yields a function that is called with the results."""
+    """Create a span for a batch. Yields a function that records the results."""
     own = tracer or trace.get_tracer("hopback")
-    # Collect the span contexts of the messages.
     carried = (trace.get_current_span(_trace_context(one)).get_span_context() for one in deliveries)
     with own.start_as_current_span(
         f"process {plan.queue}",
@@ -100,10 +99,9 @@ def _conclude_batch(span: Span, answers: Sequence[Answer]) -> None:
 
 
 def _trace_context(delivery: Delivery) -> context.Context:
-    """Return the trace context of a message."""
     headers = delivery.properties.headers
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
-    # There is no trace context without string headers.
+    # The trace context consists of string headers.
     return propagate.extract(carrier) if carrier else context.get_current()
 
 
@@ -115,7 +113,7 @@ def current_trace() -> Headers:
 
 
 def _known_before(plan: Plan) -> dict[str, str | int]:
-    """Return the attributes that are the same for all runs."""
+    """Return the attributes shared by all runs."""
     return {
         "messaging.system": "rabbitmq",
         "messaging.operation.type": "process",
@@ -134,5 +132,7 @@ def _conclude(span: Span, answer: Answer) -> None:
 
 
 def _clip(text: str) -> str:
-    """Clip text of a message. One text that is not UTF-8 would drop a whole batch of spans."""
+    """Clip text from a message. If it is not valid UTF-8, the exporter would drop a whole batch of
+    spans.
+    """
     return clip(text, _TEXT_BYTES)

@@ -1,7 +1,7 @@
 """Declare and monitor the topology of a running application.
 
-On start, all objects must match their declaration. Later, missing objects are created again, and
-objects that cannot be used are reported.
+When the service starts, all objects must match their declaration. After that, missing objects are
+created again, and objects that cannot be used are reported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RECHECK_S = 1.0
 class Upkeep:
     """Checks and restores the topology of an application.
 
-    `foreign_queues` are declared by another library and assumed to exist.
+    `foreign_queues` are declared by another library. They are assumed to exist.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Upkeep:
             self._checked_on, self._checked_at = connection, self._time()
 
     def add(self, topology: Topology) -> None:
-        """Add a topology. It is declared by the next check.
+        """Add a topology, which is declared by the next check.
 
         Raises:
             UnsafeOperation: If the topology has errors.
@@ -122,17 +122,17 @@ class Upkeep:
         self._join()
         self._new.update(exchange.name for exchange in topology.exchanges)
         self._new.update(queue.name for queue in topology.queues)
-        # The bindings of an existing queue may be missing.
+        # The queue may exist, but some of its bindings may not.
         self._unrouted.update(binding.source for binding in topology.bindings)
         self._checked_on = None
 
     def forget(self, topology: Topology) -> None:
-        """Remove a topology. Its objects are not deleted."""
+        """Stop checking a topology. Its objects are not deleted."""
         self._added.remove(topology)
         self._join()
 
     async def remove(self, topology: Topology, queues: Collection[str]) -> None:
-        """Remove a topology and unbind its queues.
+        """Stop checking a topology and unbind its queues.
 
         Raises:
             BrokerError: If a queue cannot be unbound.
@@ -165,7 +165,9 @@ class Upkeep:
         self.topology = replace(whole, name=self._own.name, foreign=self._own.foreign)
 
     def _report_hazards(self, topology: Topology, version: BrokerVersion) -> None:
-        """Emit warnings. Raises UnsafeOperation if there are errors that are not accepted."""
+        """Emit warnings. Raises UnsafeOperation if there are errors that the application does not
+        accept.
+        """
         topology = replace(topology, queues=(*topology.queues, *self._foreign_queues))
         findings = check(topology, version)
         errors = [
@@ -185,19 +187,21 @@ class Upkeep:
                 self._environment.bus.emit("topology.warning", fields)
 
     async def usable(self, queue: str, connection: Connection, since: float) -> str:
-        """Return the reason why a queue cannot be consumed, or an empty string."""
+        """Explain why a queue cannot be consumed. Returns an empty string if it can."""
         await self._restore(connection, since=since)
         return self.troubles.get(queue, "")
 
     async def look(self) -> Mapping[str, str]:
-        """Restore missing objects, at most once per second, and return the problems."""
+        """Restore missing objects and return any problems. Does nothing if called again within a
+        second.
+        """
         if self._connection is not None:
             with suppress(BrokerError):
                 await self._restore(self._connection, since=self._time() - _RECHECK_S)
         return self.troubles
 
     def report(self, message: Message, error: BrokerError) -> None:
-        """Request a check if a publish failed because of a missing object."""
+        """Request a check if a publish failed because an object is missing."""
         ours = any(message.exchange == one.name for one in self.topology.exchanges) or (
             not message.exchange
             and any(message.routing_key == one.name for one in self.topology.queues)
@@ -205,7 +209,7 @@ class Upkeep:
         if not ours or not (isinstance(error, Returned) or isinstance(error.__cause__, NotFound)):
             return
         if self._ownership is Ownership.EXTERNAL:
-            # Only report this once, since there are no further checks.
+            # Nothing is checked any more, so only report this once.
             name = message.exchange or message.routing_key
             if name not in self._reported:
                 self._reported.add(name)
@@ -216,10 +220,10 @@ class Upkeep:
             self._requested.set()
 
     async def attend(self, connection: Connection) -> None:
-        """Run requested checks until the connection is closed.
+        """Run the requested checks until the connection is closed.
 
-        There is a delay before each check, because a queue may be in the process of being replaced.
-        The delay increases if nothing has to be restored.
+        A queue may be missing because it is just being replaced, so there is a delay before each
+        check. The delay increases if there was nothing to restore.
         """
         fruitless = 0
         self._connection = connection
@@ -235,7 +239,7 @@ class Upkeep:
     async def watch(self, connection: Connection, every: float) -> None:
         """Check the topology periodically and create missing objects.
 
-        The interval is randomised, so that processes do not check at the same time.
+        The interval is randomised to keep processes from checking at the same time.
         """
         while self._ownership is not Ownership.EXTERNAL:
             await asyncio.sleep(every * (0.75 + self._environment.chance() / 2))
@@ -247,9 +251,9 @@ class Upkeep:
                         await rebind(connection, self.topology)
 
     async def _restore(self, connection: Connection, *, since: float) -> bool:
-        """Create missing objects, unless this was done after `since`.
+        """Create missing objects, unless this was already done after `since`.
 
-        Returns True if one was created.
+        Returns True if any object was created.
         """
         async with self._lock:
             is_fresh = self._checked_on is connection and self._checked_at > since

@@ -1,7 +1,7 @@
-"""Detect a blocked event loop, and respond to health checks in the meantime.
+"""Detect a blocked event loop.
 
-If a handler blocks the event loop, all other handlers, heartbeats and health checks stop. The
-watchdog logs the line that is blocking.
+If a handler blocks the event loop, other handlers, heartbeats and health checks stop. The watchdog
+logs the line of code that is blocking, and responds to health checks in the meantime.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 class Watchdog:
-    """Watches the event loop from a thread. Use it as a context manager."""
+    """Watches the event loop from a thread. Used as a context manager."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -59,12 +59,12 @@ class Watchdog:
         self._ended.set()
         if self._tick is not None:
             self._tick.cancel()
-        # Wait for the thread in case it is writing a report.
+        # The thread may be writing a report, so wait for it.
         self._thread.join(_NOTICED_S)
 
     @property
     def blocked_seconds(self) -> float:
-        """The number of seconds the event loop has been blocked."""
+        """How long the event loop has been blocked, in seconds."""
         late = self._now() - self._came_round - _LOOK_S
         return late if late > 0 else 0.0
 
@@ -81,7 +81,7 @@ class Watchdog:
             still = self.blocked_seconds
             if still < _NOTICED_S:
                 told_at = 0.0
-            # Ignore if the whole process was suspended.
+            # The whole process was suspended, so don't report this.
             elif not paused and still >= max(_NOTICED_S, 10 * told_at):
                 told_at = still
                 self._tell(still)
@@ -110,10 +110,10 @@ class Watchdog:
 
 
 class ThreadEndpoint:
-    """An HTTP endpoint that responds even if the event loop is blocked.
+    """An HTTP endpoint that keeps responding while the event loop is blocked.
 
-    `respond` is called on the event loop. While it is blocked, /healthz succeeds for up to a minute
-    and all other paths return 503.
+    `respond` is normally called on the event loop. While the loop is blocked, /healthz succeeds for
+    up to a minute and all other paths return 503.
     """
 
     def __init__(self, respond: Respond, watchdog: Watchdog) -> None:
@@ -141,7 +141,6 @@ class ThreadEndpoint:
         return await opened
 
     async def close(self) -> None:
-        """Stop listening and end the thread."""
         if self._own_loop is not None and self._close is not None:
             self._own_loop.call_soon_threadsafe(self._close.set)
         if self._thread is not None:

@@ -51,21 +51,20 @@ if TYPE_CHECKING:
 
 
 def answer_for(error: BaseException, rules: Sequence[Rule] = ()) -> Answer:
-    """Return the result for an exception, based on the rules.
+    """Convert an exception to a result, based on the rules.
 
-    If an outcome was raised, there is no failure record.
+    An outcome that was raised is not a failure and does not get a failure record.
     """
     outcome = raised_outcome(error)
     if outcome is not None:
         return Answer(outcome)
     failure = failure_from_exception(error)
     if isinstance(error, ReplyRefused | InvalidDeclaration | WrongCall):
-        return Answer(Park(str(error)), failure, error=error)  # a retry would fail again
+        return Answer(Park(str(error)), failure, error=error)  # a retry would fail the same way
     return Answer(classify(error, rules, failure), failure, error=error)
 
 
 def undecodable(error: Undecodable) -> Answer:
-    """Return the result for a payload that cannot be decoded."""
     reason = f"undecodable payload: {error}"
     return Answer(Park(reason), failure_from_exception(error), error=error)
 
@@ -73,7 +72,7 @@ def undecodable(error: Undecodable) -> Answer:
 def is_being_cancelled() -> bool:
     """Return True if the current task is being cancelled.
 
-    If not, a CancelledError was raised by a task that the handler awaited.
+    Otherwise the handler awaited a different task that was cancelled.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
@@ -98,7 +97,7 @@ class FunctionRunner:
         codecs: Codecs | None = None,
         make_context: type[Context] = Context,
     ) -> None:
-        """Prepare the call, so that unused features do not slow down each message."""
+        """Prepare the call once, so that unused features do not slow down messages."""
         self._handler = handler
         self._plan = plan
         self._publish = publish
@@ -116,7 +115,6 @@ class FunctionRunner:
         self._opened: dict[int, Opened] = {}
 
     def __call__(self, delivery: Delivery) -> Coroutine[Any, Any, Answer]:
-        """Call the handler and return the result."""
         return self._handle(delivery, _UNREAD, _answer_of)
 
     def decode(self, delivery: Delivery) -> Any:
@@ -135,7 +133,8 @@ class FunctionRunner:
     ) -> Any:
         """Decode the payload and call the handler. `finished` converts the return value.
 
-        This is a single coroutine, because each additional one would slow down every suspension.
+        All of this is done in a single coroutine, because another one would make each suspension
+        slower.
         """
         handler = self._handler
         if payload is _UNREAD:
@@ -147,7 +146,7 @@ class FunctionRunner:
         token = current_context.set(context)
         try:
             if handler.replies:
-                check_reply_to(context)  # check before the handler is called
+                check_reply_to(context)  # reject a bad reply address before the handler runs
             if self._is_direct:
                 returned = await handler.call(*handler.arguments(payload, context))
             elif self._is_plain:
@@ -173,7 +172,7 @@ class FunctionRunner:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            # Catch all exceptions, since a handler may call sys.exit or await a cancelled task.
+            # Catch everything, because a handler may call sys.exit or await a cancelled task.
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
             return answer_for(error, handler.options.rules)
@@ -199,7 +198,7 @@ class FunctionRunner:
 
     @property
     def waits_for_settlement(self) -> bool:
-        """True if dependencies must be closed after the message is settled."""
+        """Whether any dependencies have to stay open until the message is settled."""
         return self._injector is not None and self._injector.waits_for_settlement
 
     async def close_delivery_scope(self, delivery: Delivery) -> None:
@@ -209,7 +208,7 @@ class FunctionRunner:
             await opened.close_delivery_scope()
 
     async def close(self) -> None:
-        """Shut down the threads. Running handlers are not interrupted."""
+        """Shut down the threads. Handlers that are running are not interrupted."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -230,7 +229,9 @@ class FunctionRunner:
     async def _in_thread(
         self, delivery: Delivery, call: Callable[..., Any], arguments: tuple[object, ...]
     ) -> Any:
-        """Call the handler in a thread. It is not interrupted at the deadline, only reported."""
+        """Call the handler in a thread. If it exceeds the deadline, this is reported, but it keeps
+        running.
+        """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(
                 self._handler.options.concurrency, thread_name_prefix=self._handler.queue
@@ -272,7 +273,7 @@ def _answer_of(returned: Any) -> Answer:
     if isinstance(returned, Answer):
         return returned
     if inspect.iscoroutine(returned):
-        returned.close()  # avoid a warning, the reason explains it
+        returned.close()  # avoids a warning, since the reason already explains it
     return Answer(outcome_of(returned))
 
 
@@ -283,7 +284,7 @@ def _identity(returned: Any) -> Any:
 def _caught(
     call: Callable[[tuple[object, ...]], Any], arguments: tuple[object, ...]
 ) -> tuple[Any, BaseException | None]:
-    """Return the result or the exception. StopIteration cannot be set on a future."""
+    """Return the result or the exception of a call. A future does not accept StopIteration."""
     try:
         return call(arguments), None
     except BaseException as error:
@@ -303,7 +304,7 @@ def inside_middleware(
     publish: Callable[[Message], Coroutine[Any, Any, None]],
     make_context: type[Context],
 ) -> Run:
-    """Wrap middleware around a run that does not have a handler function, such as a push."""
+    """Wrap middleware around a run that has no handler function, such as a push."""
 
     async def surrounded(delivery: Delivery) -> Answer:
         inner = DONE
@@ -348,33 +349,33 @@ class Work(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """The number of deliveries being handled."""
+        """How many deliveries are being handled."""
 
     @property
     def settled_count(self) -> int:
-        """The number of settled deliveries."""
+        """How many deliveries were settled."""
 
     @property
     def kept_count(self) -> int:
-        """The number of deliveries that could not be settled."""
+        """How many deliveries could not be settled."""
 
     @property
     def held_count(self) -> int:
-        """The number of deliveries whose next queue is not available."""
+        """How many deliveries are held because their next queue is unavailable."""
 
     @property
     def stuck_count(self) -> int:
-        """The number of workers that are blocked by held deliveries."""
+        """How many workers are blocked by held deliveries."""
 
     @property
     def trouble(self) -> str:
-        """The reason why the last delivery is held, or an empty string."""
+        """Why the last delivery is held. Empty if there are none."""
 
     def submit(self, taken: HeldDelivery) -> None:
         """Add a delivery."""
 
     def conclude(self, taken: HeldDelivery, answer: Answer) -> None:
-        """Settle a delivery without running a handler."""
+        """Settle a delivery with a known result."""
 
     def limit(self, size: int) -> None:
         """Set the maximum number of concurrent runs. 0 pauses."""
@@ -398,19 +399,21 @@ class Work(Protocol):
         """Return the current runs."""
 
     def holds(self, session: ConsumeSession) -> bool:
-        """Return True if there are unsettled deliveries of the session."""
+        """Return True if any deliveries of the session are unsettled."""
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Don't wait for these tasks in `wait_idle` and `drain`."""
+        """Exclude these tasks from `wait_idle` and `drain`."""
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
         """Interrupt a run and settle its deliveries with the given result."""
 
     def wind_down(self) -> int:
-        """Drop deliveries that don't have to be started before shutdown, and return their number."""
+        """Drop deliveries that don't have to be started before shutdown. Returns how many were
+        dropped.
+        """
 
     def withdraw(self) -> int:
-        """Drop deliveries that have not been started, and return their number."""
+        """Drop all deliveries that have not been started. Returns how many were dropped."""
 
     async def finish(self) -> None:
         """Wait until no handler is running."""
@@ -419,7 +422,7 @@ class Work(Protocol):
         """Handle the open batch."""
 
     async def stop(self) -> int:
-        """Interrupt running handlers and return their number."""
+        """Interrupt running handlers. Returns how many there were."""
 
 
 class OneByOne:
@@ -458,30 +461,29 @@ class OneByOne:
 
     @property
     def kept_count(self) -> int:
-        """The number of deliveries that could not be settled."""
+        """How many deliveries could not be settled."""
         return self._settling.kept_count
 
     @property
     def held_count(self) -> int:
-        """The number of deliveries whose next queue is not available."""
+        """How many deliveries are held because their next queue is unavailable."""
         return self._settling.held_count
 
     @property
     def stuck_count(self) -> int:
-        """The number of workers that are blocked by held deliveries."""
+        """How many workers are blocked by held deliveries."""
         return self._settling.held_count
 
     @property
     def trouble(self) -> str:
-        """The reason why the last delivery is held."""
+        """Why the last delivery is held."""
         return self._settling.trouble
 
     def submit(self, taken: HeldDelivery) -> None:
-        """Add a delivery to the pool."""
         if self._key is None:
             self._pool.submit(taken)
         else:
-            # If the key function fails, the message has failed, since its order is unknown.
+            # The order of the message is unknown if the key function fails, so it is a failure.
             try:
                 key = self._key(taken.delivery)
                 if key is not None and not isinstance(key, str):
@@ -518,11 +520,11 @@ class OneByOne:
         return [CurrentRun(task, (taken,)) for task, taken in self._pool.runs()]
 
     def holds(self, session: ConsumeSession) -> bool:
-        """Return True if there are unsettled deliveries of the session."""
+        """Return True if any deliveries of the session are unsettled."""
         return self._settling.keeps(session) or any(one.session is session for one in self._pool)
 
     def disregard(self, slow: Collection[asyncio.Task[Any]]) -> None:
-        """Don't wait for these tasks."""
+        """Exclude these tasks from waiting."""
         self._pool.disregard(slow)
 
     def end_early(self, task: asyncio.Task[None], answer: Answer) -> None:
@@ -533,20 +535,19 @@ class OneByOne:
         return self.withdraw()
 
     def withdraw(self) -> int:
-        """Drop deliveries that are waiting for a worker."""
         return len(self._pool.withdraw())
 
     async def finish(self) -> None:
         await self._pool.join()
 
     async def flush(self) -> None:
-        """Does nothing, since there are no batches."""
+        """Does nothing, because there are no batches."""
 
     async def stop(self) -> int:
         return len(await self._pool.stop())
 
     async def _process_and_close(self, taken: HeldDelivery) -> None:
-        """Handle a delivery and close its dependencies."""
+        """Handle a delivery, then close its dependencies."""
         try:
             await self._process(taken)
         finally:
@@ -554,7 +555,6 @@ class OneByOne:
                 await self._settled(taken.delivery)
 
     async def _process(self, taken: HeldDelivery) -> None:
-        """Handle and settle a delivery."""
         if taken.session.ended.is_set():
             return
         began = self._time()
@@ -567,13 +567,14 @@ class OneByOne:
             except asyncio.CancelledError:
                 answer = self._answer_to_end()
             except FAILURES as error:
-                # This is a bug in Hopback, a codec or a tracer. Apply the failure plan.
+                # A bug in Hopback, a codec or a tracer. The failure plan applies.
                 answer = answer_for(error)
             duration = self._time() - began
             if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.settled_count += 1
             else:
-                # Two statements, because other tasks may change the counter during the await.
+                # These are two statements because other tasks may change the counter during the
+                # await.
                 settled = await self._settling.conclude(taken, answer, duration)
                 self.settled_count += settled
         except asyncio.CancelledError:
@@ -583,7 +584,7 @@ class OneByOne:
             self._observe(answer)
 
     def _answer_to_end(self) -> Answer:
-        """Return the result of an interrupted run. Raises CancelledError for other runs."""
+        """Return the result of an interrupted run. For other runs, raise CancelledError."""
         task = asyncio.current_task()
         answer = None if task is None else self._answers.pop(task, None)
         if task is None or answer is None:
