@@ -1,7 +1,8 @@
-"""Plan and apply the changes that bring a broker to a topology.
+"""Plan and apply the changes needed to make a broker match a topology.
 
-Missing objects are created. An existing object is replaced only if it is named and not in use.
-Every step is safe to repeat. After an interruption, plan and apply again.
+Missing objects are created. Existing objects are only replaced if they are named explicitly and not
+in use. All steps can be repeated, so an interrupted run is continued by planning and applying
+again.
 """
 
 from __future__ import annotations
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An object to create or a policy to set. `why` is given unless the object is simply
-    missing.
-    """
+    """An object to create or a policy to set. `why` explains it, unless the object is just missing."""
 
     kind: Kind
     name: str
@@ -52,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A policy that helps but has a cost. It is set only on request."""
+    """A policy that would help but has a downside. It is only set on request."""
 
     queue: str
     policy: Policy
@@ -61,10 +60,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """A queue that must be replaced, and the messages that would be lost with it now.
+    """A queue that has to be replaced, and how many messages would be lost if this was done now.
 
-    `ready` and `consumers` are exact at the time of the request. `unacked` and `held_back` come
-    from the management API, lag by up to `lag_s`, and are None if unknown.
+    `ready` and `consumers` are exact when they are read. `unacked` and `held_back` are read from
+    the management API and may be up to `lag_s` old. They are None if unknown.
     """
 
     queue: str
@@ -76,7 +75,7 @@ class AtRisk:
 
     @property
     def messages(self) -> int:
-        """The number of messages known to be in the queue."""
+        """The number of messages that are known to be in the queue."""
         return self.ready + (self.unacked or 0) + (self.held_back or 0)
 
     def __str__(self) -> str:
@@ -89,11 +88,11 @@ class AtRisk:
 
 @dataclass(frozen=True, slots=True)
 class ApplyPlan:
-    """All differences between the desired topology and the broker.
+    """The differences between the desired topology and the broker.
 
-    `apply` carries out `steps`. It takes `offers` only on request and never resolves `conflicts`
-    without being asked. `live` is the broker's topology, with the bindings that a replaced queue
-    must keep. It is None if it could not be read.
+    `apply` carries out `steps`. `offers` are only carried out on request, and `conflicts` are never
+    resolved automatically. `live` is the topology of the broker. Its bindings have to be kept when
+    a queue is replaced. It is None if it could not be read.
     """
 
     version: BrokerVersion
@@ -107,17 +106,17 @@ class ApplyPlan:
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
-        """The objects that exist in another form."""
+        """The objects that exist with different settings."""
         return self.diff.conflict
 
     @property
     def interrupted(self) -> tuple[str, ...]:
-        """The desired queues whose replacement was started but not finished."""
+        """The desired queues whose replacement has not been completed."""
         return () if self.live is None else _unfinished_queues(self.desired, self.live)
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether no change is pending and no conflict exists."""
+        """Whether the broker already matches the topology."""
         return not self.steps and not self.conflicts and not self.interrupted
 
 
@@ -127,7 +126,7 @@ def plan(
     version: BrokerVersion,
     at_risk: tuple[AtRisk, ...] = (),
 ) -> ApplyPlan:
-    """Compare the desired with the live topology. `at_risk` counts the messages of the live
+    """Compare the desired topology with the live one. `at_risk` contains the message counts of live
     queues.
     """
     found = diff(desired, live)
@@ -152,9 +151,9 @@ def plan(
 def plan_from_diff(
     desired: Topology, found: Diff, version: BrokerVersion, at_risk: tuple[AtRisk, ...] = ()
 ) -> ApplyPlan:
-    """Plan with AMQP alone. Policies cannot be read or set."""
+    """Create a plan without the management API. Policies can be neither read nor set."""
     creatable = tuple(entry for entry in found.create if entry.kind is not Kind.POLICY)
-    # Limits of AMQP without the management API.
+    # AMQP does not provide this information.
     notes = [
         "Without the management API only exchanges and queues are compared. All bindings are declared "
         "again, which is harmless for existing ones."
@@ -191,7 +190,7 @@ def _unfinished_queues(desired: Topology, live: Topology) -> tuple[str, ...]:
 
 
 def _sort_steps(desired: Topology, steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Sort the steps so that an interruption after any of them is harmless."""
+    """Sort the steps so that stopping after any of them does no harm."""
     roles = queue_roles(desired)
     return tuple(sorted(steps, key=lambda step: _rank(step, roles)))
 
@@ -208,15 +207,15 @@ def _rank(step: Step, roles: Mapping[str, QueueRole]) -> tuple[int, int]:
         case Kind.QUEUE:
             return 2, _QUEUE_RANK[roles.get(step.name, QueueRole.PLAIN)]
         case Kind.BINDING:
-            # Outgoing routes before incoming routes.
+            # Create outgoing routes before incoming ones.
             if not isinstance(step.item, Binding) or step.item.to_exchange:
                 return 3, 2
             return 3, _QUEUE_RANK[roles.get(step.item.destination, QueueRole.PLAIN)]
 
 
 def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Step]:
-    """Set or update a policy for each dead-letter queue whose default delivery limit deletes
-    messages.
+    """Set or update a policy for each dead-letter queue that would drop messages because of the
+    default delivery limit.
     """
     if version < DEFAULT_LIMIT_SINCE:
         return
@@ -234,7 +233,9 @@ def _limit_steps(desired: Topology, live: Topology, version: BrokerVersion) -> I
 
 
 def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterator[Offer]:
-    """Offer a policy for each queue whose default delivery limit feeds its own retry loop."""
+    """Offer a policy for each queue that loops through its retries because of the default delivery
+    limit.
+    """
     policies = _policies(desired, live)
     for queue in _queues(desired, live, QueueRole.MAIN):
         failure = desired.plan(queue.name)
@@ -249,7 +250,9 @@ def _offers(desired: Topology, live: Topology, version: BrokerVersion) -> Iterat
 
 
 def _queues(desired: Topology, live: Topology, role: QueueRole) -> Iterator[Queue]:
-    """Yield the desired queues of a role, in their live form if they exist."""
+    """Yield the desired queues that have a certain role. If a queue exists, its live version is
+    used.
+    """
     roles = queue_roles(desired)
     for queue in desired.queues:
         if roles[queue.name] is role:
@@ -257,14 +260,14 @@ def _queues(desired: Topology, live: Topology, role: QueueRole) -> Iterator[Queu
 
 
 def _policies(desired: Topology, live: Topology) -> tuple[Policy, ...]:
-    """Return the resulting policies: the live ones and the desired ones that are missing."""
+    """Return the policies after the change: the live ones and the desired ones that are missing."""
     names = {policy.name for policy in live.policies}
     return (*live.policies, *(one for one in desired.policies if one.name not in names))
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The changes made, in order, and the conflicts left alone."""
+    """The changes that were made, in order, and the conflicts that remain."""
 
     done: tuple[str, ...]
     left: tuple[Conflict, ...]
@@ -273,8 +276,8 @@ class Applied:
 async def live_plan(
     desired: Topology, connection: Connection, management: PolicyLedger | None, vhost: str
 ) -> ApplyPlan:
-    """Read the broker and compare it with the desired topology, over AMQP alone without
-    management.
+    """Read the broker and compare it with the desired topology. Only uses AMQP if `management` is
+    None.
     """
     version = connection.version
     if management is None:
@@ -282,10 +285,11 @@ async def live_plan(
         planned = plan_from_diff(desired, found, version)
     else:
         planned = plan(desired, await management.live_topology(vhost), version)
-    # AMQP returns exact counts of ready messages. The management API adds unacked and held ones.
+    # AMQP returns the exact number of ready messages. The management API adds unacked and held
+    # messages.
     risks = []
     for queue in [one.name for one in planned.conflicts if one.kind is Kind.QUEUE]:
-        # A queue deleted in the meantime has no messages.
+        # The queue was deleted in the meantime, so it has no messages.
         state = await count_now(connection, queue) or QueueState(queue, messages=0, consumers=0)
         risk = AtRisk(queue, state.messages, state.consumers)
         if management is not None:
@@ -312,11 +316,13 @@ async def apply(
 ) -> Applied:
     """Carry out the plan.
 
-    A conflict raises TopologyConflict before any change, unless it is named in `replace` or
-    conflicts are skipped. A queue is replaced only if it is classic, empty and unused. Otherwise
-    UnsafeOperation lists the messages and consumers at risk, before any change. Queues are replaced
-    as in a migration, so an interruption does not lose messages. Naming the queue again finishes an
-    interrupted replacement.
+    Queues named in `replace` are replaced if they are classic, empty and unused. This works like a
+    migration, so no messages are lost if it is interrupted. Naming the queue again completes the
+    replacement.
+
+    Raises:
+        TopologyConflict: If there are other conflicts and they are not skipped. Nothing has been changed.
+        UnsafeOperation: If a queue has messages or consumers. Nothing has been changed.
     """
     left = tuple(one for one in planned.conflicts if one.name not in replace)
     if left and not skip_conflicts:
@@ -342,7 +348,8 @@ async def apply(
         names = {one.queue.name for one in queues}
         steps = (*offered, *planned.steps)
         late = [step for step in steps if _leads_into(step, names)]
-        # Outgoing routes first, then the replacements, then the bindings into replaced queues.
+        # Create outgoing routes, replace the queues, and then create the bindings to the replaced
+        # queues.
         for step in steps:
             if step not in late:
                 await work.create(step)
@@ -360,7 +367,7 @@ async def apply(
 
 
 def _replacements(planned: ApplyPlan, named: Collection[str]) -> tuple[Replacement, ...]:
-    """Select the named queues that differ or whose replacement was interrupted."""
+    """Select the named queues that are different or were only partially replaced."""
     if planned.live is None:
         return ()
     found = migration(planned.desired, planned.live).replacements
@@ -385,7 +392,7 @@ def _conflicts_text(left: Collection[Conflict]) -> str:
 
 
 def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
-    """Raise every reason against a replacement before the first change."""
+    """Raise UnsafeOperation with all reasons against a replacement."""
     if replaced and planned.live is None:
         raise UnsafeOperation(
             "no changes were made: without the management API the bindings of a queue cannot be "
@@ -403,7 +410,7 @@ def _refuse_unsafe(planned: ApplyPlan, replaced: Collection[Conflict]) -> None:
 
 
 def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
-    """Return why replacing this object could lose messages, or None."""
+    """Explain why replacing this object could lose messages. Returns None if it is safe."""
     match conflict.actual:
         case Policy():
             return None
@@ -427,7 +434,7 @@ def _danger(conflict: Conflict, risk: AtRisk | None) -> str | None:
 
 
 class _Applier:
-    """Carries out steps one by one and records them."""
+    """Carries out the steps and keeps a record of them."""
 
     def __init__(
         self,
@@ -443,8 +450,8 @@ class _Applier:
         self._on_done = on_done
 
     async def create(self, step: Step) -> None:
-        """Create a missing object. Raise TopologyConflict if a different one has been created in the
-        meantime.
+        """Create a missing object. Raises TopologyConflict if it now exists with different
+        settings.
         """
         try:
             match step.item:
@@ -470,7 +477,7 @@ class _Applier:
         await self._management.put_policy(self._vhost, policy)
 
     async def replace_policy(self, policy: Policy) -> None:
-        """Overwrite the policy of the same name. It takes effect immediately."""
+        """Overwrite the policy with the same name. The change takes effect immediately."""
         await self._set(policy)
         self.tell(f"replaced policy {policy.name}")
 

@@ -1,19 +1,19 @@
-"""Declare a topology over the port, check that it exists, or leave it to its owner.
+"""Declare a topology or check that it exists.
 
-This module reads RabbitMQ's 406 for an object that exists in another form and attaches one remedy.
-The 406 names the first argument that differs and both values as text. A different `x-queue-type` is
-reported as a different type. `hopback run`, `topology plan` (with and without a management API) and
-`topology apply` all give the same remedy.
+RabbitMQ refuses to redeclare an object with different settings and closes the channel with a 406.
+Its text contains the first argument that differs, and both values. This module parses the text and
+adds a remedy, so `hopback run`, `topology plan` and `topology apply` all give the same advice. If
+the queue type differs, this is reported as a different type and not as an argument.
 
-Over AMQP alone, a passive declare shows whether an object exists. An active declare of an existing
-object does not change it and fails with that 406 if an argument differs. `probe` repeats the
-declare with the broker's value of that argument until the declare succeeds, and so finds all
-differences.
+Without the management API, a passive declare shows if an object exists. To find out how it differs,
+`probe` declares the object and reads the 406. It then uses the broker's value for this argument and
+tries again, until the declare succeeds. This never changes an existing object.
 
-`restore` recreates objects that were deleted while an application runs. It creates only missing
-objects. A queue that is missing because it is being migrated (`NAME.migrating` exists) is left to
-the migration, because a queue created in its old form would block the new one. Objects that exist
-in another form or may not be created are left alone. `restore` reports them and does not raise.
+`restore` is called while an application is running. It creates objects that were deleted. If
+`NAME.migrating` exists, the queue `NAME` is being migrated and must not be created, because the old
+version of the queue would prevent the migration from creating the new one. Objects that have
+different settings or must not be created are reported. `restore` does not raise an exception for
+them.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue
 
 _MOST_QUESTIONS = (
-    40  # Declares per object. No object has more fields. Ends the loop if a broker answers oddly.
+    # Maximum number of declares per object. Objects don't have more fields than this, so the loop
+    # ends even if the broker returns strange errors.
+    40
 )
 
 
 async def probe(desired: Topology, connection: Connection) -> Diff:
-    """Check each exchange and queue without creating any. Other objects of the broker stay
-    unknown.
+    """Check which exchanges and queues exist. Does not create any, and does not find undeclared
+    objects.
     """
     looked_for = await look_for(connection, (*desired.exchanges, *desired.queues))
     there = [item for item, missing in looked_for if missing is None]
@@ -80,9 +82,7 @@ async def probe(desired: Topology, connection: Connection) -> Diff:
 async def look_for(
     connection: Connection, items: Iterable[Exchange | Queue]
 ) -> list[tuple[Exchange | Queue, str | None]]:
-    """Pair each item with None if an object of that name exists, otherwise with the broker's
-    refusal.
-    """
+    """Check each item. Returns None for items that exist, and the broker's error for the others."""
     found: list[tuple[Exchange | Queue, str | None]] = []
     channel = await connection.open_channel()
     for item in items:
@@ -92,7 +92,7 @@ async def look_for(
             else:
                 await channel.declare_exchange(item, passive=True)
             found.append((item, None))
-        except NotFound as refusal:  # the refusal closed the channel
+        except NotFound as refusal:  # the error has closed the channel
             found.append((item, refusal.text))
             channel = await connection.open_channel()
     await channel.close()
@@ -102,7 +102,7 @@ async def look_for(
 async def conflicts(
     connection: Connection, there: Iterable[Exchange | Queue]
 ) -> tuple[Conflict, ...]:
-    """List the existing objects that have another form, with every difference, the type first."""
+    """List the objects that exist with different settings. A different type is listed first."""
     found = []
     for item in there:
         if differences := await _differences(connection, item):
@@ -112,12 +112,12 @@ async def conflicts(
 
 
 async def _differences(connection: Connection, item: Exchange | Queue) -> tuple[Difference, ...]:
-    """Return the differences of an existing object. Declaring it again does not change it."""
+    """Return the differences of an existing object. Declaring it again has no side effects."""
     found: dict[str, Difference] = {}
     asked = item
     while len(found) < _MOST_QUESTIONS:
         try:
-            # A refusal closes the channel, so each declare has a separate one.
+            # Use a separate channel for each declare, because an error closes it.
             channel = await connection.open_channel()
             if isinstance(asked, Queue):
                 await channel.declare_queue(asked)
@@ -129,7 +129,8 @@ async def _differences(connection: Connection, item: Exchange | Queue) -> tuple[
             told = difference_of(refusal.text, item)
             named = read_inequivalent(refusal.text)
             if named is None or told.field in found:
-                if not found:  # after a first difference, our changed declare caused it
+                # without a new difference, our changed declaration has caused the error
+                if not found:
                     found[told.field] = told
                 break
             found[told.field] = told
@@ -139,14 +140,14 @@ async def _differences(connection: Connection, item: Exchange | Queue) -> tuple[
                 asked = further
             else:
                 asked = _exchange_as_the_broker_has_it(asked, named, told.actual)
-    # A queue of another type is a different queue, so the type comes first.
+    # A queue with a different type is a different queue, so list this first.
     return tuple(sorted(found.values(), key=lambda one: one.field != "type"))
 
 
 def _as_the_broker_has_it(asked: Queue, named: Inequivalent, actual: FieldValue) -> Queue:
-    """Return the queue with the broker's value of the named argument.
+    """Copy the broker's value of an argument into the queue.
 
-    Arguments that are invalid with that value are removed.
+    Arguments that are not valid in combination with this value are removed.
     """
     yes = named.actual == "true"
     match named.argument:
@@ -164,12 +165,13 @@ def _as_the_broker_has_it(asked: Queue, named: Inequivalent, actual: FieldValue)
     if actual is not None:
         arguments[named.argument] = actual
     elif named.argument == "x-dead-letter-exchange":
-        arguments.pop("x-dead-letter-routing-key", None)  # refused without its exchange
+        # a routing key is refused without its exchange
+        arguments.pop("x-dead-letter-routing-key", None)
     return replace(asked, arguments=arguments)
 
 
 def _removed_arguments(before: Queue, after: Queue, named: str) -> Iterator[Difference]:
-    """Yield the removed arguments, which the existing queue cannot have."""
+    """Yield the arguments that were removed. The existing queue cannot have them."""
     for key, value in before.arguments.items():
         if key != named and key not in after.arguments:
             advice = advise_queue(after, key, value, None)
@@ -196,7 +198,7 @@ def _exchange_as_the_broker_has_it(
 
 
 async def _depth(connection: Connection, queue: str) -> QueueState:
-    """Count a queue. Unlike `count_now`, raise if it does not exist."""
+    """Count the messages of a queue. Raises NotFound if it does not exist, unlike `count_now`."""
     channel = await connection.open_channel()
     state = await count(channel, queue)
     await channel.close()
@@ -213,7 +215,9 @@ _ADVICE = "declare it as the broker has it, or migrate: arguments cannot change 
 
 
 class Inequivalent(NamedTuple):
-    """The argument that differs and both values as the broker writes them (None: not set)."""
+    """An argument that differs, with both values as the broker formats them. None means that it is
+    not set.
+    """
 
     kind: str
     name: str
@@ -223,7 +227,7 @@ class Inequivalent(NamedTuple):
 
 
 def read_inequivalent(text: str) -> Inequivalent | None:
-    """Parse the text of a 406. Return None if it reports another problem."""
+    """Parse the text of a 406. Returns None if it describes a different problem."""
     found = _INEQUIVALENT.search(text)
     if found is None:
         return None
@@ -244,9 +248,9 @@ def _value(text: str) -> str | None:
 
 
 def difference_of(text: str, item: Exchange | Queue | None = None) -> Difference:
-    """Return the difference and the remedy for a declared object.
+    """Return the difference for a declared object, and how to resolve it.
 
-    If the text cannot be parsed, the difference contains the text itself.
+    If the text cannot be parsed, it is used as the difference.
     """
     found = read_inequivalent(text)
     if found is None:
@@ -267,7 +271,9 @@ def difference_of(text: str, item: Exchange | Queue | None = None) -> Difference
 
 
 def _as_value(text: str | None, other: FieldValue) -> FieldValue:
-    """Convert the broker's text to a number or a boolean, unless the declared value is text."""
+    """Convert the broker's text to a number or boolean. Text is kept if the declared value is a
+    string.
+    """
     if text is None or isinstance(other, str):
         return text
     if text in ("true", "false"):
@@ -279,18 +285,18 @@ _BUILT_IN = re.compile(r"(amq\..*)?\Z")
 
 
 class Ownership(StrEnum):
-    """Whether a service declares, checks or ignores the topology."""
+    """Who is responsible for declaring the topology."""
 
     DECLARE = "declare"
-    """Hopback does. It creates missing objects."""
+    """Hopback creates missing objects."""
     CHECK = "check"
-    """Another tool does. Hopback only checks that every exchange and queue exists."""
+    """Another tool creates objects. Hopback only checks that all exchanges and queues exist."""
     EXTERNAL = "external"
-    """Another tool does. Hopback does not check."""
+    """Another tool creates objects. Hopback does not check them."""
 
 
 async def prepare(connection: Connection, topology: Topology, ownership: Ownership) -> None:
-    """Declare, check or skip the topology, depending on `ownership`."""
+    """Declare, check or skip the topology, as specified by `ownership`."""
     match ownership:
         case Ownership.DECLARE:
             await declare(connection, topology)
@@ -301,15 +307,18 @@ async def prepare(connection: Connection, topology: Topology, ownership: Ownersh
 
 
 async def declare(connection: Connection, topology: Topology) -> None:
-    """Create missing objects. Raise TopologyConflict with all objects that exist in another form.
+    """Create missing objects.
 
-    Safe to repeat. No object is deleted or replaced, and no object is created if any conflicts.
+    This can be repeated safely. Objects are never deleted or replaced.
+
+    Raises:
+        TopologyConflict: If objects exist with different settings. No objects have been created.
     """
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     there = [item for item, missing in await look_for(connection, items) if missing is None]
     other = await conflicts(connection, there)
     if other:
-        # Lists every difference of every object, and each remedy once.
+        # List all differences, but each remedy only once.
         lines = [f"{topology.name} differs from the broker. No objects were created:"]
         for conflict in other:
             lines.append(f"  {conflict.kind} {conflict.name!r}:")
@@ -336,16 +345,17 @@ async def declare(connection: Connection, topology: Topology) -> None:
                 await channel.declare_exchange(item)
         for binding in topology.bindings:
             await channel.bind(binding)
-    except PreconditionFailed as refused:  # created by another client in the meantime
+    except PreconditionFailed as refused:  # another client has created it in the meantime
         raise TopologyConflict(f"{topology.name}: {difference_of(refused.text)}") from refused
     finally:
         await channel.close()
 
 
 async def check(connection: Connection, topology: Topology) -> None:
-    """Check that every exchange and queue exists. Raise TopologyError with all missing ones.
+    """Check that all exchanges and queues exist. Raises TopologyError with a list of the missing
+    ones.
 
-    AMQP shows neither arguments nor bindings. `hopback topology plan` compares those.
+    AMQP cannot check arguments and bindings. Use `hopback topology plan` for this.
     """
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     missing = [text for _, text in await look_for(connection, items) if text is not None]
@@ -359,13 +369,13 @@ async def check(connection: Connection, topology: Topology) -> None:
 
 
 def own_exchanges(topology: Topology) -> list[Exchange]:
-    """Omit the default exchange and `amq.*`, which always exist and cannot be declared."""
+    """Remove the default exchange and `amq.*`. They always exist and must not be declared."""
     return [exchange for exchange in topology.exchanges if not _BUILT_IN.match(exchange.name)]
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The names of the created objects, and a problem by name for each unusable object."""
+    """The names of created objects, and the problems of objects that cannot be used."""
 
     created: tuple[str, ...]
     troubles: Mapping[str, str]
@@ -378,11 +388,11 @@ async def restore(
     *,
     unrouted: Collection[str] = (),
 ) -> Restored:
-    """Create every declared exchange and queue that is missing, and its bindings.
+    """Create all missing exchanges and queues with their bindings.
 
-    `unrouted` names exchanges that returned a message as unroutable. Their bindings are added
-    again. Objects are created only with the ownership `declare`. With `external` they are not
-    checked either.
+    `unrouted` contains the names of exchanges that returned unroutable messages. Their bindings are
+    declared again. Objects are only created if the ownership is `declare`. If it is `external`,
+    they are not checked.
     """
     created: list[str] = []
     troubles: dict[str, str] = {}
@@ -401,7 +411,7 @@ async def restore(
 
 
 async def is_complete(connection: Connection, topology: Topology) -> bool:
-    """Check that every declared exchange and queue exists, with one passive declare each."""
+    """Check each declared exchange and queue with a passive declare."""
     items: list[Exchange | Queue] = [*own_exchanges(topology), *topology.queues]
     channel = await connection.open_channel()
     try:
@@ -414,12 +424,12 @@ async def is_complete(connection: Connection, topology: Topology) -> bool:
 
 
 async def rebind(connection: Connection, topology: Topology) -> None:
-    """Add every declared binding again. AMQP cannot list the missing ones."""
+    """Declare all bindings again, because AMQP has no way to list missing ones."""
     await _bind(connection, topology, set(), {each.source for each in topology.bindings}, {})
 
 
 async def queues_in_migration(connection: Connection, topology: Topology) -> tuple[str, ...]:
-    """List the declared queues that are missing because a migration is recreating them."""
+    """List the queues that are missing because a migration is about to create them."""
     return tuple(
         [
             queue.name
@@ -433,7 +443,7 @@ async def queues_in_migration(connection: Connection, topology: Topology) -> tup
 async def _restore(
     connection: Connection, thing: Exchange | Queue, ownership: Ownership
 ) -> tuple[bool, str]:
-    """Return whether the object was missing and the problem that prevents its use."""
+    """Return True if the object was missing, and the problem if it cannot be used."""
     kind = "queue" if isinstance(thing, Queue) else "exchange"
     found = await _refusal(connection, _check_existence(thing))
     missing = isinstance(found, NotFound)
@@ -441,7 +451,7 @@ async def _restore(
         return missing, f"{kind} {thing.name!r} may not be looked at: {found.text}"
     if ownership is Ownership.CHECK:
         return missing, _NOT_OURS.format(kind=kind, name=thing.name) if missing else ""
-    # Check the shadow second: a migration creates the shadow before it deletes the queue.
+    # Check the shadow second, because a migration creates it before deleting the queue.
     if missing and isinstance(thing, Queue):
         shadow = await _refusal(connection, _check_existence(_shadow_of(thing)))
         if shadow is None:
@@ -483,10 +493,10 @@ async def _bind(
     unrouted: set[str],
     troubles: dict[str, str],
 ) -> None:
-    """Add the bindings of created objects and all bindings of unrouted exchanges.
+    """Declare the bindings of created objects and of exchanges with unroutable messages.
 
-    An existing queue may be unbound because a migration routes its messages to the shadow. Its
-    bindings are not added.
+    A queue that existed before may be unbound because it is being migrated, so its bindings are not
+    declared.
     """
     has_shadow: dict[str, bool] = {}
     for binding in topology.bindings:
@@ -510,7 +520,7 @@ async def _bind(
 async def _refusal(
     connection: Connection, step: Callable[[Channel], Awaitable[object]]
 ) -> ChannelClosed | None:
-    """Run a step on a separate channel, because a refusal closes the channel."""
+    """Run a step on its own channel, because errors close the channel."""
     channel = await connection.open_channel()
     try:
         await step(channel)

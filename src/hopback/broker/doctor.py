@@ -1,4 +1,4 @@
-"""Examine a live broker: version, alarms, known problems of the version, and topology hazards."""
+"""Examine a live broker: its version, alarms, known problems and topology hazards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A statement about the broker, and whether it requires action."""
+    """A finding about the broker, and whether something has to be done about it."""
 
     text: str
     urgent: bool = False
@@ -95,14 +95,14 @@ _RULES = (
 
 
 def version_notices(version: BrokerVersion) -> tuple[Notice, ...]:
-    """Everything that holds for this version."""
+    """List the problems of this version."""
     return tuple(
         Notice(rule.text, rule.urgent) for rule in _RULES if rule.since <= version < rule.before
     )
 
 
 def flag_notices(version: BrokerVersion, disabled: Iterable[str]) -> tuple[Notice, ...]:
-    """Report the effects of disabled feature flags on dead-lettering."""
+    """Describe how disabled feature flags affect dead-lettering."""
     off = set(disabled)
     if "stream_queue" in off and version < BrokerVersion(3, 12):
         return (
@@ -120,7 +120,7 @@ _DOWN = frozenset({"crashed", "down", "minority", "stopped", "terminated"})
 
 @dataclass(frozen=True, slots=True)
 class HeldBackWarning:
-    """Messages that at-least-once dead-lettering cannot deliver. Consumers never see them."""
+    """Find messages that at-least-once dead-lettering cannot deliver. Consumers never see them."""
 
     queue: str
     messages: int
@@ -137,7 +137,9 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """The findings. Without the management API only version and notices are known."""
+    """The findings. Without the management API, only the version and its known problems are
+    included.
+    """
 
     address: str
     vhost: str
@@ -154,7 +156,7 @@ class Examination:
 
     @property
     def healthy(self) -> bool:
-        """Whether no finding requires action now."""
+        """Whether there is nothing that needs to be done now."""
         grave = any(finding.severity is Severity.ERROR for finding in self.findings)
         urgent = any(notice.urgent for notice in self.notices)
         return not (grave or urgent or self.alarms or self.held_back or self.troubles)
@@ -168,7 +170,7 @@ async def examine(
     *,
     desired: Topology | None = None,
 ) -> Examination:
-    """Examine the broker. `desired` provides the plans for judging the live queues."""
+    """Examine the broker. `desired` contains the plans of the live queues."""
     if management is None:
         blind = Notice("The management API was not asked: topology, alarms and policies unknown.")
         return Examination(address, vhost, version, (*version_notices(version), blind))
@@ -178,7 +180,7 @@ async def examine(
     live = await management.live_topology(vhost)
     parameters = await _ask_or(management.parameters(vhost), ())
     disabled = (flag.name for flag in flags if not flag.enabled)
-    # The live objects with the failure plans that are known for them, and with their parameters.
+    # The live objects, along with their parameters and any failure plans we know about.
     names = {queue.name for queue in live.queues}
     plans = () if desired is None else tuple(one for one in desired.plans if one.queue in names)
     entries = [{**entry, "vhost": None} for entry in parameters]
@@ -214,8 +216,8 @@ async def examine(
 
 
 async def _ask_or(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
-    """Return the answer, or a default if the user lacks permission or the broker lacks the
-    endpoint.
+    """Return the response, or a default if the user has no permission or the endpoint does not
+    exist.
     """
     try:
         return await asked
@@ -228,9 +230,7 @@ async def _ask_or(asked: Awaitable[_Answer], otherwise: _Answer) -> _Answer:
 
 
 def _dead_letters(live: Topology, readings: Iterable[QueueReading]) -> tuple[Notice, ...]:
-    """Report the number of dead letters. They are not a broker problem, but operators need the
-    number.
-    """
+    """Report the number of dead letters. This is not a problem, but operators want to know."""
     roles = queue_roles(live)
     found = {
         one.queue.name: one.counts.messages
@@ -250,7 +250,9 @@ def _dead_letters(live: Topology, readings: Iterable[QueueReading]) -> tuple[Not
 
 
 def _late_retries(live: Topology) -> tuple[Notice, ...]:
-    """Report retries that may be late. No API returns the time. Only the node's files contain it."""
+    """Report retries that may be late. Only the files of the node contain the time, so it is not
+    known.
+    """
     found = [
         queue.name
         for queue in live.queues

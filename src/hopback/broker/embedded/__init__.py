@@ -1,4 +1,6 @@
-"""RabbitMQ in memory: a synchronous node, and the embedded broker that puts it behind the port."""
+"""An in-memory implementation of RabbitMQ. The node is synchronous, the embedded broker is its
+async interface.
+"""
 
 from hopback.broker.embedded.broker import EmbeddedBroker
 from hopback.broker.embedded.channel import EmbeddedChannel

@@ -1,4 +1,4 @@
-"""Queue and exchange declarations: refusals by the broker, and equivalence of two declarations."""
+"""Validate and compare the arguments of queues and exchanges like RabbitMQ does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.profile import Profile
 
 LONGEST_MS = 315_360_000_000
-"""Ten years, the longest time the broker takes."""
+"""Ten years, the maximum accepted by RabbitMQ."""
 
 _Check: TypeAlias = "Callable[[FieldValue], str | None]"
 
 
 def integer_problem(value: FieldValue, *, least: int | None = None) -> str | None:
-    """The problem of a value that should be an integer, in the broker's words."""
+    """Describe why a value is not a valid integer, using RabbitMQ's wording."""
     if isinstance(value, bool | Timestamp) or not isinstance(value, int):
         return f'"expected integer, got {type_name(value)}"'
     if least is not None and value < 0:
@@ -66,7 +66,8 @@ def _one_of(problem: str, *accepted: str) -> _Check:
     return check
 
 
-# In the order in which the broker checks them. It compares the same ones on a redeclare.
+# The order in which RabbitMQ checks arguments. The same ones are compared when a queue is
+# redeclared.
 _CHECKS: Mapping[str, _Check] = {
     "x-expires": _expiry,
     "x-message-ttl": _duration,
@@ -105,9 +106,9 @@ _REFUSED = {"classic": _QUORUM_ONLY | _STREAM_ONLY, "quorum": _CLASSIC_ONLY | _S
 
 
 def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Profile) -> None:
-    """Refuse invalid arguments of a queue declaration. The broker accepts unknown arguments.
+    """Refuse invalid arguments of a queue. Unknown arguments are accepted.
 
-    `place` is the queue as the broker names it.
+    `place` is the name of the queue as shown in errors.
     """
     exchange = arguments.get("x-dead-letter-exchange", "")
     if not isinstance(exchange, str):
@@ -126,7 +127,7 @@ def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Pr
         raise precondition_failed(
             f"invalid arg 'x-queue-version' for {place}: \"unsupported queue version '{version}'\""
         )
-    # Arguments that only the other queue type has.
+    # Arguments that are only valid for the other queue type.
     refused = _REFUSED[kind]
     if kind == "classic" and profile.consumer_timeout_cancels:
         refused |= {"x-consumer-timeout"}
@@ -138,7 +139,7 @@ def check_queue_arguments(place: str, kind: str, arguments: Headers, profile: Pr
 
 
 def inequivalent(place: str, name: str, received: object, current: object) -> Refusal:
-    """406 for a property that differs from that of the existing object."""
+    """Raise 406 for a property that differs from the existing object."""
     return precondition_failed(
         f"inequivalent arg '{name}' for {place}:"
         f" received '{_shown(received)}' but current is '{_shown(current)}'"
@@ -148,7 +149,7 @@ def inequivalent(place: str, name: str, received: object, current: object) -> Re
 def inequivalent_argument(
     place: str, received: Headers, current: Headers, names: tuple[str, ...] = tuple(_CHECKS)
 ) -> Refusal | None:
-    """The first argument that differs, among those that the broker compares."""
+    """Find the first argument that differs, in the order in which RabbitMQ compares them."""
     for name in names:
         new, old = _seen(received, name), _seen(current, name)
         if new == old and isinstance(new, bool) == isinstance(old, bool):
@@ -161,7 +162,7 @@ def inequivalent_argument(
 
 
 def _seen(arguments: Headers, name: str) -> FieldValue:
-    """The argument as the broker compares it: an explicit classic type counts as absent."""
+    """Normalise an argument for comparison. An explicit classic type is the same as no type."""
     value = arguments.get(name)
     return None if name == "x-queue-type" and value == "classic" else value
 
@@ -175,7 +176,9 @@ def _shown(value: object) -> str:
 
 
 def check_expiration(text: str) -> int:
-    """The milliseconds of a message's `expiration`. 406 unless it is a number that the broker accepts."""
+    """Parse the `expiration` of a message in milliseconds. Raises 406 if the broker would not
+    accept it.
+    """
     digits = text[1:] if text[:1] in ("+", "-") else text
     length = len(digits) - len(digits.lstrip("0123456789"))
     if not length:

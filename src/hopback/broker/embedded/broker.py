@@ -1,6 +1,6 @@
-"""The embedded broker: the simulated node behind the broker port, in the same process.
+"""The embedded broker, which runs a simulated node in the same process.
 
-On the ordinary event loop it runs in real time, on a `VirtualTimeLoop` in virtual time.
+It uses real time on a regular event loop and virtual time on a `VirtualTimeLoop`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
     from hopback.topology.model import Policy
 
 _WINDOW = 1000
-"""Publishes in flight per channel. Large enough that tests do not wait for confirms by accident."""
+"""Maximum number of unconfirmed publishes per channel. High enough that tests never hit it by
+accident.
+"""
 _CONFIRM_TIMEOUT_S = 30.0
-"""Seconds, as in the RabbitMQ client."""
+"""In seconds. The same as for connections to RabbitMQ."""
 
 
 class EmbeddedBroker:
-    """An in-memory RabbitMQ for one process: development, tests, simulation.
+    """An in-memory RabbitMQ for development, tests and simulations in a single process.
 
-    `version` is the emulated version. `seed` determines generated names and random faults. `window`
-    and `confirm_timeout` apply to its clients. `node` is the simulated node. `faults` injects
-    faults.
+    `version` is the version to emulate. `seed` makes generated names and random faults
+    reproducible. `window` and `confirm_timeout` apply to clients. `node` is the simulated node, and
+    `faults` injects faults.
     """
 
     def __init__(
@@ -62,26 +64,26 @@ class EmbeddedBroker:
         self.node.timers.on_earlier = self._arm
         self.faults: Faults = Faults(seed)
         self.replies: DirectReplies[EmbeddedChannel] = DirectReplies()
-        """The channels that wait for direct replies."""
+        """Channels that are waiting for direct replies."""
         self.window = window
         self.confirm_timeout: float = read_seconds(
             confirm_timeout, "confirm_timeout", where="EmbeddedBroker"
         )
         self.user = user
         self.blocked: bool = False
-        """Whether publishers are blocked, as by a memory alarm."""
+        """Whether publishers are blocked, like during a memory alarm."""
         self._connections: list[EmbeddedConnection] = []
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def address(self) -> str:
-        """A description for display. The broker has no network address."""
+        """Text for display, since there is no network address."""
         return f"embedded RabbitMQ {self.node.profile.version}"
 
     @property
     def version(self) -> BrokerVersion:
-        """The emulated version."""
+        """The version being emulated."""
         return self.node.profile.version
 
     @property
@@ -90,13 +92,14 @@ class EmbeddedBroker:
         return tuple(self._connections)
 
     async def connect(self, name: str = "hopback") -> EmbeddedConnection:
-        """Open a connection. Raise ConnectionFailed if a fault is injected."""
+        """Open a connection. Raises ConnectionFailed if this fault is injected."""
         await asyncio.sleep(self.faults.latency)
         if self.faults.active and self.faults.strikes(Fault.REFUSE_CONNECTION):
             raise ConnectionFailed(f"{self.address} refused the connection: a fault was injected")
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # Timers run on this loop. The previous loop may have ended with its timers.
+            # Timers need this loop. If there was a previous loop, it has ended and its timers are
+            # gone.
             self._loop, self._timer = loop, None
             due = self.node.next_deadline()
             if due is not None:
@@ -109,45 +112,38 @@ class EmbeddedBroker:
         if connection in self._connections:
             self._connections.remove(connection)
 
-    # Operations.
-
     def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
-        """Create or overwrite a policy. Raise ValueError where RabbitMQ answers 400."""
+        """Create or overwrite a policy. Raises ValueError if RabbitMQ would return 400."""
         self.node.policies.put(policy, operator=operator)
 
     def clear_policy(self, name: str, *, operator: bool = False) -> None:
-        """Delete a policy. A missing policy is not an error."""
+        """Delete a policy. Does nothing if it does not exist."""
         self.node.policies.remove(name, operator=operator)
 
     def snapshot(self) -> NodeSnapshot:
-        """Return a snapshot of the current state."""
         return snapshot(self.node)
 
     def restart(self) -> None:
-        """Restart. Connections, transient objects and transient messages are lost."""
+        """Restart the broker. Connections and transient objects and messages are lost."""
         self.cut(buffered=False)
         self.node.restart()
 
-    # Faults.
-
     def cut(self, connection: EmbeddedConnection | None = None, *, buffered: bool = True) -> None:
-        """Cut one or all connections. With `buffered`, data already sent by the broker still
+        """Cut one or all connections. If `buffered` is set, data that was already sent still
         arrives.
         """
         for each in (connection,) if connection is not None else self.connections:
             each.cut(buffered=buffered)
 
     def block(self, *, blocked: bool = True) -> None:
-        """Block or unblock publishers, as a memory alarm does.
+        """Block or unblock publishers, like a memory alarm does.
 
-        While blocked, the broker stops reading from any connection that publishes, so settlements on that
-        connection also wait.
+        The broker stops reading from connections that publish. Acks on the same connection are
+        delayed as well.
         """
         self.blocked = blocked
         for connection in () if blocked else self.connections:
             connection.wait_unblocked()
-
-    # Time.
 
     def _arm(self, due: float) -> None:
         loop = self._loop

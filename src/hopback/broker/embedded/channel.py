@@ -1,8 +1,8 @@
-"""A channel of the embedded broker.
+"""Channels of the embedded broker.
 
-The node executes requests immediately, in call order. Its answers arrive in a later turn of the event loop,
-as over a network. After the node has closed the channel and before the client is notified, calls have no
-effect, as over a network.
+Requests are executed immediately. Responses arrive in a later iteration of the event loop, as they
+would on a network. When the node has closed a channel but the client does not know yet, its calls
+have no effect.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_FRAME_MAX = 131_072  # bytes, RabbitMQ's default
+_FRAME_MAX = 131_072  # bytes, the default of RabbitMQ
 
 
 class EmbeddedChannel:
-    """Implements the port's `Channel` and the node's `Sink`."""
+    """A channel that is connected directly to a node."""
 
     def __init__(self, connection: EmbeddedConnection) -> None:
         self._connection = connection
@@ -55,7 +55,7 @@ class EmbeddedChannel:
         self._put = connection.replies.put
         self._loop = asyncio.get_running_loop()
         self._state = connection.session.open_channel(self)
-        self._hand = self._hand_over  # bound once, not for every delivery
+        self._hand = self._hand_over  # bound once, since looking it up for each delivery is slow
         self._confirm = self._settle_publish
         self._consumers: dict[str, tuple[OnDelivery, OnCancel | None]] = {}
         self._next_consumer = 0
@@ -70,13 +70,11 @@ class EmbeddedChannel:
         self._over = False
         self._ended: Future[BrokerError | None] = self._loop.create_future()
 
-    # Requests and their answers.
-
     async def _ask(
         self, operation: Callable[[], T], orphaned: Callable[[T], object] | None = None
     ) -> T:
-        """Execute an operation and wait for its answer. `orphaned` cleans up if the caller is
-        gone.
+        """Run an operation and wait for the response. `orphaned` cleans up if the caller was
+        cancelled.
         """
         self._check()
         answer: Future[T] = self._loop.create_future()
@@ -85,13 +83,13 @@ class EmbeddedChannel:
         return await answer
 
     def _tell(self, operation: Callable[[], object]) -> None:
-        """Execute an operation now, or when the connection is read again. Skip it on a closed
-        channel.
+        """Run an operation, or delay it while the connection is not being read. Ignored if the
+        channel is closed.
         """
         if not self._connection.reading:
             self._connection.postpone(lambda: self._tell(operation))
         elif self._state.is_open:
-            # The node reports a refusal to the channel, which then fails the pending requests.
+            # The node reports an error to the channel, which passes it to pending requests.
             with suppress(Refusal):
                 operation()
 
@@ -108,7 +106,7 @@ class EmbeddedChannel:
             error = self._ended.result() if self._ended.done() else None
             raise (error or ChannelClosed(200, "closed by us")).with_traceback(None)
 
-    # Calls from the node (the node's `Sink`).
+    # Called by the node (see `Sink`).
 
     def deliver(self, taken: UnackedDelivery) -> None:
         self._put(self._hand, taken)
@@ -121,7 +119,7 @@ class EmbeddedChannel:
             found[0](taken)
 
     def on_cancel(self, tag: str) -> None:
-        """The broker has ended a consumer."""
+        """Called when the broker has cancelled a consumer."""
         self._put(self._lose, tag)
 
     def _lose(self, tag: str) -> None:
@@ -130,20 +128,18 @@ class EmbeddedChannel:
             found[1](tag)
 
     def on_close(self, refusal: Refusal) -> None:
-        """The broker has closed the channel, or the connection."""
+        """Called when the broker has closed the channel or connection."""
         if refusal.connection:
             self._connection.fail(connection_error(refusal))
         else:
             self._put(self.end, channel_error(refusal))
 
-    # Life.
-
     async def wait_open(self) -> None:
-        """Return when the broker has answered."""
+        """Wait for the response of the broker."""
         await self._ask(lambda: None)
 
     async def close(self) -> None:
-        """Close the channel. Unsettled deliveries are requeued. Safe to repeat."""
+        """Close the channel and requeue unsettled deliveries. Can be called more than once."""
         if not self._over:
             self._over = True
             self._replies.end(self)
@@ -152,11 +148,11 @@ class EmbeddedChannel:
         await self.wait_closed()
 
     async def wait_closed(self) -> BrokerError | None:
-        """Wait until the channel has closed. Return the reason, or None after `close`."""
+        """Wait until the channel is closed. Returns the error, or None after `close`."""
         return await asyncio.shield(self._ended)
 
     def end(self, error: BrokerError | None) -> None:
-        """The channel ended: raise the reason to all waiting callers."""
+        """Pass the reason to all callers that are still waiting."""
         if self._ended.done():
             return
         self._over = True
@@ -174,17 +170,15 @@ class EmbeddedChannel:
         self._connection.release(self)
         self.admit()
 
-    # Declarations.
-
     async def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
         await self._ask(lambda: self._state.declare_exchange(exchange, passive=passive))
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange. A missing exchange is not an error."""
+        """Delete an exchange. Does nothing if it does not exist."""
         await self._ask(lambda: self._state.delete_exchange(name, if_unused=if_unused))
 
     async def declare_queue(self, queue: Queue, *, passive: bool = False) -> QueueState:
-        """Create or check a queue and count its messages."""
+        """Declare a queue and return its state."""
 
         def declare() -> QueueState:
             found = self._state.declare_queue(queue, passive=passive)
@@ -195,30 +189,28 @@ class EmbeddedChannel:
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete a queue and return how many messages it had."""
+        """Delete a queue and return the number of messages it had."""
         return await self._ask(
             lambda: self._state.delete_queue(name, if_unused=if_unused, if_empty=if_empty)
         )
 
     async def purge_queue(self, name: str) -> int:
-        """Delete all ready messages and return how many."""
+        """Delete all ready messages and return how many there were."""
         return await self._ask(lambda: self._state.purge_queue(name))
 
     async def bind(self, binding: Binding) -> None:
-        """Add a binding. An existing binding is not an error."""
+        """Add a binding. Does nothing if it already exists."""
         await self._ask(lambda: self._state.bind(binding))
 
     async def unbind(self, binding: Binding) -> None:
-        """Remove a binding. A missing binding is not an error."""
+        """Remove a binding. Does nothing if it does not exist."""
         await self._ask(lambda: self._state.unbind(binding))
 
-    # Publishing.
-
     def publish(self, message: Message, *, mandatory: bool = True) -> Future[None]:
-        """Hand the message over, in call order, and return its fate."""
+        """Publish a message and return a future for the confirm. Order is preserved."""
         if self._over:
             self._check()
-        # Reject unsendable messages before sending, as the RabbitMQ channel does.
+        # Reject messages that cannot be sent, like the channel for RabbitMQ does.
         if message.properties is not self._encoded or message.properties.headers:
             encode_message(message, _FRAME_MAX, default_mode=2)
             self._encoded = message.properties
@@ -269,7 +261,7 @@ class EmbeddedChannel:
         try:
             verdict = self._state.publish(message, mandatory=mandatory, properties=kept)
         except Refusal:
-            return  # the channel is being closed, which also ends this publish
+            return  # the channel is closing, and this publish ends with it
         self._put(self._confirm, (fate, verdict))
 
     def _settle_publish(self, said: tuple[Future[None], EventKind]) -> None:
@@ -284,7 +276,7 @@ class EmbeddedChannel:
             self.admit()
 
     def _inject_fault(self, fate: Future[None], message: Message, *, mandatory: bool) -> bool:
-        """Apply an injected fault to the publish. Return whether one applied."""
+        """Inject a fault into this publish. Returns True if there was one."""
         strikes = self._faults.strikes
         if strikes(Fault.CUT_BEFORE_PUBLISH):
             self._connection.cut()
@@ -310,11 +302,11 @@ class EmbeddedChannel:
 
     @property
     def has_room(self) -> bool:
-        """Whether another publish may be started now."""
+        """Whether another message can be published without waiting."""
         return len(self._fates) < self._broker.window and not self._broker.blocked
 
     async def room(self) -> None:
-        """Return when another publish may be started."""
+        """Wait until another message can be published."""
         self._check()
         while not self.has_room:
             waiter: Future[None] = self._loop.create_future()
@@ -323,7 +315,7 @@ class EmbeddedChannel:
             self._check()
 
     def admit(self) -> None:
-        """Wake publishers that wait for room after a change."""
+        """Wake up publishers that are waiting, if there is room."""
         if not self._over and not self.has_room:
             return
         while self._waiters:
@@ -331,10 +323,8 @@ class EmbeddedChannel:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # Consuming.
-
     async def qos(self, prefetch: int) -> None:
-        """At most this many unsettled deliveries for each consumer started from now on."""
+        """Set the prefetch count of new consumers."""
         await self._ask(lambda: self._state.qos(prefetch))
 
     async def consume(
@@ -367,7 +357,7 @@ class EmbeddedChannel:
         )
 
     def _run(self, operation: Callable[[], T]) -> T:
-        """Run an operation. A refusal closes the channel."""
+        """Run an operation. Errors close the channel."""
         try:
             return operation()
         except Refusal as refusal:
@@ -386,8 +376,8 @@ class EmbeddedChannel:
             self._on_reply(reply)
 
     async def cancel(self, tag: str) -> None:
-        """Cancel the consumer. Its deliveries stay unsettled on this channel, and no further ones
-        arrive.
+        """Cancel a consumer. Its deliveries stay unsettled, and no more messages are delivered to
+        it.
         """
         self._check()
         if tag in self._consumers:
@@ -395,30 +385,32 @@ class EmbeddedChannel:
             self._consumers.pop(tag, None)
 
     async def get(self, queue: str) -> UnackedDelivery | None:
-        """Get one message, unsettled, or None if the queue has no ready message."""
+        """Get a message without acking it. Returns None if there are no ready messages."""
         return await self._ask(lambda: self._state.get(queue), orphaned=self._give_back)
 
     def _give_back(self, taken: UnackedDelivery | None) -> None:
-        """Requeue a message whose caller no longer waits."""
+        """Requeue a message if the caller was cancelled."""
         if taken is not None and not self._over:
             self.nack(taken.tag, requeue=True)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Acknowledge. A tag unknown to the broker closes the channel."""
+        """Ack a delivery. Unknown tags close the channel."""
         if self._over or self._faults.active or not self._connection.reading:
             self._settle(lambda: self._state.ack(tag, multiple=multiple))
         elif self._state.is_open:
             try:
                 self._state.ack(tag, multiple=multiple)
             except Refusal:
-                return  # the node reports it to the channel
+                return  # the error was already reported to the channel
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
-        """Release to the queue, or dead-letter."""
+        """Requeue or dead-letter deliveries."""
         self._settle(lambda: self._state.nack(tag, requeue=requeue, multiple=multiple))
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """Like nack for one delivery, but RabbitMQ 4.3 counts it as a failed delivery."""
+        """Requeue or dead-letter a single delivery. RabbitMQ 4.3 counts this as a failure, unlike
+        nack.
+        """
         self._settle(lambda: self._state.reject(tag, requeue=requeue))
 
     def _settle(self, operation: Callable[[], None]) -> None:
@@ -430,5 +422,5 @@ class EmbeddedChannel:
             self._connection.cut()
 
     async def recover(self) -> None:
-        """Put everything unsettled on this channel back into its queues (`basic.recover`)."""
+        """Requeue all unsettled deliveries of this channel (`basic.recover`)."""
         await self._ask(self._state.recover)

@@ -1,4 +1,4 @@
-"""A connection to the embedded broker, and the order of its notifications."""
+"""Connections to the embedded broker, and the order of their notifications."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class OrderedCalls:
-    """Runs calls in the order of `put`, never inside `put`.
+    """Runs callbacks in order, but never from within `put`.
 
-    A turn of the event loop runs the calls that were waiting when it started. Their follow-up calls
-    run in a later turn, as over a network.
+    Each iteration of the event loop runs the callbacks that were already waiting. Callbacks added
+    in the meantime run in a later iteration, similar to messages on a network.
     """
 
     __slots__ = ("_faults", "_loop", "_scheduled", "_waiting")
@@ -69,13 +69,13 @@ class OrderedCalls:
         _, call, argument = self._waiting.popleft()
         try:
             call(argument)
-        except Exception as error:  # an error in a client's callback is reported as in asyncio
+        except Exception as error:  # errors in a client's callback are reported by asyncio
             context = {"message": f"{call!r} raised", "exception": error}
             self._loop.call_exception_handler(context)
 
 
 class EmbeddedConnection:
-    """Implements the port's `Connection`. It does not reconnect."""
+    """A connection to the node. It does not reconnect."""
 
     def __init__(self, broker: EmbeddedBroker, name: str) -> None:
         self.broker = broker
@@ -85,7 +85,7 @@ class EmbeddedConnection:
         self.session: Session = broker.node.connect(name, broker.user)
         self._channels: list[EmbeddedChannel] = []
         self.reading: bool = True
-        """Whether the broker reads from this connection. A publish during an alarm stops it."""
+        """Whether the broker is reading. It stops when the client publishes during an alarm."""
         self._unread: deque[Callable[[], object]] = deque()
         self._closing = False
         self._ended: asyncio.Future[BrokerError | None] = loop.create_future()
@@ -95,7 +95,7 @@ class EmbeddedConnection:
         return self.broker.version
 
     async def open_channel(self) -> EmbeddedChannel:
-        """A new channel in confirm mode."""
+        """Open a channel with confirms enabled."""
         if self._ended.done():
             error = self._ended.result() or ConnectionLost("connection closed by us")
             raise error.with_traceback(None)
@@ -107,7 +107,7 @@ class EmbeddedConnection:
         return channel
 
     async def close(self) -> None:
-        """Close the connection. Unsettled deliveries are requeued. Safe to repeat."""
+        """Close the connection and requeue unsettled deliveries. Can be called more than once."""
         if not self._closing and not self._ended.done():
             self._closing = True
             self.session.close()
@@ -115,7 +115,7 @@ class EmbeddedConnection:
         await self.wait_closed()
 
     async def wait_closed(self) -> BrokerError | None:
-        """Wait until the connection has closed. Return the reason, or None after `close`."""
+        """Wait until the connection is closed. Returns the error, or None after `close`."""
         return await asyncio.shield(self._ended)
 
     def cut(self, *, buffered: bool = True) -> None:
@@ -127,7 +127,7 @@ class EmbeddedConnection:
         self.fail(ConnectionLost("connection lost: a fault was injected"))
 
     def fail(self, error: BrokerError) -> None:
-        """End the connection after all earlier notifications."""
+        """End the connection once all earlier notifications were delivered."""
         self.replies.put(self._end, error)
 
     def release(self, channel: EmbeddedChannel) -> None:
@@ -135,7 +135,7 @@ class EmbeddedConnection:
             self._channels.remove(channel)
 
     def stop_reading(self) -> None:
-        """Stop reading from this connection, which published during an alarm."""
+        """Stop reading, because the client has published during an alarm."""
         self.reading = False
 
     def postpone(self, call: Callable[[], object]) -> None:
@@ -149,7 +149,7 @@ class EmbeddedConnection:
         self.admit()
 
     def admit(self) -> None:
-        """Wake publishers that wait for room."""
+        """Wake up publishers that are waiting, if there is room."""
         for channel in self._channels:
             channel.admit()
 

@@ -1,4 +1,4 @@
-"""The consumers of a queue: round-robin delivery and the consumer timeout."""
+"""Consumers of a queue: round-robin delivery and consumer timeouts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 _TICK_S = 60.0
-"""Seconds between two checks by the broker."""
+"""Interval of the broker's checks, in seconds."""
 
 
 class ConsumerTimeout:
-    """A channel's consumer timeout, with a single alarm for all its deliveries.
+    """The consumer timeout of a channel. Uses a single timer for all deliveries.
 
-    A delivery that exceeds the timeout closes the channel. On 4.3 it cancels its consumer instead,
-    and classic queues have no timeout.
+    If a delivery exceeds the timeout, the channel is closed. RabbitMQ 4.3 cancels the consumer
+    instead, and has no timeout for classic queues.
     """
 
     __slots__ = ("_alarm", "_channel", "_earliest", "_opened")
@@ -34,10 +34,11 @@ class ConsumerTimeout:
         self._opened = channel.node.now()
         self._alarm = Deadline(channel.node.timers, self._look)
         self._earliest = inf
-        """The deadline the alarm was set for. It takes effect at the next check after that."""
+        """When the timer is set to expire. The timeout takes effect at the next check after that.
+        """
 
     def watch(self, taken: UnackedDelivery) -> None:
-        """A delivery has been handed out."""
+        """Start the timeout of a delivery."""
         timeout = self._timeout(taken)
         if timeout is not None and taken.at + timeout < self._earliest:
             self._set(taken.at + timeout)
@@ -90,7 +91,7 @@ class ConsumerTimeout:
 
 
 class QueueConsumer:
-    """A consumer with at most `prefetch` unsettled deliveries. 0 means no limit."""
+    """A consumer. `prefetch` limits its unsettled deliveries, 0 means no limit."""
 
     __slots__ = (
         "arguments",
@@ -131,33 +132,34 @@ class QueueConsumer:
         self.cancelled: bool = False
 
     def has_room(self) -> bool:
-        """Whether the consumer may get another delivery."""
+        """Whether the consumer can take another delivery."""
         if self.prefetch and self.holding >= self.prefetch and not self.no_ack:
             return False
         return self.channel.has_room(self)
 
 
 class ConsumerRing:
-    """Rotates among consumers with room. With a single active consumer, only that one is served."""
+    """Delivers to consumers in turn. If there is a single active consumer, all messages go to it."""
 
     __slots__ = ("_ready", "_single", "_tiered", "consumers", "leaving")
 
     def __init__(self, *, single_active: bool) -> None:
         self.consumers: list[QueueConsumer] = []
         self.leaving: list[QueueConsumer] = []
-        """Cancelled consumers that still hold messages, as far as the queue tracks them."""
+        """Cancelled consumers that still have unsettled messages, if the queue keeps track of them.
+        """
         self._ready: deque[QueueConsumer] = deque()
         self._single = single_active
         self._tiered = False
 
     @property
     def is_single(self) -> bool:
-        """Whether only one consumer at a time is served."""
+        """Whether the queue has a single active consumer."""
         return self._single
 
     @property
     def active(self) -> QueueConsumer | None:
-        """The single active consumer, if the queue has one."""
+        """The single active consumer, if there is one."""
         return self.consumers[0] if self._single and self.consumers else None
 
     def add(self, consumer: QueueConsumer) -> None:
@@ -166,7 +168,7 @@ class ConsumerRing:
         self.wake(consumer)
 
     def remove(self, consumer: QueueConsumer) -> None:
-        """Remove a consumer. The next one may become active."""
+        """Remove a consumer. Another one may become active."""
         consumer.cancelled = True
         self.consumers.remove(consumer)
         if consumer.listed:
@@ -177,7 +179,7 @@ class ConsumerRing:
             self.wake(self.consumers[0])
 
     def wake(self, consumer: QueueConsumer) -> None:
-        """Add a consumer that may have room again to the rotation."""
+        """Put a consumer back into rotation. It may be able to take deliveries again."""
         if consumer.listed or consumer.cancelled:
             return
         if self._single and consumer is not self.active:
@@ -186,10 +188,10 @@ class ConsumerRing:
         self._ready.append(consumer)
 
     def next(self) -> QueueConsumer | None:
-        """Return the consumer whose turn it is, or None if none has room."""
+        """Return the next consumer in turn, or None if all of them are busy."""
         ready = self._ready
         while ready:
-            # The first of those with the highest priority.
+            # Use the first consumer with the highest priority.
             consumer = max(ready, key=lambda one: one.priority) if self._tiered else ready[0]
             if consumer.has_room():
                 if len(ready) > 1:

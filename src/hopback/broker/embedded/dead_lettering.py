@@ -1,9 +1,8 @@
-"""Dead-lettering: at most once by an internal publish, or at least once with confirms.
+"""Dead-lettering. At most once with an internal publish, or at least once with confirms.
 
-Each dead letter has the broker's record of its deaths, `x-death`, in the form of the emulated
-version. The record is also used to detect cycles. An entry represents one {queue, reason}. Its
-count increases with each further death of that kind. Its time, exchange and routing keys stay those
-of the first death.
+Dead letters have an `x-death` header, whose format depends on the emulated version. It is also used
+to detect cycles. There is an entry for each combination of queue and reason, with a count. The
+time, exchange and routing keys of an entry are from the first death.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _Table: TypeAlias = "dict[str, FieldValue]"
 
 
 class Reason(StrEnum):
-    """Why a message left its queue as a dead letter."""
+    """Reasons for dead-lettering a message."""
 
     REJECTED = "rejected"
     EXPIRED = "expired"
@@ -42,11 +41,13 @@ class Reason(StrEnum):
 
 
 class MalformedDeaths(Exception):
-    """An `x-death` that the queue process of an old broker does not survive."""
+    """An `x-death` header that crashes the queue process of old versions."""
 
 
 def deaths_to_count(headers: Headers, profile: Profile) -> tuple[_Table, ...]:
-    """Return the deaths that a client's published `x-death` counts for (3.13.3 to before 4.0)."""
+    """Return the deaths in an `x-death` header published by a client. Only used from 3.13.3 until
+    4.0.
+    """
     found = headers.get("x-death")
     if profile.scrambles_deaths or not profile.interprets_published_deaths:
         return ()
@@ -65,10 +66,10 @@ def bury(
     now: float,
     profile: Profile,
 ) -> StoredContent:
-    """Build the dead letter of `content` after it dies in `queue`."""
-    headers = dict(content.headers)  # nested values are shared and never changed
+    """Create the dead letter for a message that died in `queue`."""
+    headers = dict(content.headers)  # nested values can be shared because they are never modified
     death = _death(content, queue, reason, now)
-    # The deaths so far and this one, most recent first.
+    # All deaths, most recent first.
     older: list[_Table] = list(content.deaths)
     if profile.scrambles_deaths:
         older = _read(headers.get("x-death"))
@@ -77,7 +78,7 @@ def bury(
     same = [table for table in older if _is_same_death(table, death)]
     others = [table for table in older if not _is_same_death(table, death)]
     deaths = [_increment_count(same[0]) if same else death, *others]
-    # Write the record to the headers, with the first and the last death.
+    # Add the headers for all deaths, the first one and the last one.
     begun = "x-death" in headers if profile.scrambles_deaths else bool(content.deaths)
     headers["x-death"] = list(deaths)
     for key in ("exchange", "queue", "reason"):
@@ -104,7 +105,7 @@ def bury(
 
 
 def is_cycle(content: StoredContent, queue: str) -> bool:
-    """Whether the dead letter was in `queue` before and has not been rejected since."""
+    """Return True if the message has been in `queue` before and was not rejected since then."""
     deaths = content.headers.get("x-death")
     for table in deaths if isinstance(deaths, list) else ():
         if not isinstance(table, dict):
@@ -133,7 +134,7 @@ def _death(content: StoredContent, queue: str, reason: Reason, now: float) -> _T
 
 
 def _read(found: FieldValue) -> list[_Table]:
-    """Parse the header like an old broker. A value that is not an array is discarded."""
+    """Parse the header like old versions do. Anything except an array is discarded."""
     if not isinstance(found, list):
         return []
     tables = [table for table in found if isinstance(table, dict)]
@@ -147,8 +148,8 @@ def _is_same_death(table: _Table, death: _Table) -> bool:
 
 
 def _increment_count(table: _Table) -> _Table:
-    """Return a copy of the entry with its count increased, because message copies share the
-    entry.
+    """Return a copy of the entry with an incremented count. Copies of a message share their
+    entries.
     """
     count = table.get("count", 1)
     if not isinstance(count, int):
@@ -157,13 +158,13 @@ def _increment_count(table: _Table) -> _Table:
 
 
 _WINDOW = 32
-"""Dead letters in flight per queue with at-least-once dead-lettering."""
+"""Maximum number of dead letters in flight per queue (at-least-once)."""
 _RETRY_S = 180.0
-"""Seconds between attempts to deliver rejected dead letters."""
+"""Seconds between attempts to deliver dead letters that were rejected."""
 
 
 class DeadLetterer:
-    """Moves dead letters one after the other, to avoid deep recursion in a chain of queues."""
+    """Moves dead letters one by one. A chain of queues would otherwise cause deep recursion."""
 
     __slots__ = ("_busy", "_node", "_waiting")
 
@@ -173,13 +174,11 @@ class DeadLetterer:
         self._busy = False
 
     def post(self, queue: LiveQueue, entry: Entry, reason: Reason) -> None:
-        """Dead-letter a copy that has left `queue`."""
+        """Dead-letter a message that was removed from `queue`."""
         self.do(lambda: self._move(queue, entry, reason))
 
     def do(self, work: Callable[[], None]) -> None:
-        """Run the work now, or after the current work, because a dead letter may cause further
-        ones.
-        """
+        """Run the work now, or later if we are already moving a dead letter."""
         self._waiting.append(work)
         if self._busy:
             return
@@ -216,7 +215,7 @@ class DeadLetterer:
 
 
 def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredContent:
-    """Build the dead letter of a copy. Raise MalformedDeaths where an old broker crashes."""
+    """Create the dead letter. Raises MalformedDeaths if old versions would crash."""
     settings = queue.settings
     dead_letter = bury(
         entry.content,
@@ -235,7 +234,7 @@ def _dead_letter(queue: LiveQueue, entry: Entry, reason: Reason) -> StoredConten
 
 
 class KeptDeadLetter:
-    """A dead letter kept by its queue, and the targets that have confirmed it."""
+    """A dead letter that is kept by its source queue until all targets have confirmed it."""
 
     __slots__ = ("content", "entry", "reason", "taken_by", "way")
 
@@ -244,15 +243,15 @@ class KeptDeadLetter:
         self.reason: Reason = reason
         self.content: StoredContent | None = None
         self.way: tuple[str | None, str | None] = (None, None)
-        """The dead-letter exchange and routing key it was built for."""
+        """The dead-letter exchange and routing key that were used."""
         self.taken_by: set[str] = set()
 
 
 class AtLeastOnce:
-    """The dead letters of an at-least-once queue, kept until every target has confirmed them.
+    """The unconfirmed dead letters of a queue with at-least-once dead-lettering.
 
-    A dead letter without a target, or with targets that would form a cycle, stays forever, as in
-    RabbitMQ.
+    If there is no target, or if all targets would form a cycle, the dead letter stays forever.
+    RabbitMQ does the same.
     """
 
     __slots__ = ("_alarm", "_queue", "_under_way", "_waiting", "byte_count")
@@ -269,11 +268,11 @@ class AtLeastOnce:
 
     @property
     def dead_letters(self) -> list[KeptDeadLetter]:
-        """All of them, those in flight first."""
+        """All dead letters, those in flight first."""
         return [*self._under_way, *self._waiting]
 
     def keep(self, entry: Entry, reason: Reason) -> None:
-        """Keep a copy and try to deliver it."""
+        """Keep a message and try to deliver it."""
         self._tell(EventKind.HELD, entry, reason)
         self._waiting.append(KeptDeadLetter(entry, reason))
         self.byte_count += len(entry.content.body)
@@ -304,9 +303,11 @@ class AtLeastOnce:
         self._work()
 
     def _pass_on(self, dead_letter: KeptDeadLetter) -> bool:
-        """Send it to each target that has not confirmed it. Return whether all have."""
+        """Send the dead letter to all targets that have not confirmed it. Returns True when it is
+        done.
+        """
         try:
-            # The dead letter is built once per exchange and routing key.
+            # Reuse the dead letter if the exchange and routing key are still the same.
             settings = self._queue.settings
             way = (settings.dead_letter_exchange, settings.dead_letter_routing_key)
             if dead_letter.content is None or dead_letter.way != way:

@@ -1,8 +1,9 @@
-"""Direct reply-to: replies that bypass queues, from the replier to the requesting channel.
+"""Direct reply-to, which delivers replies to a channel without using a queue.
 
-A client consumes from `amq.rabbitmq.reply-to`. Requests that it publishes with that `reply_to` get a name
-unique to its channel. A message published to that name is delivered to the channel immediately. The channels
-belong to clients in this process or to clients of the server.
+A client consumes from `amq.rabbitmq.reply-to`. When it publishes a request with this `reply_to`,
+the name is replaced with one that is unique to the channel. Messages published to the unique name
+are delivered to the channel right away. Channels can belong to clients in this process or to
+clients of the server.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ChannelT = TypeVar("ChannelT")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asker(Generic[ChannelT]):
-    """A channel that waits for replies: the name in its requests and its consumer tag."""
+    """A channel that is waiting for replies, with its unique name and consumer tag."""
 
     channel: ChannelT
     name: str
@@ -32,9 +33,9 @@ class Asker(Generic[ChannelT]):
 
 
 def check_reply_address(name: str, profile: Profile) -> None:
-    """Raise Refusal for a routing key of the form `amq.rabbitmq.reply-to.PID.KEY`.
+    """Refuse a routing key of the form `amq.rabbitmq.reply-to.PID.KEY`.
 
-    RabbitMQ makes such addresses, but this broker does not, so the process id is always unknown.
+    Only RabbitMQ creates such addresses, so the process id cannot be known to this broker.
     """
     if not (profile.forged_reply_ends_connection and name.startswith(f"{REPLY_TO}.")):
         return
@@ -43,7 +44,7 @@ def check_reply_address(name: str, profile: Profile) -> None:
 
 
 class DirectReplies(Generic[ChannelT]):
-    """All channels that wait for direct replies. Refusals have RabbitMQ's text."""
+    """The channels that are waiting for direct replies. Errors have the same text as RabbitMQ's."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Asker[ChannelT]] = {}
@@ -52,8 +53,8 @@ class DirectReplies(Generic[ChannelT]):
     def begin(
         self, channel: ChannelT, made_up: Callable[[str], str], tag: str, *, no_ack: bool
     ) -> str:
-        """Register a channel and return its consumer tag. `made_up` generates the name and a
-        missing tag.
+        """Add a channel and return its consumer tag. `made_up` generates the name, and the tag if
+        there is none.
         """
         if channel in self._by_channel:
             raise precondition_failed("reply consumer already set")
@@ -64,7 +65,7 @@ class DirectReplies(Generic[ChannelT]):
         return asker.tag
 
     def end(self, channel: ChannelT, tag: str | None = None) -> bool:
-        """Remove a channel, or only this consumer. Return whether it was registered."""
+        """Remove a channel, or only this consumer. Returns True if it was found."""
         asker = self._by_channel.get(channel)
         if asker is None or tag not in (None, asker.tag):
             return False
@@ -73,11 +74,13 @@ class DirectReplies(Generic[ChannelT]):
         return True
 
     def asker(self, name: str) -> Asker[ChannelT] | None:
-        """Return the channel that waits for replies to that name."""
+        """Find the channel for a unique name."""
         return self._by_name.get(name)
 
     def set_reply_address(self, channel: ChannelT, properties: Properties) -> Properties:
-        """Return the properties of a request with its unique reply name. Others are unchanged."""
+        """Replace the `reply_to` of a request with the unique name. Other properties are returned
+        unchanged.
+        """
         if properties.reply_to != REPLY_TO:
             return properties
         asker = self._by_channel.get(channel)

@@ -1,4 +1,4 @@
-"""Faults to inject: on demand, or at random with a seed."""
+"""Inject faults, either on demand or at random with a fixed seed."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """A fault to inject in tests."""
-
     REFUSE_CONNECTION = "refuse-connection"
-    """A connection is refused."""
+    """Refuse a connection."""
     LOSE_CONFIRM = "lose-confirm"
-    """A message is stored, but its publisher gets no confirm."""
+    """Store the message, but do not confirm it."""
     NACK = "nack"
-    """A publish is refused and not stored."""
+    """Reject a publish and do not store the message."""
     RETURN = "return"
-    """A mandatory publish is returned as unroutable and not stored."""
+    """Return a mandatory publish as unroutable and do not store the message."""
     CUT_BEFORE_PUBLISH = "cut-before-publish"
-    """The connection breaks before a publish has arrived."""
+    """Cut the connection before a publish has arrived."""
     CUT_AFTER_PUBLISH = "cut-after-publish"
-    """The connection breaks after a publish was stored, before its confirm."""
+    """Cut the connection after the message was stored, but before the confirm."""
     CUT_AFTER_SETTLE = "cut-after-settle"
-    """The connection breaks just after a settlement."""
+    """Cut the connection right after a settlement."""
     CUT_BEFORE_SETTLE = "cut-before-settle"
-    """The connection breaks before a settlement has arrived."""
+    """Cut the connection before a settlement has arrived."""
 
 
 class Faults:
-    """The faults of one embedded broker. If all are off, they cost one comparison.
+    """The faults of an embedded broker. They have almost no overhead while none is enabled.
 
-    `latency` is the delay of everything the broker sends, in seconds.
+    `latency` delays everything that the broker sends, in seconds.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -41,26 +39,26 @@ class Faults:
         self.active: bool = False
 
     def inject(self, fault: Fault, times: int = 1) -> None:
-        """Let it happen the next `times` times that it can."""
+        """Inject the fault at the next `times` opportunities."""
         self._next[fault] = self._next.get(fault, 0) + times
         self._refresh()
 
     def chance(self, fault: Fault, probability: float) -> None:
-        """Inject the fault with this probability at every occasion. 0 switches it off."""
+        """Inject the fault at random with this probability. 0 disables it."""
         if not 0 <= probability <= 1:
             raise ValueError(f"expected a probability between 0 and 1, got {probability}")
         self._chances[fault] = probability
         self._refresh()
 
     def clear(self) -> None:
-        """Switch everything off."""
+        """Disable all faults."""
         self._next.clear()
         self._chances.clear()
         self.latency = 0.0
         self._refresh()
 
     def strikes(self, fault: Fault) -> bool:
-        """Whether it happens this time."""
+        """Return True if the fault should be injected now."""
         if self._next.get(fault, 0) > 0:
             self._next[fault] -= 1
             self._refresh()

@@ -1,4 +1,4 @@
-"""Events inside the broker. Without a listener they are not created."""
+"""Events inside the broker. They are only created if there is a listener."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ if TYPE_CHECKING:
 
 
 class EventKind(StrEnum):
-    """An event of a message or of one of its copies."""
+    """An event of a message or a copy of it."""
 
     PUBLISHED = "published"
-    """A client published it to an exchange."""
+    """A client published the message to an exchange."""
     ENQUEUED = "enqueued"
     """A copy was added to a queue."""
     RETURNED = "returned"
-    """It was returned to its publisher as unroutable."""
+    """The message was returned to the publisher as unroutable."""
     REFUSED = "refused"
-    """A queue rejected its copy. The publisher gets a nack."""
+    """A queue rejected a copy, and the publisher gets a nack."""
     DELIVERED = "delivered"
     ACKED = "acked"
     REQUEUED = "requeued"
-    """It was requeued."""
+    """A delivery was requeued."""
     DELAYED = "delayed"
-    """It was returned to its queue and is delayed before it becomes ready."""
+    """A delivery was returned to its queue, but is not ready until a delay has passed."""
     DIED = "died"
-    """It leaves its queue for `reason`, as a dead letter if the queue has a dead-letter
-    exchange.
+    """A copy was removed from its queue because of `reason`. It becomes a dead letter if the queue
+    has a dead-letter exchange.
     """
     HELD = "held"
-    """Its queue keeps the dead letter until the target has confirmed it."""
+    """The source queue keeps the dead letter until its target has confirmed it."""
     FORWARDED = "forwarded"
-    """All targets confirmed a held dead letter."""
+    """All targets have confirmed a held dead letter."""
     DROPPED = "dropped"
-    """It was lost. `reason` is the kind of loss."""
+    """The message was lost. `reason` explains why."""
 
 
 class Loss(StrEnum):
-    """Ways in which a message is lost or removed, as in RabbitMQ."""
+    """Reasons why RabbitMQ loses or removes a message."""
 
     UNROUTABLE = "unroutable"
-    """Published without mandatory, and no queue was bound."""
+    """The message was unroutable and not mandatory."""
     NO_DEAD_LETTER_EXCHANGE = "no dead-letter exchange"
-    """It died in a queue without a dead-letter exchange."""
+    """The message died in a queue that has no dead-letter exchange."""
     MISSING_EXCHANGE = "missing dead-letter exchange"
     UNROUTABLE_DEAD_LETTER = "unroutable dead letter"
     CYCLE = "dead-letter cycle"
@@ -61,15 +61,15 @@ class Loss(StrEnum):
     """The message or its queue was not durable."""
     STRATEGY_CHANGED = "dead-letter strategy changed"
     FAULT = "fault"
-    """An injected fault dropped it on publish."""
+    """It was dropped by an injected fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event.
+    """An event in the broker.
 
-    `origin` numbers the publish and `copy` the copy in a queue. `parent` is the copy that died in
-    another queue and became this one. Each is 0 if it does not apply.
+    `origin` identifies the publish and `copy` the copy in a queue. `parent` is the copy this one
+    was dead-lettered from. They are 0 if they do not apply.
     """
 
     at: float
@@ -86,7 +86,7 @@ class Event:
 
 
 class EventReporter:
-    """Reports events to one listener. `node.journal` is None without a listener."""
+    """Passes events to a listener. If there is none, `node.journal` is None."""
 
     __slots__ = ("_listener", "_now")
 
@@ -97,7 +97,7 @@ class EventReporter:
     def content(
         self, kind: EventKind, content: StoredContent, queue: str = "", reason: str = ""
     ) -> None:
-        """Report an event of a message that is not in a queue."""
+        """Report an event for a message that is not in a queue."""
         self._tell(kind, content, 0, queue, reason)
 
     def entry(self, kind: EventKind, entry: Entry, queue: str, reason: str = "") -> None:

@@ -1,4 +1,4 @@
-"""A management client of the embedded broker, with the same lag as RabbitMQ's management API."""
+"""A management client for the embedded broker. Its values are delayed like RabbitMQ's."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class EmbeddedManagement:
-    """Implements the management client for the embedded broker.
+    """Provides the interface of the management client for the embedded broker.
 
-    It has one virtual host, regardless of the given name.
+    There is only one virtual host. Its name is ignored.
     """
 
     def __init__(self, broker: EmbeddedBroker) -> None:
@@ -34,25 +34,25 @@ class EmbeddedManagement:
         self.address: str = broker.address
 
     async def queues(self, _vhost: str = "/") -> tuple[QueueReading, ...]:
-        """Every queue with its numbers."""
         return tuple(self._read(queue) for queue in self._broker.node.queues.values())
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
-        """One queue."""
         found = self._broker.node.queues.get(name)
         if found is None:
             raise ManagementNotFound(f"{self.address}: no queue {name!r} in {vhost!r}", status=404)
         return self._read(found)
 
     async def totals(self, _vhost: str = "/") -> dict[str, QueueCounts]:
-        """Count all messages of each queue. Quorum queues report the counts of their last tick."""
+        """Count the messages of each queue. For quorum queues, the counts are those of the last
+        tick.
+        """
         return {
             name: self._counts(live, exact=not live.is_quorum)
             for name, live in self._broker.node.queues.items()
         }
 
     async def holders(self, _vhost: str, queue: str) -> tuple[str, ...]:
-        """Describe the clients that consume from the queue or hold its messages."""
+        """Describe clients that consume from the queue or have unsettled deliveries of it."""
         found = []
         for session in self._broker.node.sessions:
             channels = session.channels.values()
@@ -72,7 +72,7 @@ class EmbeddedManagement:
         return tuple(found)
 
     async def channels(self, _vhost: str = "/") -> tuple[ChannelReading, ...]:
-        """The channels that consume or hold unacked messages."""
+        """List the channels that consume or have unsettled deliveries."""
         return tuple(
             ChannelReading(
                 repr(session.name),
@@ -88,7 +88,7 @@ class EmbeddedManagement:
         )
 
     async def consumers(self, _vhost: str, queue: str) -> tuple[ConsumerReading, ...]:
-        """The consumers of a queue with their tags and connections."""
+        """List the consumers of a queue with their tags and connections."""
         return tuple(
             ConsumerReading(each.tag, repr(session.name), session.user)
             for session in self._broker.node.sessions
@@ -98,13 +98,13 @@ class EmbeddedManagement:
         )
 
     async def connection_names(self, _vhost: str = "/") -> frozenset[str]:
-        """Return the names that clients gave to the open connections."""
+        """Return the names of the open connections, as set by the clients."""
         return frozenset(session.name for session in self._broker.node.sessions)
 
     async def live_topology(
         self, vhost: str = "/", _queues: Iterable[QueueReading] | None = None
     ) -> Topology:
-        """Read the broker's objects and policies as a topology without plans."""
+        """Read all objects and policies of the broker. The topology does not have plans."""
         node = self._broker.node
         known = node.routing.exchanges.values()
         return Topology(
@@ -116,26 +116,23 @@ class EmbeddedManagement:
         )
 
     async def policies(self, _vhost: str = "/") -> tuple[Policy, ...]:
-        """The policies."""
         return self._broker.node.policies.all()
 
     async def operator_policies(self, _vhost: str = "/") -> tuple[Policy, ...]:
-        """The operator policies."""
         return self._broker.node.policies.all(operator=True)
 
     async def put_policy(self, _vhost: str, policy: Policy) -> None:
-        """Create or overwrite a policy."""
         try:
             self._broker.set_policy(policy)
         except ValueError as refused:
             raise ManagementError(str(refused), status=400) from refused
 
     async def delete_policy(self, _vhost: str, name: str) -> None:
-        """Delete a policy. A missing policy is not an error."""
+        """Delete a policy. Does nothing if it does not exist."""
         self._broker.clear_policy(name)
 
     async def close(self) -> None:
-        """Do nothing: there is no connection to close."""
+        """Does nothing, because there is no connection."""
 
     def _read(self, live: LiveQueue) -> QueueReading:
         queue = _queue_of(live)
@@ -152,11 +149,9 @@ class EmbeddedManagement:
         )
 
     def _counts(self, live: LiveQueue, *, exact: bool) -> QueueCounts:
-        """Count ready messages now, as a passive declare does, and the others as of the last
-        tick.
-        """
+        """Return the exact number of ready messages and the other counts as of the last tick."""
         now, last = live.ticks.exact(), live.ticks.last()
-        # Count a message once that was unacked at the tick and has been requeued since.
+        # A message that was unacked at the last tick may be ready now. Don't count it twice.
         unacked = min(last.unacked, now.unacked)
         tally = now if exact else replace(last, ready=now.ready, unacked=unacked)
         return QueueCounts(

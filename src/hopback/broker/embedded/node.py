@@ -1,8 +1,8 @@
 """The embedded broker: a synchronous state machine without I/O.
 
-A server, a client or a test drives it. The node never waits and has no clock. It reads the time
-from `now`, and the owner of the clock calls `run_due` when `next_deadline` has passed. A
-`PublishChecker` checks every publish before the node stores it.
+The node is used by a server, a client or a test. It never blocks and does not have a clock. The
+current time is read from `now`, and the caller has to run `run_due` once `next_deadline` has
+passed. All messages are checked by a `PublishChecker` before they are stored.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ if TYPE_CHECKING:
     from hopback.version import BrokerVersion
 
 FRAME_PAYLOAD = 131_072
-"""Maximum bytes of properties and headers in a header frame."""
+"""Maximum size of properties and headers in a header frame, in bytes."""
 
 _ALL_OTHERS = 4096
-"""Bytes. Upper limit of all properties except the headers."""
+"""Maximum size of all properties except the headers, in bytes."""
 _NOTHING: dict[str, FieldValue] = {}
 _STRINGS = (
     "content_type",
@@ -77,7 +77,7 @@ _STRINGS = (
 
 
 class PublishChecker:
-    """Checks publishes and makes the broker's own copy of them."""
+    """Validates messages and creates the broker's copy of them."""
 
     __slots__ = ("_count", "_exchanges", "_max_body", "_profile", "_vhost")
 
@@ -91,10 +91,10 @@ class PublishChecker:
         self._count = 0
 
     def take(self, message: Message, properties: Properties, user: str) -> StoredContent:
-        """Return the message in stored form. Raise Refusal if the broker rejects it."""
+        """Return the message as it is stored. Raises Refusal if the broker would reject it."""
         self._check(message, properties, user)
         if properties.opaque_headers:
-            # Headers that a client could not decode cannot be sent over the wire either.
+            # Headers that a client was not able to decode cannot be sent to it either.
             properties = replace(properties, opaque_headers=b"")
         headers = self._headers(properties) if properties.headers else _NOTHING
         keys: tuple[str, ...] = (message.routing_key,)
@@ -106,7 +106,7 @@ class PublishChecker:
             further = remove_header(headers, properties.further_headers, "BCC")
             properties = with_headers(properties, headers, further=further)
         if properties.further_headers and self._profile.sorts_headers:
-            # The broker keeps only the first of each name.
+            # If a name occurs twice, the broker only keeps the first header.
             once: dict[bytes, FieldValue] = {}
             for name, value in properties.further_headers:
                 once.setdefault(name, value)
@@ -150,10 +150,10 @@ class PublishChecker:
             raise precondition_failed(f"invalid message: {{delivery_mode_unknown,{mode}}}")
 
     def _headers(self, properties: Properties) -> dict[str, FieldValue]:
-        """Copy the headers, in the order in which the broker delivers them."""
+        """Copy the headers in the order used by the broker."""
         table = table_size(properties.headers) + further_size(properties.further_headers)
         if table > FRAME_PAYLOAD - _ALL_OTHERS:
-            # The header frame contains class, weight, body size, flags and the properties.
+            # A header frame consists of class, weight, body size, flags and properties.
             given = (getattr(properties, name) for name in _STRINGS)
             strings = sum(1 + text_bytes(text) for text in given if text is not None)
             octets = sum(
@@ -167,7 +167,7 @@ class PublishChecker:
 
 
 def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
-    """The further routing keys that a header asks for."""
+    """Return the additional routing keys specified by a header."""
     found = headers.get(name, [])
     if isinstance(found, RawValue):
         texts = found.texts()
@@ -181,11 +181,11 @@ def _copies(headers: dict[str, FieldValue], name: str) -> tuple[str, ...]:
 
 
 class Node:
-    """One virtual host of a broker, with all objects that a connection can reach.
+    """A virtual host with all of its objects.
 
-    `timers` are shared by all virtual hosts of a broker, which have the same clock.
-    `max_body_bytes` and `consumer_timeout` (seconds, None: never) correspond to RabbitMQ's
-    configuration. By default they are those of the emulated version.
+    All virtual hosts of a broker share `timers`, because they have the same clock. `max_body_bytes`
+    and `consumer_timeout` (in seconds, None for no timeout) correspond to RabbitMQ's configuration.
+    The defaults depend on the version.
     """
 
     def __init__(
@@ -214,24 +214,20 @@ class Node:
         self._random = random.Random(seed)
         self._numbers = 0
 
-    # Time and listening.
-
     def next_deadline(self) -> float | None:
-        """When something will happen by itself, or None."""
+        """The time when something will happen without a client, or None."""
         return self.timers.next()
 
     def run_due(self) -> int:
-        """Run the due timers, including timers that become due in the process. Return how many ran."""
+        """Run all timers that are due, including timers they start. Returns how many were run."""
         return self.timers.run(self.now())
 
     def listen(self, listener: Callable[[Event], object] | None) -> None:
-        """Report every event to `listener` from now on. None stops reporting."""
+        """Pass all further events to `listener`. None disables this."""
         self.journal = None if listener is None else EventReporter(self.now, listener)
 
-    # Clients.
-
     def connect(self, name: str = "", user: str = "guest", rights: Rights | None = None) -> Session:
-        """Open a session. Without `rights` its user has all permissions."""
+        """Open a session. If `rights` is None, the user has all permissions."""
         session = Session(self, name, user, rights)
         self.sessions.append(session)
         return session
@@ -245,10 +241,8 @@ class Node:
             for channel in session.channels.values():
                 yield from (taken for taken in channel.unacked.values() if not taken.void)
 
-    # Publishing.
-
     def publish(self, message_content: StoredContent, *, mandatory: bool) -> EventKind:
-        """Route a message and return its outcome: ENQUEUED, REFUSED, RETURNED or DROPPED."""
+        """Route a message and return what happened to it: ENQUEUED, REFUSED, RETURNED or DROPPED."""
         targets = self.targets(message_content)
         journal = self.journal
         if journal is not None:
@@ -267,7 +261,9 @@ class Node:
         return fate
 
     def targets(self, content: StoredContent) -> tuple[LiveQueue, ...] | list[LiveQueue]:
-        """Return the queues a message is routed to. A missing exchange routes to no queue."""
+        """Return the queues that a message is routed to. There are none if the exchange does not
+        exist.
+        """
         keys, queues = content.keys, self.queues
         if not content.exchange and len(keys) == 1:
             queue = queues.get(keys[0])
@@ -290,15 +286,13 @@ class Node:
 
     @property
     def copies(self) -> int:
-        """Number of message copies put into queues so far."""
+        """The number of copies that were added to queues so far."""
         return self._numbers
 
     def number(self) -> int:
-        """The next number for a copy."""
+        """Return a unique number for a copy."""
         self._numbers += 1
         return self._numbers
-
-    # Queues.
 
     def declare_queue(self, session: Session, queue: Queue, *, passive: bool = False) -> LiveQueue:
         """Create a queue, or check that it exists with the same properties."""
@@ -345,7 +339,8 @@ class Node:
             place, "quorum" if kind == "quorum" else "classic", arguments, self.profile
         )
         if kind == "quorum":
-            # Quorum queues are durable, shared, permanent and named by their users.
+            # Quorum queues have to be durable and named by the client. They cannot be exclusive or
+            # auto-delete.
             if not queue.name:
                 raise precondition_failed(
                     "Cannot declare a server-named queue for type rabbit_quorum_queue"
@@ -360,7 +355,7 @@ class Node:
                     raise precondition_failed(f"invalid property '{name}' for {place}")
 
     def queue(self, name: str, session: Session) -> LiveQueue:
-        """The queue of that name, for use by `session`."""
+        """Find a queue that `session` is allowed to use."""
         found = self.queues.get(name)
         if found is None:
             raise no_such(self.place("queue", name))
@@ -377,7 +372,9 @@ class Node:
     def delete_queue(
         self, session: Session, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete a queue and return how many messages were ready, or 0 for a missing queue."""
+        """Delete a queue and return the number of ready messages. Returns 0 if the queue does not
+        exist.
+        """
         session.check(Right.CONFIGURE, "queue", name)
         queue = self.queues.get(name)
         if queue is None:
@@ -392,14 +389,14 @@ class Node:
         return count
 
     def remove_queue(self, queue: LiveQueue, loss: Loss) -> None:
-        """Delete a queue with all its messages."""
+        """Delete a queue and all of its messages."""
         if self.queues.pop(queue.name, None) is None:
             return
         self.routing.queue_gone(queue.name)
         queue.close(loss)
 
     def restart(self) -> None:
-        """Restart: close connections, drop transient objects and messages, keep durable ones."""
+        """Restart the node: close connections, and only keep durable objects and messages."""
         for session in tuple(self.sessions):
             session.close()
         for queue in tuple(self.queues.values()):
@@ -417,17 +414,17 @@ class Node:
             queue.apply(self.policies.settings(queue.name, queue.arguments))
 
     def place(self, kind: str, name: str) -> str:
-        """Format the name of a queue or exchange as in RabbitMQ's errors."""
+        """Format the name of a queue or exchange like RabbitMQ does in errors."""
         return where(kind, name, self.vhost)
 
     def made_up(self, prefix: str) -> str:
-        """Return a name as the broker generates it. The same seed gives the same names."""
+        """Generate a name in the format of RabbitMQ. Names only depend on the seed."""
         noise = self._random.getrandbits(128).to_bytes(16, "big")
         return prefix + base64.urlsafe_b64encode(noise).decode().rstrip("=")
 
 
 def advance(node: Node, clock: ManualClock, moment: float) -> None:
-    """Let time pass on the clock of `node`, from deadline to deadline, until `moment`."""
+    """Advance the clock of `node` to `moment`, stopping at each deadline on the way."""
     while (due := node.next_deadline()) is not None and due <= moment:
         clock.advance_to(max(due, clock.now()))
         node.run_due()
@@ -435,7 +432,7 @@ def advance(node: Node, clock: ManualClock, moment: float) -> None:
 
 
 def _check_same(queue: Queue, found: LiveQueue, session: Session, place: str) -> None:
-    """Refuse a different redeclaration with 406, and one that differs in exclusivity with 405."""
+    """Raise 405 for a different exclusivity, and 406 for any other difference."""
     if queue.exclusive != (found.owner is session):
         raise resource_locked(place)
     if queue.durable != found.durable:
