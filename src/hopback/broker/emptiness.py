@@ -1,15 +1,15 @@
-"""Prove that a queue is empty before deleting it.
+"""Delete queues that are proven to be empty.
 
-No single request proves that. A passive declare counts ready messages, but not unacked messages or messages
-held by at-least-once dead-lettering. A conditional delete (`if-empty`) also ignores those, and quorum queues
-do not support it. The totals of the management API include all messages, but those of a quorum queue are as
-old as its last tick.
+There is no single request that proves this. A passive declare does not count unacked messages, nor
+messages held by at-least-once dead-lettering. The same applies to deleting with `if-empty`, which
+quorum queues do not even support. The management API counts all messages, but the totals of a
+quorum queue are as old as its last tick.
 
-A queue is therefore deleted in three steps. First it is fenced: it has no bindings and no
-consumers, and every queue that sends to it by name is idle. Then all counts must stay 0 for longer
-than the maximum age of a total. Then it is deleted, immediately after the last reading. If a client
-holds messages, the deletion waits, and after a time limit fails with an error that names the
-client.
+The following steps are required. First, the queue must not receive any messages: it has no bindings
+and no consumers, and all queues that send messages to it by name are idle. Second, all counts have
+to be 0 for longer than the totals can be out of date. The queue is deleted right after the last
+reading. If clients hold messages, we wait for them. After a time limit, an error with the names of
+these clients is raised.
 """
 
 from __future__ import annotations
@@ -45,22 +45,24 @@ classic queues were immediate. Statistics, the only source of held-back messages
 """
 
 PATIENCE_S = 60.0
-"""Seconds to wait for clients that hold messages. Longer than a consumer's grace period of 30 s."""
+"""Seconds to wait for clients that hold messages. More than the grace time of a consumer, which is
+30 s.
+"""
 
-_LOOK_EVERY_S = 1.0  # Seconds. The counts of the management API change every 5 s.
+_LOOK_EVERY_S = 1.0  # The management API updates its counts every 5 s.
 
 
 class Ledger(Protocol):
-    """The queue readings of a management client. The embedded broker also provides them."""
+    """The part of the management client used here. Also implemented by the embedded broker."""
 
     async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
         """Count all messages of each queue, by name."""
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
-        """Read one queue with its statistics, the only source of held-back messages."""
+        """Read a queue with its statistics. Held-back messages are not available anywhere else."""
 
     async def live_topology(self, vhost: str) -> Topology:
-        """Read the broker's objects and policies."""
+        """Read all objects and policies of the broker."""
 
     async def holders(self, vhost: str, queue: str) -> tuple[str, ...]:
         """Describe the clients that may hold messages of this queue."""
@@ -69,9 +71,10 @@ class Ledger(Protocol):
 def feeders(
     queue: str, live: Topology, plans: Iterable[Plan] = (), version: BrokerVersion | None = None
 ) -> tuple[Queue, ...]:
-    """Find the queues that send messages to this one by name, which unbinding does not stop.
+    """Find the queues that send messages to this queue by name. Removing bindings does not stop
+    them.
 
-    The broker sends dead letters through the default exchange. The consumers of a plan publish
+    The broker sends dead letters through the default exchange, and the consumers of a plan publish
     failed messages to its retry and dead-letter queues.
     """
     by_plan = {
@@ -101,19 +104,19 @@ def _dead_letters_to(
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """One reading of the queues: queues with ready messages, and obstacles to a deletion."""
+    """The result of reading the queues: which have ready messages, and what prevents a deletion."""
 
     ready: tuple[str, ...]
     obstacles: tuple[str, ...]
     held: tuple[str, ...]
-    """The queues with obstacles."""
+    """The queues that cannot be deleted yet."""
 
 
 class Emptiness:
-    """Proves that queues are empty and then deletes them.
+    """Proves that queues are empty and deletes them.
 
-    `plans` are the plans whose consumers publish by name. `on_wait` is called once for each
-    distinct obstacle that delays the deletion.
+    `plans` are used to find consumers that publish by name. `on_wait` is called once for each
+    distinct obstacle.
     """
 
     def __init__(
@@ -144,23 +147,24 @@ class Emptiness:
     async def refuse_busy(self, queues: Collection[str]) -> None:
         """Raise UnsafeOperation if the queues, or queues that send to them by name, are in use.
 
-        A queue is in use if it has consumers or unacked messages. Call this before the first
-        change.
+        This means that they have consumers or unacked messages. Has to be called before anything is
+        changed.
         """
-        # Messages routed through bindings are stopped later, by unbinding.
+        # Messages that arrive through bindings are not a problem, because bindings are removed
+        # later.
         live = replace(await self._management.live_topology(self._vhost), bindings=())
         sources = [each.name for name in queues for each in self._feeders(name, live)]
         await self._until_free((*queues, *sources), clear_for_s=0.0)
 
     async def refuse_held(self, queues: Collection[str]) -> None:
-        """Raise UnsafeOperation unless the queues provably have no consumers and no held
+        """Raise UnsafeOperation unless it is proven that the queues have no consumers and no held
         messages.
         """
         await self._until_free(queues, clear_for_s=self._watch_s)
 
     async def _until_free(self, queues: Collection[str], *, clear_for_s: float) -> None:
-        """Wait until the queues are free. Counts are read again because they may predate a
-        settlement.
+        """Wait until the queues are not in use. The counts may be older than a settlement, so read
+        them repeatedly.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._watch_s
@@ -194,10 +198,14 @@ class Emptiness:
         *,
         move: Callable[[str], Awaitable[object]],
     ) -> None:
-        """Delete all queues as soon as each is proven empty. A missing queue is not an error.
+        """Delete the queues as soon as they are proven to be empty. Queues that do not exist are
+        skipped.
 
-        `move` moves the ready messages out of the named queue, including messages that become ready in the
-        meantime. Raise UnsafeOperation if a client still holds messages or sends more after `patience_s`.
+        `move` moves all ready messages of a queue somewhere else. It is called again if more
+        messages become ready.
+
+        Raises:
+            UnsafeOperation: If a client still holds messages, or sends more of them, after `patience_s`.
         """
         if not queues:
             return
@@ -215,8 +223,8 @@ class Emptiness:
                         f"after {now - began:.0f} s these are not empty for certain, so they were not"
                         f" deleted: {why}"
                     )
-                # Totals may still include messages that were moved. Report obstacles only after
-                # this time.
+                # Messages that were just moved may still be included in totals, so don't report
+                # obstacles too early.
                 if now - began >= self._watch_s:
                     self._tell(look.obstacles)
                 for name in look.ready:
@@ -236,8 +244,7 @@ class Emptiness:
 
     async def _look(self, queues: Collection[Queue]) -> _Observation:
         live = await self._management.live_topology(self._vhost)
-        # Read the totals before the declares, which then count messages that were ready at the
-        # totals.
+        # Read the totals first. Messages that were ready then are also included in the declares.
         totals = await self._management.totals(self._vhost)
         ready: list[str] = []
         obstacles: list[str] = []
@@ -257,7 +264,7 @@ class Emptiness:
             held += [queue.name] if found else []
             obstacles += found
             for source in self._feeders(queue.name, live):
-                # Messages also leave this queue through its TTL or its length limit, without a
+                # The TTL or a length limit may also remove messages from the queue, not just a
                 # consumer.
                 told = effective_arguments(source, live.policies, self._connection.version)
                 limited = "x-max-length" in told or "x-max-length-bytes" in told
@@ -276,9 +283,7 @@ class Emptiness:
     async def _in_use(
         self, queue: str, totals: Mapping[str, QueueCounts], *, empty: bool = False
     ) -> list[str]:
-        """List consumers and held messages of this queue. With `empty`, also list ready
-        messages.
-        """
+        """List the consumers and held messages of a queue. `empty` adds ready messages to the list."""
         state = await count_now(self._connection, queue)
         if state is None:
             return []
@@ -289,11 +294,11 @@ class Emptiness:
         found = [f"{queue!r} has {state.consumers} consumers"] if state.consumers else []
         counts = totals.get(queue)
         if counts is None or counts.messages is None or counts.ready is None:
-            # A new queue, or one of a restarted broker, has no counts before its first tick.
+            # There are no counts before the first tick of a new queue or a restarted broker.
             return [*found, f"the broker does not report the number of messages in {queue!r}"]
         if counts.unacked:
             found.append(f"{counts.unacked} messages of {queue!r} are held unacked")
-        # The total includes held-back messages. Their separate count is in the older statistics.
+        # Held-back messages are part of the total. Their own count comes from older statistics.
         held_back = max(held_back, counts.messages - counts.ready - (counts.unacked or 0))
         if held_back > 0:
             found.append(f"{held_back} messages of {queue!r} are held back by dead-lettering")
@@ -308,27 +313,25 @@ class Emptiness:
                 self._on_wait(f"waiting: {text}")
 
     async def _told(self, obstacles: Collection[str], held: Collection[str]) -> str:
-        """Join the obstacles and the clients that hold messages, if the broker lists them."""
+        """Combine the obstacles with the clients that hold messages, if the broker lists them."""
         who: list[str] = []
         for queue in held:
             try:
                 who += await self._management.holders(self._vhost, queue)
-            except ManagementError:  # the user may not list them
+            except ManagementError:  # no permission to list them
                 break
         named = f". Held by: {'; '.join(dict.fromkeys(who))}" if who else ""
         return "; ".join(obstacles) + named
 
     async def _delete(self, queues: Collection[Queue]) -> str | None:
-        """Delete the queues. Return the name of the first one that is not empty and unused, if
-        any.
-        """
+        """Delete the queues. Stops at a queue that is not empty and unused, and returns its name."""
         for queue in queues:
             state = await count_now(self._connection, queue.name)
             if state is None:
                 continue
             if state.messages or state.consumers:
                 return queue.name
-            # A quorum queue rejects every condition with 540.
+            # Quorum queues respond to any condition with 540.
             classic = queue.type is QueueType.CLASSIC
             channel = await self._connection.open_channel()
             try:

@@ -1,13 +1,13 @@
-"""Lift a delivery limit, and restore it once no message exceeds it.
+"""Remove the delivery limit of a queue, and restore it when this is safe.
 
-Only one policy applies to a queue: the matching policy of the highest priority. Lifting a limit
-therefore takes a policy for exactly that queue, with a higher priority and all keys of the current
-policy. Its name, `hopback-dlq-limit.<queue>`, records the change. Deleting it restores the former
-policy.
+Only the matching policy with the highest priority applies to a queue. To remove the limit of a
+single queue, we need a policy that matches just this queue, has a higher priority and includes all
+keys of the current policy. Its name is `hopback-dlq-limit.<queue>`, which also serves as a record
+of the change. When it is deleted, the original policy applies again.
 
-While a limit is lifted the queue keeps counting. A message that was returned more often than the
-limit allows stays until its next return under the restored limit. Then the broker removes it. A
-limit is therefore restored only if no such message exists.
+The queue still counts deliveries while there is no limit. If a message was returned more often than
+the limit allows, it would be removed by the next return after the limit is restored. This must not
+happen, so the limit is only restored if there are no such messages.
 """
 
 from __future__ import annotations
@@ -31,40 +31,38 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 DEFAULT_LIMIT_SINCE = BrokerVersion(4, 0)
-"""Since this version a quorum queue has a default limit of 20, and -1 means no limit."""
+"""Since this version, quorum queues have a default limit of 20, and -1 means no limit."""
 DLQ_LIMIT_PREFIX = "hopback-dlq-limit."
 MAIN_LIMIT_PREFIX = "hopback-main-limit."
 
 
 @dataclass(frozen=True, slots=True)
 class LiftedLimit:
-    """A limit that Hopback lifted: the policy and its queue."""
+    """A limit that was removed by Hopback: the policy and the queue."""
 
     queue: str
     policy: Policy
 
 
 def exact_pattern(name: str) -> str:
-    """A policy pattern that matches this name and no other."""
+    """Return a pattern that only matches this name."""
     return f"^{re.escape(name)}$"
 
 
 def is_ours(policy: Policy) -> bool:
-    """Whether Hopback created the policy to lift a limit."""
+    """Return True if the policy was created by Hopback to remove a limit."""
     return policy.name.startswith((DLQ_LIMIT_PREFIX, MAIN_LIMIT_PREFIX))
 
 
 def has_default_limit(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -> bool:
-    """Whether only the broker's own default limits the deliveries of this queue."""
+    """Return True if deliveries are only limited by the default of the broker."""
     if queue.type is not QueueType.QUORUM or version < DEFAULT_LIMIT_SINCE:
         return False
     return "x-delivery-limit" not in effective_arguments(queue, policies, version)
 
 
 def lift_policy(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy:
-    """Return a policy that lifts the queue's limit and keeps all other keys of the current
-    policy.
-    """
+    """Return a policy that removes the limit and keeps all other keys of the current policy."""
     others = [policy for policy in policies if not is_ours(policy)]
     former = effective_policy(queue, others)
     kept = dict(former.definition) if former else {}
@@ -78,7 +76,9 @@ def lift_policy(prefix: str, queue: Queue, policies: Iterable[Policy]) -> Policy
 
 
 def find_lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
-    """Every limit that Hopback has lifted here, by the names of the policies."""
+    """List all limits that were removed by Hopback. They are recognised by the names of the
+    policies.
+    """
     return tuple(
         LiftedLimit(
             policy.name.removeprefix(DLQ_LIMIT_PREFIX).removeprefix(MAIN_LIMIT_PREFIX), policy
@@ -89,27 +89,27 @@ def find_lifted_limits(policies: Iterable[Policy]) -> tuple[LiftedLimit, ...]:
 
 
 _LOOKED_AT = 10_000
-"""Messages. All of them are held at the same time to read their counts."""
+"""Maximum number of messages to check. They are all held at the same time."""
 
 _STILL_S = 30.0
-"""Seconds to wait for the next of these messages."""
+"""Seconds to wait for the next message."""
 
 
 class PolicyLedger(Ledger, Protocol):
-    """A management client that also reads, sets and deletes policies."""
+    """The part of a management client that reads and writes policies."""
 
     async def policies(self, vhost: str) -> tuple[Policy, ...]:
-        """The policies in force, without delay."""
+        """Return the current policies. They are not out of date."""
 
     async def put_policy(self, vhost: str, policy: Policy) -> None:
         """Create or overwrite a policy."""
 
     async def delete_policy(self, vhost: str, name: str) -> None:
-        """Delete a policy. A missing policy is not an error."""
+        """Delete a policy. Does nothing if it does not exist."""
 
 
 def is_near_limit(count: int, limit: int | None) -> bool:
-    """Whether the count has reached half of the limit."""
+    """Return True if a count is at least half of the limit."""
     return limit is not None and count * 2 >= limit
 
 
@@ -121,16 +121,22 @@ async def restore_limits(
     *,
     watch_s: float = WATCH_S,
 ) -> tuple[LiftedLimit, ...]:
-    """Delete the policies with which Hopback lifted delivery limits, all or those of `queues`.
+    """Restore delivery limits by deleting Hopback's policies, either all of them or those for
+    `queues`.
 
-    The former policies apply again. Returns the deleted ones. Raise UnsafeOperation before any
-    change if a message was returned almost as often as the limit allows, or if that is
-    unknown because a client holds messages. Reading the counts adds one to each.
+    Reading the delivery counts of the messages increments each of them by one.
+
+    Returns:
+        The deleted policies.
+
+    Raises:
+        UnsafeOperation: If a message was returned almost as often as the limit allows, or if its count cannot
+            be read because a client holds it. Nothing has been changed.
     """
     live = await management.live_topology(vhost)
     found = find_lifted_limits(await management.policies(vhost))
     taken = tuple(one for one in found if queues is None or one.queue in queues)
-    # The limits that will apply again. A missing queue has none.
+    # The limits that will apply. Queues that do not exist are skipped.
     limits: dict[str, int] = {}
     for one in taken:
         queue = live.queue(one.queue)
@@ -152,7 +158,7 @@ async def restore_limits(
 
 
 async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
-    """Check every message's count while the limit is still lifted, and requeue all messages."""
+    """Check the counts of all messages before the limit is restored, and requeue the messages."""
     state = await count_now(connection, queue)
     if state is None or not state.messages:
         return
@@ -179,7 +185,7 @@ async def _refuse_spent(connection: Connection, queue: str, limit: int) -> None:
                 await news.wait()
     finally:
         await channel.close()
-    # This check returned each message once more. The next return must not approach the limit.
+    # This check has returned every message once more, and the next return must not reach the limit.
     near = [count + 1 for count in counts if is_near_limit(count + 1, limit)]
     if near:
         raise UnsafeOperation(

@@ -69,7 +69,7 @@ _LOST = (
 
 @dataclass(slots=True, eq=False)
 class _PublishSession:
-    """A connection with its proven routes and idle scratch channels."""
+    """A connection, its proven routes and its idle scratch channels."""
 
     connection: Connection
     proven: ProvenRoutes
@@ -81,7 +81,7 @@ class _PublishSession:
         return self.idle.pop()[1] if self.idle else await self.connection.open_channel()
 
     def take_back(self, channel: Channel) -> Channel | None:
-        """Keep an idle channel. Returns a channel to close if it has been idle for too long."""
+        """Keep an idle channel open. Returns another one that has been idle for too long."""
         now = asyncio.get_running_loop().time()
         self.idle.append((now, channel))
         if len(self.idle) > _IDLE_CHANNELS and now - self.idle[0][0] > _IDLE_S:
@@ -91,7 +91,7 @@ class _PublishSession:
 
 @dataclass(slots=True, eq=False)
 class _OpenChannel:
-    """The shared channel of a session."""
+    """The channel shared by all proven routes of a session."""
 
     channel: Channel
     session: _PublishSession
@@ -165,7 +165,6 @@ class MessageSender:
 
     @property
     def _open_channel(self) -> asyncio.Future[_OpenChannel]:
-        """A future with the shared channel."""
         if self._current is None:
             self._current = asyncio.get_running_loop().create_future()
         return self._current
@@ -204,7 +203,7 @@ class MessageSender:
     async def close(self) -> None:
         """Close the connection.
 
-        Pending messages raise PublishInterrupted. Can be called more than once.
+        Pending messages raise PublishInterrupted. It is safe to call this more than once.
         """
         self._line.stop()
         if self._replies is not None:
@@ -215,14 +214,14 @@ class MessageSender:
             await asyncio.wait({self._task})
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Raise the error in all callers that are waiting for a channel."""
+        """Pass the error to all callers that are waiting for a channel."""
         error = None if task.cancelled() else task.exception()
         self._refuse(str(error or "the publisher is closed"))
 
     def _refuse(self, why: str) -> None:
         if not self._open_channel.done():
             self._open_channel.set_exception(ConnectionFailed(f"message not sent: {why}"))
-            self._open_channel.exception()  # mark as retrieved, because there may be no caller
+            self._open_channel.exception()  # avoids a warning, because there may be no caller
 
     async def send(
         self, message: Message, *, mandatory: bool = True, ended: asyncio.Event | None = None
@@ -264,8 +263,8 @@ class MessageSender:
                 self._count_nack(current)
                 raise
             except PublishInterrupted as error:
-                # The route was proven, so an exchange or permission has been removed. Use scratch
-                # channels.
+                # The route was proven, so the exchange or a permission must have been removed since
+                # then.
                 if not isinstance(error.__cause__, ChannelClosed):
                     raise
                 current.session.proven.clear()
@@ -274,7 +273,9 @@ class MessageSender:
                 current.leave()
 
     def _count_nack(self, current: _OpenChannel) -> None:
-        """Replace a channel after several nacks, but not too often, because the queue may be full."""
+        """Replace the channel after several nacks in a row. Don't do this too often, as the queue
+        may just be full.
+        """
         current.nacks += 1
         now = asyncio.get_running_loop().time()
         if (
@@ -287,7 +288,7 @@ class MessageSender:
     def _hand_over_at_once(
         self, message: Message, mandatory: bool
     ) -> tuple[_OpenChannel, asyncio.Future[None]] | None:
-        """Publish on the shared channel if this is possible without waiting."""
+        """Publish on the shared channel, but only if there is no need to wait."""
         current = self._shared
         if (
             current is None
@@ -311,7 +312,8 @@ class MessageSender:
         """
         if await self._apart_at_once(message, mandatory, ended):
             return None
-        if self._task is None and self._current is None:  # neither started nor closed
+        # the supervisor has neither started nor been closed
+        if self._task is None and self._current is None:
             raise ConnectionFailed(_NOT_STARTED)
         try:
             async with asyncio.timeout(self._timeout) as limit:
@@ -345,9 +347,9 @@ class MessageSender:
     async def _apart_at_once(
         self, message: Message, mandatory: bool, ended: asyncio.Event | None
     ) -> bool:
-        """Publish on a scratch channel if this is possible without waiting.
+        """Publish on a scratch channel, but only if there is no need to wait.
 
-        Returns False if it is not.
+        Returns False otherwise.
         """
         if self._shared is None:
             return False
@@ -379,7 +381,7 @@ class MessageSender:
         ended: asyncio.Event | None,
         limit: asyncio.Timeout | None = None,
     ) -> None:
-        """Publish on a scratch channel. `limit` only applies until the message is sent."""
+        """Publish on a scratch channel. `limit` is the timeout until the message is sent."""
         async with session.slots:
             channel = await session.scratch()
             used: Channel | None = channel
@@ -412,7 +414,7 @@ class MessageSender:
         return f"message not sent: no usable channel within {self._timeout:g} s ({why})"
 
     def _retire(self, current: _OpenChannel) -> None:
-        """Stop using a channel for new messages."""
+        """Don't use this channel for any more messages."""
         current.retired.set()
         if self._shared is current:
             self._shared = None
@@ -423,7 +425,7 @@ class MessageSender:
         closing.add_done_callback(self._winding_down.discard)
 
     async def _session(self, connection: Connection) -> None:
-        """Keep a shared channel open until the connection is closed."""
+        """Keep a shared channel open as long as the connection is open."""
         session = _PublishSession(connection, ProvenRoutes(self._keyless))
         try:
             while True:

@@ -1,18 +1,19 @@
-"""Replace queues whose type or arguments differ, keeping their messages.
+"""Replace queues that have a different type or different arguments, and keep their messages.
 
-RabbitMQ cannot change the type or the arguments of an existing queue. Such queues are replaced
-through shadow queues, without losing a message:
+RabbitMQ does not support changing the type or the arguments of a queue. Queues are therefore
+replaced with the help of shadow queues:
 
-1. Declare each shadow and bind it wherever its queue is bound, then unbind the queue. From then on new
-   messages are routed to the shadow. Messages published in between are routed to both queues. All
-   messages in the queue move to the shadow: each is published, confirmed, then acked.
-2. Delete the queues once all of them are proven empty, and declare them in their new form. A retry
-   queue is emptied together with its main queue, so that no message returns to the main queue by name.
-3. Move all messages in the shadows back, bind the queues again, unbind the shadows, and move the
-   messages that arrived in the meantime. Delete the shadows once they are proven empty.
+1. Each shadow is declared and gets the same bindings as its queue. Then the bindings of the queue are removed,
+   so that new messages are routed to the shadow. Messages published in between are routed to both queues. All
+   messages of the queue are moved to the shadow: they are published, confirmed and then acked.
+2. When all queues are proven to be empty, they are deleted and declared with the new settings. Retry queues are
+   emptied together with their main queue, so that no messages return to the main queue.
+3. All messages are moved back from the shadows, the bindings are restored and those of the shadows are removed.
+   Messages that have arrived in the meantime are moved as well. Once the shadows are proven to be empty,
+   they are deleted.
 
-Each step can be repeated, and the state of the broker shows which steps are done. An interrupted
-migration is resumed by starting it again. Attempt counts are carried over.
+All steps can be repeated, and the broker's state shows which ones are done. To resume an
+interrupted migration, start it again. Attempt counts are kept.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-# Messages. Hides the round trip of confirms. A crash duplicates at most this many.
+# Messages. Hides the latency of confirms. At most this many are duplicated by a crash.
 _IN_FLIGHT = 200
-# Seconds. AMQP does not announce that a queue is empty, so the count is polled.
+# Seconds. AMQP does not notify us when a queue is empty, so we have to poll.
 _LOOK_AGAIN_S = 0.05
 
 
@@ -49,10 +50,11 @@ async def move_all(
     target: str,
     rewrite: Callable[[Delivery], Properties],
 ) -> int:
-    """Move messages until the source is empty and return how many were moved.
+    """Move all messages of the source and return how many were moved.
 
-    `rewrite` returns the properties to publish a message with. The first failure is raised. In that
-    case unconfirmed messages are not acked, and closing the channel requeues them in order.
+    `rewrite` returns the properties to publish a message with. If a publish fails, the first error
+    is raised. Messages that were not confirmed are not acked, and the broker requeues them in order
+    when the channel is closed.
     """
     taking, giving = await connection.open_channel(), await connection.open_channel()
     try:
@@ -61,12 +63,12 @@ async def move_all(
         while True:
             tag = await taking.consume(source, move.take, on_cancel=move.on_cancel)
             await move.until_quiet()
-            # Deliveries that were in transit are not in any count yet. They have arrived when the
-            # cancel is answered. They must be settled before the channel closes, because otherwise
-            # the broker requeues a message that was already published.
+            # Deliveries in transit are not part of any count. They have arrived once the cancel is
+            # confirmed. We have to settle them before closing the channel, or the broker would
+            # requeue messages that were already published.
             await taking.cancel(tag)
             await move.until_settled()
-            # The broker does not answer an ack. A round trip shows that it has read it.
+            # Acks are not confirmed. After another round trip, we know that the broker has read it.
             if not (await count(taking, source)).messages:
                 return move.moved
     finally:
@@ -87,13 +89,13 @@ class _Move:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, delivery: Delivery) -> None:
-        """Publish a delivery. After a failure, deliveries stay unsettled."""
+        """Publish a delivery. If a publish has failed, leave it unsettled."""
         if self.failure is not None:
             return
         try:
             message = Message("", self.target, delivery.body, self.rewrite(delivery))
             fate = self.giving.publish(message)
-        except Exception as error:  # the message stays in the source
+        except Exception as error:  # the message remains in the source
             self._fail(
                 BrokerError(f"a message of {self.source!r} cannot be published again: {error}")
             )
@@ -102,7 +104,7 @@ class _Move:
         fate.add_done_callback(lambda done: self._settle(done, delivery.tag))
 
     def on_cancel(self, _tag: str) -> None:
-        """Fail the move: the queue or its node is gone."""
+        """Fail the move, because the queue or its node is gone."""
         self._fail(BrokerError("the broker ended the consumer of the queue that is being moved"))
 
     def _settle(self, fate: asyncio.Future[None], tag: int) -> None:
@@ -125,7 +127,7 @@ class _Move:
         self.changed.set()
 
     async def until_quiet(self) -> None:
-        """Return when the source is empty and no publish is in flight. Raise the first failure."""
+        """Wait until the source is empty and all publishes are done. Raises the first error."""
         while True:
             before = self.moved
             state = await count(self.giving, self.source)
@@ -133,12 +135,11 @@ class _Move:
                 raise self.failure
             if not state.messages and not self.in_flight and self.moved == before:
                 return
-            # Do not count after every change: a count per message costs the broker more than the
-            # move.
+            # Counting after each message would be more work for the broker than moving it.
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def until_settled(self) -> None:
-        """Return when no publish is in flight. Raise the first failure."""
+        """Wait until all publishes are done. Raises the first error."""
         while self.in_flight and self.failure is None:
             await self._wait_for_change()
         if self.failure is not None:
@@ -156,14 +157,15 @@ class _Move:
 _ON_DISK_S = 5.0
 """Seconds between declaring a queue and moving messages into it.
 
-RabbitMQ with Mnesia (3.x, and 4.0 by default) answers a declare up to two seconds before the queue
-is on disk. A broker that is killed earlier loses the queue and every message confirmed into it.
+With Mnesia (3.x, and 4.0 by default), RabbitMQ confirms a declare up to two seconds before the
+queue is written to disk. If the broker is killed before that, the queue is lost with all messages
+that were confirmed.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A queue to replace: its new form and its current bindings."""
+    """A queue to replace, with its new settings and its current bindings."""
 
     queue: Queue
     old_type: QueueType
@@ -173,8 +175,8 @@ class Replacement:
 
     @property
     def shadow(self) -> Queue:
-        """The queue that keeps the messages in the meantime: a quorum queue without limits, TTL or
-        DLX.
+        """The queue that stores the messages in the meantime. A quorum queue with no limits, TTL or
+        dead-letter exchange.
         """
         limit = {"x-delivery-limit": NO_DELIVERY_LIMIT}
         return Queue(self.queue.name + SHADOW, QueueType.QUORUM, arguments=limit)
@@ -182,7 +184,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """The queues to replace, in the order of their replacement, and the obstacles."""
+    """The queues to replace, in order, and the reasons why some of them cannot be."""
 
     desired: Topology
     replacements: tuple[Replacement, ...]
@@ -190,9 +192,9 @@ class Migration:
 
 
 def migration(desired: Topology, live: Topology) -> Migration:
-    """Plan how to bring the live broker to the desired topology. This function does no I/O.
+    """Plan the migration of a live broker to the desired topology. Does not perform any I/O.
 
-    Dead-letter queues are replaced first, then retry queues, then main queues.
+    Dead-letter queues come first, followed by retry queues and main queues.
     """
     compared = diff(desired, live)
     conflicting = {entry.name for entry in compared.conflict if entry.kind == "queue"}
@@ -226,7 +228,7 @@ def migration(desired: Topology, live: Topology) -> Migration:
 
 
 def immovable(queue: Queue) -> str:
-    """Return why messages cannot be moved out of the queue safely, or an empty string."""
+    """Explain why moving messages out of the queue is not safe. Returns an empty string if it is."""
     if queue.type is QueueType.STREAM:
         return "is a stream, whose messages cannot be removed by reading"
     if queue.auto_delete:
@@ -248,7 +250,7 @@ def _replacement(queue: Queue, desired: Topology, live: Topology, resumed: bool)
     unique = tuple(
         binding for index, binding in enumerate(bindings) if binding not in bindings[:index]
     )
-    # The plan that counts the attempts of this queue's messages.
+    # Return the plan that defines how attempts of this queue are counted.
     carried = (p for p in desired.plans if queue.name in (p.queue, *dict(retry_queues(p))))
     return Replacement(queue, now.type if now else queue.type, unique, next(carried, None), resumed)
 
@@ -263,10 +265,11 @@ async def migrate(
     watch_s: float = WATCH_S,
     patience_s: float = PATIENCE_S,
 ) -> int:
-    """Carry out the migration and return how many messages were moved.
+    """Run the migration and return the number of messages that were moved.
 
-    Raise UnsafeOperation if a queue has consumers, if unacked messages are not settled within
-    `patience_s`, if an object other than a queue differs, or without a management API.
+    Raises:
+        UnsafeOperation: If a queue has consumers, if unacked messages are not settled within `patience_s`, if
+            objects other than queues are different, or if there is no management API.
     """
     if planned.obstacles:
         raise UnsafeOperation("no changes were made:\n" + "\n".join(planned.obstacles))
@@ -290,7 +293,7 @@ async def replace_queues(
     emptiness: Emptiness,
     on_done: Callable[[str], object] = lambda text: None,
 ) -> int:
-    """Run the three steps for these queues, from the point where an earlier run stopped."""
+    """Run the three steps. If a previous run was interrupted, continue where it stopped."""
     await emptiness.refuse_busy([one.queue.name for one in replacements])
     moved = dict.fromkeys((one.queue.name for one in replacements), 0)
     back = dict(moved)
@@ -347,9 +350,7 @@ async def replace_queues(
 async def _switch(
     connection: Connection, bindings: tuple[Binding, ...], *, to: Queue, away_from: str
 ) -> None:
-    """Bind the new destination before unbinding the old one: a message may be duplicated, never
-    lost.
-    """
+    """Bind to the new destination first. Messages may be duplicated, but are never lost."""
     await _declare(connection, to)
     channel = await connection.open_channel()
     for binding in bindings:
@@ -367,9 +368,7 @@ async def _declare(connection: Connection, queue: Queue) -> None:
 
 
 async def _is_new(connection: Connection, queue: Queue) -> bool:
-    """Check whether the queue already exists in its new form, in which case a declare has no
-    effect.
-    """
+    """Return True if the queue already has the new settings, so that declaring it has no effect."""
     if await count_now(connection, queue.name) is None:
         return False
     channel = await connection.open_channel()
@@ -382,10 +381,9 @@ async def _is_new(connection: Connection, queue: Queue) -> bool:
 
 
 def _carry_count(plan: Plan | None, delivery: Delivery) -> Properties:
-    """Return the properties with the attempt count in Hopback's header, if the new form counts
-    there.
+    """Add the attempt count to Hopback's header if the new settings require this.
 
-    The properties stay the same without a plan (a dead-letter queue).
+    If there is no plan, the properties are not changed. This is the case for dead-letter queues.
     """
     if plan is None or plan.count is not Count.HEADER:
         return _as_it_is(delivery)

@@ -1,8 +1,9 @@
-"""Brokers by name: the `[[brokers]]` of a settings file, for the service and the command.
+"""Named brokers, as defined by `[[brokers]]` in a settings file.
 
-Each entry is one virtual host of one broker. The file never contains a password. An address names
-the environment variable or the file with the password, or `url_env` names the variable with the
-whole address.
+They are used by the service and the command line. Each entry is a virtual host of a broker.
+Passwords are not allowed in the file. The address contains the name of an environment variable or
+of a file with the password. Alternatively, `url_env` is the name of a variable with the whole
+address.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _EMBEDDED = "embedded"
-"""The address of a broker inside the process."""
+"""Address of the embedded broker in the same process."""
 
 _Text = Annotated[str, Meta(min_length=1, max_length=2000)]
-# No colon, because a colon separates a broker's name from its virtual host.
+# No colon, because it separates the name of a broker from its virtual host.
 _Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
 
 class BadBrokers(HopbackError):
-    """The brokers of a settings file cannot be used."""
+    """Raised when the brokers of a settings file are invalid."""
 
     remedy: ClassVar[str] = "Correct the entry of [[brokers]] that is named."
 
 
 class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """One `[[brokers]]` entry. With `vhosts` each virtual host becomes a broker named `name:vhost`.
+    """An entry of `[[brokers]]`. If it has `vhosts`, there is a broker named `name:vhost` for each
+    of them.
 
-    `read_brokers` returns one entry per broker, with the whole address in `url`.
+    `read_brokers` returns an entry per broker. Its `url` contains the complete address.
     """
 
     name: _Name
@@ -52,7 +54,7 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[BrokerSettings, ...]:
-    """Read the brokers of a settings file. The service reads the other sections."""
+    """Read the brokers in a settings file. Other sections are read by the service."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -67,12 +69,12 @@ def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[BrokerSett
 
 
 def broker_path(name: str) -> str:
-    """Return the path prefix of a broker at a server with several brokers."""
+    """Return the path prefix for a broker if the server has more than one."""
     return f"/brokers/{quote(name, safe=':')}"
 
 
 def broker_names(entries: Iterable[BrokerSettings]) -> tuple[str, ...]:
-    """Return the names of the brokers in these entries, in order."""
+    """Return the names of all brokers, in order."""
     return tuple(
         name
         for entry in entries
@@ -83,7 +85,7 @@ def broker_names(entries: Iterable[BrokerSettings]) -> tuple[str, ...]:
 def name_brokers(
     entries: Iterable[BrokerSettings], environment: Mapping[str, str], where: str
 ) -> tuple[BrokerSettings, ...]:
-    """Return the brokers of these entries, in order. BadBrokers names the invalid entry."""
+    """Return all brokers, in order. Raises BadBrokers with the name of the invalid entry."""
     found: dict[str, BrokerSettings] = {}
     for entry in entries:
         url = _address(entry, environment, where)
@@ -98,7 +100,7 @@ def name_brokers(
 
 
 def _address(entry: BrokerSettings, environment: Mapping[str, str], where: str) -> str:
-    """The entry's address with its password."""
+    """Return the address of the entry, including the password."""
     here = f"{where}: broker {entry.name!r}"
     if bool(entry.url) == bool(entry.url_env):
         said = "both" if entry.url else "neither"
@@ -114,7 +116,7 @@ def _address(entry: BrokerSettings, environment: Mapping[str, str], where: str) 
         password = parts.password
     except ValueError:
         well_formed, password = False, None
-    if not well_formed:  # not shown, because it may contain a password
+    if not well_formed:  # don't show it, because it may contain a password
         raise BadBrokers(f"{here}: expected amqp://… or amqps://…, got {describe_scheme(url)}")
     if entry.url and password:
         raise BadBrokers(

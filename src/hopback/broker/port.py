@@ -64,7 +64,7 @@ class Connection(Protocol):
 
     @property
     def version(self) -> BrokerVersion:
-        """The version of the broker."""
+        """The RabbitMQ version of the broker."""
 
     async def open_channel(self) -> Channel:
         """Open a channel in confirm mode."""
@@ -120,7 +120,7 @@ class Channel(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """True if `room` would return immediately."""
+        """Whether `room` would return immediately."""
 
     async def room(self) -> None:
         """Wait until another message can be published."""
@@ -179,10 +179,10 @@ class RawChannel(Protocol):
     def publish_raw(
         self, exchange: str, routing_key: str, properties: bytes, body: bytes
     ) -> Future[None]:
-        """Publish a message with encoded properties."""
+        """Publish a message whose properties are already encoded."""
 
     def hold(self, tag: int) -> None:
-        """Hold a delivery until the channel is closed, without storing its tag."""
+        """Hold a delivery until the channel is closed. Its tag is not stored."""
 
 
 async def count(channel: Channel, queue: str) -> QueueState:
@@ -195,7 +195,7 @@ async def count(channel: Channel, queue: str) -> QueueState:
 
 
 async def count_now(connection: Connection, queue: str) -> QueueState | None:
-    """Count the messages of a queue on a separate channel. Returns None if it does not exist."""
+    """Count the messages of a queue, using a separate channel. Returns None if it does not exist."""
     channel = await connection.open_channel()
     try:
         state = await count(channel, queue)

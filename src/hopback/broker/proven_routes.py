@@ -1,13 +1,15 @@
-"""Remember which publishes cannot close a channel.
+"""Find out which publishes could close a channel.
 
-RabbitMQ answers a publish to a missing exchange, without the right to write, or with a body that is too
-large by closing the channel. The outcome of every other publish in flight on it is then unknown. A publish
-may share a channel with others only if all of these were confirmed before on the same connection:
+RabbitMQ closes the channel if a message is published to a missing exchange, if the user has no
+write permission, or if the body is too large. We then don't know what happened to the other
+messages on this channel. For this reason, a message is only published on a shared channel if a
+previous publish on the same connection proves that it is safe. This means that the broker has
+already accepted:
 
-- its exchange, because the exchange exists and the user may write to it,
-- its routing key, because rights on topic exchanges depend on the key. A key is not remembered for exchanges
-  that are known not to be topic exchanges,
-- a body of at least its size, because the limit is one number for the whole node.
+- the exchange, so it exists and the user may write to it,
+- the routing key, because permissions for topic exchanges depend on it. It is ignored for exchanges that are
+  known to have a different type,
+- a body that was at least as large. The limit is the same for all queues of the node.
 """
 
 from __future__ import annotations
@@ -22,24 +24,27 @@ if TYPE_CHECKING:
     from hopback.message import Message
 
 Route: TypeAlias = str | tuple[str, str]
-"""Exchange and routing key, or the exchange alone where rights do not depend on the key."""
+"""The exchange and routing key, or only the exchange if permissions don't depend on the key."""
 
 _WITHOUT_TOPIC_RIGHTS = ("", "amq.direct", "amq.fanout", "amq.headers", "amq.match")
-"""Exchanges of every broker that are not topic exchanges. The empty name is the default exchange."""
+"""Predeclared exchanges that are not topic exchanges. The default exchange has an empty name."""
 
 _REMEMBERED = 5_000
-"""Routes per generation. Two generations are kept, about 2 MB. The next publish on a forgotten route proves
-it again."""
+"""Number of routes per generation. We keep two generations, which need about 2 MB. A route that was
+dropped has to be proven again.
+"""
 
 _FIRST_PROOF_S = 0.1
-"""Seconds that a publish waits for the first publish on the same new route, in order to follow it on the
-shared channel. It then goes apart itself: a queue that confirms slowly must not hold up others."""
+"""How long a publish waits for the first one on the same new route, so that it can use the shared
+channel. After this number of seconds it uses its own channel, because a queue may be slow to
+confirm.
+"""
 
 
 class ProvenRoutes:
-    """The routes and the body size that the broker has accepted on one connection.
+    """The routes and the body size that the broker has accepted on a connection.
 
-    `keyless` names exchanges that are known not to be topic exchanges.
+    `keyless` contains the names of exchanges that are known not to be topic exchanges.
     """
 
     __slots__ = ("_before", "_first", "_keyless", "_recent", "largest")
@@ -50,21 +55,19 @@ class ProvenRoutes:
         self._before: set[Route] = set()
         self._first: dict[Route, asyncio.Future[None]] = {}
         self.largest: int = -1
-        """The size of the largest body that was accepted, in bytes. -1 before the first one."""
+        """The size of the largest accepted body in bytes. -1 if there was none yet."""
 
     def route(self, message: Message) -> Route:
-        """The part of the message that rights depend on."""
+        """Return the parts of a message that permissions depend on."""
         exchange = message.exchange
         return exchange if exchange in self._keyless else (exchange, message.routing_key)
 
     def cover(self, message: Message) -> bool:
-        """Whether the broker has already accepted a publish on the same route, and a body of at least this
-        size.
-        """
+        """Return True if the broker has already accepted this route and a body of this size."""
         if len(message.body) > self.largest:
             return False
         exchange = message.exchange
-        # As `route`, without a call: this is asked for each publish.
+        # The same as `route`, but inlined, because this is called for each publish.
         route = exchange if exchange in self._keyless else (exchange, message.routing_key)
         if route in self._recent:
             return True
@@ -74,12 +77,14 @@ class ProvenRoutes:
         return True
 
     def add(self, message: Message) -> None:
-        """The broker has accepted this publish: it confirmed, returned or nacked it."""
+        """Remember that the broker has accepted this publish, i.e. it was confirmed, returned or
+        nacked.
+        """
         self._remember(self.route(message))
         self.largest = max(self.largest, len(message.body))
 
     def begin(self, message: Message) -> Route | None:
-        """Begin the first publish on this route. None if another first publish is in progress."""
+        """Start the first publish on a route. Returns None if another task is already doing this."""
         route = self.route(message)
         if route in self._first:
             return None
@@ -87,12 +92,12 @@ class ProvenRoutes:
         return route
 
     def end(self, route: Route) -> None:
-        """The first publish on this route has its outcome."""
+        """The first publish on this route is done."""
         self._first.pop(route).set_result(None)
 
     @asynccontextmanager
     async def turn(self, message: Message) -> AsyncIterator[bool]:
-        """Wait for the first publish on a new route. Yields whether the route is still unproven."""
+        """Wait for the first publish on a new route. Yields True if the route has not been proven."""
         first = self._first.get(self.route(message))
         if first is not None:
             await asyncio.wait({first}, timeout=_FIRST_PROOF_S)
@@ -111,7 +116,7 @@ class ProvenRoutes:
         self._recent.add(route)
 
     def clear(self) -> None:
-        """Forget everything: an accepted route was refused, so an exchange or a right is gone."""
+        """Forget all routes. One of them was refused, so an exchange or a permission was removed."""
         self._recent.clear()
         self._before.clear()
         self.largest = -1

@@ -1,10 +1,10 @@
 """Publish direct replies on a separate connection.
 
-The address of a direct reply (`amq.rabbitmq.reply-to.…`) comes from the producer of the request. RabbitMQ
-3.10 and 4.0 close the whole connection (541) if it is forged. Addresses are therefore checked, and replies
-use another connection than other publishes. A reply to an address that was never answered before is in flight
-alone, so it can end the connection only for itself. Such an address is refused from then on, and the
-connection is opened again without a growing back-off.
+The address of a direct reply (`amq.rabbitmq.reply-to.…`) comes from the client that sent the
+request. If it is forged, RabbitMQ 3.10 and 4.0 close the whole connection (541). For this reason,
+addresses are validated and replies are not sent on the same connection as other messages. While the
+first reply to an address is in flight, no other replies are sent, so a forged address does not
+affect them. It is refused from then on, and the connection is reopened with a constant delay.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
     from hopback.message import Message
 
 DIRECT_REPLY = f"{REPLY_TO}."
-"""The beginning of the routing key of a direct reply."""
+"""The routing key of a direct reply starts with this."""
 
 _VERSION, _NEW_PID, _PID = 131, ord("X"), ord("g")
 _PID_BYTES = {_NEW_PID: 12, _PID: 9}
-"""Bytes after the node name of a process id in Erlang's external format, by its tag."""
+"""The number of bytes that follow the node name in Erlang's external format of a process id."""
 _ATOM_LENGTH_BYTES = {ord("w"): 1, ord("s"): 1, ord("v"): 2, ord("d"): 2}
-"""Number of bytes that contain an atom's length, by the atom's tag."""
+"""The size of an atom's length in bytes."""
 _ANSWERED = 5_000
-"""Addresses that have already been answered. If there are more, all are forgotten and must be proven
+"""Number of addresses that were replied to before. If there are more, all of them have to be proven
 again.
 """
 _FORGED = 5_000
-"""Forged addresses that are refused without another try. When there are more, all are forgotten."""
-_INTERNAL_ERROR = 541  # the reply code of RabbitMQ for an error that it did not expect
+"""Number of forged addresses to remember. If there are more, all of them are forgotten."""
+_INTERNAL_ERROR = 541  # RabbitMQ's reply code for unexpected errors
 
 
 def is_direct_reply(message: Message) -> bool:
-    """Whether the message goes to a channel that consumes direct replies."""
+    """Return True if this is a direct reply."""
     return not message.exchange and message.routing_key.startswith(DIRECT_REPLY)
 
 
 def is_forged_address(error: BaseException | None) -> bool:
-    """Whether RabbitMQ closed the connection as it does for a forged address."""
+    """Return True if RabbitMQ has closed the connection because of a forged address."""
     return isinstance(error, ConnectionLost) and error.code == _INTERNAL_ERROR
 
 
 def is_reply_address(address: str) -> bool:
-    """Whether RabbitMQ can read the address: `amq.rabbitmq.reply-to.PID.KEY`.
+    """Return True if RabbitMQ can parse the address (`amq.rabbitmq.reply-to.PID.KEY`).
 
-    An address without the second dot never does harm: RabbitMQ drops the reply. The embedded broker makes
-    such addresses.
+    If there is no second dot, the address is harmless, because RabbitMQ drops the reply. The
+    embedded broker uses addresses of this form.
     """
     parts = address.removeprefix(DIRECT_REPLY).split(".")
     if len(parts) == 1:
@@ -67,7 +67,7 @@ def is_reply_address(address: str) -> bool:
 
 
 def _is_pid(raw: bytes) -> bool:
-    """Whether the bytes are one process id from end to end."""
+    """Return True if the bytes are exactly one process id."""
     if len(raw) < 6 or raw[0] != _VERSION or raw[1] not in _PID_BYTES:
         return False
     length_bytes = _ATOM_LENGTH_BYTES.get(raw[2])
@@ -90,7 +90,9 @@ class _ReplyConnection(Protocol):
 
 
 class ReplyPublisher:
-    """Sends direct replies through `publisher`, which has its own connection, made with the first reply."""
+    """Sends direct replies. `publisher` has its own connection, which is opened for the first
+    reply.
+    """
 
     def __init__(self, publisher: _ReplyConnection) -> None:
         self._publisher = publisher
@@ -102,7 +104,7 @@ class ReplyPublisher:
         self._idle.set()
 
     async def send(self, message: Message, ended: asyncio.Event | None) -> None:
-        """Send a reply. InvalidMessage if no broker can have made its address."""
+        """Send a reply. Raises InvalidMessage if no broker could have created the address."""
         address = message.routing_key
         if not is_reply_address(address):
             raise InvalidMessage(
@@ -116,7 +118,7 @@ class ReplyPublisher:
         if address in self._answered:
             if self._alone.locked():
                 async with self._alone:
-                    pass  # a new address is in flight
+                    pass  # another reply to a new address is in flight
             await self._send(message, ended)
             return
         async with self._alone:
@@ -137,7 +139,7 @@ class ReplyPublisher:
         self._in_flight += 1
         self._idle.clear()
         try:
-            # RabbitMQ 3.10 and 4.0 deliver a direct reply and yet return it as unroutable.
+            # RabbitMQ 3.10 and 4.0 return direct replies as unroutable although they deliver them.
             await self._publisher.send(message, mandatory=False, ended=ended)
         finally:
             self._in_flight -= 1
@@ -145,5 +147,5 @@ class ReplyPublisher:
                 self._idle.set()
 
     async def close(self) -> None:
-        """End the connection. Safe to repeat."""
+        """Close the connection. Can be called more than once."""
         await self._publisher.close()

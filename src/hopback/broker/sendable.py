@@ -1,8 +1,9 @@
-"""Check a message before it is sent, for properties that make RabbitMQ close the channel.
+"""Check messages for properties that would make RabbitMQ close the channel.
 
-A property that every version refuses is an InvalidMessage. A property that only the broker can judge keeps
-the message off shared channels: `user_id` depends on the tags of the user, an unknown `delivery_mode` on the
-version (3.10 refuses it), and the keys in `CC` and `BCC` on the user's topic rights.
+Messages that all versions refuse raise InvalidMessage. In some cases it depends on the broker, so
+the message must not be sent on a shared channel: `user_id` may be allowed by the tags of the user,
+an unknown `delivery_mode` by the version (3.10 refuses it), and keys in `CC` and `BCC` by topic
+permissions.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
     from hopback.message import Message, Properties
 
 _LONGEST_MS = 315_360_000_000
-"""The longest `expiration` that RabbitMQ takes: ten years, in milliseconds."""
+"""The maximum `expiration` allowed by RabbitMQ: ten years in milliseconds."""
 _COPIES = ("CC", "BCC")
 _COPIES_RAW = frozenset(name.encode() for name in _COPIES)
 _KNOWN_MODES = (2, None, 1)
 
 
 def sole_failure(message: Message, error: PublishInterrupted) -> PublishFailed:
-    """Return the failure of a publish that was alone on its channel.
+    """Convert the error of a publish that was the only one on its channel.
 
-    If the broker closed the channel because of it, the message was refused and not stored.
+    If the broker has closed the channel, it was because of this message, so the message was not
+    stored.
     """
     cause = error.__cause__
     if isinstance(cause, AccessRefused | NotFound | PreconditionFailed):
@@ -44,7 +46,7 @@ def sole_failure(message: Message, error: PublishInterrupted) -> PublishFailed:
 
 
 def is_plain(properties: Properties) -> bool:
-    """Whether no property can make the broker close the channel."""
+    """Return True if the broker will not close the channel because of any property."""
     return (
         properties.expiration is None
         and properties.user_id is None
@@ -59,9 +61,11 @@ def is_plain(properties: Properties) -> bool:
 
 
 def check_message(message: Message, *, may_ask: bool = False) -> bool:
-    """Return whether the message may share a channel. InvalidMessage if every broker refuses it.
+    """Return True if the message may be sent on a shared channel. Raises InvalidMessage if no
+    broker would accept it.
 
-    `may_ask`: the channel consumes direct replies, so `reply_to` may be the address for them.
+    If `may_ask` is True, the channel consumes direct replies, so `reply_to` may be the address for
+    them.
     """
     properties = message.properties
     expiration = properties.expiration
@@ -103,9 +107,9 @@ def _is_expiration(text: str) -> bool:
 
 
 def _check_copies(message: Message) -> None:
-    """Raise InvalidMessage if a copy would go to a direct reply address.
+    """Raise InvalidMessage if a copy of the message would be sent to a direct reply address.
 
-    RabbitMQ 3.10 and 4.0 close the connection (541) if the address is forged.
+    If the address is forged, RabbitMQ 3.10 and 4.0 close the connection (541).
     """
     properties = message.properties
     further = [
@@ -118,7 +122,7 @@ def _check_copies(message: Message) -> None:
 
 
 def _routing_keys(value: FieldValue) -> list[str]:
-    """Return the texts of an array. RabbitMQ ignores other values."""
+    """Return the strings in an array. RabbitMQ ignores all other values."""
     if isinstance(value, RawValue):
         return value.texts() or []
     if not isinstance(value, list | tuple):

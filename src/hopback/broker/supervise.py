@@ -1,7 +1,7 @@
-"""A supervising loop for one connection: connect, run a session, back off, reconnect.
+"""Keep a connection open: connect, run a session, wait and reconnect.
 
-Recovery happens only in this loop. A connection ends together with all its channels. The session is
-then started again on a new connection and declares its objects again.
+All recovery happens in this loop. When a connection is lost, all of its channels are lost as well.
+A new session is then started on the next connection and has to declare its objects again.
 """
 
 from __future__ import annotations
@@ -23,40 +23,39 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.broker")
 _FATAL = (TopologyError, UnsafeOperation)
-"""Errors that a new connection cannot repair. They end the loop."""
+"""Errors that cannot be fixed by reconnecting. They are raised by `run`."""
 
 
 class SupervisedState(StrEnum):
-    """The state of a supervised connection."""
-
     CONNECTING = "connecting"
     READY = "ready"
     BLOCKED = "blocked"
-    """The broker takes no publishes for now (memory or disk alarm)."""
+    """The broker has blocked publishing because of a memory or disk alarm."""
     CLOSED = "closed"
 
 
 OnState: TypeAlias = Callable[[SupervisedState, str], object]
-"""Called with each new state and its reason. It must not raise."""
+"""Called with the new state and its reason. It must not raise exceptions."""
 OnFailure: TypeAlias = Callable[[Exception], object]
-"""Called with the error that ended a connection or prevented it. It must not raise."""
+"""Called with the error that ended or prevented a connection. It must not raise exceptions."""
 Session: TypeAlias = "Callable[[Connection], Awaitable[None]]"
-"""Runs on a connection until the connection ends."""
+"""Runs until the connection is closed."""
 
 
 @runtime_checkable
 class WatchesBlocking(Protocol):
-    """A connection that reports when the broker blocks it."""
+    """A connection that reports when it is blocked by the broker."""
 
     def watch_blocking(self, watcher: Callable[[bool, str], object]) -> None:
-        """Call `watcher(blocked, reason)` on each change."""
+        """Call `watcher(blocked, reason)` when this changes."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Backoff:
-    """The delay after the n-th failure in a row: growing, bounded, jittered.
+    """The delay after consecutive failures. It increases up to a limit and is randomised.
 
-    A session that lasted `stable` resets the count of failures. The durations become seconds.
+    The number of failures is reset after a session that lasted for `stable`. Durations are
+    converted to seconds.
     """
 
     first: float = 0.25
@@ -77,8 +76,8 @@ class Backoff:
         object.__setattr__(self, "stable", read_seconds(stable, "stable", where="Backoff"))
 
     def delay(self, failures: int, chance: float) -> float:
-        """Return the seconds to wait. `chance` in [0, 1) spreads them over the upper half of the
-        step.
+        """Return the delay in seconds. `chance` is between 0 and 1 and selects a value from the
+        upper half.
         """
         exponent = min(max(failures, 1) - 1, 64)
         step = min(self.most, self.first * self.factor**exponent)
@@ -86,16 +85,16 @@ class Backoff:
 
 
 class Supervised:
-    """Keeps a session running on a broker until it is stopped.
+    """Runs a session on a broker and reconnects until stopped.
 
-    `run` is the loop. It returns after `stop` and raises only errors that a new connection cannot
-    repair: a topology conflict, an UnsafeOperation, or a login refused at the first attempt. A
-    login refused later is retried, because the password may be changing. All other errors,
-    including unexpected errors of the session, are retried after the back-off. They are passed to
-    `on_failure`, or logged without it.
+    `run` returns after `stop`. It only raises errors that reconnecting cannot fix: a topology
+    conflict, an UnsafeOperation, or if the first login was refused. If a later login is refused, it
+    is retried, because the password may just be changing. All other errors are passed to
+    `on_failure` and retried after a delay, including unexpected errors of the session. They are
+    logged if there is no `on_failure`.
 
-    `is_expected` tells which errors say nothing about the state of the broker. After such an error
-    the back-off does not grow.
+    `is_expected` returns True for errors that don't mean that the broker has a problem. They do not
+    increase the delay.
     """
 
     def __init__(
@@ -125,13 +124,13 @@ class Supervised:
         self._begun, self._told = False, ""
         self.state: SupervisedState = SupervisedState.CONNECTING
         self.reason: str = ""
-        """The reason of the state. While connecting, the last failure."""
+        """The reason for the state. While connecting, this is the last error."""
         self.trouble: Exception | None = None
-        """The error that ended the last connection or prevented it."""
+        """The error that ended or prevented the last connection."""
         self.tried: asyncio.Event = asyncio.Event()
         """Set after the first failure."""
         self.connections: int = 0
-        """Number of connections opened so far."""
+        """The number of connections that were opened so far."""
 
     async def run(self) -> None:
         """Connect and run sessions until stopped."""
@@ -145,14 +144,14 @@ class Supervised:
             self._enter(SupervisedState.CLOSED, self.reason)
 
     def stop(self) -> None:
-        """Stop the loop: cancel the session and close the connection."""
+        """Cancel the session and close the connection."""
         self._stopping.set()
 
     async def _pause(self, seconds: float) -> None:
         await self._sleep(seconds)
 
     async def _once(self) -> None:
-        """Open one connection and run its session to the end."""
+        """Open a connection and run a session on it."""
         self._enter(SupervisedState.CONNECTING, self.reason)
         began = asyncio.get_running_loop().time()
         try:
@@ -192,7 +191,7 @@ class Supervised:
             self._enter(SupervisedState.READY, "")
             if isinstance(connection, WatchesBlocking):
                 connection.watch_blocking(self._on_blocking)
-            # The session, ended as soon as its connection has ended.
+            # Cancel the session when its connection is closed.
             session, ending = await first_of(self._session(connection), connection.wait_closed())
             if session is not None:
                 session.result()
@@ -213,7 +212,7 @@ class Supervised:
             self._on_state(state, reason)
 
     async def _unless_stopped(self, work: Awaitable[None]) -> None:
-        """Await the work, but cancel it on `stop`."""
+        """Wait for `work`, and cancel it if `stop` is called."""
         doing, _ = await first_of(work, self._stopping.wait())
         if doing is not None:
             doing.result()

@@ -1,7 +1,7 @@
-"""Differences between RabbitMQ versions, as data.
+"""The differences between RabbitMQ versions.
 
-Each profile is its predecessor plus the changes of that release. A version between two profiles
-behaves like the older one. A version before the first behaves like the first.
+Each profile contains the changes from the previous one. A version that does not have a profile
+behaves like the last profile before it, or like the first one if there is none.
 """
 
 from __future__ import annotations
@@ -12,101 +12,105 @@ from enum import StrEnum
 from hopback.version import BrokerVersion
 
 _MIB = 1024 * 1024
-"""Bytes. RabbitMQ's limits are in mebibytes."""
+"""RabbitMQ's limits are in mebibytes."""
 
 
 class CountHeaders(StrEnum):
-    """The counts that a quorum queue adds to deliveries."""
+    """The delivery counts that a quorum queue adds to messages."""
 
     ALWAYS = "always"
-    """`x-delivery-count`, the number of returns. 0 is shown only to `basic.get`."""
+    """`x-delivery-count`, the number of returns. If it is 0, only `basic.get` shows it."""
     RETURNS = "returns"
-    """`x-delivery-count`, the number of returns, absent on the first delivery."""
+    """`x-delivery-count`, the number of returns. It is missing on the first delivery."""
     FAILURES = "failures"
-    """`x-delivery-count` for failed deliveries, `x-acquired-count` for returns of any kind."""
+    """`x-delivery-count` for failed deliveries, and `x-acquired-count` for all returns."""
 
 
 class Discards(StrEnum):
-    """Which settlements without requeue raise the failure count that travels with a dead letter."""
+    """Which settlements without requeue increment the failure count of a dead letter."""
 
     NONE = "none"
     ALL = "all"
     REJECT = "reject"
-    """Applies only to `basic.reject`, not to `basic.nack`."""
+    """Only `basic.reject`, not `basic.nack`."""
 
 
 class Priorities(StrEnum):
-    """How a quorum queue treats the priority of messages."""
+    """How quorum queues handle priorities."""
 
     IGNORED = "ignored"
     TWO_CLASSES = "two-classes"
-    """Priorities above 4 are high. Two high messages are delivered for each normal one."""
+    """Priorities above 4 are high. For every normal message, two with high priority are delivered.
+    """
     STRICT = "strict"
-    """Priorities 0 to 31, 4 by default. Each level is delivered before lower ones."""
+    """Priorities from 0 to 31, with a default of 4. Higher ones are always delivered first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """The behaviour of one RabbitMQ version."""
+    """The behaviour of a RabbitMQ version."""
 
     version: BrokerVersion
     interprets_published_deaths: bool
-    """Whether a published `x-death` header counts as the broker's."""
+    """Whether the broker trusts an `x-death` header of a publisher."""
     scrambles_deaths: bool
-    """Two and more older entries of `x-death` are reversed by each further death."""
+    """Whether each death reverses the order of the older `x-death` entries, if there are two or
+    more.
+    """
     last_death_headers: bool
     removes_cc: bool
-    """A dead-letter routing key takes the `CC` header away."""
+    """Whether the `CC` header is removed when there is a dead-letter routing key."""
     sorts_headers: bool
     checks_delivery_mode: bool
     unknown_exchange_type_ends_connection: bool
-    """In later versions it closes only the channel."""
+    """Later versions only close the channel."""
     max_body_bytes: int
     delivery_limit: int | None
-    """The limit of a quorum queue that sets none."""
+    """The default delivery limit of quorum queues."""
     negative_limit_is_none: bool
     unlimited_returns_to_tail: bool
-    """Whether a nacked message moves to the tail of a quorum queue without a delivery limit."""
+    """Whether nacked messages move to the tail of a quorum queue that has no delivery limit."""
     failures_count_towards_limit: bool
-    """Only failed deliveries count towards the limit, not every return."""
+    """Whether only failed deliveries count towards the delivery limit. Otherwise all returns count.
+    """
     carries_failures: bool
-    """Whether a dead letter keeps its failure count in the next quorum queue."""
+    """Whether a dead letter keeps its failure count if the next queue is also a quorum queue."""
     carries_redelivered: bool
-    """Whether a message that was returned before it died arrives as redelivered."""
+    """Whether the redelivered flag is kept when a message is dead-lettered."""
     discards: Discards
     count_headers: CountHeaders
     priorities: Priorities
     policy_expires_wins: bool
-    """Whether the policy's `expires` overrides the argument on a quorum queue. In later versions
-    the smaller value applies.
+    """Whether a policy overrides the `expires` argument of a quorum queue. Later versions use the
+    smaller value.
     """
     consumer_timeout_per_queue: bool
     consumer_timeout_cancels: bool
-    """A timeout cancels the consumer of a quorum queue and leaves the channel open."""
+    """Whether a timeout only cancels the consumer of a quorum queue, and the channel stays open."""
     apply_to_queue_types: bool
-    """A policy can be restricted to classic queues or to quorum queues."""
+    """Whether policies can be limited to classic queues or quorum queues."""
     delayed_retry: bool
     oldest_queue_version: int
-    """Of classic queues, as in `x-queue-version`."""
+    """The lowest `x-queue-version` of classic queues."""
     refusals_name_the_right: bool
-    """Whether an access refusal names the missing permission."""
+    """Whether errors contain the missing permission."""
     passive_declare_needs_right: bool
     """Whether a passive declare requires the configure permission."""
     global_qos_refused: bool
-    """Whether quorum queues refuse a channel-wide prefetch. Later versions apply it per
+    """Whether a channel-wide prefetch is refused by quorum queues. Later versions apply it to each
     consumer.
     """
     cancel_serves_next: bool
-    """Whether cancelling the single active consumer of a classic queue immediately activates the next one.
-    Older versions do this only when a message is returned. (There a publish also crashes RabbitMQ's queue
-    process, which is not emulated.)
+    """Whether the next consumer becomes active as soon as the single active consumer of a classic
+    queue is cancelled. In older versions this only happens when a message is returned. (A publish
+    in this state crashes RabbitMQ's queue process, which we do not emulate.)
     """
     returns_replies: bool
-    """Whether a mandatory direct reply is returned although it was delivered, because it is not
-    routed to a queue.
+    """Whether a mandatory direct reply is returned as unroutable, even though it was delivered. The
+    reason is that it is not routed to a queue.
     """
     forged_reply_ends_connection: bool
-    """Whether a publish to an invalid address of direct replies closes the connection."""
+    """Whether publishing to an invalid direct reply address closes the connection."""
 
 
 _3_10 = Profile(
@@ -192,10 +196,9 @@ _4_3 = replace(
 )
 
 PROFILES: tuple[Profile, ...] = (_3_10, _3_12, _3_13, _3_13_3, _4_0, _4_3)
-"""All profiles, oldest first."""
 
 
 def profile_for(version: BrokerVersion) -> Profile:
-    """The behaviour of `version`, and that version as its name."""
+    """Return the profile for a version. Its name is set to the version."""
     known = [profile for profile in PROFILES if profile.version <= version]
     return replace(known[-1] if known else PROFILES[0], version=version)

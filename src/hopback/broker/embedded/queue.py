@@ -1,4 +1,4 @@
-"""One classic or quorum queue: storing, delivery, requeueing and dead-lettering."""
+"""Classic and quorum queues."""
 
 from __future__ import annotations
 
@@ -23,32 +23,36 @@ if TYPE_CHECKING:
 
 
 class ReturnKind(StrEnum):
-    """How a delivery is returned to its queue."""
+    """Ways in which a delivery returns to its queue."""
 
     NACK = "nack"
     REJECT = "reject"
     RECOVER = "recover"
     CLOSE = "close"
-    """Its channel or connection ended."""
+    """The channel or connection was closed."""
     TIMEOUT = "timeout"
-    """Its consumer was cancelled because it held the delivery too long (4.3)."""
+    """The consumer was cancelled because of the consumer timeout (4.3)."""
 
 
 _MOST_HOPS = 500
-"""Dead-letterings at the same clock time. A message above it is in a cycle without a delay."""
+"""Maximum number of dead-letterings at the same time of the clock. If there are more, the message
+is in a cycle that has no delay.
+"""
 _REST_S = 10.0
-"""Seconds such a message waits, so that virtual time advances and other messages are processed."""
+"""Seconds by which such a message is delayed. This lets virtual time advance and other messages
+proceed.
+"""
 _MOST_CRASHES = 5
-"""Crashes that take a queue down …"""
+"""After this number of crashes …"""
 _CRASH_PERIOD_S = 10.0
-"""… within these seconds, and RabbitMQ's supervisor does not start the queue again."""
+"""… within this number of seconds, RabbitMQ's supervisor gives up on the queue."""
 
 _TO_TAIL = frozenset({ReturnKind.NACK, ReturnKind.REJECT, ReturnKind.RECOVER})
 _FAILED = frozenset({ReturnKind.REJECT, ReturnKind.CLOSE})
 
 
 class LiveQueue:
-    """A declared queue with its messages and consumers."""
+    """A queue with its messages and consumers."""
 
     __slots__ = (
         "_alarm",
@@ -111,8 +115,8 @@ class LiveQueue:
         self.unacked: int = 0
         self.byte_count: int = 0
         self.down: bool = False
-        """Whether the queue is down after repeated crashes. It neither stores nor delivers until a
-        restart.
+        """Whether the queue is down after too many crashes. It does not accept or deliver messages
+        until a restart.
         """
         self._crashes: list[float] = []
         self._expiring = False
@@ -121,15 +125,13 @@ class LiveQueue:
         self._lease = QueueExpiry(self)
         self.ticks: Ticks = Ticks(self)
 
-    # Taking in.
-
     def publish(self, content: StoredContent) -> bool:
-        """Store a published message. Return False if the queue is full and rejects publishes."""
+        """Store a message. Returns False if the queue is full and rejects new messages."""
         if self.down:
             return False
         if self.settings.has_length_limit and self.settings.overflow != "drop-head":
-            # A classic queue rejects a message that would exceed the limit. A quorum queue rejects
-            # messages once the limit is exceeded.
+            # A classic queue rejects a message that would exceed the limit. A quorum queue only
+            # starts to reject when the limit has already been exceeded.
             more, size = (0, 0) if self.is_quorum else (1, len(content.body))
             is_full = self._exceeds(len(self.safe) + more, self.safe.byte_count + size)
         else:
@@ -142,14 +144,16 @@ class LiveQueue:
         return True
 
     def take_dead_letter(self, content: StoredContent) -> bool:
-        """Store an unconfirmed dead letter. A quorum queue accepts it even if it is full."""
+        """Store a dead letter. The source does not wait for a confirm, so a full quorum queue still
+        accepts it.
+        """
         if not self.is_quorum:
             return self.publish(content)
         self._store(content)
         return True
 
     def take_confirmed(self, content: StoredContent) -> bool:
-        """Store a dead letter whose source waits for the confirm."""
+        """Store a dead letter and confirm it to the source queue."""
         return self.publish(content)
 
     def _exceeds(self, more: int = 0, size: int = 0) -> bool:
@@ -160,7 +164,7 @@ class LiveQueue:
         return settings.max_bytes is not None and self.byte_count + size > settings.max_bytes
 
     def _entry(self, content: StoredContent) -> Entry:
-        # The expiry is fixed now, from the smaller of the queue's and the message's TTL.
+        # The expiry does not change later. The smaller TTL of the queue and the message applies.
         ttl = self.settings.ttl
         if content.properties.expiration is not None:
             own = int(content.properties.expiration) / 1000
@@ -181,7 +185,8 @@ class LiveQueue:
         self.ready.push(entry)
         self.byte_count += len(content.body)
         if content.hops > _MOST_HOPS:
-            # Old brokers can dead-letter a message in an endless cycle. Let other work run first.
+            # Old brokers can dead-letter a message in an endless cycle. Give other work a chance to
+            # run.
             self._alarm.set(self.node.now() + _REST_S)
             return
         self._distribute()
@@ -192,19 +197,15 @@ class LiveQueue:
             self._trim()
 
     def _trim(self) -> None:
-        """Drop messages from the head while the queue exceeds its limit, with `drop-head`
-        overflow.
-        """
+        """Drop messages from the head until the queue is within its limit (`drop-head`)."""
         if self.settings.overflow == "drop-head":
             while not self.down and len(self.ready) and self._exceeds():
                 self._let_die(self._pop(), Reason.MAXLEN)
             if self._expiring:
                 self.expire()
 
-    # Handing out.
-
     def pump(self) -> None:
-        """Deliver ready messages to consumers with free prefetch."""
+        """Deliver messages to consumers until there are no messages or no prefetch left."""
         if self.down:
             return
         if self._expiring:
@@ -222,7 +223,7 @@ class LiveQueue:
             consumer.channel.hand_over(self, self._pop(), consumer)
 
     def take(self) -> Entry | None:
-        """Remove the head for `basic.get`."""
+        """Take the first message for `basic.get`."""
         self._lease.renew()
         if self._expiring:
             self.expire()
@@ -238,7 +239,7 @@ class LiveQueue:
         return entry
 
     def counts(self, entry: Entry, *, by_get: bool) -> dict[str, FieldValue] | None:
-        """Return the headers with which a quorum queue reports earlier deliveries of a message."""
+        """Return the delivery count headers that a quorum queue adds to a message."""
         match self.profile.count_headers:
             case CountHeaders.ALWAYS:
                 shown = entry.acquired
@@ -252,19 +253,18 @@ class LiveQueue:
                 return {name: count for name, count in both.items() if count} or None
 
     def dead_letter_counts(self, entry: Entry, reason: Reason) -> tuple[int, int]:
-        """The failure count and the return count that go with a dead letter (4.x)."""
+        """Return the failure and return counts that a dead letter keeps (4.x)."""
         if not self.is_quorum:
             return entry.content.failed, entry.content.acquired
         if self.profile.count_headers is CountHeaders.FAILURES:
             return entry.failed, entry.acquired or entry.content.acquired
-        # Before 4.3 there is one count. The queue's own returns hide the count of earlier queues.
+        # Before 4.3 there is only one count. Returns to this queue replace the count from earlier
+        # queues.
         rejected = reason is Reason.REJECTED and self.profile.discards is Discards.ALL
         return (entry.acquired or entry.failed) + int(rejected), 0
 
-    # Settlement.
-
     def ack(self, taken: UnackedDelivery) -> None:
-        """A client is done with a delivery."""
+        """Remove a delivery that the client is done with."""
         self.ticks.before_change()
         self.unacked -= 1
         if self.node.journal is not None:
@@ -272,7 +272,7 @@ class LiveQueue:
         self._free(taken)
 
     def discard(self, taken: UnackedDelivery, how: ReturnKind) -> None:
-        """A client rejected a delivery without requeueing it: dead-letter it as rejected."""
+        """Dead-letter a delivery that was rejected without requeue."""
         self.ticks.before_change()
         self.unacked -= 1
         if how is ReturnKind.REJECT and self.is_quorum and self.profile.discards is Discards.REJECT:
@@ -320,7 +320,9 @@ class LiveQueue:
         )
 
     def put_back(self, entry: Entry, *, tail: bool = False) -> None:
-        """Make a copy ready again, ahead of the new ones or (quorum without limit) behind all."""
+        """Make a message ready again. It goes before new ones, or to the tail of a quorum queue
+        that has no limit.
+        """
         self.ticks.before_change()
         if tail:
             self.ready.push(entry)
@@ -335,13 +337,13 @@ class LiveQueue:
             self.pump()
 
     def _vacate(self, taken: UnackedDelivery) -> None:
-        """Its consumer has room for another."""
+        """Note that a consumer has room for another delivery."""
         consumer = taken.consumer
         if consumer is not None:
             consumer.holding -= 1
             if consumer.cancelled:
-                # A classic queue identifies consumers by tag, so the current consumer of the tag
-                # gets the room.
+                # Classic queues look up consumers by tag, so if the tag is used again, the new
+                # consumer gets the room.
                 if self.is_quorum:
                     if not consumer.holding and consumer in self.ring.leaving:
                         self.ring.leaving.remove(consumer)
@@ -354,10 +356,8 @@ class LiveQueue:
             elif not consumer.listed:
                 self.ring.wake(consumer)
 
-    # Letting go.
-
     def expire(self) -> None:
-        """Dead-letter expired messages, as far into the queue as the broker checks."""
+        """Dead-letter expired messages, in the part of the queue that the broker checks."""
         now = self.node.now()
         self.ticks.before_change()
         while not self.down and (entry := self.ready.pop_expired(now)) is not None:
@@ -371,7 +371,7 @@ class LiveQueue:
         self._trim()
 
     def _watch(self) -> None:
-        """Look again when the head expires."""
+        """Schedule the next check for the time when the head expires."""
         moment = None if self.down else self.ready.next_expiry()
         if moment is not None:
             self._alarm.set(moment)
@@ -387,13 +387,13 @@ class LiveQueue:
             self.node.dead_letterer.post(self, entry, reason)
 
     def purge(self) -> int:
-        """Delete all ready messages and return how many."""
+        """Delete all ready messages and return how many there were."""
         count = len(self.ready)
         self.drop_ready(Loss.PURGED)
         return count
 
     def drop_ready(self, loss: Loss) -> None:
-        """Let everything go that is ready."""
+        """Remove all ready messages."""
         self.ticks.before_change()
         while len(self.ready):
             self._lose(self._pop(), loss)
@@ -404,7 +404,7 @@ class LiveQueue:
             self.node.journal.entry(EventKind.DROPPED, entry, self.name, loss)
 
     def close(self, loss: Loss) -> None:
-        """The queue was deleted: drop all messages and cancel its consumers."""
+        """Drop all messages and cancel the consumers, because the queue was deleted."""
         self.drop_ready(loss)
         self.safe.abandon(loss)
         self.delays.abandon(loss)
@@ -421,11 +421,11 @@ class LiveQueue:
             consumer.channel.lose_consumer(consumer)
 
     def crash(self, poison: Entry) -> None:
-        """A message crashes the queue process (before 3.13).
+        """Handle a message that crashes the queue process (before 3.13).
 
-        A quorum queue loses that message. A classic queue restarts: its consumers are cancelled,
-        unacked messages and the poison message become ready again, and transient messages are lost.
-        A queue that crashes too often within a short time is not restarted.
+        A quorum queue loses the message. A classic queue restarts: its consumers are cancelled, the
+        unacked messages and the one that caused the crash are ready again, and transient messages
+        are lost. If a queue crashes too often within a short time, it is not restarted.
         """
         if self.is_quorum:
             self._lose(poison, Loss.CRASH)
@@ -442,7 +442,9 @@ class LiveQueue:
         self.restart(Loss.CRASH, up=len(self._crashes) < _MOST_CRASHES)
 
     def restart(self, loss: Loss = Loss.RESTART, *, up: bool = True) -> None:
-        """Restart with the durable messages. A quorum queue keeps all messages."""
+        """Restart the queue. A classic queue only keeps durable messages, a quorum queue keeps all
+        of them.
+        """
         self.down = not up
         if self.is_quorum:
             return
@@ -457,12 +459,12 @@ class LiveQueue:
         else:
             self._lose(entry, loss)
 
-    # Consumers and the queue's own life.
-
     @property
     def consumer_count(self) -> int:
-        """The number of consumers that clients see. A quorum queue excludes consumers waiting to
-        become the single active one, and includes cancelled consumers that still hold messages.
+        """The number of consumers as seen by clients.
+
+        For a quorum queue, consumers that are waiting to become the single active consumer do not
+        count. Cancelled consumers that still have unsettled messages do.
         """
         ring = self.ring
         if not self.is_quorum:
@@ -477,7 +479,7 @@ class LiveQueue:
         self.pump()
 
     def remove_consumer(self, consumer: QueueConsumer, *, by_client: bool = False) -> None:
-        """Remove a consumer. An auto-delete queue is deleted with its last consumer."""
+        """Remove a consumer. An auto-delete queue is deleted together with its last consumer."""
         self.ticks.before_change()
         self.ring.remove(consumer)
         if self.is_quorum and consumer.holding and consumer.channel.is_open:
@@ -491,12 +493,12 @@ class LiveQueue:
             self.node.remove_queue(self, Loss.QUEUE_DELETED)
 
     def renew_expiry(self) -> None:
-        """The queue was declared again, which renews the expiry of a classic queue."""
+        """Handle another declaration. On a classic queue, this resets the expiry."""
         if not self.is_quorum:
             self._lease.renew()
 
     def apply(self, settings: QueueSettings) -> None:
-        """Apply settings from a policy to all messages. A new TTL applies only to new messages."""
+        """Apply the settings of a policy. A new TTL only affects messages published later."""
         was_safe, self.settings = self.settings.at_least_once, settings
         if was_safe and not settings.at_least_once:
             self.safe.abandon(Loss.STRATEGY_CHANGED)

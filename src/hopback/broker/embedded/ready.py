@@ -1,7 +1,7 @@
-"""The ready messages of a queue, in order of delivery.
+"""The ready messages of a queue in delivery order.
 
-Returned messages precede messages that were never delivered. A classic queue returns a message to
-its original position. A quorum queue keeps returned messages in order of their return.
+Returned messages are delivered before new ones. In a classic queue they return to their original
+position. In a quorum queue they are ordered by the time they were returned.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from hopback.broker.embedded.stored import Entry
 
 _HIGHEST = 31
-"""Quorum queues of 4.3 have priorities 0 to 31. A higher one counts as 31."""
+"""The highest priority of quorum queues in 4.3. Larger values are treated as 31."""
 _UNSET = 4
-"""The default priority, and the highest one that 4.0 counts as normal."""
+"""The default priority. In 4.0, this is also the highest normal one."""
 
 
 class Ready(Protocol):
@@ -30,10 +30,10 @@ class Ready(Protocol):
     def __iter__(self) -> Iterator[Entry]: ...
 
     def push(self, entry: Entry) -> None:
-        """Add a new message behind the others."""
+        """Add a new message at the end."""
 
     def give_back(self, entry: Entry) -> None:
-        """Insert a returned message at the position for the queue type."""
+        """Insert a returned message. The position depends on the queue type."""
 
     def head(self) -> Entry | None:
         """Return the next message."""
@@ -42,20 +42,23 @@ class Ready(Protocol):
         """Remove and return the next message."""
 
     def pop_expired(self, now: float) -> Entry | None:
-        """Remove and return an expired message, if it is at a position that the queue checks."""
+        """Remove and return an expired message, if there is one where the queue checks."""
 
     def next_expiry(self) -> float | None:
-        """Return the earliest expiry at the positions that the queue checks."""
+        """Return the earliest expiry of the messages that the queue checks."""
 
 
 class ClassicReady:
-    """The messages of a classic queue, or of one priority of it."""
+    """The messages of a classic queue. If it has priorities, there is one instance for each of
+    them.
+    """
 
     __slots__ = ("_fresh", "_returned")
 
     def __init__(self) -> None:
         self._fresh: deque[Entry] = deque()
-        # Delivered messages are older than messages never delivered, so two parts suffice.
+        # All messages that were delivered before are older than those that were not, so two parts
+        # are enough.
         self._returned: list[tuple[int, Entry]] = []
 
     def __len__(self) -> int:
@@ -65,7 +68,7 @@ class ClassicReady:
         return chain((entry for _, entry in sorted(self._returned)), self._fresh)
 
     def push(self, entry: Entry) -> None:
-        """Add a new message behind the others."""
+        """Add a new message at the end."""
         self._fresh.append(entry)
 
     def give_back(self, entry: Entry) -> None:
@@ -89,7 +92,7 @@ class ClassicReady:
 
 
 class PriorityReady:
-    """A classic queue with `x-max-priority`: one deque per priority, highest first."""
+    """The messages of a classic queue with `x-max-priority`, highest priority first."""
 
     __slots__ = ("_by_priority", "_length")
 
@@ -104,7 +107,7 @@ class PriorityReady:
         return chain.from_iterable(reversed(self._by_priority))
 
     def push(self, entry: Entry) -> None:
-        """Add a new message behind the others of its priority."""
+        """Add a new message behind others with its priority."""
         self._of_priority(entry).push(entry)
         self._length += 1
 
@@ -137,7 +140,9 @@ class PriorityReady:
 
 
 class QuorumReady:
-    """The messages of a quorum queue: returned ones first, then new ones by priority."""
+    """The messages of a quorum queue. Returned messages come first, followed by new ones in order
+    of priority.
+    """
 
     __slots__ = ("_fresh", "_length", "_priorities", "_returned", "_turn")
 
@@ -160,7 +165,7 @@ class QuorumReady:
         return chain(self._returned, chain.from_iterable(reversed(self._fresh)))
 
     def push(self, entry: Entry) -> None:
-        """Add a new message behind the others of its priority."""
+        """Add a new message behind others with its priority."""
         self._length += 1
         if self._priorities is Priorities.IGNORED:
             self._fresh[0].append(entry)
@@ -173,7 +178,7 @@ class QuorumReady:
         self._fresh[level].append(entry)
 
     def give_back(self, entry: Entry) -> None:
-        """Insert it after earlier returned messages and before all others."""
+        """Insert a message after earlier returned messages and before new ones."""
         self._length += 1
         self._returned.append(entry)
 
@@ -190,7 +195,7 @@ class QuorumReady:
         return waiting.popleft()
 
     def pop_expired(self, now: float) -> Entry | None:
-        """Remove and return an expired head. On 4.3 the head of any priority is checked."""
+        """Remove and return an expired head. In 4.3, the head of each priority is checked."""
         for waiting in self._checked_lists():
             if waiting and waiting[0].expires is not None and waiting[0].expires <= now:
                 self._length -= 1
@@ -198,7 +203,7 @@ class QuorumReady:
         return None
 
     def next_expiry(self) -> float | None:
-        """When the first of the watched heads expires."""
+        """Return the earliest expiry of the heads that are checked."""
         heads = (waiting[0].expires for waiting in self._checked_lists() if waiting)
         return min((moment for moment in heads if moment is not None), default=None)
 
@@ -208,7 +213,7 @@ class QuorumReady:
         return iter((self._returned or self._next_fresh(),))
 
     def _next_fresh(self) -> deque[Entry]:
-        """Return the deque whose turn it is, or an empty one if all are empty."""
+        """Return the deque to deliver from next. It is empty if all of them are."""
         fresh = self._fresh
         if len(fresh) == 1:
             return fresh[0]

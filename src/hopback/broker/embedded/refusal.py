@@ -1,7 +1,7 @@
-"""Refusals by the broker, with RabbitMQ's texts.
+"""Errors raised by the broker, with the same text as RabbitMQ's.
 
-A refusal closes the channel, or the connection if AMQP specifies that. The texts were recorded from
-RabbitMQ, so that programs that parse them behave the same.
+Errors close the channel, or the whole connection if AMQP requires it. The texts were recorded from
+RabbitMQ, so programs that parse them work with both brokers.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ def channel_error(refusal: Refusal) -> ChannelClosed:
 
 
 def connection_error(refusal: Refusal) -> ConnectionLost:
-    """The error for a connection that the broker closed."""
+    """Return the error for a connection that was closed by the broker."""
     return ConnectionLost(
         f"connection closed by the broker: {refusal.code} {refusal.text}", code=refusal.code
     )
 
 
 def publish_refused(verdict: EventKind, message: Message) -> Returned | Nacked:
-    """The error for a publish that no queue took."""
+    """Return the error for an unroutable message."""
     if verdict is EventKind.RETURNED:
         return Returned(message.exchange, message.routing_key)
     return Nacked(f"refused (nack) by the broker: {_route(message)}")
 
 
 def publish_interrupt(message: Message, error: BrokerError | None) -> PublishInterrupted:
-    """The error for a publish whose channel ended first."""
+    """Return the error for a message that was not confirmed before the channel was closed."""
     why = error or "the channel was closed"
     interruption = PublishInterrupted(f"not answered: {_route(message)}: {why}")
     interruption.__cause__ = error
@@ -78,12 +78,12 @@ def publish_interrupt(message: Message, error: BrokerError | None) -> PublishInt
 
 
 def publish_timeout(message: Message, timeout: float) -> ConfirmTimeout:
-    """The error for a publish that the broker never answered."""
+    """Return the error for a message that was never confirmed."""
     return ConfirmTimeout(f"no confirm within {timeout:g} s for {_route(message)}")
 
 
 def persistent(properties: Properties) -> Properties:
-    """The same properties, persistent: that is how a client of the port publishes by default."""
+    """Make a message persistent, which is the default for clients of this broker."""
     return replace(properties, delivery_mode=2)
 
 
@@ -113,7 +113,7 @@ _TYPE_NAMES: dict[type, str] = {
 
 
 class Refusal(Exception):
-    """The broker closes the channel, or the whole connection, with this code and text."""
+    """The broker closes the channel or connection with this code and text."""
 
     def __init__(self, code: int, text: str, *, connection: bool = False) -> None:
         super().__init__(code, text)
@@ -123,17 +123,17 @@ class Refusal(Exception):
 
 
 def access_refused(detail: str) -> Refusal:
-    """403."""
     return Refusal(403, f"ACCESS_REFUSED - {detail}")
 
 
 def no_such(place: str) -> Refusal:
-    """404 for a queue or an exchange."""
     return Refusal(404, f"NOT_FOUND - no {place}")
 
 
 def resource_locked(place: str) -> Refusal:
-    """405: the queue belongs to another connection, or was declared with other exclusiveness."""
+    """Return 405. The queue belongs to another connection, or was declared with a different
+    exclusivity.
+    """
     return Refusal(
         405,
         f"RESOURCE_LOCKED - cannot obtain exclusive access to locked {place}."
@@ -143,43 +143,38 @@ def resource_locked(place: str) -> Refusal:
 
 
 def precondition_failed(detail: str) -> Refusal:
-    """406."""
     return Refusal(406, f"PRECONDITION_FAILED - {detail}")
 
 
 def frame_error(size: int, limit: int) -> Refusal:
-    """501: the properties and headers of a message do not fit one frame."""
+    """Return 501. The properties and headers of a message do not fit into one frame."""
     text = f"FRAME_ERROR - type 2, all octets = <<>>: {{frame_too_large,{size},{limit}}}"
     return Refusal(501, text, connection=True)
 
 
 def command_invalid(detail: str) -> Refusal:
-    """503."""
     return Refusal(503, f"COMMAND_INVALID - {detail}", connection=True)
 
 
 def not_allowed(detail: str) -> Refusal:
-    """530."""
     return Refusal(530, f"NOT_ALLOWED - {detail}", connection=True)
 
 
 def internal_error() -> Refusal:
-    """541."""
     return Refusal(541, "INTERNAL_ERROR", connection=True)
 
 
 def not_implemented(detail: str) -> Refusal:
-    """540."""
     return Refusal(540, f"NOT_IMPLEMENTED - {detail}", connection=True)
 
 
 def where(kind: str, name: str, vhost: str) -> str:
-    """A queue or exchange as the broker names it."""
+    """Format the name of a queue or exchange like the broker does."""
     return f"{kind} '{name}' in vhost '{vhost}'"
 
 
 def type_name(value: FieldValue) -> str:
-    """The broker's word for the AMQP type of `value`."""
+    """Return the broker's name for the AMQP type of a value."""
     known = _TYPE_NAMES.get(type(value))
     if known is not None:
         return known

@@ -1,4 +1,4 @@
-"""The exchanges and bindings of a node, and the routing table made from them when needed."""
+"""The exchanges and bindings of a node. The routing table is built on demand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MATCHES = ("all", "any", "all-with-x", "any-with-x")
 
 
 class Routing:
-    """Exchanges and bindings. Queues are known only by name."""
+    """Exchanges and bindings. Only the names of queues are known here."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Routing:
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        """All bindings except those of the default exchange."""
+        """All bindings except the implicit ones of the default exchange."""
         return tuple(self._bindings.values())
 
     @property
@@ -64,11 +64,11 @@ class Routing:
         return where("exchange", exchange, self._vhost)
 
     def invalidate(self) -> None:
-        """Queues or policies have changed: make the table anew when it is next needed."""
+        """Discard the routing table, because queues or policies have changed."""
         self._table = None
 
     def _with_policy(self, exchange: Exchange) -> Exchange:
-        """The exchange with the alternate exchange that a policy gives it."""
+        """Return the exchange. A policy may have set its alternate exchange."""
         policy = policy_for(self._policies(), exchange.name, _KINDS)
         alternate = None if policy is None else policy.definition.get("alternate-exchange")
         if alternate is None or "alternate-exchange" in exchange.arguments:
@@ -77,7 +77,7 @@ class Routing:
         return Exchange(exchange.name, exchange.type, arguments=arguments)
 
     def declare(self, exchange: Exchange, *, passive: bool = False) -> None:
-        """Create it, or check that it is there and the same."""
+        """Create an exchange, or check that it exists with the same settings."""
         _refuse_default(exchange.name)
         found = self.exchanges.get(exchange.name)
         if passive:
@@ -100,7 +100,7 @@ class Routing:
             self.invalidate()
 
     def delete(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete the exchange with its bindings. A missing exchange is not an error."""
+        """Delete an exchange and its bindings. Does nothing if it does not exist."""
         _refuse_default(name)
         if name not in self.exchanges:
             return
@@ -116,7 +116,7 @@ class Routing:
         )
 
     def bind(self, binding: Binding) -> None:
-        """Add the binding. Both ends must exist."""
+        """Add a binding. The source and destination must exist."""
         _refuse_default(binding.source)
         if binding.to_exchange:
             _refuse_default(binding.destination)
@@ -139,7 +139,7 @@ class Routing:
         self.invalidate()
 
     def unbind(self, binding: Binding) -> None:
-        """Remove the binding. A missing binding is not an error."""
+        """Remove a binding. Does nothing if it does not exist."""
         _refuse_default(binding.source)
         if binding.to_exchange:
             _refuse_default(binding.destination)
@@ -150,7 +150,7 @@ class Routing:
         self._forget(lambda each: not each.to_exchange and each.destination == queue)
 
     def _forget(self, unwanted: Callable[[Binding], bool]) -> None:
-        """Remove bindings, and the auto-delete exchanges that have lost their last one."""
+        """Remove bindings, and auto-delete exchanges that have no bindings left."""
         sources = {each.source for each in self.bindings if unwanted(each)}
         self._bindings = {key: each for key, each in self._bindings.items() if not unwanted(each)}
         self.invalidate()

@@ -1,4 +1,4 @@
-"""Connections and channels on the broker's side: deliveries and settlements."""
+"""The broker's side of connections and channels."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ T = TypeVar("T")
 
 
 class Sink(Protocol):
-    """The output of a channel. It must not call the broker back."""
+    """Receives the output of a channel. It must not call the broker."""
 
     def deliver(self, taken: UnackedDelivery) -> None:
-        """A delivery for the consumer `taken.consumer`."""
+        """Handle a delivery for the consumer `taken.consumer`."""
 
     def on_cancel(self, tag: str) -> None:
-        """The broker has ended a consumer."""
+        """Called when the broker has cancelled a consumer."""
 
     def on_close(self, refusal: Refusal) -> None:
-        """The broker closed the channel or its connection."""
+        """Called when the broker has closed the channel or its connection."""
 
 
 class Session:
@@ -57,18 +57,18 @@ class Session:
         self.user = user
         self.opened_at: float = node.now()
         self.rights = rights
-        """The user's permissions. None allows everything."""
+        """The permissions of the user. None allows everything."""
         self.channels: dict[int, SessionChannel] = {}
         self.is_open: bool = True
 
     def check(self, right: Right, kind: str, name: str) -> None:
-        """Refuse an operation that the user lacks permission for."""
+        """Raise 403 if the user does not have this permission."""
         name = name or DEFAULT_EXCHANGE
         if self.rights is not None and not self.rights.allows(right, name):
             raise access_refusal(self._right_name(right), kind, name, self.node.vhost, self.user)
 
     def check_topic(self, right: Right, exchange: str, key: str) -> None:
-        """Refuse a routing key of a topic exchange that the user may not use."""
+        """Raise 403 if the user may not use this routing key of a topic exchange."""
         found = self.node.routing.exchanges.get(exchange)
         if self.rights is None or found is None or found.type != ExchangeType.TOPIC:
             return
@@ -85,8 +85,8 @@ class Session:
         return channel
 
     def close(self) -> None:
-        """Close the connection. Deliveries are requeued, exclusive queues are deleted. Safe to
-        repeat.
+        """Close the connection. Deliveries are requeued, and exclusive queues are deleted. Can be
+        called more than once.
         """
         if not self.is_open:
             return
@@ -108,7 +108,7 @@ class Session:
 def _refusable(
     operation: Callable[Concatenate[SessionChannel, P], T],
 ) -> Callable[Concatenate[SessionChannel, P], T]:
-    """Wrap an operation so that a refusal closes the channel or connection before it is raised."""
+    """Wrap an operation so that the channel or connection is closed before an error is raised."""
 
     @wraps(operation)
     def guarded(self: SessionChannel, /, *args: P.args, **options: P.kwargs) -> T:
@@ -122,7 +122,7 @@ def _refusable(
 
 
 class SessionChannel:
-    """One channel. A refusal closes it (or its connection) and is raised to the caller."""
+    """A channel. Any error closes it, or its connection, and is also raised to the caller."""
 
     __slots__ = (
         "_consumer_timeout",
@@ -148,19 +148,17 @@ class SessionChannel:
         self.is_open: bool = True
         self.paused: bool = False
         self.prefetch: int = 0
-        """For each consumer that begins from now on."""
+        """Applies to consumers that are started later."""
         self.ceiling: int = 0
-        """For the channel as a whole."""
+        """Applies to the whole channel."""
         self.consumers: dict[str, QueueConsumer] = {}
         self.unacked: dict[int, UnackedDelivery] = {}
         self._tag = 0
         self._lowest = 1
         self._consumer_timeout = ConsumerTimeout(self)
 
-    # Refusals and the end.
-
     def fail(self, refusal: Refusal) -> None:
-        """The broker closes the channel, or the connection."""
+        """Close the channel or connection because of an error."""
         if refusal.connection:
             self.session.fail(refusal)
         elif self.is_open:
@@ -168,7 +166,7 @@ class SessionChannel:
             self.sink.on_close(refusal)
 
     def close(self) -> None:
-        """Close the channel. Unsettled deliveries are requeued. Safe to repeat."""
+        """Close the channel and requeue unsettled deliveries. Can be called more than once."""
         if not self.is_open:
             return
         self.is_open = False
@@ -179,8 +177,6 @@ class SessionChannel:
         for consumer in tuple(self.consumers.values()):
             consumer.queue.remove_consumer(consumer)
         self.consumers.clear()
-
-    # Declarations.
 
     @_refusable
     def declare_exchange(self, exchange: Exchange, *, passive: bool = False) -> None:
@@ -205,16 +201,16 @@ class SessionChannel:
 
     @_refusable
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False) -> int:
-        """Delete a queue and return how many messages were ready."""
+        """Delete a queue and return the number of ready messages."""
         return self.node.delete_queue(self.session, name, if_unused=if_unused, if_empty=if_empty)
 
     @_refusable
     def purge_queue(self, name: str) -> int:
-        """Remove all ready messages. Returns their number."""
+        """Delete all ready messages and return how many there were."""
         return self._readable(name).purge()
 
     def _readable(self, name: str) -> LiveQueue:
-        """The queue of that name, for who may read from it."""
+        """Find a queue that the user may read from."""
         self.session.check(Right.READ, "queue", name)
         return self.node.queue(name, self.session)
 
@@ -238,14 +234,12 @@ class SessionChannel:
             session.check(Right.READ, "exchange", binding.source)
             session.check_topic(Right.READ, binding.source, binding.routing_key)
 
-    # Publishing.
-
     def publish(
         self, message: Message, *, mandatory: bool = False, properties: Properties | None = None
     ) -> EventKind:
-        """Accept a message and return its fate: ENQUEUED, REFUSED, RETURNED or DROPPED.
+        """Route a message and return what happened to it: ENQUEUED, REFUSED, RETURNED or DROPPED.
 
-        `properties`, if given, replace those of the message.
+        `properties` can be used to replace the properties of the message.
         """
         session = self.session
         try:
@@ -261,23 +255,21 @@ class SessionChannel:
 
     @_refusable
     def check_write(self, exchange: str) -> None:
-        """Refuse a publish to that exchange, if the user may not write to it."""
+        """Raise 403 if the user may not write to this exchange."""
         self.session.check(Right.WRITE, "exchange", exchange)
 
-    # Consuming.
-
     def qos(self, prefetch: int, *, whole_channel: bool = False) -> None:
-        """Limit unsettled deliveries of each later consumer, or of the whole channel."""
+        """Limit the unsettled deliveries of consumers started later, or of the whole channel."""
         if not whole_channel:
             self.prefetch = prefetch
         elif self.node.profile.global_qos_refused:
             self.ceiling = prefetch
             self._wake_all()
         else:
-            self.prefetch = prefetch  # 4.3 takes it so, and logs an error
+            self.prefetch = prefetch  # 4.3 treats it as a per-consumer limit and logs an error
 
     def flow(self, *, active: bool) -> None:
-        """Stop or go on handing out, for a client that does not keep up."""
+        """Pause or resume deliveries to a client that is too slow."""
         self.paused = not active
         if active:
             self._wake_all()
@@ -311,8 +303,8 @@ class SessionChannel:
             arguments=given,
         )
         self.consumers[consumer.tag] = consumer
-        # To a quorum queue a cancelled consumer that still holds messages is the same as the next one
-        # of its tag and channel.
+        # If a cancelled consumer of a quorum queue still has unsettled messages, a new one with the
+        # same tag on the same channel takes its place.
         leaving = live.ring.leaving
         for old in [each for each in leaving if (each.tag, each.channel) == (consumer.tag, self)]:
             leaving.remove(old)
@@ -336,18 +328,18 @@ class SessionChannel:
             raise access_refused(f"{place} in exclusive use")
 
     def cancel(self, tag: str) -> None:
-        """End a consumer. Its deliveries stay unsettled."""
+        """Cancel a consumer. Its deliveries stay unsettled."""
         consumer = self.consumers.pop(tag, None)
         if consumer is not None:
             consumer.queue.remove_consumer(consumer, by_client=True)
 
     def lose_consumer(self, consumer: QueueConsumer) -> None:
-        """The broker has ended it: its queue is gone."""
+        """Remove a consumer because its queue was deleted."""
         if self.consumers.pop(consumer.tag, None) is not None and self.is_open:
             self.sink.on_cancel(consumer.tag)
 
     def end_consumer(self, consumer: QueueConsumer, held: Sequence[UnackedDelivery]) -> None:
-        """End a consumer and requeue these deliveries. Settling them later has no effect."""
+        """Cancel a consumer and requeue these deliveries. Settling them later has no effect."""
         if self.consumers.pop(consumer.tag, None) is not None:
             consumer.queue.remove_consumer(consumer)
             self.sink.on_cancel(consumer.tag)
@@ -356,13 +348,13 @@ class SessionChannel:
             taken.void = True
 
     def has_room(self, _consumer: QueueConsumer) -> bool:
-        """Whether the channel as a whole lets another delivery through."""
+        """Whether the limit of the channel allows another delivery."""
         if not self.is_open or self.paused:
             return False
         return not self.ceiling or len(self.unacked) < self.ceiling
 
     def hand_over(self, queue: LiveQueue, entry: Entry, consumer: QueueConsumer) -> None:
-        """Deliver a copy to a consumer."""
+        """Deliver a message to a consumer."""
         taken = self._take(queue, entry, consumer)
         if consumer.no_ack:
             self._ack_at_once(queue, entry)
@@ -373,7 +365,7 @@ class SessionChannel:
 
     @_refusable
     def get(self, name: str, *, no_ack: bool = False) -> UnackedDelivery | None:
-        """Take one message, or None if none is ready."""
+        """Get a message. Returns None if no message is ready."""
         queue = self._readable(name)
         entry = queue.take()
         if entry is None:
@@ -386,7 +378,7 @@ class SessionChannel:
         return taken
 
     def next_tag(self) -> int:
-        """The number of the next delivery on this channel."""
+        """Return the next delivery tag of this channel."""
         self._tag += 1
         return self._tag
 
@@ -410,8 +402,6 @@ class SessionChannel:
         taken.source.unacked += 1
         self._consumer_timeout.watch(taken)
 
-    # Settlement.
-
     def ack(self, tag: int, *, multiple: bool = False) -> None:
         for taken in self._take_named(tag, multiple=multiple):
             if not taken.void:
@@ -426,7 +416,7 @@ class SessionChannel:
         self._refuse(self._take_named(tag, multiple=False), ReturnKind.REJECT, requeue=requeue)
 
     def recover(self) -> None:
-        """Put everything unsettled back into its queues."""
+        """Requeue all unsettled deliveries."""
         held, self.unacked = list(self.unacked.values()), {}
         self._give_back(held, ReturnKind.RECOVER)
 
@@ -449,7 +439,7 @@ class SessionChannel:
             queue.requeue(held, how)
 
     def _take_named(self, tag: int, *, multiple: bool) -> list[UnackedDelivery]:
-        """Take the deliveries that a settlement names off the books."""
+        """Remove the deliveries that are settled from the list of unsettled ones."""
         if multiple and tag == 0:
             held, self.unacked = list(self.unacked.values()), {}
             return held

@@ -1,4 +1,4 @@
-"""Policies, and the effective settings of a queue from its arguments and policies."""
+"""Policies, and the settings of queues that result from arguments and policies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _KEYS = frozenset(
 
 
 class Policies:
-    """Policies and operator policies. A change takes effect immediately."""
+    """User policies and operator policies. Changes take effect immediately."""
 
     def __init__(self, profile: Profile, on_change: Callable[[], object]) -> None:
         self._profile = profile
@@ -64,15 +64,15 @@ class Policies:
         self._operators: dict[str, Policy] = {}
 
     def all(self, *, operator: bool = False) -> tuple[Policy, ...]:
-        """The policies that users have set, or the operator policies."""
+        """Return the policies set by users, or the operator policies."""
         return tuple((self._operators if operator else self._users).values())
 
     def operators(self) -> tuple[Policy, ...]:
-        """The policies that operators have set."""
+        """The policies set by operators."""
         return tuple(self._operators.values())
 
     def put(self, policy: Policy, *, operator: bool = False) -> None:
-        """Create or overwrite a policy. Raise ValueError where the broker answers 400."""
+        """Create or overwrite a policy. Raises ValueError if RabbitMQ would return 400."""
         kinds = {"all", "queues", "exchanges"}
         if self._profile.apply_to_queue_types:
             kinds |= {"classic_queues", "quorum_queues", "streams"}
@@ -103,12 +103,11 @@ class Policies:
         self._on_change()
 
     def remove(self, name: str, *, operator: bool = False) -> None:
-        """Delete a policy. A missing policy is not an error."""
+        """Delete a policy. Does nothing if it does not exist."""
         if (self._operators if operator else self._users).pop(name, None) is not None:
             self._on_change()
 
     def settings(self, queue: str, arguments: Headers) -> QueueSettings:
-        """The effective settings of a queue."""
         quorum = arguments.get("x-queue-type") == "quorum"
         kinds = frozenset({"all", "queues", "quorum_queues" if quorum else "classic_queues"})
         user = policy_for(self._users.values(), queue, kinds)
@@ -124,12 +123,12 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """The effective settings of a queue. None means no such limit."""
+    """The settings that apply to a queue. None means that there is no limit."""
 
     ttl: float | None = None
-    """Seconds a message may stay."""
+    """Maximum time a message may stay in the queue, in seconds."""
     expires: float | None = None
-    """Seconds the queue may stay unused."""
+    """Seconds after which an unused queue is deleted."""
     max_length: int | None = None
     max_bytes: int | None = None
     overflow: str = "drop-head"
@@ -144,19 +143,21 @@ class QueueSettings:
 
     @property
     def has_length_limit(self) -> bool:
-        """Whether the queue has a length limit."""
+        """Whether the length of the queue is limited."""
         return self.max_length is not None or self.max_bytes is not None
 
 
 class _Sources:
-    """Arguments, policy and operator policy of a queue."""
+    """The argument, the policy and the operator policy of a queue."""
 
     def __init__(self, arguments: Headers, policy: Headers, operator: Headers) -> None:
         self._arguments = arguments
         self._policies = (policy, operator)
 
     def first(self, name: str, *, policy_wins: bool = False) -> FieldValue:
-        """Return the argument, otherwise the policy's value, or the reverse with `policy_wins`."""
+        """Return the argument, or the value of the policy if there is none. `policy_wins` reverses
+        this order.
+        """
         argument = self._arguments.get(f"x-{name}")
         policy = next((each[name] for each in self._policies if name in each), None)
         if policy_wins and policy is not None:
@@ -171,11 +172,13 @@ class _Sources:
         return self._choose(name, min)
 
     def limit(self, name: str) -> int | None:
-        """Return the smallest value, or the largest if one is negative. A negative value means no limit."""
+        """Return the smallest value. Negative values mean no limit, so if there is one, the largest
+        value is returned.
+        """
         return self._choose(name, lambda given: max(given) if min(given) < 0 else min(given))
 
     def seconds(self, name: str) -> float | None:
-        """Return the smallest value, converted from milliseconds."""
+        """Return the smallest value, converted from milliseconds to seconds."""
         least = self.minimum(name)
         return None if least is None else least / 1000
 
@@ -188,7 +191,7 @@ class _Sources:
 def settings_for(
     arguments: Headers, policy: Headers, operator: Headers, *, quorum: bool, profile: Profile
 ) -> QueueSettings:
-    """Combine the arguments and both policies to settings."""
+    """Combine the arguments and both policies."""
     sources = _Sources(arguments, policy, operator)
     overflow = sources.text("overflow", policy_wins=quorum) or "drop-head"
     exchange = sources.text("dead-letter-exchange")
@@ -207,7 +210,7 @@ def settings_for(
         if delivery_limit is None:
             delivery_limit = profile.delivery_limit
         elif delivery_limit < 0 and profile.negative_limit_is_none:
-            delivery_limit = None  # before 4.0, a negative limit deletes immediately
+            delivery_limit = None  # before 4.0, a negative limit drops messages immediately
     return QueueSettings(
         ttl=sources.seconds("message-ttl"),
         expires=expires,
@@ -231,7 +234,7 @@ def settings_for(
 
 
 def policy_for(policies: Iterable[Policy], name: str, kinds: frozenset[str]) -> Policy | None:
-    """Return the policy that applies: the matching one of the highest priority."""
+    """Find the matching policy with the highest priority."""
     matching = [
         policy
         for policy in policies

@@ -1,4 +1,4 @@
-"""The entire state of a node at a point in time, as values, for tests, pages and simulations."""
+"""Snapshots of a node, used by tests, pages and simulations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One copy of a message in a queue. `expires` is in seconds since 1970."""
+    """A copy of a message in a queue. `expires` is in seconds since the epoch."""
 
     copy: int
     origin: int
@@ -28,24 +28,24 @@ class StoredMessage:
     properties: Properties
     redelivered: bool
     returns: int
-    """Number of times that it was returned to this quorum queue."""
+    """How often the message was returned to this queue. Only counted by quorum queues."""
     failures: int
-    """Number of its failed deliveries (4.x quorum queues)."""
+    """How often a delivery of the message failed. Only counted by quorum queues since 4.0."""
     expires: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """One queue with all it holds."""
+    """A queue with all of its messages."""
 
     name: str
     type: str
     durable: bool
     ready: tuple[StoredMessage, ...]
-    """In the order in which they would be handed out."""
+    """In delivery order."""
     unacked: tuple[StoredMessage, ...]
     held: tuple[StoredMessage, ...]
-    """Dead letters that no target has taken yet (at-least-once)."""
+    """Dead letters that no target has confirmed yet (at-least-once)."""
     delayed: tuple[StoredMessage, ...]
     consumers: tuple[str, ...]
 
@@ -62,7 +62,7 @@ class NodeSnapshot:
     bindings: tuple[Binding, ...]
 
     def queue(self, name: str) -> QueueSnapshot:
-        """The queue of that name. KeyError if it does not exist."""
+        """Return a queue by name. Raises KeyError if it does not exist."""
         found = next((queue for queue in self.queues if queue.name == name), None)
         if found is None:
             known = ", ".join(queue.name for queue in self.queues) or "none"

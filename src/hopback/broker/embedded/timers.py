@@ -1,6 +1,6 @@
-"""Timers of a node: a heap of deadlines, queue expiry, delayed returns, and ticks of quorum queues.
+"""The timers of a node: deadlines, queue expiry, delayed returns, and the ticks of quorum queues.
 
-The owner of the clock advances it.
+They are run by the owner of the clock.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 
 _TICK_S = 5.0
-"""Seconds between expiry checks of a quorum queue. A classic queue expires exactly."""
+"""Seconds between checks for expired quorum queues. Classic queues expire exactly on time."""
 
 
 class QueueExpiry:
-    """The expiry of a queue. It runs while the queue has no consumers. Every use renews it."""
+    """The expiry of a queue. It is reset when the queue is used, and stopped while there are
+    consumers.
+    """
 
     __slots__ = ("_alarm", "_born", "_last_used", "_queue")
 
@@ -35,7 +37,7 @@ class QueueExpiry:
         self.renew()
 
     def renew(self) -> None:
-        """The queue is used just now, or has other settings."""
+        """Restart the timer, because the queue was used or its settings have changed."""
         self._last_used = self._queue.node.now()
         self._set()
 
@@ -64,7 +66,7 @@ class QueueExpiry:
 
 
 class Delays:
-    """The delayed messages of one queue. They do not block others and are not counted."""
+    """The delayed messages of a queue. They are not counted and do not block other messages."""
 
     __slots__ = ("_alarm", "_heap", "_queue")
 
@@ -78,11 +80,11 @@ class Delays:
 
     @property
     def entries(self) -> list[Entry]:
-        """The delayed messages, soonest first."""
+        """The delayed messages in the order in which they become ready."""
         return [entry for _, _, entry in sorted(self._heap)]
 
     def hold(self, entry: Entry, *, failed: bool) -> bool:
-        """Delay a returned copy if the queue wants that for this kind of return."""
+        """Delay a returned message if the queue is configured to do so for this kind of return."""
         settings = self._queue.settings
         if settings.retry_delay not in ("all", "failed" if failed else "returned"):
             return False
@@ -114,12 +116,12 @@ class Delays:
 
 
 TICK_S = 5.0
-"""RabbitMQ's default for the tick of a quorum queue and for the interval of its statistics."""
+"""The default interval of RabbitMQ for ticks of quorum queues and for statistics."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """The message counts of a queue at a point in time."""
+    """The message counts of a queue at a certain time."""
 
     ready: int = 0
     unacked: int = 0
@@ -133,10 +135,10 @@ class QueueTotals:
 
 
 class Ticks:
-    """Remembers the counts of one queue at the last tick, without a timer.
+    """Remembers the message counts of a queue at its last tick. This does not need a timer.
 
-    A caller that is about to change the queue calls `before_change`. The counts before the first
-    change after a tick are the counts at that tick.
+    `before_change` must be called before each change of the queue. The counts before the first
+    change after a tick are the counts at the tick.
     """
 
     __slots__ = ("_queue", "_tally", "_tick")
@@ -147,13 +149,12 @@ class Ticks:
         self._tally = QueueTotals()
 
     def before_change(self) -> None:
-        """The queue is about to change."""
+        """Save the counts, because the queue is about to change."""
         tick = self._now()
         if tick != self._tick:
             self._tick, self._tally = tick, self.exact()
 
     def last(self) -> QueueTotals:
-        """Return the counts at the last tick."""
         return self._tally if self._now() == self._tick else self.exact()
 
     def exact(self) -> QueueTotals:
@@ -171,7 +172,7 @@ class Ticks:
 
 
 class Timers:
-    """All deadlines in order. `on_earlier` is called when the next deadline becomes earlier."""
+    """All deadlines in order. `on_earlier` is called if the next deadline moves forward."""
 
     __slots__ = ("_count", "_heap", "on_earlier")
 
@@ -181,7 +182,7 @@ class Timers:
         self.on_earlier: Callable[[float], object] | None = None
 
     def add(self, due: float, alarm: Deadline) -> None:
-        """Schedule `alarm` at `due`, after alarms set earlier for the same time."""
+        """Run `alarm` at `due`. Alarms with the same time are run in the order they were added."""
         self._count += 1
         heap = self._heap
         heappush(heap, (due, self._count, alarm))
@@ -189,20 +190,19 @@ class Timers:
             self.on_earlier(due)
 
     def next(self) -> float | None:
-        """The time of the next alarm, or None."""
         heap = self._heap
         while heap and heap[0][2].due != heap[0][0]:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def run(self, now: float) -> int:
-        """Run all due alarms, each at most once, and return how many ran."""
+        """Run all alarms that are due, each of them at most once. Returns how many were run."""
         last = self._count
         fired = 0
         while self._heap and self._heap[0][0] <= now:
             due, number, alarm = self._heap[0]
             if number > last:
-                break  # set by an alarm that just ran, so left to the next run
+                break  # added by an alarm that was just run, so it has to wait for the next call
             heappop(self._heap)
             if alarm.due == due:
                 fired += 1
@@ -211,10 +211,10 @@ class Timers:
 
 
 class Deadline:
-    """A recurring task with at most one deadline, for example for the head of a queue.
+    """A recurring task with a single deadline, for example for the first message of a queue.
 
-    A later time does not replace an earlier one. The alarm then runs early, and its action checks
-    again.
+    A later deadline does not replace an earlier one. The task may therefore run early and has to
+    check the time.
     """
 
     __slots__ = ("_action", "_timers", "due")
@@ -225,7 +225,7 @@ class Deadline:
         self.due: float = inf
 
     def set(self, due: float) -> None:
-        """Run at `due`, or at an earlier time that was already set."""
+        """Run at `due`, unless an earlier time is already set."""
         if due < self.due:
             self.due = due
             self._timers.add(due, self)

@@ -1,11 +1,11 @@
-"""An event loop in virtual time: when no task can run, time jumps to the next deadline.
+"""An event loop with virtual time. When all tasks are waiting, the time jumps to the next deadline.
 
-`asyncio.sleep`, timeouts and the embedded broker's deadlines follow the loop. Half an hour of
-waiting takes no real time, and every run is the same. Sockets and threads still work. Time stops
-while a thread works for the loop and while an external peer owes an answer. A peer owes an answer
-from a write to its socket until the next read, while a connection is being opened, and for a moment
-after each read, because more data may follow. An idle connection, such as one in a pool, does not
-stop time. Neither does a connection between two ends in this loop.
+This affects `asyncio.sleep`, timeouts and the embedded broker. Waiting for half an hour takes no
+real time, and each run has the same result. Sockets and threads can still be used. Time stops while
+a thread is working for the loop, and while an external peer is expected to respond. This is assumed
+while a connection is being opened, after a write until the next read, and for a moment after each
+read, because more data may follow. Idle connections do not stop time, such as those in a pool.
+Connections with both ends in this loop do not either.
 """
 
 from __future__ import annotations
@@ -30,37 +30,36 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _START = 1_700_000_000.0
-"""14 November 2023. A fixed start gives the same timestamps in every run."""
+"""14 November 2023. With a fixed start, timestamps are the same in each run."""
 _LONGEST_RUN_S = 400 * 24 * 3600.0
-"""Seconds, more than a year. No configured wait is longer, so the program is stuck."""
+"""More than a year. No configured delay is this long, so the program must be stuck."""
 _ANSWER_S = 10.0
-"""Real seconds to wait for an answer, far more than a local database needs. A peer that does not
-answer in time is not waited for again until it sends data. It may never answer, like a log
-collector.
+"""Real seconds to wait for a response. A local database needs much less. If there is no response in
+time, we do not wait for this peer until it sends data. It may never respond, like a log collector.
 """
 _REST_S = 0.05
-"""Real seconds to wait for the next part of an answer."""
+"""Real seconds to wait for the rest of a response."""
 _TURNS_WITHOUT_LOOK = 64
-"""Loop turns between two polls of the loop's wake-up pipe while tasks are ready. A poll costs as
-much as a turn.
+"""While tasks are ready, the wake-up pipe is only polled once in this number of loop iterations,
+because a poll takes as long as an iteration.
 """
 _IN_THREADS = ("aiosqlite.core", "sqlalchemy.dialects.sqlite.aiosqlite")
-"""Modules that use threads and wake the loop through a future."""
+"""Modules that use threads and wake up the loop with a future."""
 
 
 class StuckLoop(RuntimeError):
-    """Every task waits and no deadline is set. The text names the tasks."""
+    """Raised when all tasks are waiting and there is no deadline. The text contains the tasks."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop in virtual time, for tests and simulations.
+    """An event loop with virtual time, for tests and simulations.
 
-    `loop.time()` is in seconds since 1970 and starts at `start`. After `patience` of virtual time
-    the program counts as stuck.
+    `loop.time()` returns seconds since the epoch and begins with `start`. If the program runs for
+    longer than `patience` in virtual time, it is considered stuck.
     """
 
     is_virtual = True
-    """Read by code that polls, see `hopback.waiting.is_time_virtual`."""
+    """Used by code that polls, see `hopback.waiting.is_time_virtual`."""
 
     def __init__(self, start: float = _START, *, patience: Duration = _LONGEST_RUN_S) -> None:
         self._virtual_now = start
@@ -68,31 +67,33 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads = 0
         self._selector: _JumpingSelector
         super().__init__(_JumpingSelector(self))
-        # The loop runs callbacks that are due before now + resolution. The usual nanosecond is lost
-        # when added to seconds since 1970.
+        # asyncio runs callbacks that are due before now + resolution. The default of one nanosecond
+        # is too small to be added to seconds since the epoch.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
-        """Seconds since 1970, in virtual time."""
+        """The virtual time in seconds since the epoch."""
         return self._virtual_now
 
     def now(self) -> float:
-        """Return `time()`, because the loop also serves as a clock."""
+        """The same as `time()`, so that the loop can be used as a clock."""
         return self._virtual_now
 
     def jump(self, seconds: float) -> None:
-        """Let `seconds` pass in a single step."""
+        """Advance the time by `seconds` in a single step."""
         self._virtual_now += seconds
         if self._virtual_now > self._until:
             raise StuckLoop(f"virtual time ran out at {self._virtual_now:.0f}; {self._waiting()}")
 
     @property
     def threads_at_work(self) -> int:
-        """Number of threads working for this loop. Virtual time stops while there are any."""
+        """The number of threads that are working for this loop. Virtual time is stopped unless it
+        is 0.
+        """
         return self._threads
 
     def stuck(self) -> StuckLoop:
-        """Return the error for a loop without ready tasks and deadlines."""
+        """Return the error for a loop that has no ready tasks and no deadlines."""
         return StuckLoop(f"no task can continue and no deadline is set: {self._waiting()}")
 
     def _waiting(self) -> str:
@@ -107,7 +108,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run in an executor. Virtual time stops until the call is done."""
+        """Run a function in an executor. Virtual time stops until it returns."""
         future = super().run_in_executor(executor, func, *args)
         self._threads += 1
         future.add_done_callback(self._thread_done)
@@ -124,7 +125,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return made
 
     def _watch(self, sock: socket.socket, options: Mapping[str, Any]) -> None:
-        """Record writes to the socket. A server's end only answers, so it is not recorded."""
+        """Track writes to the socket. This is not needed for the server's end, which only responds."""
         if options.get("server") is not None:
             return
         descriptor = sock.fileno()
@@ -142,11 +143,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._transports  # type: ignore[attr-defined,no-any-return]
 
     def own_pipe(self) -> int:
-        """The descriptor that threads and signals use to wake the loop."""
+        """The descriptor used by threads and signals to wake up the loop."""
         return int(self._ssock.fileno())  # type: ignore[attr-defined]
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Create a future. Futures of aiosqlite stop time, because its threads complete them."""
+        """Create a future. If it belongs to aiosqlite, time stops until it is done, because a
+        thread is working.
+        """
         future = super().create_future()
         if sys._getframe(1).f_globals.get("__name__") in _IN_THREADS:  # noqa: SLF001
             self._threads += 1
@@ -157,7 +160,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._threads -= 1
 
     async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
-        """Shut down the executor. Virtual time stops until it is done."""
+        """Shut down the executor. Virtual time stops in the meantime."""
         self._threads += 1
         try:
             await super().shutdown_default_executor(*args, **options)
@@ -166,7 +169,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Polls the sockets and advances virtual time instead of waiting."""
+    """Advances the virtual time instead of waiting, and polls sockets."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
@@ -188,7 +191,7 @@ class _JumpingSelector(selectors.BaseSelector):
         return key
 
     def on_asked(self, descriptor: int) -> None:
-        """Record a write to a socket. The peer may now owe an answer."""
+        """Record that data was written to a socket, so the peer may respond."""
         self._asked.add(descriptor)
 
     def modify(
@@ -204,8 +207,8 @@ class _JumpingSelector(selectors.BaseSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout == 0 and len(self._real.get_map()) == 1:
-            # Only the wake-up pipe is registered, and tasks are ready. Poll it rarely, to notice
-            # signals without a system call in every turn.
+            # There are no sockets, and tasks are ready. Poll rarely to save system calls. It is
+            # only needed for signals.
             self._turns = (self._turns + 1) % _TURNS_WITHOUT_LOOK
             return self._real.select(0) if self._turns == 0 else []
         if self._loop.threads_at_work and timeout != 0:
@@ -224,16 +227,14 @@ class _JumpingSelector(selectors.BaseSelector):
             self._loop.jump(timeout)
             return []
         if len(self._real.get_map()) > 1:
-            return self._real.select(None)  # a socket besides the wake-up pipe may become readable
+            return self._real.select(None)  # another socket may have become readable
         raise self._loop.stuck()
 
     def _answers(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait in real time for external peers that owe an answer. Return no events if none
-        does.
-        """
+        """Wait for external peers in real time. Returns no events if no response is expected."""
         transports: Mapping[int, Any] = self._loop.transports()
         open_ones = {key.fd: key for key in self._real.get_map().values()}
-        # A task is waiting for every descriptor that is registered without a transport.
+        # A descriptor that is registered without a transport always has a task waiting for it.
         direct = {
             fd
             for fd, key in open_ones.items()
@@ -245,7 +246,7 @@ class _JumpingSelector(selectors.BaseSelector):
             inside = {fd for fd in asked if _name(transports[fd], "peername") in ends}
             self._asked -= inside
             asked -= inside
-        # The sockets that must receive data before time may advance.
+        # Time must not advance until these sockets have received data.
         owed = (asked | direct) - self._silent
         if owed:
             found = self._real.select(_ANSWER_S)
@@ -257,12 +258,12 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 def _name(transport: Any, what: str) -> object:
-    """Return the address of one end. Unnamed sockets of a pair count as connected to each other."""
+    """Return the address of one end. The unnamed sockets of a pair are connected to each other."""
     return transport.get_extra_info(what) or ""
 
 
 def _listens(key: selectors.SelectorKey) -> bool:
-    """Check for a listening socket, which does not owe an answer."""
+    """Return True if this is a listening socket. There is nothing to wait for in this case."""
     try:
         with socket.socket(fileno=key.fd) as sock:
             try:
@@ -274,9 +275,9 @@ def _listens(key: selectors.SelectorKey) -> bool:
 
 
 class LoopClock:
-    """The time of the running loop if it is virtual, otherwise the machine's time.
+    """The time of the running loop if it is virtual, and the system time otherwise.
 
-    A thread without a loop gets the time of the loop that used this clock last.
+    In a thread that has no loop, the loop that used this clock most recently determines the time.
     """
 
     __slots__ = ("_fallback", "_loop")
@@ -286,7 +287,7 @@ class LoopClock:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def now(self) -> float:
-        """Seconds since 1970, UTC."""
+        """Return seconds since the epoch."""
         with suppress(RuntimeError):
             self._loop = asyncio.get_running_loop()
         loop = self._loop
@@ -294,6 +295,6 @@ class LoopClock:
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start: float = _START) -> T:
-    """Run a coroutine in virtual time and return its result, like `asyncio.run`."""
+    """Run a coroutine in virtual time and return its result. Similar to `asyncio.run`."""
     with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start)) as runner:
         return runner.run(main)

@@ -1,8 +1,8 @@
-"""The broker's HTTP management API: the few calls that discovery, plans and checks need.
+"""A client of RabbitMQ's management API. Requires the `management` extra.
 
-AMQP remains the source of exact counts. Values of the management API may be up to five seconds old, so
-every reading has its source, its time and its maximum lag. Needs the extra `management` (httpx), which
-is imported when the first client is created.
+It only supports the requests needed for discovery, plans and checks. Values of the management API
+can be up to five seconds old, so each reading contains its source, its time and its maximum age.
+Use AMQP for exact counts. httpx is imported when the first client is created.
 """
 
 from __future__ import annotations

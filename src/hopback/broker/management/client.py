@@ -1,6 +1,6 @@
-"""A client of the management API: reads objects and sets policies and definitions.
+"""A client of the management API, used to read objects and to set policies and definitions.
 
-The address of the API is given or derived from the AMQP address of the same broker.
+The address can be derived from the AMQP address of the same broker.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
         QueueReading,
     )
 
-_PLAIN_PORT = 15672  # RabbitMQ's default
-_TLS_PORT = 15671  # RabbitMQ's default
+_PLAIN_PORT = 15672  # the default of RabbitMQ
+_TLS_PORT = 15671  # the default of RabbitMQ
 _SCHEMES = {"amqp": "http", "amqps": "https", "http": "http", "https": "https"}
 
 
 @dataclass(frozen=True, slots=True)
 class ManagementAddress:
-    """Address and credentials of a management API. The password is never shown."""
+    """The address and credentials of a management API. The password is never shown."""
 
     url: str
     user: str = "guest"
@@ -62,10 +62,10 @@ class ManagementAddress:
 
     @classmethod
     def derive(cls, broker: str | None, management: str | None = None) -> Self:
-        """Combine an AMQP address and an HTTP address. Either may be missing.
+        """Combine an AMQP address with an HTTP address. One of them can be None.
 
-        Host and port come from `management` if it is given. Credentials and certificates come from
-        the first address that contains them, `management` before `broker`.
+        `management` specifies the host and port, if it is given. The username, password and
+        certificates are taken from `management` if it contains them, or else from `broker`.
         """
         amqp = _split(broker, "broker", ("amqp", "amqps")) if broker else None
         http = _split(management, "management", ("http", "https")) if management else None
@@ -78,12 +78,12 @@ class ManagementAddress:
             if parts.username is not None:
                 user, password = unquote(parts.username), _password(parts)
                 break
-        # `cacertfile`, `certfile` and `keyfile` of the query, as AMQP addresses name them.
+        # The same names as in AMQP addresses: `cacertfile`, `certfile` and `keyfile`.
         merged: dict[str, str] = {}
         for parts in sources:
             for key, values in parse_qs(parts.query).items():
                 merged.setdefault(key, values[-1])
-        # The part of the address before `/api`.
+        # The path of the address, up to `/api`.
         scheme = _SCHEMES[chosen.scheme]
         given = chosen.port if chosen.scheme == scheme else None
         port = given or (_TLS_PORT if scheme == "https" else _PLAIN_PORT)
@@ -100,16 +100,16 @@ class ManagementAddress:
 
 
 def virtual_host(broker: str) -> str:
-    """Return the virtual host of an AMQP address, `/` by default."""
+    """Return the virtual host of an AMQP address. Defaults to `/`."""
     path = _split(broker, "broker", ("amqp", "amqps")).path.removeprefix("/")
     return unquote(path) or "/"
 
 
 def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
-    """Parse an address. The ValueError omits the address because it may contain a password."""
+    """Parse an address. It may contain a password, so it is not part of the ValueError."""
     expected = f"{schemes[0]}://… or {schemes[1]}://…"
     try:
-        # The address with only the first of several hosts (`amqp://u:p@a:1,b:2/v`).
+        # If there are several hosts, only use the first (`amqp://u:p@a:1,b:2/v`).
         scheme, separator, rest = text.partition("://")
         authority = re.split("[/?]", rest, maxsplit=1)[0]
         credentials, at, hosts = authority.rpartition("@")
@@ -126,7 +126,7 @@ def _split(text: str, what: str, schemes: tuple[str, ...]) -> SplitResult:
 
 
 def _password(parts: SplitResult) -> str:
-    """Return the password from the address, or from the file or variable that it names."""
+    """Return the password. The address may contain it directly, or the name of a file or variable."""
     options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
     try:
         if "password_file" in options:
@@ -138,19 +138,19 @@ def _password(parts: SplitResult) -> str:
     return unquote(parts.password or "")
 
 
-TIMEOUT_S = 15.0  # Seconds. A busy node takes seconds to collect its statistics.
-# Bytes. Large definitions fit. Larger answers fail, so that they cannot exhaust memory.
+TIMEOUT_S = 15.0  # Seconds. If a node is busy, collecting statistics takes several seconds.
+# Bytes. Enough for large definitions. Larger responses are rejected to protect our memory.
 LIMIT_BYTES = 64 * 1024 * 1024
-_REASON_CHARACTERS = 300  # Characters. Fits an error sentence, but not an HTML page.
+_REASON_CHARACTERS = 300  # Characters. Enough for a sentence, but not for an HTML page.
 
 
 def path(*segments: str) -> str:
-    """Build an API path. Every segment is escaped, so that the vhost `/` becomes `%2F`."""
+    """Build an API path. Each segment is escaped, for example `/` is written as `%2F`."""
     return "/api/" + "/".join(quote(segment, safe="") for segment in segments)
 
 
 class Http:
-    """A connection pool to one management API."""
+    """A pool of connections to a management API."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Http:
         self._address = address
         self._timeout_s = timeout_s
         self._limit_bytes = limit_bytes
-        # Without TLS no certificates are needed, and loading them takes 20 ms.
+        # Loading certificates takes 20 ms and is only needed for TLS.
         tls: ssl.SSLContext | bool = False
         if address.url.startswith("https"):
             tls = ssl.create_default_context(cafile=address.ca_file)
@@ -176,7 +176,8 @@ class Http:
             timeout=timeout_s,
             verify=tls,
             follow_redirects=False,
-            # A proxy from the environment has no business seeing a broker's credentials.
+            # Ignore proxies in the environment, so that they don't see the credentials of the
+            # broker.
             trust_env=False,
             transport=transport,
         )
@@ -190,12 +191,14 @@ class Http:
         query: Mapping[str, str] | None = None,
         accept: tuple[int, ...] = (),
     ) -> tuple[int, Any]:
-        """Return status and decoded answer. Raise for any status but 2xx and those in `accept`."""
+        """Return the status and the decoded response. Raises an error unless the status is 2xx or
+        in `accept`.
+        """
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, content = await self._exchange(method, where, body, query)
         except (self._httpx.HTTPError, TimeoutError, OSError) as exc:
-            # Describe the connection error without secrets.
+            # Describe the error without any secrets.
             if isinstance(exc, TimeoutError | self._httpx.TimeoutException):
                 found = f"no answer within {self._timeout_s:g} s"
             else:
@@ -212,7 +215,7 @@ class Http:
     async def _exchange(
         self, method: str, where: str, body: object, query: Mapping[str, str] | None
     ) -> tuple[int, bytes]:
-        """Send, and read the answer up to the limit."""
+        """Send a request and read the response up to the limit."""
         received = bytearray()
         async with self._client.stream(method, where, json=body, params=query) as response:
             async for chunk in response.aiter_bytes():
@@ -225,12 +228,12 @@ class Http:
             return response.status_code, bytes(received)
 
     async def close(self) -> None:
-        """Close the pool. Safe to repeat."""
+        """Close the pool. Can be called more than once."""
         await self._client.aclose()
 
     def _refusal(self, method: str, where: str, status: int, answer: object) -> ManagementError:
         place = f"{method} {self._address.url}{where}"
-        # The broker's reason on one line, unescaped from HTML and cut to a maximum length.
+        # Return the reason given by the broker. HTML is unescaped, and long texts are truncated.
         words = answer.get("reason", answer.get("error")) if isinstance(answer, dict) else answer
         text = unescape(str(words if words is not None else "no reason given"))
         reason = " ".join(text.split())[:_REASON_CHARACTERS]
@@ -245,7 +248,9 @@ class Http:
 
 
 def _decode(content: bytes, place: str, status: int) -> Any:
-    """Decode the JSON of an answer. Return None for an empty one and text for a non-JSON error."""
+    """Decode a JSON response. Returns None if it is empty, and the text of errors that are not
+    JSON.
+    """
     if not content.strip():
         return None
     try:
@@ -260,10 +265,10 @@ def _decode(content: bytes, place: str, status: int) -> Any:
 
 
 def _import_httpx() -> ModuleType:
-    """Import httpx or raise an error with the install command.
+    """Import httpx, or raise an error that explains how to install it.
 
-    Httpx's own command uses rich and takes as long to import as the rest of httpx. It is not needed
-    here, and httpx works without it.
+    The command line tool of httpx uses rich, which takes as long to import as httpx itself. httpx
+    also works without it, so we skip this import.
     """
     unwanted = "httpx._main"
     is_new = unwanted not in sys.modules and "httpx" not in sys.modules
@@ -278,16 +283,18 @@ def _import_httpx() -> ModuleType:
     return httpx
 
 
-_PAGE_SIZE = 500  # Entries. RabbitMQ's maximum.
+_PAGE_SIZE = 500  # Entries. The maximum allowed by RabbitMQ.
 _LAST_MINUTE = {"msg_rates_age": "60", "msg_rates_incr": "5"}
-_PAGES = 200  # Pages, 100,000 entries. Ends the loop if a broker's list never ends.
+# Pages. 100,000 entries in total. Protects against a broker that always returns another page.
+_PAGES = 200
 
 
 class Management:
-    """A client of one broker's management API. Use it as an async context manager.
+    """A client for the management API of a broker. Used as an async context manager.
 
-    Every call raises ConnectionFailed if the API cannot be reached, ManagementRefused if the user
-    lacks permission, ManagementNotFound for a missing object, and ManagementError otherwise.
+    All methods raise ConnectionFailed if the API cannot be reached, ManagementRefused if the user
+    has no permission, ManagementNotFound if the object does not exist, and ManagementError for all
+    other errors.
     """
 
     def __init__(
@@ -312,15 +319,15 @@ class Management:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Safe to repeat."""
+        """Close the connections. Can be called more than once."""
         await self._http.close()
 
     async def overview(self) -> BrokerOverview:
-        """Version and names of the broker."""
+        """Return the version and names of the broker."""
         return readings.read_overview(await self._object(path("overview")))
 
     async def alarms(self) -> tuple[Alarm, ...]:
-        """The resource alarms in force, on any node."""
+        """Return the active resource alarms of all nodes."""
         place = path("health", "checks", "alarms")
         status, answer = await self._http.call("GET", place, accept=(503,))
         if status != 503:
@@ -330,28 +337,30 @@ class Management:
         return found or (readings.Alarm("", "unknown"),)
 
     async def feature_flags(self) -> tuple[FeatureFlag, ...]:
-        """All feature flags, enabled or not."""
+        """Return all feature flags, whether they are enabled or not."""
         entries = await self._list(path("feature-flags"))
         return tuple(readings.read_flag(entry) for entry in entries)
 
     async def queues(self, vhost: str) -> tuple[QueueReading, ...]:
-        """Every classic and quorum queue and stream of the virtual host, page by page."""
+        """Return all classic queues, quorum queues and streams of the virtual host. They are read
+        in pages.
+        """
         now = self._clock.now()
         entries = await self._pages(path("queues", vhost))
         known = (entry for entry in entries if readings.is_known_type(entry))
         return tuple(readings.read_queue(entry, now) for entry in known)
 
     async def queue(self, vhost: str, name: str) -> QueueReading:
-        """Read one queue, with its mean rate over the last minute."""
+        """Read a single queue, including its average rate over the last minute."""
         now = self._clock.now()
         place = path("queues", vhost, name)
         return readings.read_queue(await self._object(place, _LAST_MINUTE), now)
 
     async def totals(self, vhost: str) -> dict[str, QueueCounts]:
-        """Count the ready, unacked and held-back messages of each queue, by name.
+        """Count the ready, unacked and held-back messages of each queue.
 
-        The counts are not taken from the statistics. They are exact for classic queues and as old
-        as the last tick for quorum queues.
+        These counts are not based on statistics. They are exact for classic queues and as old as
+        the last tick for quorum queues.
         """
         now = self._clock.now()
         entries = await self._pages(
@@ -360,10 +369,10 @@ class Management:
         return {str(entry["name"]): readings.read_counts(entry, now) for entry in entries}
 
     async def holders(self, vhost: str, queue: str) -> tuple[str, ...]:
-        """Describe the queue's consumers and the channels that hold unacked messages.
+        """Describe the consumers of a queue and the channels with unacked messages.
 
-        The API does not report the queue of a channel's unacked messages. They may belong to
-        another queue.
+        The API does not show which queue the unacked messages of a channel belong to. It may be a
+        different queue.
         """
         return tuple(
             each.describe(queue)
@@ -372,9 +381,9 @@ class Management:
         )
 
     async def channels(self, vhost: str) -> tuple[readings.ChannelReading, ...]:
-        """Read the channels of a virtual host that consume or hold unacked messages.
+        """Read the channels of a virtual host that have consumers or unacked messages.
 
-        A user without the tag `monitoring` sees only its own channels.
+        Users need the `monitoring` tag to see channels of other users.
         """
         connections = {
             str(entry.get("name")): entry for entry in await self._list(path("connections"))
@@ -391,16 +400,14 @@ class Management:
         )
 
     async def consumers(self, vhost: str, queue: str) -> tuple[readings.ConsumerReading, ...]:
-        """Read a queue's consumers with tags and connections. Raise ManagementNotFound if it is
-        missing.
-        """
+        """Read the consumers of a queue. Raises ManagementNotFound if the queue does not exist."""
         _, answer = await self._http.call("GET", path("queues", vhost, queue))
         return readings.read_consumers(answer)
 
     async def connection_names(self, vhost: str) -> frozenset[str]:
-        """Return the names that clients gave to the open connections of a virtual host.
+        """Return the client-provided names of the connections of a virtual host.
 
-        A user without the tag `monitoring` sees only its own connections.
+        Users need the `monitoring` tag to see connections of other users.
         """
         place = path("connections")
         _, answer = await self._http.call(
@@ -413,36 +420,35 @@ class Management:
         )
 
     async def exchanges(self, vhost: str) -> tuple[Exchange, ...]:
-        """Read all exchanges except the built-in ones."""
+        """Read all exchanges that are not built in."""
         entries = await self._pages(path("exchanges", vhost))
         every = (readings.read_exchange(entry) for entry in entries)
         return tuple(e for e in every if e.name and not e.name.startswith("amq."))
 
     async def bindings(self, vhost: str) -> tuple[Binding, ...]:
-        """Read all bindings except those of the default exchange."""
+        """Read all bindings. Those of the default exchange are omitted."""
         entries = await self._list(path("bindings", vhost))
         return tuple(readings.read_binding(entry) for entry in entries if entry.get("source"))
 
     async def policies(self, vhost: str) -> tuple[Policy, ...]:
-        """Read the policies of the virtual host. This reading does not lag."""
+        """Read the policies of the virtual host. They are always up to date."""
         entries = await self._list(path("policies", vhost))
         return tuple(readings.read_policy(entry) for entry in entries)
 
     async def parameters(self, vhost: str) -> tuple[dict[str, Any], ...]:
-        """Read the runtime parameters of the virtual host, in the format of a definitions file.
+        """Read the runtime parameters of the virtual host in the format of definitions.
 
-        They include shovels and federation upstreams, whose addresses contain passwords.
+        These include shovels and federation upstreams. Their addresses may contain passwords.
         """
         entries = await self._list(path("parameters"))
         return tuple(entry for entry in entries if entry.get("vhost") == vhost)
 
     async def operator_policies(self, vhost: str) -> tuple[Policy, ...]:
-        """The operator policies. They are merged on top of the policy in force."""
+        """Read the operator policies, which are merged with the regular policies."""
         entries = await self._list(path("operator-policies", vhost))
         return tuple(readings.read_policy(entry) for entry in entries)
 
     async def put_policy(self, vhost: str, policy: Policy) -> None:
-        """Create or overwrite a policy."""
         body = {
             "pattern": policy.pattern,
             "definition": _plain(policy.definition),
@@ -452,11 +458,11 @@ class Management:
         await self._http.call("PUT", path("policies", vhost, policy.name), body=body)
 
     async def delete_policy(self, vhost: str, name: str) -> None:
-        """Delete a policy. A missing policy is not an error."""
+        """Delete a policy. Does nothing if it does not exist."""
         await self._http.call("DELETE", path("policies", vhost, name), accept=(404,))
 
     async def definitions(self, vhost: str | None = None) -> dict[str, Any]:
-        """Export the definitions of one virtual host or of the whole broker."""
+        """Export the definitions of a virtual host or of the whole broker."""
         return await self._object(_definitions(vhost))
 
     async def import_definitions(
@@ -464,24 +470,26 @@ class Management:
     ) -> None:
         """Import definitions.
 
-        The broker silently skips a queue or exchange that exists with other arguments, overwrites
-        policies, and does not delete objects. Compare before and after.
+        Existing queues and exchanges with different arguments are skipped silently. Policies are
+        overwritten, and no objects are deleted. Compare the definitions before and after to find
+        out what has changed.
         """
         await self._http.call("POST", _definitions(vhost), body=dict(document))
 
     async def live_topology(
         self, vhost: str, queues: Iterable[QueueReading] | None = None
     ) -> Topology:
-        """Read the broker's objects and policies as a topology without plans.
+        """Read the broker's objects and policies as a topology that has no plans.
 
-        `queues` are its queues if they have just been read.
+        Pass `queues` to use queues that were just read.
         """
         found = await self.queues(vhost) if queues is None else tuple(queues)
         exchanges, bindings = await self.exchanges(vhost), await self.bindings(vhost)
         try:
             policies = await self.policies(vhost)
         except ManagementRefused:
-            # A user who may not list policies still sees the effective policy of each queue.
+            # Users who are not allowed to list policies can still see which policy applies to a
+            # queue.
             policies = tuple(
                 Policy(reading.policy, exact_pattern(reading.queue.name), reading.effective_policy)
                 for reading in found
@@ -508,7 +516,7 @@ class Management:
         return _entries(answer, f"GET {self.address}{place}")
 
     async def _pages(self, place: str, **query: str) -> list[dict[str, Any]]:
-        """All pages of a listing. A broker without paging answers with the whole list."""
+        """Read all pages of a list. Brokers that do not support paging return everything at once."""
         entries: list[dict[str, Any]] = []
         for number in range(1, _PAGES + 1):
             page = {"page": str(number), "page_size": str(_PAGE_SIZE)}
@@ -534,7 +542,7 @@ def _entries(answer: object, place: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: object) -> Any:
-    """Mapping proxies and tuples as the JSON encoder wants them."""
+    """Convert mapping proxies and tuples for the JSON encoder."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

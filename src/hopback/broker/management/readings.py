@@ -1,4 +1,4 @@
-"""Answers of the management API as values. A missing field is None."""
+"""Responses of the management API. Fields that are missing are None."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
 
 LAG_S = 5.0
-"""Seconds. The API collects statistics every 5 s, so a number may be that old."""
+"""Seconds. The API collects statistics every 5 s, so values can be that old."""
 
 _Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOverview:
-    """The broker's version and cluster."""
-
     version: BrokerVersion
     product: str
     cluster: str
@@ -31,7 +29,7 @@ class BrokerOverview:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A resource alarm. While it is active, the broker blocks publishers."""
+    """A resource alarm. The broker blocks publishers while it is active."""
 
     node: str
     resource: str
@@ -39,18 +37,16 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class FeatureFlag:
-    """A feature flag of the broker."""
-
     name: str
     enabled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """The message counts of a queue, from a source that may lag.
+    """The message counts of a queue. They may be out of date.
 
-    `held_back` counts messages that at-least-once dead-lettering could not deliver yet. AMQP does
-    not show them.
+    `held_back` is the number of messages that at-least-once dead-lettering has not delivered yet.
+    They are not visible with AMQP.
     """
 
     messages: int | None
@@ -65,8 +61,8 @@ class QueueCounts:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerReading:
-    """A consumer of a queue. `connection` is the connection's address, or its name without an
-    address.
+    """A consumer of a queue. `connection` is the address of its connection, or the name if there is
+    no address.
     """
 
     tag: str
@@ -76,10 +72,11 @@ class ConsumerReading:
 
 @dataclass(frozen=True, slots=True)
 class ChannelReading:
-    """A channel that consumes or holds unacked messages.
+    """A channel that has consumers or unacked messages.
 
-    `connection` is the address of its connection, `name` the name that the client gave to it, and
-    `since` the time at which it was opened. `consumers` are pairs of queue and consumer tag.
+    `connection` is the address of its connection, `name` is the name set by the client, and `since`
+    is the time when the connection was opened. `consumers` contains pairs of queue and consumer
+    tag.
     """
 
     connection: str
@@ -90,7 +87,7 @@ class ChannelReading:
     consumers: tuple[tuple[str, str], ...] = ()
 
     def describe(self, queue: str) -> str:
-        """Describe the channel as a holder of messages of this queue."""
+        """Describe the channel if it holds messages of this queue."""
         called = f"{self.name!r} ({self.connection})" if self.name else self.connection
         consumes = "consumes, " if any(name == queue for name, _ in self.consumers) else ""
         return f"{called}, user {self.user!r}: {consumes}{self.unacked} unacked"
@@ -98,10 +95,10 @@ class ChannelReading:
 
 @dataclass(frozen=True, slots=True)
 class QueueReading:
-    """A queue with its current policy and counts.
+    """A queue with its counts and the policy that applies to it.
 
-    `policy` and `effective_policy` are None until the statistics contain them, which takes up to
-    `LAG_S` after a queue or a policy was created.
+    `policy` and `effective_policy` are None until they are part of the statistics. This takes up to
+    `LAG_S` after the queue or the policy was created.
     """
 
     queue: Queue
@@ -113,13 +110,14 @@ class QueueReading:
     idle_since: str | None
     counts: QueueCounts
     publish_rate: float | None = None
-    """Messages per second published into it. For one queue, the mean of the last minute. In a listing, the
-    rate of the last seconds. It may be 0 between two messages. None without statistics.
+    """Rate of messages published to the queue, per second. If a single queue was read, this is the
+    average of the last minute. In a list of queues, it covers the last few seconds and may be 0
+    between two messages. It is None if there are no statistics.
     """
 
 
 def read_overview(data: _Json) -> BrokerOverview:
-    """The answer of `/api/overview`."""
+    """Parse the response of `/api/overview`."""
     said = str(data.get("rabbitmq_version") or data.get("management_version") or "")
     try:
         version = BrokerVersion.parse(said)
@@ -134,24 +132,24 @@ def read_overview(data: _Json) -> BrokerOverview:
 
 
 def read_alarm(data: _Json) -> Alarm:
-    """One entry of the alarms check."""
+    """Parse an entry of the alarms check."""
     return Alarm(str(data.get("node", "")), str(data.get("resource", data.get("alarm", ""))))
 
 
 def read_flag(data: _Json) -> FeatureFlag:
-    """One entry of `/api/feature-flags`."""
+    """Parse an entry of `/api/feature-flags`."""
     return FeatureFlag(str(data["name"]), data.get("state") == "enabled")
 
 
 def is_known_type(data: _Json) -> bool:
-    """Whether the queue type is supported. Plugins add others, such as MQTT's."""
+    """Return True if the queue type is supported. Plugins add other types, for example MQTT."""
     return _type_name(data) in set(QueueType)
 
 
 def read_queue(data: _Json, read_at: float) -> QueueReading:
-    """One entry of `/api/queues`."""
+    """Parse an entry of `/api/queues`."""
     effective = data.get("effective_policy_definition")
-    # The declared arguments. Every 4.x also lists the type as an argument.
+    # These are the declared arguments. Since 4.0, they also contain the type.
     arguments = dict(_table(data.get("arguments")))
     arguments.pop("x-queue-type", None)
     details = _table(_table(data.get("message_stats")).get("publish_details"))
@@ -179,13 +177,13 @@ def read_queue(data: _Json, read_at: float) -> QueueReading:
 
 
 def _type_name(data: _Json) -> str:
-    """Return the type that the API reports, otherwise the declared one."""
+    """Return the type reported by the API. Defaults to the declared type."""
     named = _table(data.get("arguments")).get("x-queue-type")
     return str(data.get("type") or named or QueueType.CLASSIC)
 
 
 def read_counts(data: _Json, read_at: float) -> QueueCounts:
-    """The numbers of one entry of `/api/queues`."""
+    """Parse the counts of an entry of `/api/queues`."""
     return QueueCounts(
         _number(data, "messages"),
         _number(data, "messages_ready"),
@@ -199,7 +197,7 @@ def read_counts(data: _Json, read_at: float) -> QueueCounts:
 def read_channel(
     data: _Json, connections: Mapping[str, _Json], consumers: Iterable[_Json]
 ) -> ChannelReading:
-    """One entry of `/api/channels`, with its entries of `/api/connections` and `/api/consumers`."""
+    """Parse an entry of `/api/channels`, together with `/api/connections` and `/api/consumers`."""
     address = str(_table(data.get("connection_details")).get("name", ""))
     connection = connections.get(address, {})
     since = _number(connection, "connected_at")
@@ -217,7 +215,7 @@ def read_channel(
 
 
 def read_consumers(data: _Json) -> tuple[ConsumerReading, ...]:
-    """The consumers in an entry of `/api/queues/{vhost}/{name}`."""
+    """Parse the consumers of an entry of `/api/queues/{vhost}/{name}`."""
     found = []
     for each in data.get("consumer_details") or ():
         channel = each.get("channel_details") or {}
@@ -232,7 +230,7 @@ def read_consumers(data: _Json) -> tuple[ConsumerReading, ...]:
 
 
 def read_exchange(data: _Json) -> Exchange:
-    """One entry of `/api/exchanges`."""
+    """Parse an entry of `/api/exchanges`."""
     return Exchange(
         str(data["name"]),
         str(data.get("type", "direct")),
@@ -244,7 +242,7 @@ def read_exchange(data: _Json) -> Exchange:
 
 
 def read_binding(data: _Json) -> Binding:
-    """One entry of `/api/bindings`."""
+    """Parse an entry of `/api/bindings`."""
     return Binding(
         str(data["source"]),
         str(data["destination"]),
@@ -255,7 +253,7 @@ def read_binding(data: _Json) -> Binding:
 
 
 def read_policy(data: _Json) -> Policy:
-    """One entry of `/api/policies`."""
+    """Parse an entry of `/api/policies`."""
     return Policy(
         str(data["name"]),
         str(data.get("pattern", "")),
@@ -266,7 +264,7 @@ def read_policy(data: _Json) -> Policy:
 
 
 def _table(value: object) -> Headers:
-    """Return a table. The API encodes an empty one as `[]` or `{}`."""
+    """Return a table. If it is empty, the API may encode it as `[]`."""
     return cast("Mapping[str, FieldValue]", value) if isinstance(value, Mapping) else {}
 
 

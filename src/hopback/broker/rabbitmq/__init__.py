@@ -1,4 +1,4 @@
-"""RabbitMQ behind the broker port, over our own wire."""
+"""The interface to RabbitMQ, based on `hopback.wire`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RabbitMQ as a broker: several hosts, TLS, and a time limit for the handshake."""
+"""Connect to RabbitMQ. Supports several hosts, TLS and a timeout for the handshake."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.broker.rabbitmq")
 _AMQP_PORT = 5672
-"""The port that IANA has registered for AMQP."""
+"""The default port of AMQP."""
 
 
 class RabbitMQ:
-    """A RabbitMQ node, or several nodes of one cluster, behind the broker port.
+    """A RabbitMQ node, or several nodes of a cluster.
 
-    `url` is one or several URLs. The first one provides credentials, virtual host and options. The others
-    provide only further hosts. `password` (a function called for each connection) replaces the URL's
-    password. `window` limits the publishes in flight on a channel, `confirm_timeout` the wait for a confirm,
-    and `answer_timeout` the wait for any other answer.
+    `url` is a URL or a list of URLs. The first one contains the credentials, the virtual host and
+    all options. Additional ones are only used for their hosts. `password` is a function that
+    replaces the password in the URL, and is called for each connection. `window` is the maximum
+    number of unconfirmed messages per channel. `confirm_timeout` applies to confirms and
+    `answer_timeout` to all other responses.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class RabbitMQ:
 
     @property
     def address(self) -> str:
-        """The address for display, without the password."""
+        """The address for display. Does not contain the password."""
         return str(self._address)
 
     async def connect(self, name: str = "hopback") -> RabbitConnection:
-        """Connect to the first host that answers. ConnectionFailed lists every attempt."""
+        """Connect to the first host that responds. If there is none, ConnectionFailed contains all
+        errors.
+        """
         failures: list[str] = []
         refused = True
         hosts = self._address.hosts
@@ -74,11 +77,12 @@ class RabbitMQ:
             try:
                 return await self._connect_to(host, port, name)
             except (ConnectionFailed, OSError) as error:
-                # A single host is already in the address.
+                # If there is only one host, the address already shows it.
                 which = f"{host}:{port}: " if len(hosts) > 1 else ""
                 reason = str(error) or type(error).__name__
                 if isinstance(error, ConnectionError) and error.errno is not None:
-                    # asyncio's text repeats the address. The system's text contains only the reason.
+                    # The text from asyncio contains the address again, so use the reason from the
+                    # operating system.
                     reason = os.strerror(error.errno)
                 failures.append(which + reason)
                 refused = refused and isinstance(error, LoginRefused)
@@ -87,7 +91,7 @@ class RabbitMQ:
 
     async def _connect_to(self, host: str, port: int, name: str) -> RabbitConnection:
         address = self._address
-        # Warn once about a password on an unencrypted connection to another machine.
+        # Warn once if the password is sent to another machine over an unencrypted connection.
         plain = self._address.tls is None and self._address.credentials.mechanism == "PLAIN"
         if plain and not self._warned and not _is_loopback(host):
             self._warned = True
@@ -151,7 +155,7 @@ def _address(url: str | Sequence[str], password: Secret | None) -> Address:
 
 
 def _port_advice(port: int) -> str:
-    """Return advice for a port that does not answer as an AMQP broker."""
+    """Give advice for a port that does not speak AMQP."""
     if port == _AMQP_PORT:
         return ""
     return (

@@ -1,7 +1,7 @@
-"""One channel to RabbitMQ: implements the port's `Channel` over AMQP.
+"""Channels of a RabbitMQ connection.
 
-`Publishing` sends publishes and matches confirms to their senders. RabbitMQ's refusals are raised
-as Hopback's errors with RabbitMQ's text.
+`Publishing` sends messages and matches confirms with their senders. Errors from RabbitMQ are
+converted to exceptions with the same text.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ if TYPE_CHECKING:
     from hopback.wire.transport import Wire
 
 _PUBLISH = METHODS["basic.publish"]
-_PERSISTENT = 2  # persistent messages survive a restart of the broker
-# Routes. Few applications use more. The limit bounds the memory of producers with unbounded routing
-# keys.
+_PERSISTENT = 2  # persistent, so messages survive a restart of the broker
+# Maximum number of cached routes. Most applications need fewer, but some use an unlimited number of
+# routing keys.
 _CACHED_ROUTES = 512
 _ABANDONED_WINDOWS = 4
-"""A channel with more unanswered windows than this is closed, because they stay in memory until the
-channel ends.
+"""If a channel has more unconfirmed messages than this number of windows, it is closed to free
+their memory.
 """
 
 
 class Publishing:
-    """The publishes of one channel.
+    """Publishes on a channel.
 
-    Up to `window` publishes may be in flight. `room` waits until another may start. After `timeout`
-    seconds without an answer the sender gets ConfirmTimeout. `give_up` closes a channel that has
-    too many unanswered publishes.
+    There may be up to `window` unconfirmed messages. Use `room` to wait until another one can be
+    sent. If there is no confirm within `timeout` seconds, ConfirmTimeout is raised. `give_up`
+    closes a channel that has too many messages that were never confirmed.
     """
 
     def __init__(
@@ -91,15 +91,16 @@ class Publishing:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._alone = True
-        """Whether the last publish was the only one in flight. Under load, the first publish after
-        all confirms have arrived is also the only one. It is better written together with the
-        publishes that follow.
+        """Whether the last message was the only one in flight.
+
+        Under load this is also True for the first message after all others were confirmed. In this
+        case it is better to write it together with the following ones.
         """
         self.blocked: bool = False
 
     @property
     def in_flight(self) -> int:
-        """Number of publishes that wait for their confirm."""
+        """The number of messages that are waiting for a confirm."""
         return self._confirms.live
 
     def publish(self, message: Message, mandatory: bool) -> asyncio.Future[None]:
@@ -125,10 +126,10 @@ class Publishing:
         body: bytes,
         mandatory: bool = True,
     ) -> asyncio.Future[None]:
-        """Send a message whose properties are already encoded. Return a future for its outcome."""
+        """Publish a message with encoded properties. Returns a future for the confirm."""
         route = self._routes.get((exchange, routing_key, mandatory))
         if route is None:
-            # The basic.publish frame is encoded once per route.
+            # Encode the basic.publish frame only once per route.
             check_route(exchange, routing_key)
             arguments = {"exchange": exchange, "routing_key": routing_key, "mandatory": mandatory}
             route = frame(METHOD, self._number, encode_arguments(_PUBLISH, arguments))
@@ -148,17 +149,17 @@ class Publishing:
         alone, self._alone = self._alone, confirms.live == 1
         last, wire.last_publisher = wire.last_publisher, self
         if alone and self._alone and (last is self or last is None):
-            # A caller that publishes one by one waits only for this message, so write it
-            # immediately.
+            # Write immediately, because a caller that publishes one message at a time is waiting
+            # for it.
             wire.hurry()
         else:
-            # Publishes on several channels share one write, because the system call is the largest
-            # cost.
+            # Write the messages of several channels together. The system call is the most expensive
+            # part.
             wire.wake()
         return fate
 
     def on_confirm(self, event: SettlementReceived) -> None:
-        """The broker confirmed or nacked one or several publishes."""
+        """Handle a confirm or nack for one or more messages."""
         positive = event.name == "basic.ack"
         for publish in self._confirms.settle(event.tag, multiple=event.multiple):
             fate = publish.ticket
@@ -177,11 +178,11 @@ class Publishing:
             self._admit()
 
     def on_return(self, message: ReturnedMessage) -> bool:
-        """The broker returned a message. Return False if it does not match a publish in flight."""
+        """Handle a returned message. Returns False if it does not match any message in flight."""
         return self._confirms.take_back(message) is not None
 
     def end(self, error: BrokerError | None) -> None:
-        """The channel ended: fail all publishes that have no outcome."""
+        """Fail all messages in flight, because the channel was closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -199,11 +200,11 @@ class Publishing:
         self._waiters.clear()
 
     def block(self, blocked: bool) -> None:
-        """The broker blocked or unblocked this connection.
+        """Handle a notification that the broker has blocked or unblocked this connection.
 
-        A blocked broker reads the sent messages when its alarm ends. Publishing them again in the
-        meantime would store them twice. The confirm timeout therefore stops while the connection is
-        blocked and then starts again in full.
+        When the alarm ends, the broker reads the messages we have already sent. If we published
+        them again, they would be stored twice. The confirm timeout is therefore stopped while the
+        connection is blocked, and restarted afterwards.
         """
         self.blocked = blocked
         if not blocked:
@@ -234,11 +235,11 @@ class Publishing:
 
     @property
     def has_room(self) -> bool:
-        """Whether a publish may be started now."""
+        """Whether another message can be sent now."""
         return self._confirms.live < self._window and not self.blocked and self._wire.writable
 
     async def room(self, closed: Callable[[], bool]) -> None:
-        """Wait until another publish may start. `closed` returns whether waiting is pointless."""
+        """Wait until another message can be sent. `closed` returns True if it never will be."""
         while not self.has_room and not closed():
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiters.append(waiter)
@@ -250,12 +251,12 @@ class Publishing:
                 raise
 
     def admit(self) -> None:
-        """Wake waiting publishers after a change."""
+        """Wake up publishers that are waiting, because something has changed."""
         self._admit()
 
     def _admit(self) -> None:
-        """Wake as many waiting publishers as the window allows, then check again in the next
-        turn.
+        """Wake up as many publishers as the window allows. Continues in the next iteration of the
+        event loop.
         """
         if not self._waiters or not self.has_room:
             return
@@ -295,14 +296,15 @@ class _ChannelConsumer:
 
 
 _ANSWERED_BY_QUEUE = frozenset({"basic.consume", "basic.cancel"})
-"""Requests that the process of the queue answers. The channel may answer a later request first."""
+"""Requests that are handled by the queue process. The responses to later requests may arrive first.
+"""
 
 
 @dataclass(slots=True)
 class _PendingRequest:
-    """A request without an answer. `orphaned` cleans up if the caller no longer waits.
+    """A request that is waiting for its response. `orphaned` cleans up if the caller was cancelled.
 
-    `arguments` is None once the request is sent.
+    `arguments` is None if the request has already been sent.
     """
 
     name: str
@@ -313,7 +315,7 @@ class _PendingRequest:
 
 
 class RabbitChannel:
-    """A channel in confirm mode. Deliveries can be settled only on the channel they arrived on."""
+    """A channel with confirms. Deliveries have to be settled on the channel they were received on."""
 
     def __init__(
         self,
@@ -330,9 +332,9 @@ class RabbitChannel:
             number, wire, window, confirm_timeout, self._give_up
         )
         self.lost: tuple[int, ...] = ()
-        """The tags that were unsettled when the channel ended. The broker has requeued them.
+        """Tags that were unsettled when the channel was closed. The broker has requeued them.
 
-        Tags held with `hold` are not listed.
+        Does not contain tags held by `hold`.
         """
         self._wire = wire
         self._core = wire.connection
@@ -357,13 +359,13 @@ class RabbitChannel:
 
     @property
     def closed(self) -> bool:
-        """Whether the channel has ended or is closing."""
+        """Whether the channel is closed or closing."""
         return self._closing or self._ended.done()
 
     async def close(self) -> None:
-        """Close the channel. Unsettled deliveries are requeued. Safe to repeat.
+        """Close the channel and requeue unsettled deliveries. Can be called more than once.
 
-        The wait for the broker's answer has a time limit. The connection detects a dead broker.
+        There is a timeout for the response. If the broker is dead, the connection will notice.
         """
         if not self.closed:
             self._send_close()
@@ -379,15 +381,15 @@ class RabbitChannel:
         self._wire.wake()
 
     def leave(self) -> None:
-        """The connection is closing: stop sending on this channel."""
+        """Stop sending, because the connection is about to be closed."""
         self._closing = True
 
     async def wait_closed(self) -> BrokerError | None:
-        """Wait until the channel has closed. Return the reason, or None after `close`."""
+        """Wait until the channel is closed. Returns the error, or None after `close`."""
         return await asyncio.shield(self._ended)
 
     def end(self, error: BrokerError | None) -> None:
-        """The channel or its connection ended: raise the reason to all waiting callers."""
+        """Pass the reason to all waiting callers, because the channel or its connection was closed."""
         if self._ended.done():
             return
         self._core.channels.pop(self.number, None)
@@ -414,10 +416,10 @@ class RabbitChannel:
     def _request(
         self, name: str, orphaned: Callable[[Any], object] | None = None, **arguments: Any
     ) -> Future[Any]:
-        """Send a method and return a future for its answer. Answers arrive in the order of
-        requests.
+        """Send a method and return a future for the response. Responses arrive in order.
 
-        A request that follows `basic.consume` or `basic.cancel` waits for that answer.
+        After a `basic.consume` or `basic.cancel`, the next request is delayed until its response
+        has arrived.
         """
         self._check()
         answer: Future[Any] = self._loop.create_future()
@@ -429,7 +431,7 @@ class RabbitChannel:
         return answer
 
     def _send_requests(self) -> None:
-        """Send the requests that need not wait for an earlier answer."""
+        """Send the requests that don't have to wait for an earlier response."""
         for request in tuple(self._requests):
             if request.arguments is not None:
                 try:
@@ -445,7 +447,9 @@ class RabbitChannel:
                 return
 
     def _on_overdue(self) -> None:
-        """Look whether the oldest request is overdue. A broker that blocks us does not read requests."""
+        """Check if the oldest request has timed out. While the broker is blocking us, it does not
+        read requests.
+        """
         self._answer_timer = None
         if not self._requests or self._unanswered is not None:
             return
@@ -455,8 +459,8 @@ class RabbitChannel:
         if oldest.deadline > now:
             self._answer_timer = self._loop.call_at(oldest.deadline, self._on_overdue)
             return
-        # Answers arrive in order, so later requests cannot be answered either. The channel is
-        # unusable.
+        # Responses arrive in order, so there will be none for later requests either. The channel
+        # cannot be used any more.
         error = self._unanswered = AnswerTimeout(
             f"no answer to {oldest.name} within {self._answer_timeout:g} s (answer_timeout)"
         )
@@ -464,12 +468,12 @@ class RabbitChannel:
             if not request.answer.done():
                 request.answer.set_exception(error)
         if oldest.name == "channel.open":
-            self._closing = True  # closed as soon as it is open
+            self._closing = True  # closed once it is open
         elif not self.closed:
             self._send_close()
 
     def postpone_answers(self) -> None:
-        """Restart the timeout of all requests, because the broker has only now read them."""
+        """Restart the timeout of all requests, because the broker did not read them before now."""
         deadline = self._loop.time() + self._answer_timeout
         for request in self._requests:
             request.deadline = deadline
@@ -484,14 +488,13 @@ class RabbitChannel:
             request.orphaned(value)
 
     def on_event(self, event: Event) -> None:
-        """Handle an event of this channel."""
         if type(event) is Delivered:
             consumer = self._consumers.get(event.consumer)
             if consumer is None:
                 self._give_back(event)
                 return
             event.queue = consumer.queue
-            try:  # an error in a callback must not close the connection
+            try:  # errors in a callback must not close the connection
                 consumer.on_delivery(event)
             except Exception as problem:
                 self._loop.call_exception_handler(
@@ -504,7 +507,7 @@ class RabbitChannel:
         elif isinstance(event, Got):
             self._answer(event)
         elif isinstance(event, ReturnedMessage) and not self.publishing.on_return(event):
-            # The unroutable message is unknown, so none of the publishes in flight may count as
+            # We don't know which message was unroutable, so we can't assume that any of them were
             # stored.
             raise ProtocolError(f"expected a return of a publish in flight, got {event!r}")
 
@@ -514,9 +517,9 @@ class RabbitChannel:
         elif event.name == "channel.close-ok":
             self.end(None)
         elif event.name == "basic.cancel":
-            # The broker cancelled the consumer. RabbitMQ 4.3 keeps a consumer that timed out and
-            # delivers to it again after a late ack, so cancel it from this side as well. An unknown
-            # tag is not an error.
+            # RabbitMQ 4.3 does not remove a consumer after a timeout. It resumes deliveries if
+            # there is a late ack, so cancel the consumer from our side as well. It does not matter
+            # if the tag is unknown.
             tag = event.arguments["consumer_tag"]
             self._core.send(self.number, "basic.cancel", consumer_tag=tag, nowait=True)
             consumer = self._consumers.pop(tag.encode("utf-8", "surrogateescape"), None)
@@ -538,11 +541,11 @@ class RabbitChannel:
         )
 
     async def delete_exchange(self, name: str, *, if_unused: bool = False) -> None:
-        """Delete an exchange. A missing exchange is not an error."""
+        """Delete an exchange. Does nothing if it does not exist."""
         await self._request("exchange.delete", exchange=name, if_unused=if_unused)
 
     async def declare_queue(self, queue: Queue, *, passive: bool = False) -> QueueState:
-        """Create or check a queue and count its messages."""
+        """Declare a queue and return its state."""
         answer = await self._request(
             "queue.declare",
             queue=queue.name,
@@ -557,51 +560,51 @@ class RabbitChannel:
     async def delete_queue(
         self, name: str, *, if_unused: bool = False, if_empty: bool = False
     ) -> int:
-        """Delete a queue and return how many messages it had."""
+        """Delete a queue and return the number of messages it had."""
         answer = await self._request(
             "queue.delete", queue=name, if_unused=if_unused, if_empty=if_empty
         )
         return int(answer["message_count"])
 
     async def purge_queue(self, name: str) -> int:
-        """Delete all ready messages and return how many."""
+        """Delete all ready messages and return how many there were."""
         answer = await self._request("queue.purge", queue=name)
         return int(answer["message_count"])
 
     async def bind(self, binding: Binding) -> None:
-        """Add a binding. An existing binding is not an error."""
+        """Add a binding. Does nothing if it already exists."""
         await self._request(*_binding("bind", binding), **_ends(binding))
 
     async def unbind(self, binding: Binding) -> None:
-        """Remove a binding. A missing binding is not an error."""
+        """Remove a binding. Does nothing if it does not exist."""
         await self._request(*_binding("unbind", binding), **_ends(binding))
 
     def publish(self, message: Message, *, mandatory: bool = True) -> Future[None]:
-        """Hand the message over, in call order, and return its fate."""
+        """Publish a message and return a future for the confirm. Order is preserved."""
         self._check()
         return self.publishing.publish(message, mandatory)
 
     def publish_raw(
         self, exchange: str, routing_key: str, properties: bytes, body: bytes
     ) -> Future[None]:
-        """Like `publish`, with encoded properties from a delivery's `raw_properties`."""
+        """Same as `publish`, but uses the encoded `raw_properties` of a delivery."""
         self._check()
         return self.publishing.publish_raw(exchange, routing_key, properties, body)
 
     @property
     def has_room(self) -> bool:
-        """Whether another publish may be started now."""
+        """Whether another message can be published without waiting."""
         return self.publishing.has_room
 
     async def room(self) -> None:
-        """Return when another publish may be started."""
+        """Wait until another message can be published."""
         self._check()
         if not self.publishing.has_room:
             await self.publishing.room(lambda: self.closed)
             self._check()
 
     async def qos(self, prefetch: int) -> None:
-        """At most this many unsettled deliveries for each consumer started from now on."""
+        """Set the prefetch count of new consumers."""
         await self._request("basic.qos", prefetch_count=prefetch)
 
     async def consume(
@@ -635,8 +638,8 @@ class RabbitChannel:
         return tag
 
     async def cancel(self, tag: str) -> None:
-        """Cancel the consumer. Its deliveries stay unsettled on this channel, and no further ones
-        arrive.
+        """Cancel a consumer. Its deliveries stay unsettled, and no more messages are delivered to
+        it.
         """
         self._check()
         if tag.encode() not in self._consumers:
@@ -649,7 +652,7 @@ class RabbitChannel:
         return answer
 
     async def get(self, queue: str) -> Delivery | None:
-        """Get one message, unsettled, or None if the queue has no ready message."""
+        """Get a message without acking it. Returns None if there are no ready messages."""
         found = await self._request("basic.get", orphaned=self._give_back, queue=queue)
         if not isinstance(found, Got):
             return None
@@ -657,19 +660,20 @@ class RabbitChannel:
         return found
 
     def _give_back(self, found: object) -> None:
-        """Requeue a message whose caller no longer waits."""
+        """Requeue a message if the caller was cancelled."""
         if isinstance(found, Delivered) and not self.closed:
             self.nack(found.tag, requeue=True)
 
     def hold(self, tag: int) -> None:
-        """Keep a delivery unsettled until the channel ends or a multiple ack or nack covers it.
+        """Leave a delivery unsettled until the channel is closed or a multiple ack or nack includes
+        it.
 
-        No frame is sent, and held tags are not stored one by one.
+        Nothing is sent to the broker, and ranges of tags are stored instead of single ones.
         """
         self._settlements.hold(tag)
 
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Settle as done. Sent with the next write."""
+        """Ack a delivery. This is sent with the next write."""
         if self._closing or self._ended.done():
             self._check()
         if multiple:
@@ -679,24 +683,26 @@ class RabbitChannel:
         self._wire.wake()
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
-        """Release to the queue, or dead-letter."""
+        """Requeue or dead-letter deliveries."""
         self._check()
         self._settlements.nack(tag, requeue=requeue, multiple=multiple)
         self._wire.wake()
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """Like nack for one delivery, but RabbitMQ 4.3 counts it as a failed delivery."""
+        """Requeue or dead-letter a single delivery. RabbitMQ 4.3 counts this as a failure, unlike
+        nack.
+        """
         self._check()
         self._settlements.reject(tag, requeue=requeue)
         self._wire.wake()
 
     async def recover(self) -> None:
-        """Put everything unsettled on this channel back into its queues (`basic.recover`)."""
+        """Requeue all unsettled deliveries of this channel (`basic.recover`)."""
         await self._request("basic.recover", requeue=True)
 
 
 def _ignore_result(answer: Future[Any]) -> None:
-    """Retrieve the error of a request that no caller waits for, so that asyncio does not log it."""
+    """Mark the error of a request as retrieved. asyncio would log it if the caller is gone."""
     if not answer.cancelled():
         answer.exception()
 

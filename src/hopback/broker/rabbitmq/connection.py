@@ -1,4 +1,4 @@
-"""One connection to RabbitMQ: fills the port's `Connection` over the wire."""
+"""Connections to RabbitMQ."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from hopback.wire.url import Address
 
 ANSWER_TIMEOUT_S = 30.0
-"""Seconds that the broker may take to answer a request. Declarations of quorum queues take seconds on a busy
-cluster. Then the request is an AnswerTimeout, and its channel is closed."""
-_CLOSE_TIMEOUT = 5.0  # a broker that does not answer the close is left alone after that
+"""Timeout for responses in seconds. On a busy cluster, declaring a quorum queue can take several
+seconds. If there is no response, AnswerTimeout is raised and the channel is closed.
+"""
+_CLOSE_TIMEOUT = 5.0  # seconds to wait for the broker to confirm the close
 
 
 class RabbitConnection:
-    """A connection with its channels. It never heals itself: when it ends, it has ended."""
+    """A connection and its channels. It does not reconnect."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class RabbitConnection:
         answer_timeout: float = ANSWER_TIMEOUT_S,
     ) -> None:
         self.blocked: bool = False
-        """Whether the broker takes no publishes on this connection for now."""
+        """Whether the broker has blocked publishing on this connection."""
         self._window = window
         self._confirm_timeout = confirm_timeout
         self._answer_timeout = answer_timeout
@@ -71,18 +72,18 @@ class RabbitConnection:
 
     @property
     def version(self) -> BrokerVersion:
-        """The broker's version, as it announced it."""
+        """The version reported by the broker."""
         return BrokerVersion.parse(str(self.server_properties.get("version", "0")))
 
     @property
     def has_broker(self) -> bool:
-        """Whether the peer has answered as an AMQP broker."""
+        """Whether the peer has responded with valid AMQP."""
         return self._handshake is None or bool(self._handshake.server_properties)
 
     async def open_channel(self) -> RabbitChannel:
-        """A new channel in confirm mode."""
+        """Open a channel with confirms enabled."""
         self._check()
-        # Use new numbers first, so that a closed number is reused as late as possible.
+        # Reuse the numbers of closed channels as late as possible.
         if self._next <= self._channel_max:
             number = self._next
             self._next += 1
@@ -106,7 +107,7 @@ class RabbitConnection:
         return channel
 
     async def close(self) -> None:
-        """Close the connection. The broker requeues unsettled deliveries. Safe to repeat."""
+        """Close the connection and requeue unsettled deliveries. Can be called more than once."""
         if self._ended.done():
             return
         if self._core.state is ConnectionState.OPEN:
@@ -121,11 +122,11 @@ class RabbitConnection:
             await asyncio.shield(self._ended)
 
     async def wait_closed(self) -> BrokerError | None:
-        """Return when the connection has ended: the reason, or None if we closed it."""
+        """Wait until the connection is closed. Returns the error, or None after `close`."""
         return await asyncio.shield(self._ended)
 
     def watch_blocking(self, watcher: Callable[[bool, str], object]) -> None:
-        """Call `watcher(blocked, reason)` whenever the broker blocks or unblocks this connection."""
+        """Register a function that is called when the broker blocks or unblocks this connection."""
         self._watchers.append(watcher)
 
     def _check(self) -> None:
@@ -140,7 +141,7 @@ class RabbitConnection:
             self._free.append(channel.number)
 
     def on_event(self, event: Event) -> None:
-        """Hand an event to its channel."""
+        """Pass an event to its channel."""
         channel = self._channels.get(event.channel)
         if channel is not None:
             channel.on_event(event)
@@ -196,8 +197,9 @@ class RabbitConnection:
         if not self.opened.done():
             failed = error
             if not isinstance(failed, ConnectionFailed):
-                # RabbitMQ closes the socket without a reason on some handshake errors, so name the phase.
+                # For some errors during the handshake, RabbitMQ closes the socket and does not give
+                # a reason. Show how far we got.
                 failed = ConnectionFailed(f"during the handshake: {error or 'closed by us'}")
                 failed.__cause__ = error
             self.opened.set_exception(failed)
-            self.opened.exception()  # mark as retrieved, because no caller may be waiting
+            self.opened.exception()  # mark as retrieved, since there may be no caller
