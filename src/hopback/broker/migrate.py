@@ -3,14 +3,15 @@
 RabbitMQ does not support changing the type or the arguments of a queue. Queues are therefore
 replaced with the help of shadow queues:
 
-1. Each shadow is declared and gets the same bindings as its queue. Then the bindings of the queue are removed,
-   so that new messages are routed to the shadow. Messages published in between are routed to both queues. All
-   messages of the queue are moved to the shadow: they are published, confirmed and then acked.
-2. When all queues are proven to be empty, they are deleted and declared with the new settings. Retry queues are
-   emptied together with their main queue, so that no messages return to the main queue.
-3. All messages are moved back from the shadows, the bindings are restored and those of the shadows are removed.
-   Messages that have arrived in the meantime are moved as well. Once the shadows are proven to be empty,
-   they are deleted.
+1. Each shadow is declared and gets the same bindings as its queue. Then the bindings of the queue are
+   removed, so that new messages are routed to the shadow. Messages published in between are routed to
+   both queues. All messages of the queue are moved to the shadow: they are published, confirmed and then
+   acked.
+2. When all queues are proven to be empty, they are deleted and declared with the new settings. Retry
+   queues are emptied together with their main queue, so that no messages return to the main queue.
+3. All messages are moved back from the shadows, the bindings are restored and those of the shadows are
+   removed. Messages that have arrived in the meantime are moved as well. Once the shadows are proven to
+   be empty, they are deleted.
 
 All steps can be repeated, and the broker's state shows which ones are done. To resume an
 interrupted migration, start it again. Attempt counts are kept.

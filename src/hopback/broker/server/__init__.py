@@ -1,4 +1,4 @@
-"""The embedded broker on a socket: AMQP 0-9-1 and the management API, for one machine."""
+"""Serve the embedded broker on a socket, with AMQP 0-9-1 and the management API."""
 
 from hopback.broker.server.server import BrokerServer
 from hopback.broker.server.settings import ClockKind, ServerLimits, ServerSettings

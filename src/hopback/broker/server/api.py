@@ -56,8 +56,8 @@ _ONE_NODE = {**_OK, "reason": "single node cluster"}
 
 
 def health(broker: ServedBroker, path: list[str]) -> _Object:
-    """Return the answer, whose `status` is `ok` or `failed`. Raise `Missing` for an unknown
-    check.
+    """Run a health check. The `status` of the result is `ok` or `failed`. Raises `Missing` for an
+    unknown check.
     """
     version = (broker.settings.version.major, broker.settings.version.minor)
     match path:
@@ -90,7 +90,7 @@ def health(broker: ServedBroker, path: list[str]) -> _Object:
 
 
 def alarms(broker: ServedBroker, where: str = "in the cluster") -> _Object:
-    """Return whether an alarm is active, and which."""
+    """Check for alarms."""
     if not broker.blocked:
         return _OK
     alarm = {"node": NODE, "resource": "memory"}
@@ -111,7 +111,7 @@ def _port(broker: ServedBroker, asked: str) -> _Object:
 
 
 def _protocol(broker: ServedBroker, asked: str, *, several: bool) -> _Object:
-    """Check listeners. Since 4.3 several protocols may be given, separated by commas."""
+    """Check for listeners. Since 4.3, there may be several protocols, separated by commas."""
     wanted, known = asked.split(",") if several else [asked], list(broker.ports)
     missing = [each for each in wanted if each not in known]
     if not missing:
@@ -125,11 +125,11 @@ def _protocol(broker: ServedBroker, asked: str, *, several: bool) -> _Object:
 
 
 _MOST_PER_PAGE = 500
-"""RabbitMQ's own limit."""
+"""The same limit as in RabbitMQ."""
 
 
 class BadPage(ValueError):
-    """The requested page does not exist. `error` is RabbitMQ's error code."""
+    """Raised when a page does not exist. `error` is the error code of RabbitMQ."""
 
     def __init__(self, error: str, reason: str) -> None:
         super().__init__(reason)
@@ -137,9 +137,9 @@ class BadPage(ValueError):
 
 
 def page_of(entries: list[dict[str, Any]], request: Request, version: BrokerVersion) -> object:
-    """Return all entries, or the requested page of those whose names match.
+    """Return all entries, or a page of the ones with a matching name.
 
-    As in RabbitMQ, entries are sorted by name. The name filter applies only with a page.
+    As in RabbitMQ, entries are sorted by name, and names are only filtered if a page is requested.
     """
     asked = _query_of(request)
     if "page" not in asked:
@@ -171,7 +171,7 @@ def page_of(entries: list[dict[str, Any]], request: Request, version: BrokerVers
 _ORDER = (
     "vhost", "name", "source", "destination", "routing_key", "properties_key", "user", "exchange",
 )  # fmt: skip
-"""RabbitMQ sorts lists by these fields, as far as the entries have them."""
+"""The fields by which RabbitMQ sorts its lists, if they are present."""
 
 
 def _query_of(request: Request) -> dict[str, str]:
@@ -180,7 +180,7 @@ def _query_of(request: Request) -> dict[str, str]:
 
 
 def sort_entries(entries: list[dict[str, Any]], asked: dict[str, str]) -> list[dict[str, Any]]:
-    """Sort by the requested field, then by names."""
+    """Sort by a field, or by name."""
     keys = [key for key in _ORDER if entries and key in entries[0]]
     found = sorted(entries, key=lambda each: [_sortable(each.get(key)) for key in keys])
     wanted = asked.get("sort")
@@ -199,16 +199,16 @@ def _inside(entry: dict[str, Any], path: str) -> object:
 
 
 def _sortable(value: object) -> tuple[int, Any]:
-    """Return a sort key for values of any type: numbers, then texts, then others."""
+    """Return a sort key that works for all types: numbers first, then strings, then all other
+    values.
+    """
     if isinstance(value, int | float):
         return 0, value
     return (1, value) if isinstance(value, str) else (2, _dumps(value))
 
 
 def _columns(found: object, asked: str) -> object:
-    """Select the columns of each entry. `a.b` selects all of `a`. An entry without any becomes
-    `[]`.
-    """
+    """Select columns. `a.b` selects all of `a`. An entry that has none of the columns becomes `[]`."""
     names = {name.partition(".")[0] for name in asked.split(",")}
     if isinstance(found, list):
         return [_columns(each, asked) for each in found]
@@ -220,7 +220,7 @@ def _columns(found: object, asked: str) -> object:
 
 
 def _filter(asked: dict[str, str], version: BrokerVersion) -> Callable[[str], object] | None:
-    """Return a filter for names, or None to accept all. Case is ignored."""
+    """Return a case-insensitive filter for names, or None if all names match."""
     wanted = asked.get("name", "")
     if not wanted:
         return None
@@ -238,11 +238,12 @@ def _number(text: str) -> int:
     return int(text)
 
 
-_DEEPEST = 100  # levels, far more than arguments have, because later code recurses
+# maximum depth, much more than arguments need. The limit protects functions that recurse.
+_DEEPEST = 100
 
 
 _FEATURES: tuple[list[str], ...] = ([], ["used"])
-"""Below `deprecated-features`: all, and those in use. Both are empty here."""
+"""Part of `deprecated-features`: all features, and those in use. There are none."""
 
 
 class Api:
@@ -252,7 +253,6 @@ class Api:
         self._version = broker.settings.version
 
     async def __call__(self, request: Request) -> Response:
-        """Answer a request."""
         if not _is_ours(request, local=is_loopback(self._broker.settings.host)):
             return _said(HTTPStatus.FORBIDDEN, "forbidden", "requests from other sites are refused")
         user = self._broker.users.basic(request.headers.get("authorization", ""), request.peer)
@@ -314,10 +314,8 @@ class Api:
                 return _json({"product": "hopback broker", "api": "/api/overview"})
         raise Missing
 
-    # Reading.
-
     def _shown(self, path: list[str], request: Request, caller: Caller) -> object:
-        """The answer in RabbitMQ's order, with the columns that were asked for."""
+        """Read an object or list. Columns are selected and sorted like in RabbitMQ."""
         found = self._get(path, request, caller)
         if path[0] == "definitions":
             return found
@@ -377,7 +375,7 @@ class Api:
         raise Missing
 
     def _limits(self, section: str, whose: str, caller: Caller) -> object:
-        """Return the limits of one user or virtual host."""
+        """Return the limits of a user or virtual host."""
         if section == "user-limits":
             api_users.user(self._broker, whose)
             found = api_objects.user_limits(self._broker)
@@ -400,7 +398,9 @@ class Api:
     def _list_section(
         self, section: str, nodes: Iterable[Node], caller: Caller
     ) -> list[dict[str, Any]]:
-        """List the objects of some virtual hosts. Only monitors see connections of other users."""
+        """List the objects of virtual hosts. Connections of other users are only shown to
+        monitoring users.
+        """
         found = [each for node in nodes for each in api_objects.LISTS[section](self._broker, node)]
         if section not in ("connections", "channels") or caller.is_monitor:
             return found
@@ -476,8 +476,6 @@ class Api:
                 )
                 return _find(found, key[0], "properties_key") if key else found
         raise Missing
-
-    # Changing.
 
     def _change(  # noqa: C901 - a table of paths
         self, request: Request, path: list[str], caller: Caller
@@ -563,8 +561,6 @@ class Api:
                 return _gone(permissions.remove_topics(name, vhost))
         raise Missing
 
-    # Time.
-
     async def _advance(self, asked: Mapping[str, Any]) -> Response:
         seconds = asked.get("seconds")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float):
@@ -586,7 +582,7 @@ def _cluster_name(asked: Mapping[str, Any]) -> str:
 
 
 def _change_in(access: VhostAccess, request: Request, section: str, rest: list[str]) -> Response:
-    """Change an object of one virtual host."""
+    """Change an object in a virtual host."""
     match request.method, section, rest:
         case "POST", "exchanges", [name, "publish"]:
             return _json(api_changes.publish(access, name, _object(request)))
@@ -635,12 +631,12 @@ def _find(entries: list[dict[str, Any]], name: str, key: str = "name") -> dict[s
 
 
 def _exchange_name(section: str, name: str) -> str:
-    """Map the path name of the default exchange to its empty name."""
+    """Return the empty name for the default exchange, which has a different name in paths."""
     return "" if section == "exchanges" and name == DEFAULT_EXCHANGE else name
 
 
 def _object(request: Request) -> dict[str, Any]:
-    """Parse the JSON object of the request. Raise ValueError if it is not an object."""
+    """Parse the JSON object in a request. Raises ValueError if it is not an object."""
     try:
         found = json.loads(request.body or b"{}")
         json.dumps(found, ensure_ascii=False).encode()
@@ -648,7 +644,7 @@ def _object(request: Request) -> dict[str, Any]:
         raise ValueError(f"expected a JSON object, got something else: {error}") from error
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object, got another value")
-    # Check the depth level by level, without recursion.
+    # Check the depth one level at a time, because a recursive function could fail.
     level: list[dict[str, Any] | list[Any]] = [found]
     for _ in range(_DEEPEST + 1):
         inner = [each.values() if isinstance(each, dict) else each for each in level]
@@ -659,9 +655,7 @@ def _object(request: Request) -> dict[str, Any]:
 
 
 def _is_ours(request: Request, *, local: bool) -> bool:
-    """Check that the request is not from another site's page, even if its name resolves to this
-    host.
-    """
+    """Reject requests from web pages of other sites, even if their name resolves to this host."""
     if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return False
     if not local:

@@ -1,6 +1,6 @@
-"""Changes through the management API: edit objects, publish and get messages.
+"""Change objects with the management API, and publish or get messages.
 
-Refusals come from the node.
+Errors are raised by the node.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _Json: TypeAlias = Mapping[str, Any]
 _T = TypeVar("_T")
-_LONGEST_NAME = 255  # bytes, AMQP's limit of a short string
+_LONGEST_NAME = 255  # maximum length of a short string in AMQP
 
 
 _BOOLEANS = {"true": True, "false": False}
@@ -37,10 +37,10 @@ _FLAGS = frozenset({"durable", "auto_delete", "internal"})
 
 
 def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
-    """Parse an object of a request. ValueError lists all problems.
+    """Parse the object in a request. Raises ValueError with all problems.
 
-    As in RabbitMQ, booleans and the priority of a policy may be text, because `rabbitmqadmin` sends
-    text.
+    Booleans and the priority of a policy may be strings, because `rabbitmqadmin` sends them like
+    this.
     """
     problems: list[Problem] = []
     told: dict[str, Any] = {
@@ -57,9 +57,10 @@ def _read(section: str, name: str, asked: _Json, kind: type[_T]) -> _T:
 
 
 def _put_queue(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Declare a queue. Return whether it is new."""
+    """Declare a queue. Returns True if it was created."""
     if (length := len(name.encode())) > _LONGEST_NAME:
-        # RabbitMQ's text. RabbitMQ accepts longer names of exchanges, and names with a NUL.
+        # The text is the same as RabbitMQ's. RabbitMQ also accepts longer exchange names, and names
+        # that contain NUL.
         raise ValueError(f"queue should be less than 255 bytes, actually was {length}\n")
     queue = _read("queues", name, asked, Queue)
     new = name not in access.node.queues
@@ -70,7 +71,7 @@ def _put_queue(access: VhostAccess, name: str, asked: _Json) -> bool:
 
 
 def _put_exchange(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Declare an exchange. Return whether it is new."""
+    """Declare an exchange. Returns True if it was created."""
     exchange = _read("exchanges", name, {"type": "direct", **asked}, Exchange)
     new = name not in access.node.routing.exchanges
     _check_room(access.broker, new=new)
@@ -80,12 +81,12 @@ def _put_exchange(access: VhostAccess, name: str, asked: _Json) -> bool:
 
 
 def _put_policy(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Set a policy. Return whether it is new."""
+    """Set a policy. Returns True if it was created."""
     return _set_policy(access, _read("policies", name, asked, Policy), operator=False)
 
 
 def _put_operator_policy(access: VhostAccess, name: str, asked: _Json) -> bool:
-    """Set an operator policy. Return whether it is new."""
+    """Set an operator policy. Returns True if it was created."""
     policy = _read("policies", name, {"apply-to": "queues", **asked}, Policy)
     return _set_policy(access, policy, operator=True)
 
@@ -99,7 +100,7 @@ def _set_policy(access: VhostAccess, policy: Policy, *, operator: bool) -> bool:
 
 
 def _delete_queue(access: VhostAccess, name: str) -> bool:
-    """Delete a queue. Return whether it existed."""
+    """Delete a queue. Returns True if it existed."""
     found = access.node.queues.get(name)
     if found is not None:
         with access.session() as session:
@@ -109,7 +110,7 @@ def _delete_queue(access: VhostAccess, name: str) -> bool:
 
 
 def _delete_exchange(access: VhostAccess, name: str) -> bool:
-    """Delete an exchange. Return whether it existed."""
+    """Delete an exchange. Returns True if it existed."""
     there = name in access.node.routing.exchanges
     with access.channel() as channel:
         channel.delete_exchange(name)
@@ -117,21 +118,21 @@ def _delete_exchange(access: VhostAccess, name: str) -> bool:
 
 
 def _delete_policy(access: VhostAccess, name: str) -> bool:
-    """Delete a policy. Return whether it existed."""
+    """Delete a policy. Returns True if it existed."""
     there = any(each.name == name for each in access.node.policies.all())
     access.node.policies.remove(name)
     return there
 
 
 def _delete_operator_policy(access: VhostAccess, name: str) -> bool:
-    """Delete an operator policy. Return whether it existed."""
+    """Delete an operator policy. Returns True if it existed."""
     there = any(each.name == name for each in access.node.policies.operators())
     access.node.policies.remove(name, operator=True)
     return there
 
 
 def purge(access: VhostAccess, name: str) -> bool:
-    """Delete the ready messages of a queue. Return whether the queue exists."""
+    """Delete the ready messages of a queue. Returns True if the queue exists."""
     found = access.node.queues.get(name)
     if found is not None:
         with access.session() as session:
@@ -141,8 +142,9 @@ def purge(access: VhostAccess, name: str) -> bool:
 
 
 def bind(access: VhostAccess, source: str, destination: tuple[str, bool], asked: _Json) -> str:
-    """Bind a queue, or an exchange (True), to an exchange. Return the properties key of the
-    binding.
+    """Bind a queue or exchange to an exchange, and return the properties key of the binding.
+
+    If the boolean is True, the destination is an exchange.
     """
     found = _read(
         "bindings",
@@ -162,7 +164,7 @@ def bind(access: VhostAccess, source: str, destination: tuple[str, bool], asked:
 
 
 def unbind(access: VhostAccess, source: str, destination: tuple[str, bool], key: str) -> bool:
-    """Remove the binding with that properties key. Return whether it existed."""
+    """Remove the binding with this properties key. Returns True if it existed."""
     for found in access.node.routing.bindings:
         ends = (found.source, (found.destination, found.to_exchange))
         if ends == (source, destination) and properties_key(found) == key:
@@ -175,15 +177,16 @@ def unbind(access: VhostAccess, source: str, destination: tuple[str, bool], key:
 def take_definitions(
     broker: ServedBroker, document: _Json, *, vhost: str | None = None, creator: str | None = None
 ) -> None:
-    """Import definitions as RabbitMQ does, into one virtual host if it is named.
+    """Import definitions, either into one virtual host or into all of them.
 
-    Policies are overwritten, bindings are added, and no object is deleted. A queue or exchange that
-    exists with other arguments is skipped silently. Parameters are ignored.
+    This works like in RabbitMQ: policies are overwritten, bindings are added, nothing is deleted,
+    and queues and exchanges that exist with different arguments are skipped silently. Parameters
+    are ignored.
     """
     problems: list[Problem] = []
     if vhost is not None:
         known = {vhost}
-    else:  # existing virtual hosts and those of the document
+    else:  # existing virtual hosts, and those in the document
         listed = document.get("vhosts", [])
         entries = listed if isinstance(listed, list) else []
         names = (each.get("name") for each in entries if isinstance(each, Mapping))
@@ -209,7 +212,7 @@ def take_definitions(
 def _items(
     section: str, document: _Json, problems: list[Problem], vhost: str | None
 ) -> list[tuple[str, Definable]]:
-    """The objects of a section, each with its virtual host."""
+    """Return the objects of a section with their virtual hosts."""
     found = []
     for place in Located(section, document.get(section, []), problems).items():
         home = place.value.get("vhost", "/") if isinstance(place.value, Mapping) else "/"
@@ -233,7 +236,7 @@ def _declare(broker: ServedBroker, node: Node, item: Definable) -> None:
             node.routing.declare(item)
         case Binding():
             _check_room(broker, new=True)
-            # Before 4.0 a binding to something that is missing is skipped.
+            # Before 4.0, bindings of objects that do not exist are skipped.
             try:
                 node.routing.bind(item)
             except Refusal as refusal:
@@ -253,7 +256,7 @@ PUTS: dict[str, Callable[[VhostAccess, str, _Json], bool]] = {
     "policies": _put_policy,
     "queues": _put_queue,
 }
-"""The objects that can be created or replaced by name."""
+"""Functions that create or replace an object."""
 
 DELETES: dict[str, Callable[[VhostAccess, str], bool]] = {
     "exchanges": _delete_exchange,
@@ -261,14 +264,16 @@ DELETES: dict[str, Callable[[VhostAccess, str], bool]] = {
     "policies": _delete_policy,
     "queues": _delete_queue,
 }
-"""The objects that can be deleted by name."""
+"""Functions that delete an object."""
 
 _VHOST_LIMITS = ("max-connections", "max-queues")
 _USER_LIMITS = ("max-connections", "max-channels")
 
 
 def put_limit(limits: dict[str, int], name: str, asked: _Json, *, of_user: bool = False) -> None:
-    """`PUT /api/vhost-limits/…` and `/api/user-limits/…`. Raise ValueError for an invalid limit."""
+    """Handle `PUT /api/vhost-limits/…` and `/api/user-limits/…`. Raises ValueError for an invalid
+    limit.
+    """
     value = asked.get("value")
     if name not in (_USER_LIMITS if of_user else _VHOST_LIMITS):
         shown = json.dumps(value)
@@ -282,7 +287,9 @@ def put_limit(limits: dict[str, int], name: str, asked: _Json, *, of_user: bool 
 
 
 _MOST_MESSAGES = 10_000
-"""Messages per answer. The answer is built in memory, and other clients wait in the meantime."""
+"""Maximum number of messages in a response. It is built in memory, and blocks other clients in the
+meantime.
+"""
 _ACK_MODES = {
     "ack_requeue_true": True,
     "ack_requeue_false": False,
@@ -305,7 +312,9 @@ _NUMBERS = ("delivery_mode", "priority", "timestamp")
 
 
 def publish(access: VhostAccess, exchange: str, asked: _Json) -> dict[str, object]:
-    """`POST /api/exchanges/{vhost}/{name}/publish`. Raise ValueError for an invalid request."""
+    """Handle `POST /api/exchanges/{vhost}/{name}/publish`. Raises ValueError if the request is
+    invalid.
+    """
     key, payload = asked.get("routing_key"), asked.get("payload")
     encoding = asked.get("payload_encoding")
     if not isinstance(key, str) or not isinstance(payload, str):
@@ -330,8 +339,8 @@ def publish(access: VhostAccess, exchange: str, asked: _Json) -> dict[str, objec
 
 
 def _properties(asked: object) -> Properties:
-    """Parse the properties of a request. An empty list counts as an empty table, as PHP encodes
-    it.
+    """Parse message properties. An empty list is accepted as an empty table, because PHP sends it
+    like this.
     """
     given = {} if asked in (None, []) else asked
     if not isinstance(given, dict):
@@ -356,7 +365,7 @@ def _properties(asked: object) -> Properties:
 
 
 def get(access: VhostAccess, queue: str, asked: _Json) -> list[dict[str, object]]:
-    """`POST /api/queues/{vhost}/{name}/get`. Raise ValueError for an invalid request."""
+    """Handle `POST /api/queues/{vhost}/{name}/get`. Raises ValueError if the request is invalid."""
     count = asked.get("count")
     count = int(count) if isinstance(count, str) and count.isdecimal() and len(count) < 9 else count
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= _MOST_MESSAGES:
@@ -382,7 +391,7 @@ def get(access: VhostAccess, queue: str, asked: _Json) -> list[dict[str, object]
                 else:
                     channel.reject(taken.tag, requeue=False)
         if _ACK_MODES[mode]:
-            # Requeue all messages at the end, so that no message is returned twice.
+            # Requeue all messages at the end, so that none of them is returned twice.
             for tag in reversed(tuple(channel.unacked)):
                 channel.nack(tag, requeue=True)
     return found
@@ -406,7 +415,7 @@ def _message(taken: UnackedDelivery, encoding: str, most: int | None) -> dict[st
         "routing_key": plain(taken.routing_key),
         "redelivered": taken.redelivered,
         "message_count": len(taken.source.ready),
-        "properties": told or [],  # RabbitMQ encodes empty properties as a list
+        "properties": told or [],  # RabbitMQ returns a list if there are no properties
         "payload_bytes": len(taken.body),
         "payload": base64.b64encode(body).decode() if text is None else text,
         "payload_encoding": "base64" if text is None else "string",

@@ -1,4 +1,4 @@
-"""The broker's objects and connections, as RabbitMQ's management API returns them."""
+"""The broker's objects and connections in the format of the management API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def connections(broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/connections`: the authenticated connections of a virtual host."""
+    """`/api/connections`: the connections of a virtual host that have completed the login."""
     return [_connection(client) for client in _clients(broker, node)]
 
 
@@ -85,7 +85,7 @@ def of_user(broker: ServedBroker, name: str) -> list[Client]:
 
 
 def close(client: Client, reason: str) -> None:
-    """End a connection as an operator does."""
+    """Close a connection like an operator would."""
     words = f"CONNECTION_FORCED - {reason or 'Closed via management plugin'}"
     client.refuse(Refusal(320, words, connection=True))
 
@@ -197,7 +197,7 @@ def listeners(broker: ServedBroker) -> list[_Object]:
 
 
 def _contexts(broker: ServedBroker) -> list[_Object]:
-    """The listener of the management API that the caller has reached."""
+    """The listener that received this request."""
     port = str(broker.ports.get("http", 0))
     where = {"path": "/", "ip": broker.settings.host, "port": port}
     return [{"description": "RabbitMQ Management", **where}]
@@ -240,7 +240,8 @@ def _policy_of(found: LiveQueue, kind: str) -> _Object:
     kinds = frozenset({"all", "queues", f"{kind}_queues"})
     user = policy_for(policies.all(), found.name, kinds)
     operator = policy_for(policies.operators(), found.name, kinds)
-    # The user's keys and the operator's keys. If both contain a number, the smaller one applies.
+    # Combine the policies of users and operators. If both contain a number, the smaller one
+    # applies.
     merged: _Object = {} if user is None else table(user.definition)
     for key, value in {} if operator is None else operator.definition.items():
         known = merged.get(key)
@@ -270,7 +271,7 @@ def _exchange(node: Node, found: Exchange) -> _Object:
 
 
 def _bindings(_broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/bindings`, including those of the default exchange."""
+    """`/api/bindings`, including the implicit ones of the default exchange."""
     default = [
         {**_binding(node, "", name, name), "arguments": {}, "destination_type": "queue"}
         for name in node.queues
@@ -300,7 +301,7 @@ def _bound(node: Node, found: Binding) -> _Object:
 
 
 def properties_key(found: Binding) -> str:
-    """Return the key that identifies a binding in a path: routing key and a hash of the
+    """Return the key of a binding in paths, which consists of the routing key and a hash of the
     arguments.
     """
     key = _quote(found.routing_key)
@@ -321,7 +322,10 @@ def bindings_between(
     source: str | None = None,
     destination: tuple[str, bool] | None = None,
 ) -> list[_Object]:
-    """The bindings from an exchange, to a queue or exchange (True for an exchange), or both."""
+    """Return the bindings of an exchange, of a queue or exchange, or between them.
+
+    If the boolean is True, the destination is an exchange.
+    """
     kind = None if destination is None else "exchange" if destination[1] else "queue"
     return [
         each
@@ -370,12 +374,12 @@ def _nodes(broker: ServedBroker) -> list[_Object]:
 
 
 def _feature_flags(_broker: ServedBroker) -> list[_Object]:
-    """`/api/feature-flags`: the flags that Hopback checks, enabled."""
+    """`/api/feature-flags`: the flags that Hopback uses. They are always enabled."""
     return [{"name": "quorum_queue", "state": "enabled", "stability": "stable", "desc": ""}]
 
 
 def parameters(broker: ServedBroker, node: Node, component: str = "") -> list[_Object]:
-    """`/api/parameters`: operator policies and limits. Policies are included only on request."""
+    """`/api/parameters`: operator policies and limits. Policies are only included on request."""
     policies, limits = _parameters_of(node, "policy", node.policies.all()), []
     if component != "policy":
         policies = _parameters_of(node, "operator_policy", node.policies.operators())
@@ -403,7 +407,7 @@ def _limits_as_parameters(broker: ServedBroker, node: Node) -> list[_Object]:
 
 
 def _vhost_limits(broker: ServedBroker, node: Node) -> list[_Object]:
-    """`/api/vhost-limits`: virtual hosts that have or had a limit."""
+    """`/api/vhost-limits`: virtual hosts for which a limit was ever set."""
     found = broker.vhost_limits.get(node.vhost)
     return [] if found is None else [{"vhost": node.vhost, "value": _limits(broker, found)}]
 
@@ -415,12 +419,12 @@ def user_limits(broker: ServedBroker) -> list[_Object]:
 
 
 def _limits(broker: ServedBroker, found: dict[str, int]) -> object:
-    """Return the limits. Before 4.0 an empty object is an empty list."""
+    """Return the limits. Before 4.0, RabbitMQ returns a list if there are none."""
     return found or ([] if broker.settings.version.major < 4 else {})
 
 
 def definitions(broker: ServedBroker) -> _Object:
-    """`/api/definitions`: the whole broker."""
+    """`/api/definitions`: all objects of the broker."""
     sections: dict[str, list[_Object]] = {}
     for node in broker.nodes:
         for section, found in _sections(broker, node).items():
@@ -437,7 +441,7 @@ def definitions(broker: ServedBroker) -> _Object:
 
 
 def definitions_of(broker: ServedBroker, node: Node) -> _Object:
-    """`/api/definitions/{vhost}`: one virtual host, without its name."""
+    """`/api/definitions/{vhost}`: the objects of a virtual host. They do not contain its name."""
     sections = {
         section: [_without(each, "vhost") for each in found]
         for section, found in _sections(broker, node).items()
@@ -484,7 +488,7 @@ LISTS: dict[str, Callable[[ServedBroker, Node], list[_Object]]] = {
     "queues": _queues,
     "vhost-limits": _vhost_limits,
 }
-"""The lists, of one virtual host or of all."""
+"""Lists of objects, for one or all virtual hosts."""
 
 SINGLE: dict[str, Callable[[ServedBroker], object]] = {
     "cluster-name": lambda broker: {"name": broker.cluster_name},
@@ -495,4 +499,4 @@ SINGLE: dict[str, Callable[[ServedBroker], object]] = {
     "topic-permissions": topic_permissions,
     "users": users,
 }
-"""The objects that exist once."""
+"""Objects that only exist once."""

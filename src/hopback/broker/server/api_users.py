@@ -1,7 +1,7 @@
-"""Users, virtual hosts and permissions, as in RabbitMQ's management API.
+"""Users, virtual hosts and permissions in the management API.
 
-`Caller` is the authenticated user. Its tags decide which objects it sees, its permissions decide which
-operations are allowed.
+`Caller` is the authenticated user. The tags of a user define which objects are visible, and the
+permissions define which operations are allowed. This is the same as in RabbitMQ.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from hopback.broker.server.served import ServedBroker
 
 NODE = "hopback@localhost"
-"""The name of the only node."""
 
 
 def plain(value: object) -> object:
-    """Convert a field value to JSON. Bytes become base64."""
+    """Convert the value of a field to JSON. Bytes are encoded as base64."""
     if isinstance(value, Mapping):
         return table(value)
     if isinstance(value, list | tuple):
@@ -39,34 +38,33 @@ def plain(value: object) -> object:
 
 
 def table(value: Mapping[str, object]) -> dict[str, Any]:
-    """Convert a field table to JSON."""
     return {str(key): plain(inner) for key, inner in value.items()}
 
 
 class Missing(Exception):
-    """The object does not exist."""
+    """Raised when an object does not exist."""
 
 
 class Denied(Exception):
-    """The caller lacks permission. The text is RabbitMQ's."""
+    """Raised when the caller has no permission. The text is the same as RabbitMQ's."""
 
 
 class _Nowhere:
-    """The sink of a channel that lasts for one request and has no consumers."""
+    """The sink of a channel that is used for a single request. It has no consumers."""
 
     def deliver(self, taken: UnackedDelivery) -> None:
-        """There is no consumer."""
+        """Never called."""
 
     def on_cancel(self, tag: str) -> None:
-        """There is no consumer."""
+        """Never called."""
 
     def on_close(self, refusal: Refusal) -> None:
-        """Do nothing: the exception informs the caller."""
+        """Does nothing, since the caller gets an exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class VhostAccess:
-    """A caller in one virtual host. Each request uses a separate session."""
+    """The access of a caller to a virtual host. There is a new session for each request."""
 
     broker: ServedBroker
     node: Node
@@ -74,7 +72,7 @@ class VhostAccess:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Open a session for one request."""
+        """Open a session that is closed after the request."""
         rights = self.broker.rights(self.user, self.node.vhost)
         session = self.node.connect("management", self.user, rights)
         try:
@@ -84,7 +82,7 @@ class VhostAccess:
 
     @contextmanager
     def channel(self) -> Iterator[SessionChannel]:
-        """Open a channel for one request."""
+        """Open a channel that is closed after the request."""
         with self.session() as session:
             yield session.open_channel(_Nowhere())
 
@@ -102,16 +100,16 @@ class Caller:
 
     @property
     def is_monitor(self) -> bool:
-        """Whether the caller sees all virtual hosts and all connections."""
+        """Whether the caller can see all virtual hosts and connections."""
         return self._is_administrator or "monitoring" in self.tags
 
     def check_management(self) -> None:
-        """Refuse users without a management tag."""
+        """Require any management tag."""
         if not self.is_monitor and not {"management", "policymaker"} & {*self.tags}:
             raise Denied("Not management user")
 
     def check_administrator(self) -> None:
-        """For users, permissions, virtual hosts and the definitions of all."""
+        """Require the administrator tag."""
         if not self._is_administrator:
             raise Denied("Not administrator user")
 
@@ -129,7 +127,7 @@ class Caller:
 
     @property
     def visible(self) -> tuple[Node, ...]:
-        """Return the virtual hosts that the caller may list."""
+        """Return the virtual hosts that are visible to the caller."""
         return tuple(
             node for node in self.broker.nodes if self.is_monitor or self._may_enter(node.vhost)
         )
@@ -138,15 +136,13 @@ class Caller:
         return self.broker.permissions.get(self.name, vhost) is not None
 
     def access(self, vhost: str) -> VhostAccess:
-        """Return the caller's access to a virtual host. Raise `Missing` or `Denied` without
-        access.
-        """
+        """Return the access to a virtual host. Raises `Missing` or `Denied` if there is none."""
         node = self.broker.vhosts.get(vhost)
         if node is None:
             raise Missing
         if not self._may_enter(vhost):
             if node.profile.passive_declare_needs_right:
-                raise Missing("not_found")  # 4.3 does not reveal that it exists
+                raise Missing("not_found")  # 4.3 does not reveal that the virtual host exists
             raise Denied("User not authorised to access virtual host")
         return VhostAccess(self.broker, node, self.name)
 
@@ -154,7 +150,7 @@ class Caller:
 _Object: TypeAlias = dict[str, Any]
 _Json: TypeAlias = Mapping[str, Any]
 _MOST_VHOSTS = 1000
-"""A program that makes them without end finds out here."""
+"""Stops programs that create virtual hosts in an endless loop."""
 
 
 def users(broker: ServedBroker) -> list[_Object]:
@@ -162,7 +158,7 @@ def users(broker: ServedBroker) -> list[_Object]:
 
 
 def user(broker: ServedBroker, name: str) -> _Object:
-    """Return one user. Raise `Missing` if it does not exist."""
+    """Return a user. Raises `Missing` if it does not exist."""
     found = broker.users.get(name)
     if found is None:
         raise Missing
@@ -215,7 +211,7 @@ def vhost(node: Node) -> _Object:
 
 
 def put_vhost(broker: ServedBroker, name: str, creator: str) -> bool:
-    """Create a virtual host and grant its creator all permissions. Return whether it is new."""
+    """Create a virtual host and give its creator all permissions. Returns True if it was created."""
     if name not in broker.vhosts and len(broker.vhosts) >= _MOST_VHOSTS:
         raise ValueError(f"expected at most {_MOST_VHOSTS} virtual hosts, got more")
     new = broker.add_vhost(name)
@@ -225,14 +221,16 @@ def put_vhost(broker: ServedBroker, name: str, creator: str) -> bool:
 
 
 def put_user(broker: ServedBroker, name: str, asked: _Json) -> bool:
-    """Create or replace a user. Return whether it is new. Without a password it cannot log in."""
+    """Create or replace a user. Returns True if it was created. A user that has no password cannot
+    log in.
+    """
     if "tags" not in asked:
         raise ValueError("tags_not_present")
     return broker.users.put(name, _account(asked))
 
 
 def delete_users(broker: ServedBroker, asked: _Json) -> None:
-    """Remove several users. Before 4.0 none is removed if one does not exist."""
+    """Delete several users. Before 4.0, none of them are deleted if one does not exist."""
     if "users" not in asked:
         raise ValueError("[{key_missing,users}]")
     names = asked["users"]
@@ -247,7 +245,7 @@ def delete_users(broker: ServedBroker, asked: _Json) -> None:
 
 
 def _account(asked: _Json) -> Account:
-    # Tags are a list or, as before 3.9, a comma-separated text.
+    # Tags are a list, or a string separated by commas as in versions before 3.9.
     told = asked.get("tags", "")
     parts: Iterable[object] = told.split(",") if isinstance(told, str) else ()
     if isinstance(told, list):
@@ -271,14 +269,14 @@ def _account(asked: _Json) -> Account:
 
 
 def put_permission(broker: ServedBroker, place: str, name: str, asked: _Json) -> bool:
-    """Set a user's permissions in a virtual host. Return whether they are new."""
+    """Set the permissions of a user in a virtual host. Returns True if there were none."""
     configure, write, read = _patterns(asked, "configure", "write", "read")
     _check_both(broker, place, name)
     return broker.permissions.put(name, place, Permission(configure, write, read))
 
 
 def put_topic_permission(broker: ServedBroker, place: str, name: str, asked: _Json) -> bool:
-    """Set a user's permission on a topic exchange. Return whether it is new."""
+    """Set the permissions of a user for a topic exchange. Returns True if there were none."""
     exchange, write, read = _patterns(asked, "exchange", "write", "read")
     _check_both(broker, place, name)
     return broker.permissions.put_topic(name, place, TopicPermission(exchange, write, read))
@@ -300,10 +298,10 @@ def _check_both(broker: ServedBroker, place: str, name: str) -> None:
 
 
 def take_users(broker: ServedBroker, document: _Json, creator: str | None) -> None:
-    """Import users, virtual hosts and permissions of definitions.
+    """Import users, virtual hosts and permissions.
 
-    At the start of a broker (`creator` is None) existing users are kept, because the command line
-    defined them for logging in.
+    If `creator` is None, the broker is starting. Users that were defined on the command line are
+    kept in this case.
     """
     present = () if creator is not None else broker.users.names
     for entry in _entries(document, "vhosts"):

@@ -1,4 +1,4 @@
-"""One channel of one client: handles its methods and writes its frames."""
+"""A channel of a client. Handles methods and writes frames."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _Handler: TypeAlias = "Callable[[ServerChannel, _Arguments], None]"
 ResultT = TypeVar("ResultT")
 
 HANDLERS: dict[str, _Handler] = {}
-"""The handler of each method."""
+"""Maps methods to their handlers."""
 
 
 def _on(name: str) -> Callable[[_Handler], _Handler]:
@@ -48,15 +48,15 @@ def _on(name: str) -> Callable[[_Handler], _Handler]:
 
 
 def _ignore(_channel: ServerChannel, _asked: _Arguments) -> None:
-    """The wire layer handles this method."""
+    """Does nothing, because this method is handled by the wire."""
 
 
 HANDLERS.update(dict.fromkeys(("channel.flow-ok", "basic.cancel-ok"), _ignore))
 
 
 def queue_from(name: str, asked: _Arguments, arguments: dict[str, FieldValue]) -> Queue:
-    """Build the queue of a declaration. An unknown type stays an argument, for the node to
-    refuse.
+    """Create the queue of a declaration. Unknown types are kept as an argument, so that the node
+    refuses them.
     """
     kind, told = QueueType.CLASSIC, arguments.get("x-queue-type")
     if isinstance(told, str) and told in tuple(QueueType):
@@ -73,7 +73,9 @@ def queue_from(name: str, asked: _Arguments, arguments: dict[str, FieldValue]) -
 
 
 def _queue_name(channel: ServerChannel, name: str) -> str:
-    """Return the queue name. An empty name means the queue last declared on the channel."""
+    """Return the name of a queue. An empty name means the queue that was declared last on this
+    channel.
+    """
     if name:
         return name
     if not channel.last_queue:
@@ -81,17 +83,11 @@ def _queue_name(channel: ServerChannel, name: str) -> str:
     return channel.last_queue
 
 
-# Channels.
-
-
 @_on("channel.flow")
 def _flow(channel: ServerChannel, asked: _Arguments) -> None:
     if not asked["active"]:
         channel.refuse(not_implemented("active=false"))
     channel.reply("channel.flow-ok", asked, active=True)
-
-
-# Exchanges.
 
 
 @_on("exchange.declare")
@@ -140,14 +136,11 @@ def _unbind_exchange(channel: ServerChannel, asked: _Arguments) -> None:
     channel.reply("exchange.unbind-ok", asked)
 
 
-# Queues.
-
-
 @_on("queue.declare")
 def _declare_queue(channel: ServerChannel, asked: _Arguments) -> None:
     name, node = asked["queue"], channel.state.node
     if name.startswith(REPLY_TO):
-        # A replier may check whether the requester still waits.
+        # The replier may check whether the requester is still waiting.
         waiting = channel.client.broker.replies.asker(name) is not None
         if name != REPLY_TO and not waiting:
             channel.refuse(no_such(channel.state.node.place("queue", name)))
@@ -204,9 +197,6 @@ def _delete_queue(channel: ServerChannel, asked: _Arguments) -> None:
         channel.reply("queue.delete-ok", asked, message_count=count)
 
 
-# Consuming.
-
-
 @_on("basic.qos")
 def _qos(channel: ServerChannel, asked: _Arguments) -> None:
     if asked["prefetch_size"]:
@@ -217,7 +207,7 @@ def _qos(channel: ServerChannel, asked: _Arguments) -> None:
 
 @_on("basic.consume")
 def _consume(channel: ServerChannel, asked: _Arguments) -> None:
-    """Start a consumer. The answer precedes the first delivery."""
+    """Start a consumer. The response is sent before the first delivery."""
     if asked["queue"] == REPLY_TO:
         begin = partial(channel.client.broker.replies.begin, channel, channel.state.node.made_up)
         tag = channel.run(lambda: begin(asked["consumer_tag"], no_ack=asked["no_ack"]))
@@ -274,7 +264,7 @@ def _recover_async(channel: ServerChannel, asked: _Arguments) -> None:
     channel.state.recover()
 
 
-# Confirms and transactions exclude each other on a channel.
+# A channel can have either confirms or transactions.
 
 
 @_on("confirm.select")
@@ -318,14 +308,14 @@ _PUBLISH = METHODS["basic.publish"].id
 
 
 class ServerChannel:
-    """A client's channel. Implements the node's `Sink` by writing frames."""
+    """A channel of a client. The node writes to it as a `Sink`."""
 
     def __init__(self, client: Client, session: Session, number: int) -> None:
         self.client = client
         self.number = number
         self.state: SessionChannel = session.open_channel(self, number)
         self.last_queue = ""
-        """The most recently declared queue. An empty name refers to it."""
+        """The queue that was declared last. Methods with an empty queue name refer to it."""
         self.transaction: ChannelTransaction | None = None
         self.confirming = False
         self._published = 0
@@ -335,13 +325,11 @@ class ServerChannel:
 
     @property
     def name(self) -> str:
-        """RabbitMQ's name of the channel."""
+        """The name of the channel, as in RabbitMQ."""
         return f"{self.client.name} ({self.number})"
 
-    # Events from the client.
-
     def on_event(self, event: Event) -> None:
-        """Handle an event. A refusal has already been sent by the node."""
+        """Handle an event. Errors have already been sent to the client."""
         client = self.client
         try:
             if type(event) is Published:
@@ -369,7 +357,7 @@ class ServerChannel:
             self.refuse(problem)
 
     def publish(self, event: Published) -> None:
-        """Publish a message, then return or confirm it."""
+        """Publish a message, and return or confirm it."""
         if event.immediate:
             self.refuse(not_implemented("immediate=true"))
         client = self.client
@@ -401,12 +389,12 @@ class ServerChannel:
                     client.mark_confirming(self)
                 self._confirmed_to = self._published
             if fate is EventKind.RETURNED or fate is EventKind.DROPPED:
-                # The message is not stored, so its confirm is sent immediately, before a close that
-                # may follow.
+                # Confirm right away, since the message is not stored and the channel may be closed
+                # next.
                 self.send_confirms()
 
     def _reply(self, message: Message, properties: Properties, *, mandatory: bool) -> EventKind:
-        """Pass a direct reply to the requester."""
+        """Pass a direct reply to the channel of the requester."""
         self.state.check_write("")
         self.run(partial(check_reply_address, message.routing_key, self.state.node.profile))
         asker = self.client.broker.replies.asker(message.routing_key)
@@ -417,7 +405,7 @@ class ServerChannel:
         return EventKind.RETURNED if mandatory else EventKind.DROPPED
 
     def take_reply(self, tag: str, message: Message, properties: Properties) -> None:
-        """Deliver a direct reply to the channel's consumer."""
+        """Deliver a direct reply to the consumer of this channel."""
         number = self.state.next_tag()
         reply = Received("", "", message.routing_key, message.body, properties, tag=number)
         self._write(reply, tag)
@@ -432,12 +420,12 @@ class ServerChannel:
                 self.state.reject(event.tag, requeue=event.requeue)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Close the channel or the connection with a refusal."""
+        """Close the channel or connection with an error."""
         self.state.fail(refusal)
         raise refusal
 
     def run(self, operation: Callable[[], ResultT]) -> ResultT:
-        """Run an operation. A refusal closes the channel or the connection."""
+        """Run an operation. Errors close the channel or connection."""
         try:
             return operation()
         except Refusal as refusal:
@@ -445,26 +433,26 @@ class ServerChannel:
             raise
 
     def check_declared(self, exists: bool) -> None:
-        """Refuse another queue, exchange or binding above the limit."""
+        """Raise an error if there are too many queues, exchanges and bindings."""
         broker = self.client.broker
         if not exists and broker.is_full():
             most = broker.limits.declared
             self.refuse(precondition_failed(f"limit of {most} queues, exchanges and bindings"))
 
-    # Confirms of one event-loop turn are sent together.
+    # Confirms from the same iteration of the event loop are sent together.
 
     def send_confirms(self) -> None:
-        """Confirm the stored publishes."""
+        """Confirm messages that were stored."""
         last, self._confirmed_to = self._confirmed_to, 0
         if last and self.is_open:
             several = last != self._confirmed_from
             frame = confirm_frame(self.number, last, stored=True, multiple=several)
             self.client.core.write(frame)
 
-    # Calls from the node.
+    # Called by the node.
 
     def deliver(self, taken: UnackedDelivery) -> None:
-        """Write a delivery to one of the channel's consumers."""
+        """Write a delivery to a consumer of this channel."""
         if taken.consumer is not None:
             self._write(taken, taken.consumer.tag)
 
@@ -479,23 +467,25 @@ class ServerChannel:
                 raw = client.envelopes.properties(taken.properties)
                 client.core.content(self.number, method, raw, body)
                 client.count_queued(len(body) + len(raw) + 100)
-            except (ProtocolError, ValueError):  # the error must not reach the publisher
+            except (ProtocolError, ValueError):  # the publisher must not get this error
                 self.client.socket.abort()
 
     def forget_tag(self, tag: str) -> None:
         self._tags.pop(tag, None)
 
     def hold(self) -> None:
-        """Pause deliveries until `let_go`, so that the answer to `basic.consume` is sent first."""
+        """Pause deliveries until `let_go` is called. The response to `basic.consume` has to be sent
+        first.
+        """
         self.state.paused = True
 
     def let_go(self) -> None:
-        """Resume deliveries, unless the client's backlog is full."""
+        """Resume deliveries, unless the client is still reading its backlog."""
         if not self.client.paused and self.state.is_open:
             self.state.flow(active=True)
 
     def on_cancel(self, tag: str) -> None:
-        """The node cancelled a consumer. Notify the client if it supports that."""
+        """The node has cancelled a consumer. Tell the client, if it supports this."""
         self.forget_tag(tag)
         if not self.client.keep_for_later(lambda: self._tell_cancelled(tag)):
             self._tell_cancelled(tag)
@@ -506,7 +496,7 @@ class ServerChannel:
             self.client.socket.wake()
 
     def on_close(self, refusal: Refusal) -> None:
-        """The node has closed the channel, or the connection."""
+        """The node has closed the channel or connection."""
         client = self.client
         if refusal.connection:
             client.refuse(refusal)
@@ -522,22 +512,20 @@ class ServerChannel:
             )
             client.socket.wake()
 
-    # Answers.
-
     @property
     def is_open(self) -> bool:
-        """Whether the client still listens to this channel."""
+        """Whether the client is still listening to this channel."""
         core = self.client.core.channels.get(self.number)
         return core is not None and core.state is WireState.OPEN and self.client.is_open
 
     def reply(self, name: str, asked: dict[str, Any], **arguments: Any) -> None:
-        """Answer, unless the client set `nowait` or has disconnected."""
+        """Send a response, unless the client has set `nowait` or has disconnected."""
         if not asked.get("nowait", False) and self.is_open:
             self.client.core.send(self.number, name, **arguments)
 
 
 def reply_text(refusal: Refusal) -> str:
-    """Cut the text to the length of a short string."""
+    """Truncate text to the maximum length of a short string."""
     raw = refusal.text.encode("utf-8", "replace")
     return refusal.text if len(raw) <= 255 else raw[:252].decode("utf-8", "ignore") + "..."
 
@@ -547,15 +535,15 @@ def reply_text(refusal: Refusal) -> str:
 # atomic.
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Bytes of one open transaction. This memory is in addition to the queues' memory, which has a separate
-limit.
+"""Maximum size of a transaction in bytes. It uses memory in addition to that of the queues, which
+has its own limit.
 """
 _STEP_BYTES = 1000
-"""Bytes added per step, so that empty messages and acks also count."""
+"""Bytes to add for each step, because empty messages and acks also need memory."""
 
 
 class ChannelTransaction:
-    """The publishes and settlements of a channel since its last commit."""
+    """The publishes and settlements since the last commit."""
 
     __slots__ = ("_bytes", "_steps")
 
@@ -564,7 +552,7 @@ class ChannelTransaction:
         self._bytes = 0
 
     def add(self, step: Callable[[], None], size: int = 0) -> Refusal | None:
-        """Add a step for the commit. Return a refusal if the transaction is too large."""
+        """Add a step to the transaction. Returns an error if the transaction is too large."""
         self._bytes += size + _STEP_BYTES
         if self._bytes > _MOST_BYTES:
             return Refusal(506, "RESOURCE_ERROR - too much in one transaction; commit more often")
@@ -572,11 +560,11 @@ class ChannelTransaction:
         return None
 
     def commit(self) -> None:
-        """Run all steps in order."""
+        """Commit: run all steps in order."""
         steps, self._steps, self._bytes = self._steps, [], 0
         for step in steps:
             step()
 
     def roll_back(self) -> None:
-        """Discard all steps. Deliveries stay unsettled."""
+        """Roll back: discard all steps. Deliveries stay unsettled."""
         self._steps, self._bytes = [], 0

@@ -1,4 +1,4 @@
-"""One client: its socket, handshake and channels, and the limits that protect other clients."""
+"""The connection of a client: socket, handshake, channels, and limits to protect other clients."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hopback.broker")
 
 _HIGH_WATER = 512 * 1024
-"""Bytes. Deliveries to a slow reader pause above this backlog."""
+"""If a client reads too slowly, deliveries are paused when this number of bytes is waiting."""
 _GOODBYE_SECONDS = 3.0
-"""Seconds that a client has to read the error after a protocol violation. Closing immediately would discard
-data that it has not read.
+"""Seconds to wait so that a client can read the error after a protocol violation. If we closed the
+socket right away, unread data would be lost.
 """
 _FLOOD = 8 * 1024 * 1024
-"""Bytes. The server stops reading requests while this many bytes of answers are unsent."""
+"""The server stops reading requests while this number of bytes is waiting to be sent."""
 
 
 class SocketOwner(Owner, Protocol):
-    """The callbacks of a client's socket."""
+    """Called by the socket of a client."""
 
     def on_opened(self, peer: tuple[str, int], here: tuple[str, int]) -> None:
-        """The connection was accepted, with the client's address and the local address."""
+        """A connection was accepted."""
 
     def before_write(self) -> None:
-        """The output buffer is about to be written. Add gathered frames now."""
+        """The output buffer is about to be written. Confirms can be added now."""
 
     def after_write(self) -> None:
-        """The output buffer was handed to the socket."""
+        """The output buffer was written."""
 
     def on_bytes(self) -> None:
-        """The client sent data."""
+        """The client has sent data."""
 
 
 class ClientSocket(Wire):
-    """A wire that keeps a slow or flooding client from taking memory, or others from their turn."""
+    """A wire that limits the memory and time used by a single client."""
 
     def __init__(self, connection: WireConnection, owner: SocketOwner) -> None:
         super().__init__(connection, owner)
@@ -84,7 +84,7 @@ class ClientSocket(Wire):
         self._told.on_opened(peer, here)
 
     def data_received(self, data: bytes) -> None:
-        """Process received bytes. An error in the broker closes only this connection."""
+        """Process received bytes. If there is a bug in the broker, only this connection is closed."""
         self._told.on_bytes()
         try:
             super().data_received(data)
@@ -93,7 +93,7 @@ class ClientSocket(Wire):
             self.abort()
 
     def fail(self, error: BrokerError) -> None:
-        """Close the connection with an error and give the client time to read it."""
+        """Close the connection with an error, and give the client time to read it."""
         self._error = self._error or error
         self.await_end(_GOODBYE_SECONDS)
 
@@ -104,7 +104,7 @@ class ClientSocket(Wire):
         super().resume_writing()
 
     def flush(self) -> None:
-        """Write the output buffer, with gathered confirms."""
+        """Write the output buffer, including confirms."""
         self._told.before_write()
         super().flush()
         found = self._socket
@@ -128,7 +128,9 @@ _CAPABILITIES: Headers = {
 
 
 def wire_limits(broker: ServedBroker) -> Limits:
-    """Accept up to twice the largest body, to reject larger messages with RabbitMQ's error text."""
+    """Accept bodies up to twice the maximum, so that larger messages are rejected with RabbitMQ's
+    text.
+    """
     limits = broker.limits
     largest = limits.message_bytes or broker.node.profile.max_body_bytes
     return Limits(
@@ -142,7 +144,7 @@ def wire_limits(broker: ServedBroker) -> Limits:
 
 
 def server_properties(broker: ServedBroker) -> Headers:
-    """Return the server properties. Some clients depend on `product` and `version`."""
+    """Return the server properties. Some clients check `product` and `version`."""
     return {
         "capabilities": _CAPABILITIES,
         "cluster_name": broker.cluster_name,
@@ -154,25 +156,25 @@ def server_properties(broker: ServedBroker) -> Headers:
 
 
 def client_name(told: dict[str, Any], peer: str) -> str:
-    """Return the client's connection name, or its address."""
+    """Return the connection name set by the client, or its address."""
     name = told.get("connection_name")
     return name if isinstance(name, str) else peer
 
 
 _TURN_BYTES = 256 * 1024
-"""Bytes delivered to one client before other clients get a turn."""
+"""After delivering this number of bytes to a client, other clients have a turn."""
 _CLOSE_SECONDS = 3.0
-"""Seconds that a client has to answer `connection.close`. Then its connection is cut."""
+"""Seconds to wait for `connection.close-ok`."""
 _HANG_UP_SECONDS = 15.0
-"""Seconds that a client has to close its socket after `connection.close-ok`. RabbitMQ also waits. Otherwise
-clients that write on many channels at the same time would see a broken pipe.
+"""Seconds to wait for the client to close its socket after `connection.close-ok`. RabbitMQ does
+this as well. Clients that write on many channels would otherwise get a broken pipe.
 """
 _FORCED = 320
-"""AMQP's CONNECTION_FORCED. The broker stops or an operator closed the connection."""
+"""AMQP's CONNECTION_FORCED: the broker is stopping, or an operator has closed the connection."""
 
 
 class Client:
-    """A connection to the server, from its first byte to its last."""
+    """A connection of a client to the server."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self.broker = broker
@@ -181,14 +183,12 @@ class Client:
         self.envelopes: Envelopes = Envelopes()
         self.peer: str = ""
         self.doing = 0
-        """The method being executed, for the answer if it fails."""
+        """The id of the current method. Part of the error if the method fails."""
         self.session: Session | None = None
-        """The connection to the node, set after the handshake."""
+        """The session on the node. Set after the handshake."""
         self.peer_port: int = 0
         self.here: tuple[str, int] = ("", 0)
-        """The local address of the connection."""
         self.properties: dict[str, Any] = {}
-        """The client properties."""
         self.mechanism: str = ""
         self.heartbeat: int = 0
         self.connected_at_ms: int = 0
@@ -202,16 +202,14 @@ class Client:
         self._last: tuple[bytes, Properties] | None = None
         self._queued = 0
         self.paused: bool = False
-        """Whether deliveries are paused because enough are in transit."""
+        """Whether deliveries are paused, because there are enough in transit."""
         self._unread: deque[Event] | None = None
         self._refused = False
         self._later: list[Callable[[], None]] | None = None
 
-    # The socket.
-
     @property
     def name(self) -> str:
-        """RabbitMQ's name of the connection: the client's address and the local address."""
+        """The name of the connection, as in RabbitMQ. It consists of both addresses."""
         return f"{self.peer}:{self.peer_port} -> {self.here[0]}:{self.here[1]}"
 
     @property
@@ -220,11 +218,11 @@ class Client:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the client is blocked because it publishes while memory is low."""
+        """Whether the client is blocked, because it publishes and memory is low."""
         return self._unread is not None
 
     def on_opened(self, peer: tuple[str, int], here: tuple[str, int]) -> None:
-        """Start the handshake, which has a time limit."""
+        """Start the handshake. There is a timeout."""
         self.peer, self.peer_port = peer
         self.here = here
         if not self.broker.enter(self):
@@ -255,7 +253,7 @@ class Client:
         if self._unread is not None:
             self._unread.append(event)
         elif self.broker.blocked and type(event) is Published:
-            # Memory is low and this client publishes: store this and all later events.
+            # Memory is low and the client publishes, so store this event and all later ones.
             self._unread = deque((event,))
             self.socket.pause_reading()
             if self._knows_blocked and self.is_open:
@@ -317,10 +315,10 @@ class Client:
             case "connection.update-secret":
                 self.core.send(0, "connection.update-secret-ok")
             case _:
-                pass  # an event of a closed channel
+                pass  # the channel is already closed
 
     def on_writable(self) -> None:
-        """Resume deliveries after the client has read its backlog."""
+        """Resume deliveries when the client has read its backlog."""
         self._resume()
 
     def on_lost(self, error: BrokerError | None) -> None:
@@ -336,7 +334,7 @@ class Client:
             self._timer = None
 
     def _leave(self) -> None:
-        """Close all channels. Unsettled deliveries are requeued."""
+        """Close all channels and requeue unsettled deliveries."""
         for channel in self._channels.values():
             self.broker.replies.end(channel)
         if self.session is not None:
@@ -348,7 +346,7 @@ class Client:
         return self.core.state is ConnectionState.OPEN
 
     def refuse(self, refusal: Refusal) -> None:
-        """Close the connection with a refusal."""
+        """Close the connection with an error."""
         if self._refused:
             return
         self._refused = True
@@ -368,15 +366,13 @@ class Client:
         self.socket.wake()
 
     def _await_farewell(self) -> None:
-        """Wait for the client's `connection.close-ok`, then cut the connection."""
+        """Wait for `connection.close-ok` and close the socket."""
         self._stop_timer()
         self._timer = self._loop.call_later(_CLOSE_SECONDS, self.socket.abort)
 
     @contextmanager
     def answer_first(self) -> Iterator[None]:
-        """Answer a client that deletes a queue before cancelling its consumers, as RabbitMQ
-        does.
-        """
+        """Respond like RabbitMQ if a client deletes a queue before cancelling its consumers."""
         self._later = []
         try:
             yield
@@ -386,17 +382,15 @@ class Client:
                 say()
 
     def keep_for_later(self, say: Callable[[], None]) -> bool:
-        """Postpone a notice until the current answer is sent. Return whether it was postponed."""
+        """Delay a notification until the current response was sent. Returns True if it was delayed."""
         if self._later is None:
             return False
         self._later.append(say)
         return True
 
-    # Publishing.
-
     def read_properties(self, raw: bytes) -> Properties:
-        """Decode properties. Most publishers repeat the same bytes, so the last result is
-        cached.
+        """Decode properties. The last result is cached, because most publishers always use the same
+        properties.
         """
         if self._last is not None and self._last[0] == raw:
             return self._last[1]
@@ -405,7 +399,7 @@ class Client:
         except ProtocolError:
             found = Properties(opaque_headers=raw or b"\0")
         if found.opaque_headers:
-            self.doing = 0  # RabbitMQ does not name a method here
+            self.doing = 0  # RabbitMQ does not specify the method in this case
             refusal = Refusal(541, "INTERNAL_ERROR", connection=True)
             self.refuse(refusal)
             raise refusal
@@ -413,7 +407,7 @@ class Client:
         return found
 
     def listen_again(self) -> None:
-        """Unblock the client and handle its stored events."""
+        """Unblock the client and handle the stored events."""
         if self._unread is None:
             return
         unread, self._unread = self._unread, None
@@ -422,28 +416,26 @@ class Client:
         try:
             for event in unread:
                 self.on_event(event)
-        except Exception:  # the caller is another client or a timer
+        except Exception:  # the caller may be another client or a timer
             _log.exception("input of a formerly blocked client led to an error in the broker")
             self.socket.abort()
         if self._unread is None:
             self.socket.resume_reading()
         self.socket.wake()
 
-    # Writing.
-
     def mark_confirming(self, channel: ServerChannel) -> None:
-        """The channel has confirms that leave with the next write."""
+        """Remember that a channel has confirms to send with the next write."""
         self._confirming.append(channel)
         self.socket.wake()
 
     def before_write(self) -> None:
-        """Gather the confirms."""
+        """Add the confirms of all channels to the output."""
         for channel in self._confirming:
             channel.send_confirms()
         self._confirming.clear()
 
     def count_queued(self, size: int) -> None:
-        """Account for a queued delivery. Above the limit, pause deliveries."""
+        """Count a delivery that was queued. Pauses deliveries if there are too many bytes."""
         self._queued += size
         self.socket.wake()
         if self._queued > _TURN_BYTES and not self.paused:
@@ -451,7 +443,7 @@ class Client:
         self.broker.spoke()
 
     def after_write(self) -> None:
-        """Go on in a later turn, unless the client does not read."""
+        """Continue in a later iteration, if the client is reading."""
         self._queued = 0
         if not self.socket.writable:
             self._pause(paused=True)

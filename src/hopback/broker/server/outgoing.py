@@ -1,4 +1,4 @@
-"""Messages on their way to a client, as frames. This is a hot path, so most results are cached."""
+"""Encode messages for clients. Most results are cached, because this is called for each delivery."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _code = struct.Struct(">H").pack
 _DELIVER, _GET_OK, _RETURN = (60 << 16) | 60, (60 << 16) | 71, (60 << 16) | 50
 _ACK, _NACK = (60 << 16) | 80, (60 << 16) | 120
 _ROUTES = 512
-"""Encoded pairs of exchange and routing key that are kept: a few hundred kilobytes at most per client."""
+"""Maximum number of cached pairs of exchange and routing key. They need a few hundred kilobytes per
+client.
+"""
 _NO_ROUTE = b"NO_ROUTE"
 
 
 def short_text(text: str) -> bytes:
-    """A short string with its length. Bytes that are not UTF-8 are unchanged.
+    """Encode a short string. Bytes that are not valid UTF-8 are not changed.
 
-    Only a dead-letter routing key can be too long, because it is an argument. It is cut.
+    Only a dead-letter routing key may be too long, because it comes from an argument. It is
+    truncated.
     """
     raw = text.encode("utf-8", "surrogateescape")[:255]
     return bytes((len(raw),)) + raw
@@ -37,9 +40,9 @@ def confirm_frame(channel: int, tag: int, *, stored: bool, multiple: bool = Fals
 
 
 class Envelopes:
-    """Writes the frames before and after the bodies of one client's messages.
+    """Encodes the frames before and after a message body.
 
-    Routes and the last properties are cached, because they rarely change in a busy queue.
+    The routes and the last properties are cached. They rarely change while a queue is busy.
     """
 
     __slots__ = ("_properties", "_raw", "_routes")
@@ -56,7 +59,7 @@ class Envelopes:
         return self._raw
 
     def deliver(self, channel: int, consumer: bytes, taken: Delivery) -> bytes:
-        """The method frame of `basic.deliver`. `consumer` is the tag as a short string."""
+        """Encode the `basic.deliver` method. `consumer` is the tag as a short string."""
         route = self._route(taken.exchange, taken.routing_key)
         return b"".join(
             (

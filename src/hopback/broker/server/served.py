@@ -1,4 +1,4 @@
-"""The state that all clients of a server share: node, users, limits, memory and connections."""
+"""The state shared by all clients of a server: nodes, users, limits, memory and connections."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 
 
 MESSAGE_BYTES = 600
-"""Approximate bytes of a message in addition to its body."""
+"""Approximate memory used by a message, not including its body."""
 _WORTH_GIVING_BACK = 16 * 1024 * 1024
-"""Bytes published since the last trim. Below it a trim frees little memory."""
+"""Bytes to publish before memory is returned to the system. With less, it is not worth it."""
 _HIGH = 0.95
-"""Share of the limit at which publishers are blocked, so that messages in transit still fit."""
+"""Publishers are blocked at this fraction of the limit, which leaves room for messages in transit.
+"""
 _LOW = 0.8
-"""Far enough below the other that they are not stopped and let go with every message."""
+"""Publishers are unblocked at this fraction. The difference keeps them from being blocked again
+immediately.
+"""
 
 
 class Pressure:
-    """Counts the memory of one broker's messages."""
+    """Tracks the memory used by the messages of a broker."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._broker = broker
@@ -46,10 +49,10 @@ class Pressure:
         self._copies: WeakKeyDictionary[Node, int] = WeakKeyDictionary()
         self._published = 0
         self.is_high: bool = False
-        """Whether publishers are blocked. It stays set until some memory is free again."""
+        """Whether publishers are blocked."""
 
     def add(self, node: Node, size: int) -> None:
-        """Account for a published message and its copies in the node."""
+        """Count the memory of a message and its copies."""
         copies = node.copies
         self._published += size + MESSAGE_BYTES
         self._used += size + (copies - self._copies.get(node, 0)) * MESSAGE_BYTES
@@ -58,14 +61,16 @@ class Pressure:
             self._broker.check_memory()
 
     def is_giving_back_worth_it(self) -> bool:
-        """Whether enough was published since the last trim. A positive answer resets the count."""
+        """Return True if enough was published since the last time. If so, the count is reset."""
         worth = self._published > _WORTH_GIVING_BACK
         if worth:
             self._published = 0
         return worth
 
     def measure(self) -> None:
-        """Count all memory, and disconnect clients with unfinished large messages."""
+        """Recalculate the memory. If large messages are incomplete, their clients may be
+        disconnected.
+        """
         nodes = self._broker.nodes
         stored = 0
         for queue in (queue for node in nodes for queue in node.queues.values()):
@@ -86,10 +91,11 @@ class Pressure:
 
 
 def give_back_memory() -> None:
-    """Return the memory of deleted messages to the system.
+    """Return memory of deleted messages to the operating system.
 
-    glibc keeps it otherwise: 134 MB after 100,000 messages of 1 KiB, 31 MB after this call. Other C
-    libraries may lack the function. Then only the garbage collector runs.
+    glibc does not do this by itself: after 100,000 messages of 1 KiB it keeps 134 MB, and only 31
+    MB after this call. If the C library does not have this function, only the garbage collector
+    runs.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -98,8 +104,6 @@ def give_back_memory() -> None:
 
 
 class ServedBroker:
-    """One broker with all its clients."""
-
     def __init__(self, settings: ServerSettings, clock: Clock, seed: int) -> None:
         self.settings = settings
         self.limits: ServerLimits = settings.limits
@@ -110,11 +114,11 @@ class ServedBroker:
         self.permissions: Permissions = Permissions()
         self.timers: Timers = Timers()
         self.vhosts: dict[str, Node] = {}
-        """Virtual hosts by name. Each has separate queues, exchanges and policies."""
+        """Virtual hosts by name. Each of them has its own queues, exchanges and policies."""
         self._clock = clock
         self._seed = seed
         self.node: Node = self._new_node("/")
-        """The node of the virtual host `/`, which also provides the timers of the others."""
+        """The node of the virtual host `/`. Its timers are shared with the others."""
         for vhost in settings.vhosts:
             self.add_vhost(vhost)
         for user in settings.users:
@@ -125,31 +129,29 @@ class ServedBroker:
             self.permissions.put(user, vhost, permission)
         self.clients: list[Client] = []
         self.empty: asyncio.Event = asyncio.Event()
-        """Set while no client is connected."""
+        """Set if no clients are connected."""
         self.empty.set()
         self.ports: dict[str, int] = {}
-        """Port of each protocol."""
+        """The port of each protocol."""
         self.cluster_name = "hopback@localhost"
         self.vhost_limits: dict[str, dict[str, int]] = {}
         self.user_limits: dict[str, dict[str, int]] = {}
-        """Limits set through the management API. They are reported, not enforced."""
+        """Limits set with the management API. They are shown but have no effect."""
         self.blocked: bool = False
         """Whether publishers are blocked."""
         self.stirred: int = 0
         """Number of client activities."""
         self.spoken: int = 0
-        """Number of notifications to clients."""
+        """Counts activities of clients."""
         self.replies: DirectReplies[ServerChannel] = DirectReplies()
         self._pressure = Pressure(self)
         self._alarmed = False
 
     @property
     def full_version(self) -> str:
-        """The version with three numbers, as RabbitMQ reports it."""
+        """The version in the format of RabbitMQ, which has three numbers."""
         version = self.node.profile.version
         return f"{version.major}.{version.minor}.{version.patch}"
-
-    # Virtual hosts and users.
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -157,7 +159,7 @@ class ServedBroker:
         return tuple(self.vhosts.values())
 
     def add_vhost(self, name: str) -> bool:
-        """Create a virtual host. Return whether it is new."""
+        """Create a virtual host. Returns True if it was created."""
         if name in self.vhosts:
             return False
         node = self.vhosts[name] = self._new_node(name)
@@ -180,20 +182,20 @@ class ServedBroker:
         )
 
     def remove_vhost(self, name: str) -> bool:
-        """Delete a virtual host with all its objects. Return whether it existed."""
+        """Delete a virtual host and its objects. Returns True if it existed."""
         node = self.vhosts.pop(name, None)
         if node is None:
             return False
         self.permissions.forget_vhost(name)
         self.vhost_limits.pop(name, None)
         for client in self._of(lambda session: session.node is node):
-            client.socket.abort()  # RabbitMQ does not send a reason either
+            client.socket.abort()  # RabbitMQ does not give a reason either
         for queue in tuple(node.queues.values()):
             node.remove_queue(queue, Loss.QUEUE_DELETED)
         return True
 
     def remove_user(self, name: str) -> bool:
-        """Delete a user. Return whether it existed."""
+        """Delete a user. Returns True if it existed."""
         if not self.users.remove(name):
             return False
         self.permissions.forget_user(name)
@@ -207,13 +209,11 @@ class ServedBroker:
         return [client for client in self.clients if client.session and matches(client.session)]
 
     def rights(self, user: str, vhost: str) -> UserRights:
-        """Return a user's rights in a virtual host."""
+        """Return the permissions of a user in a virtual host."""
         return UserRights(self.permissions, user, vhost)
 
-    # Connections.
-
     def enter(self, client: Client) -> bool:
-        """Add a client. Return False if the connection limit is reached."""
+        """Add a client. Returns False if there are too many connections."""
         self.stir()
         if len(self.clients) >= self.limits.connections:
             return False
@@ -229,61 +229,57 @@ class ServedBroker:
             self.empty.set()
 
     def may_open_channel(self) -> bool:
-        """Whether another channel is within the limit."""
+        """Return True if another channel may be opened."""
         sessions = (session for node in self.nodes for session in node.sessions)
         channels = sum(len(session.channels) for session in sessions)
         return channels < self.limits.all_channels
 
     def is_full(self) -> bool:
-        """Whether the limit of declared objects is reached."""
+        """Return True if no more objects may be declared."""
         declared = sum(
             len(node.queues) + len(node.routing.exchanges) + node.routing.binding_count
             for node in self.nodes
         )
         return declared >= self.limits.declared
 
-    # Activity.
-
     def stir(self) -> None:
-        """Record that a client connected, sent data or disconnected."""
+        """Record that a client has connected, sent data or disconnected."""
         self.stirred += 1
 
     def spoke(self) -> None:
         self.spoken += 1
 
     def is_held(self) -> bool:
-        """Whether a client holds an unsettled delivery."""
+        """Whether any client has an unsettled delivery."""
         return any(queue.unacked for node in self.nodes for queue in node.queues.values())
 
-    # Memory.
-
     def took(self, node: Node, size: int) -> None:
-        """A message of this size was published."""
+        """Record that a message of this size was published."""
         self._pressure.add(node, size)
 
     def is_receiving_much(self) -> bool:
-        """Whether incomplete messages use much memory."""
+        """Whether incomplete messages use a lot of memory."""
         unfinished = sum(client.core.unfinished_bytes for client in self.clients)
         return unfinished > self.limits.memory_bytes / 4
 
     def alarm(self, *, on: bool) -> None:
-        """Block publishers, as a memory alarm does, or unblock them."""
+        """Block or unblock publishers, like a memory alarm does."""
         self._alarmed = on
         self.weigh()
 
     def weigh(self) -> None:
-        """Look whether publishers have to wait, or need not any more."""
+        """Check whether publishers have to be blocked or unblocked."""
         waited, self.blocked = self.blocked, self._alarmed or self._pressure.is_high
         if waited and not self.blocked:
             for client in tuple(self.clients):
                 client.listen_again()
 
     def tidy_up(self) -> None:
-        """Return memory to the system after a burst. Called periodically."""
+        """Return memory to the system after a burst of messages. Called periodically."""
         if self._pressure.is_giving_back_worth_it():
             give_back_memory()
 
     def check_memory(self) -> None:
-        """Measure memory. Called periodically and on an alarm."""
+        """Measure the memory. Called periodically, and while there is an alarm."""
         self._pressure.measure()
         self.weigh()

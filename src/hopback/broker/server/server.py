@@ -1,4 +1,4 @@
-"""The broker as a server: listens, accepts clients and stops cleanly."""
+"""Run the embedded broker as a server."""
 
 from __future__ import annotations
 
@@ -24,24 +24,29 @@ if TYPE_CHECKING:
     from hopback.topology.model import Policy
 
 _LOOK_S = 0.25
-"""Seconds between memory checks while publishers are blocked. Each check counts all messages."""
+"""Seconds between memory checks while publishers are blocked. All messages are counted each time.
+"""
 _TIDY_S = 10.0
-"""Minimum seconds between returns of memory to the system. Clients wait some milliseconds for
-it.
+"""Minimum number of seconds between returning memory to the system. This stops clients for some
+milliseconds.
 """
 _FAREWELL_S = 1.0
-"""Seconds for clients to answer a close. Healthy ones take milliseconds. Others are cut off."""
+"""Seconds to wait for clients to confirm a close. Most of them only need milliseconds."""
 _LARGEST_REQUEST = 16 * 1024 * 1024
-"""Bytes of an HTTP request body. Definitions of a large broker are a few megabytes."""
+"""Maximum size of an HTTP request in bytes. The definitions of a large broker need several
+megabytes.
+"""
 _MOST_HTTP_CONNECTIONS = 1024
-"""Concurrent HTTP connections. A service that watches 50 virtual hosts opens several for each."""
+"""Maximum number of HTTP connections. A service that monitors 50 virtual hosts opens several for
+each of them.
+"""
 
 
 class BrokerServer:
-    """An in-memory RabbitMQ behind a socket, for development, tests and demos on one machine.
+    """An in-memory RabbitMQ for development, tests and demos on a single machine.
 
-    Use it as an async context manager, or call `start` and `stop`. `broker.node` is the embedded
-    broker.
+    Use this as an async context manager, or call `start` and `stop`. `broker.node` is the simulated
+    node.
     """
 
     def __init__(self, settings: ServerSettings | None = None) -> None:
@@ -59,12 +64,12 @@ class BrokerServer:
 
     @property
     def url(self) -> str:
-        """The AMQP address, without a password."""
+        """The AMQP URL. Does not contain the password."""
         return f"amqp://{_place(self.settings.host)}:{self._port}"
 
     @property
     def http_url(self) -> str | None:
-        """The address of the management API, if enabled."""
+        """The URL of the management API, if it is enabled."""
         if self._endpoint is None:
             return None
         return f"http://{_place(self.settings.host)}:{self._http_port}"
@@ -77,7 +82,11 @@ class BrokerServer:
         await self.stop()
 
     async def start(self) -> None:
-        """Listen. Raise OSError if a port is in use. Port 0 selects a free port."""
+        """Start listening. Port 0 selects a free port.
+
+        Raises:
+            OSError: If a port is already in use.
+        """
         loop = asyncio.get_running_loop()
         host = self.settings.host
         self._server = await loop.create_server(
@@ -104,7 +113,9 @@ class BrokerServer:
         self._watch = loop.create_task(self._watch_memory(), name="memory watch")
 
     async def stop(self) -> None:
-        """Close the connections, wait briefly for the clients, and stop. Safe to repeat."""
+        """Close all connections and stop. Clients have a moment to respond. Can be called more than
+        once.
+        """
         if self._server is not None:
             self._server.close()
         if self._watch is not None:
@@ -116,7 +127,7 @@ class BrokerServer:
         await self.time.stop()
 
     async def disconnect(self) -> None:
-        """End all connections, as when a broker stops."""
+        """Close all connections, as if the broker was stopped."""
         for client in tuple(self.broker.clients):
             client.shut()
         with suppress(TimeoutError):
@@ -137,10 +148,8 @@ class BrokerServer:
                 tidied = now
                 self.broker.tidy_up()
 
-    # Operations.
-
     async def advance(self, duration: Duration) -> Advanced:
-        """Advance the clock in a single step. Raise ValueError for the system clock."""
+        """Advance the clock in a single step. Raises ValueError if it is the system clock."""
         return await self.time.advance(
             read_seconds(duration, "duration", where="BrokerServer.advance")
         )
@@ -152,26 +161,25 @@ class BrokerServer:
             node.restart()
 
     def block(self, *, blocked: bool = True) -> None:
-        """Block publishers, as a memory alarm does, or unblock them."""
+        """Block or unblock publishers, like a memory alarm does."""
         self.broker.alarm(on=blocked)
 
     def snapshot(self) -> NodeSnapshot:
-        """Return a snapshot of the current state."""
         return snapshot(self.broker.node)
 
     def load(self, definitions: Mapping[str, Any]) -> None:
-        """Import RabbitMQ definitions. ValueError lists their problems."""
+        """Import RabbitMQ definitions. Raises ValueError with all problems."""
         try:
             take_definitions(self.broker, definitions)
         except Refusal as refusal:
             raise ValueError(refusal.text) from refusal
 
     def set_policy(self, policy: Policy, *, operator: bool = False) -> None:
-        """Create or overwrite a policy. Raise ValueError where RabbitMQ answers 400."""
+        """Create or overwrite a policy. Raises ValueError if RabbitMQ would return 400."""
         self.broker.node.policies.put(policy, operator=operator)
 
     def clear_policy(self, name: str, *, operator: bool = False) -> None:
-        """Delete a policy. A missing policy is not an error."""
+        """Delete a policy. Does nothing if it does not exist."""
         self.broker.node.policies.remove(name, operator=operator)
 
 

@@ -16,36 +16,38 @@ if TYPE_CHECKING:
     from hopback.durations import Duration
 
 _MIB = 1024 * 1024
-"""Bytes. Limits are given in mebibytes."""
+"""Limits are specified in mebibytes."""
 
 
 class ClockKind(StrEnum):
-    """The clock that the broker's deadlines follow."""
+    """The clock that is used for TTLs and timeouts."""
 
     SYSTEM = "system"
-    """The machine's."""
+    """The clock of the system."""
     VIRTUAL = "virtual"
-    """Stops until it is advanced."""
+    """Only changes when it is advanced."""
     AUTO = "auto"
-    """Jumps to the next deadline as soon as the broker is idle."""
+    """Jumps to the next deadline when the broker is idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Limits per client or for all clients. A client above a limit is blocked or refused."""
+    """Limits for clients. A client that exceeds a limit is blocked or refused."""
 
     connections: int = 4096
     channels: int = 2047
-    """Per connection. Sent to the client in `connection.tune`."""
+    """Per connection. Negotiated with `connection.tune`."""
     all_channels: int = 20_000
     declared: int = 100_000
-    """Queues, exchanges and bindings together."""
+    """Total number of queues, exchanges and bindings."""
     consumers: int = 10_000
     """Per channel."""
     memory_bytes: int = 1024 * _MIB
-    """Bytes of stored messages. Above it publishers are blocked, as by RabbitMQ's memory alarm."""
+    """Maximum size of all stored messages. Publishers are blocked above it, as with RabbitMQ's
+    memory alarm.
+    """
     message_bytes: int | None = None
-    """Bytes of the largest body. None uses the limit of the emulated version."""
+    """Maximum size of a body. None means the default of the emulated version."""
     frame_max: int = 131_072
     heartbeat: int = 60
     handshake_seconds: float = 10.0
@@ -53,11 +55,11 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """The settings of a server at its start.
+    """Settings of a server.
 
-    Without `http_port` the server has no management API. `users` maps names to passwords. `guest` may log in
-    only from this machine. Users without `permissions` have all permissions in every initial virtual host.
-    Users without `tags` are administrators.
+    The management API is only started if `http_port` is given. `users` maps names to passwords.
+    `guest` can only log in from the same machine. Users that are not in `permissions` have all
+    permissions in the initial virtual hosts. Users that are not in `tags` are administrators.
     """
 
     host: str = "127.0.0.1"
@@ -72,10 +74,10 @@ class ServerSettings:
     permissions: Mapping[tuple[str, str], Permission] = field(
         default_factory=lambda: MappingProxyType({})
     )
-    """By user and virtual host."""
+    """Maps pairs of user and virtual host to permissions."""
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    """By user, for the management API."""
+    """Tags of each user for the management API."""
     limits: ServerLimits = ServerLimits()
     seed: int | None = None
-    """Seed of generated names. None makes them random."""
+    """Seed for generated names. They are random if this is None."""
     consumer_timeout: Duration | None = 1800.0

@@ -1,7 +1,7 @@
-"""The server's clock: the system clock, or a virtual clock that tests advance.
+"""Clocks of a server: the system clock, or a virtual clock that tests can advance.
 
-The broker's deadlines (TTLs, queue expiry, timeouts) follow this clock. Heartbeats and socket
-timeouts always use real time.
+They are used for TTLs, queue expiry and timeouts. Heartbeats and socket timeouts always use real
+time.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from hopback.broker.server.served import ServedBroker
 
 _GLANCE_S = 0.01
-"""Interval between checks for busy clients."""
+"""Seconds between checks for client activity."""
 _QUIET = 3
-"""Checks without client activity after which all clients count as idle."""
+"""Number of checks without any activity after which clients are considered idle."""
 _STUBBORN = 50
-"""Checks after which a client also counts as idle if it holds a delivery."""
+"""Number of checks after which a client is considered idle even if it has unsettled deliveries."""
 _LONGEST_WAIT_S = 10.0
-"""Maximum total time in real seconds that an advance waits for busy clients."""
+"""Maximum number of real seconds to wait for clients while advancing."""
 _A_TURN = 100
-"""Deadlines processed before other tasks get a turn."""
+"""Number of deadlines to run before other tasks get a turn."""
 _LONGEST_S = 10 * 365 * 24 * 3600.0
-"""Seconds, ten years. A longer advance is probably given in milliseconds by mistake."""
+"""Ten years in seconds. If it is longer, the caller has probably used milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The result of an advance: the time now and the number of deadlines passed."""
+    """The result of an advance: the current time, and how many deadlines have passed."""
 
     now: float
     deadlines: int
 
 
 class ServerTime(Protocol):
-    """The clock of one broker and the timer that runs its deadlines."""
+    """The clock of a broker, including the timer for its deadlines."""
 
     kind: ClockKind
 
@@ -48,15 +48,13 @@ class ServerTime(Protocol):
         """The clock itself."""
 
     def start(self, broker: ServedBroker) -> None:
-        """Let time pass from now on."""
+        """Start the clock."""
 
     async def stop(self) -> None:
-        """Time is over."""
+        """Stop the clock."""
 
     async def advance(self, seconds: float) -> Advanced:
-        """Advance by `seconds` in a single step. Raise ValueError if the clock cannot advance or cannot
-        advance that far.
-        """
+        """Advance by `seconds` in a single step. Raises ValueError if this is not possible."""
 
 
 def time_of(kind: ClockKind) -> ServerTime:
@@ -66,7 +64,7 @@ def time_of(kind: ClockKind) -> ServerTime:
 
 
 class SystemTime:
-    """The system clock. The event loop runs the node's deadlines."""
+    """The system clock. Deadlines are scheduled on the event loop."""
 
     kind = ClockKind.SYSTEM
 
@@ -76,19 +74,18 @@ class SystemTime:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, broker: ServedBroker) -> None:
-        """Keep the deadlines on the running loop."""
+        """Schedule the deadlines on the running event loop."""
         self._broker = broker
         broker.node.timers.on_earlier = self._arm
 
     async def stop(self) -> None:
-        """Stop the timer."""
         if self._broker is not None:
             self._broker.node.timers.on_earlier = None
         if self._timer is not None:
             self._timer.cancel()
 
     async def advance(self, seconds: float) -> Advanced:
-        """Raise ValueError, because the system clock cannot be advanced."""
+        """Raises ValueError, since the system clock cannot be advanced."""
         raise ValueError(
             f"expected a broker with a virtual clock to advance by {seconds:g} s, got one with the"
             " system clock. Start it with --clock virtual"
@@ -111,10 +108,10 @@ class SystemTime:
 
 
 class VirtualTime:
-    """A clock that stops until it is advanced, deadline by deadline.
+    """A clock that only changes when it is advanced. It stops at each deadline on the way.
 
-    After each deadline that notified clients, the clock gives them time to react. A chain of
-    retries therefore completes within one advance, as it would in real time.
+    If a deadline has caused notifications, clients have time to react before the clock continues.
+    This way, an advance covers a whole chain of retries, as it would in real time.
     """
 
     kind = ClockKind.VIRTUAL
@@ -125,14 +122,14 @@ class VirtualTime:
         self._turning = asyncio.Lock()
 
     def start(self, broker: ServedBroker) -> None:
-        """Attach the broker whose deadlines the clock runs."""
+        """Set the broker whose deadlines are run."""
         self._broker = broker
 
     async def stop(self) -> None:
-        """No timer to stop."""
+        """Does nothing, because there is no timer."""
 
     async def advance(self, seconds: float) -> Advanced:
-        """Advance by `seconds` in a single step. Concurrent calls run sequentially."""
+        """Advance by `seconds` in a single step. Concurrent calls are run one after another."""
         if not 0 <= seconds <= _LONGEST_S:
             raise ValueError(f"expected 0 to {_LONGEST_S:.0f} seconds, got {seconds!r}")
         async with self._turning:
@@ -152,7 +149,7 @@ class VirtualTime:
         return None if self._broker is None else self._broker.node.next_deadline()
 
     def _pass(self, due: float) -> bool:
-        """Advance to the deadline. Return whether a client was notified."""
+        """Advance to a deadline. Returns True if a client was notified."""
         if self._broker is None:
             return False
         before = self._broker.spoken
@@ -161,7 +158,7 @@ class VirtualTime:
         return self._broker.spoken != before
 
     async def _settle(self, left_s: float) -> float:
-        """Wait until clients have reacted. Return the real seconds that took."""
+        """Wait for clients to react. Returns the number of real seconds this took."""
         broker, loop = self._broker, asyncio.get_running_loop()
         begin, quiet = loop.time(), 0
         while broker is not None and (loop.time() - begin) < left_s:
@@ -174,9 +171,9 @@ class VirtualTime:
 
 
 class AutoTime(VirtualTime):
-    """A clock that jumps to the next deadline as soon as the broker is idle.
+    """A clock that jumps to the next deadline when the broker is idle.
 
-    The broker is idle when no client has recently been active and no client holds a delivery.
+    This is the case when there was no recent activity and no client has unsettled deliveries.
     """
 
     kind = ClockKind.AUTO
@@ -186,7 +183,7 @@ class AutoTime(VirtualTime):
         self._task: asyncio.Task[None] | None = None
 
     def start(self, broker: ServedBroker) -> None:
-        """Watch the clients from now on."""
+        """Start monitoring the clients."""
         super().start(broker)
         self._task = asyncio.get_running_loop().create_task(self._run(broker), name="auto clock")
 

@@ -1,7 +1,7 @@
-"""Authentication and authorization.
+"""Users and permissions.
 
-Users have a name, a password and tags. `guest` may log in only from this machine. A user's permissions in a
-virtual host apply to object names or topics.
+A user has a name, a password and tags. `guest` can only log in from the same machine. Permissions
+apply to a virtual host and consist of patterns for names or routing keys.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """Three patterns for names of queues and exchanges. An empty pattern does not match any name.
+    """Patterns for the names of queues and exchanges. An empty pattern does not match any name.
 
-    ValueError names a pattern that RabbitMQ rejects or that this broker does not evaluate.
+    Raises:
+        ValueError: If RabbitMQ would reject a pattern, or if it is too complex for this broker.
     """
 
     configure: str
@@ -41,7 +42,7 @@ class Permission:
 
 @dataclass(frozen=True, slots=True)
 class TopicPermission:
-    """Two patterns for routing keys of one topic exchange."""
+    """Patterns for the routing keys of a topic exchange."""
 
     exchange: str
     write: str
@@ -62,8 +63,8 @@ EVERYTHING = Permission(".*", ".*", ".*")
 
 
 class Permissions:
-    """All permissions of a broker. A user without a permission in a virtual host cannot connect to
-    it.
+    """All permissions of a broker. A user that has no permissions in a virtual host cannot connect
+    to it.
     """
 
     def __init__(self) -> None:
@@ -71,42 +72,43 @@ class Permissions:
         self._topics: dict[tuple[str, str], dict[str, TopicPermission]] = {}
 
     def __iter__(self) -> Iterator[tuple[str, str, Permission]]:
-        """User, virtual host and permission of every entry."""
+        """Return the user, virtual host and permission of each entry."""
         return ((user, vhost, found) for (user, vhost), found in self._named.items())
 
     def get(self, user: str, vhost: str) -> Permission | None:
-        """The permission of a user in a virtual host."""
         return self._named.get((user, vhost))
 
     def put(self, user: str, vhost: str, permission: Permission) -> bool:
-        """Set a permission. Return whether it is new."""
+        """Set a permission. Returns True if there was none."""
         new = (user, vhost) not in self._named
         self._named[user, vhost] = permission
         return new
 
     def remove(self, user: str, vhost: str) -> bool:
-        """Remove a permission. Return whether it existed."""
+        """Remove a permission. Returns True if there was one."""
         return self._named.pop((user, vhost), None) is not None
 
     def topics(self) -> Iterator[tuple[str, str, TopicPermission]]:
-        """User, virtual host and permission on a topic exchange of every entry."""
+        """Return the user, virtual host and topic permission of each entry."""
         for (user, vhost), found in self._topics.items():
             for each in found.values():
                 yield user, vhost, each
 
     def topic(self, user: str, vhost: str, exchange: str) -> TopicPermission | None:
-        """Return the permission of a user on a topic exchange. None allows every routing key."""
+        """Return the permission of a user for a topic exchange. None means that all routing keys
+        are allowed.
+        """
         return self._topics.get((user, vhost), {}).get(exchange)
 
     def put_topic(self, user: str, vhost: str, permission: TopicPermission) -> bool:
-        """Set a topic permission. Return whether it is new."""
+        """Set a topic permission. Returns True if there was none."""
         known = self._topics.setdefault((user, vhost), {})
         new = permission.exchange not in known
         known[permission.exchange] = permission
         return new
 
     def remove_topics(self, user: str, vhost: str) -> bool:
-        """Remove all topic permissions of a user in a virtual host. Return whether any existed."""
+        """Remove all topic permissions of a user in a virtual host. Returns True if there were any."""
         return bool(self._topics.pop((user, vhost), None))
 
     def forget_user(self, user: str) -> None:
@@ -119,7 +121,7 @@ class Permissions:
 
 
 class UserRights:
-    """A user's current rights in a virtual host. Implements `Rights`."""
+    """Checks the current permissions of a user in a virtual host."""
 
     __slots__ = ("_permissions", "_user", "_vhost")
 
@@ -129,7 +131,7 @@ class UserRights:
         self._vhost = vhost
 
     def allows(self, right: Right, name: str) -> bool:
-        """Whether the pattern of that right is found in the name."""
+        """Return True if the pattern for this permission matches the name."""
         permission = self._permissions.get(self._user, self._vhost)
         if permission is None:
             return False
@@ -140,7 +142,7 @@ class UserRights:
         return _matches(pattern, name)
 
     def allows_topic(self, right: Right, exchange: str, key: str) -> bool:
-        """Check a routing key. Every key is allowed on an exchange without a topic permission."""
+        """Check a routing key. If there is no topic permission, all keys are allowed."""
         permission = self._permissions.topic(self._user, self._vhost, exchange)
         if permission is None:
             return True
@@ -156,12 +158,14 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 MECHANISMS = "PLAIN AMQPLAIN"
-"""The offered SASL mechanisms. AMQPLAIN is PLAIN in a field table and is common in PHP clients."""
+"""The supported SASL mechanisms. AMQPLAIN is like PLAIN, but encoded as a table. It is common in
+PHP clients.
+"""
 
 TAGS = ("administrator", "monitoring", "policymaker", "management")
-"""The tags that the management API evaluates. Other tags have no effect."""
+"""Tags that are used by the management API. All others are ignored."""
 
-_SALT_BYTES = 4  # RabbitMQ's format: the salt, then the hash of salt and password
+_SALT_BYTES = 4  # RabbitMQ's format: the salt, followed by the hash of the salt and the password
 _ALGORITHMS = {
     "rabbit_password_hashing_sha256": hashlib.sha256,
     "rabbit_password_hashing_sha512": hashlib.sha512,
@@ -171,7 +175,7 @@ _SHA256 = "rabbit_password_hashing_sha256"
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A user: the password hash (empty for a user that cannot log in) and the tags."""
+    """A user with its tags. The password hash is empty if the user cannot log in."""
 
     password_hash: str
     tags: tuple[str, ...] = ()
@@ -188,7 +192,7 @@ class Account:
 
     @classmethod
     def with_password(cls, password: str, tags: Iterable[str] = ()) -> Account:
-        """Create a user with that password. With an empty password the user cannot log in."""
+        """Create a user with a password. If the password is empty, the user cannot log in."""
         if not password:
             return cls("", tuple(tags))
         salt = secrets.token_bytes(_SALT_BYTES)
@@ -204,7 +208,7 @@ class Account:
 
 
 class Users:
-    """Authenticates users. Each check returns the user name, or None to refuse."""
+    """Authenticates users. The methods return the name of the user, or None to refuse the login."""
 
     def __init__(
         self, passwords: Mapping[str, str], tags: Mapping[str, Iterable[str]] | None = None
@@ -223,17 +227,17 @@ class Users:
         return self._accounts.get(name)
 
     def put(self, name: str, account: Account) -> bool:
-        """Create or replace a user. Return whether it is new."""
+        """Create or replace a user. Returns True if it was created."""
         new = name not in self._accounts
         self._accounts[name] = account
         return new
 
     def remove(self, name: str) -> bool:
-        """Remove a user. Return whether it existed."""
+        """Delete a user. Returns True if it existed."""
         return self._accounts.pop(name, None) is not None
 
     def sasl(self, mechanism: str, response: bytes, peer: str) -> str | None:
-        """Check the response of a client's handshake."""
+        """Check the response of a client during the handshake."""
         match mechanism:
             case "PLAIN":
                 parts = response.split(b"\0")
@@ -246,7 +250,7 @@ class Users:
         return None
 
     def basic(self, header: str, peer: str) -> str | None:
-        """Check an HTTP `Authorization` header."""
+        """Check the `Authorization` header of an HTTP request."""
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "basic":
             return None
