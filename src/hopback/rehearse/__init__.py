@@ -1,7 +1,7 @@
-"""Rehearse an outage: the behaviour of a topology in a scenario of traffic and failures.
+"""Rehearse an outage: predict how a topology behaves while traffic and failures change over time.
 
-Two engines compute the same forecast and are compared by tests: a fluid model, and the runtime on the
-embedded broker in virtual time.
+There are two engines that compute the same forecast: a fluid model, and the runtime on the embedded
+broker in virtual time. Tests compare their results.
 """
 
 from hopback.rehearse.engine import EngineKind, rehearse

@@ -1,4 +1,4 @@
-"""Advice: the cheapest change of a plan that meets a goal, tried with the fluid model."""
+"""Find the cheapest change of a plan that meets a goal. Changes are evaluated with the fluid model."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ _LADDERS_S = (
     (30, 120, 600, 3600),
     (10, 60, 300),
 )
-"""Usual waits, for short and for long outages."""
+"""Common retry delays for short and long outages."""
 _MORE_ATTEMPTS = (0, 3, 8)
-"""Attempts beyond the tiers: the last wait serves them all."""
+"""Number of attempts to add. The last delay is used for all of them."""
 _FACTORS = (1.25, 1.5, 2.0, 3.0, 4.0)
-"""Multiples of the current concurrency. A need for more than four times has another cause."""
+"""Factors by which the concurrency is increased. If four times as much is not enough, there is a
+different problem.
+"""
 _BREAKERS = (
     BreakerPolicy(),
     BreakerPolicy(failures=20, cool_down=5.0, longest_cool_down=60.0),
     BreakerPolicy(failures=10, cool_down=2.0, longest_cool_down=15.0),
 )
-# Cost of a change, where the current consumers cost 1. Machines are expensive. Retry queues and
-# settings are cheap.
+# The cost of a change, relative to the current consumers, which cost 1. Machines are expensive,
+# while retry queues and settings are cheap.
 _TIER_COST = 0.02
 _ATTEMPT_COST = 0.005
 _BREAKER_COST = 0.01
@@ -55,7 +57,7 @@ _CHANGE_COST = 0.05
 
 
 class GoalKind(StrEnum):
-    """The quantity that a goal limits."""
+    """What a goal limits."""
 
     DEAD_LETTERS = "dead-letters"
     RECOVERY = "recovery"
@@ -64,7 +66,7 @@ class GoalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal of a plan. `outage_s` is the outage that it must survive, if the goal names one."""
+    """A goal for a plan. `outage_s` is the length of the outage it applies to, if specified."""
 
     kind: GoalKind
     text: str
@@ -74,7 +76,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A tested plan: its changes, cost and result."""
+    """A plan that was evaluated, with its changes, cost and results."""
 
     station: Station
     changes: tuple[str, ...]
@@ -88,7 +90,7 @@ class Proposal:
 
 
 def parse_goal(text: str) -> Goal:
-    """Parse a goal. ValueError shows the three valid forms."""
+    """Parse a goal. Raises ValueError with examples of all three kinds."""
     words = " ".join(text.split()).lower()
     for form, kind in _FORMS:
         found = form.fullmatch(words)
@@ -109,10 +111,10 @@ def parse_goal(text: str) -> Goal:
 def advise(
     topology: Topology, scenario: Scenario, queue: str, goals: Sequence[Goal]
 ) -> tuple[Proposal, ...]:
-    """Return the current plan and, for each kind of change, the cheapest plan that meets all goals.
+    """Return the current plan, followed by plans that meet all goals, cheapest first.
 
-    The current plan is first, and the cheapest plan overall is second. If no plan meets the goals, only the
-    current plan is returned.
+    There is at most one plan for each kind of change. If no plan meets the goals, only the current
+    plan is returned.
     """
     scenario = _for_goals(scenario, goals)
     station = next(one for one in stations_of(topology, scenario) if one.queue == queue)
@@ -122,7 +124,7 @@ def advise(
     found: list[Proposal] = []
     for kinds in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 0, 1), (1, 1, 1)):
         if sum(kinds) == 3 and found:
-            break  # change everything only if no smaller change helps
+            break  # only change everything if smaller changes are not enough
         for cost, changes, other in _variants(station, kinds):
             tried = _try_changes(topology, scenario, other, changes, cost, goals)
             if tried.met:
@@ -132,7 +134,7 @@ def advise(
 
 
 def _for_goals(scenario: Scenario, goals: Sequence[Goal]) -> Scenario:
-    """With the longest outage that a goal names, and time enough to see its end."""
+    """Extend the scenario to the longest outage of any goal, with enough time to recover."""
     named = max((goal.outage_s or 0.0 for goal in goals), default=0.0)
     outages = scenario.outages
     if named:
@@ -156,7 +158,8 @@ def _try_changes(
     recovery_s, dead_letters = forecast.recovery_s, forecast.dead_letters
     course = forecast.stations[0]
     load = course.station.load
-    # Dead letters that no plan avoids: poison, and those that fail by chance in every run.
+    # Some dead letters cannot be avoided: poison messages, and those that fail by chance in each
+    # attempt.
     hopeless = load.poison + (1 - load.poison) * load.fail ** (len(course.station.wait_after) + 1)
     measured = {
         GoalKind.DEAD_LETTERS: dead_letters - course.published * hopeless * 1.05,
@@ -171,10 +174,12 @@ def _try_changes(
 def _variants(
     station: Station, kinds: tuple[int, int, int]
 ) -> list[tuple[float, tuple[str, ...], Station]]:
-    """Stations with these kinds of change (waits, breaker, consumers), the cheapest first."""
+    """Return variants of a station for these kinds of change (delays, breaker, consumers), cheapest
+    first.
+    """
     found = []
     ladders: list[tuple[tuple[float, ...], int] | None] = [None]
-    if kinds[0]:  # the waits of today with more attempts, and the usual ladders
+    if kinds[0]:  # the current delays with more attempts, and common delays
         own = tuple(wait.delay_s for wait in station.waits)
         today = len(station.wait_after) + 1
         ladders = [(own, today + more) for more in _MORE_ATTEMPTS if own and more]
@@ -215,7 +220,7 @@ def _text(seconds: float) -> str:
 
 
 def plan_text(proposal: Proposal) -> str:
-    """Waits, attempts, consumers and breaker in a few words."""
+    """Describe the delays, attempts, consumers and breaker of a plan."""
     station = proposal.station
     load = station.load
     waits = ", ".join(_text(wait.delay_s) for wait in station.waits)
@@ -230,7 +235,7 @@ def plan_text(proposal: Proposal) -> str:
 
 
 def decorator_line(proposal: Proposal) -> str:
-    """The handler's decorator that makes the proposal true."""
+    """Return the decorator that configures a handler accordingly."""
     station = proposal.station
     load = station.load
     waits = ", ".join(f'"{_text(wait.delay_s)}"' for wait in station.waits)
@@ -250,7 +255,7 @@ def decorator_line(proposal: Proposal) -> str:
 
 
 def toml_lines(proposal: Proposal) -> str:
-    """Return the queue's declaration for a topology file. Handler options are not part of it."""
+    """Return the queue for a topology file. Options of the handler are not included."""
     station = proposal.station
     waits = ", ".join(f'"{_text(wait.delay_s)}"' for wait in station.waits)
     return (
@@ -259,11 +264,10 @@ def toml_lines(proposal: Proposal) -> str:
 
 
 def jitter_note(scenario: Scenario, goals: Sequence[Goal], today: Proposal) -> str:
-    """Explain why no proposal has jitter, and the effect of ±50 % of the longest wait in this
-    outage.
+    """Explain why jitter is not an option, and what ±50 % of the longest delay would change.
 
-    Messages that failed during the outage return over the length of the outage plus the spread.
-    Only a spread longer than the outage lowers the rate.
+    Messages that failed during the outage return over a period as long as the outage plus the
+    jitter. The rate is only lower if the jitter is longer than the outage.
     """
     note = "Jitter is not offered: a retry queue has one time to live for all its messages."
     outages = _for_goals(scenario, goals).outages
@@ -286,7 +290,7 @@ def jitter_note(scenario: Scenario, goals: Sequence[Goal], today: Proposal) -> s
 
 
 def table_rows(proposals: Sequence[Proposal]) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of the trade-off: changes, plan and result. The last row is about jitter."""
+    """Yield the rows of a table that compares the plans. The last row explains jitter."""
     for proposal in proposals:
         recovery = proposal.recovery_s
         yield (

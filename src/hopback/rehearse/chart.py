@@ -1,5 +1,7 @@
-"""Charts as SVG: curves over time, outages shaded, findings marked. The SVG contains only classes. CSS
-defines the colours.
+"""Render charts as SVG.
+
+They show curves over time, with outages and findings. The SVG only contains CSS classes, so colours
+are defined by a style sheet.
 """
 
 from __future__ import annotations
@@ -21,20 +23,22 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast
     from hopback.rehearse.scenario import Outage
 
-# Units of the drawing. The page scales it to the available width.
+# Sizes in SVG units. The page scales the chart to its width.
 _WIDTH, _HEIGHT = 640, 168
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 10, 38, 22
-"""Room for the labels: of the upright axis, of the last time, of title and key, of times."""
+"""Margins for the axis labels, the last time, the title with the key, and the times."""
 _GAP, _HEAD = 8, 34
-"""Space between two charts of a file, and above the first ones for the title."""
+"""The gap between charts, and the space for the title above the first ones."""
 _KEY_LINE = 30
-"""Position of the key to the lines, below the title."""
+"""The vertical position of the key below the title."""
 _NUMBER = 6.2
-"""Approximate width of a character in the key: SVG cannot measure text without a script."""
+"""The approximate width of a character. SVG cannot measure text without a script."""
 _LABELS = 8
-"""Times along the axis, at most: more would touch each other."""
+"""Maximum number of labels on the time axis. They would overlap if there were more."""
 _MOST_QUEUES = 12
-"""Maximum number of queue charts. The deepest queues are drawn. A table lists all items."""
+"""Maximum number of queues to draw. Queues with the most messages are selected, a table lists all
+of them.
+"""
 _TIME_STEPS_S = (
     1,
     2,
@@ -54,12 +58,12 @@ _TIME_STEPS_S = (
     21_600,
     43_200,
 )
-"""Round distances between labels in seconds. Beyond these, whole days."""
+"""Round intervals for time labels in seconds. Whole days are used for longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
-    """A curve of a chart: its name in the key, and its values at the sample times."""
+    """A curve with its name and its values at the sample times."""
 
     name: str
     values: Sequence[float]
@@ -67,7 +71,9 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Curves that share an axis. `filled` shades the first one. `show` formats a value of the axis."""
+    """Curves that share an axis. If `filled` is True, the area below the first one is filled.
+    `show` formats labels.
+    """
 
     title: str
     lines: tuple[ChartLine, ...]
@@ -75,12 +81,12 @@ class Chart:
     times: Sequence[float]
     outages: tuple[Outage, ...] = ()
     marks: tuple[tuple[float, int], ...] = ()
-    """Moments of findings and their numbers."""
+    """The times and numbers of findings."""
     filled: bool = False
 
     @property
     def top(self) -> float:
-        """The value at its upper edge: a round one above all curves."""
+        """The value at the top of the axis. It is round and larger than all values."""
         most = max((max(line.values) for line in self.lines), default=0.0)
         if self.show is show_seconds:
             return float(next((step for step in _TIME_STEPS_S if step >= most), _days(most)))
@@ -96,20 +102,22 @@ class Chart:
 
 @cache
 def chart_css() -> str:
-    """The rules for the classes of a chart. They use the colours of `colors.css`."""
+    """The CSS rules of a chart. Colours are variables that are defined in `colors.css`."""
     return files("hopback.rehearse").joinpath("static/chart.css").read_text(encoding="utf-8")
 
 
 @cache
 def page_css() -> str:
-    """The light and dark colours of all pages, and the rules for a rehearsal's page."""
+    """The light and dark colours of all pages, and the CSS rules for a rehearsal."""
     folder = files("hopback.rehearse")
     parts = (folder.joinpath("static/colors.css"), folder.joinpath("page.css"))
     return "".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 def charts_of(forecast: Forecast, findings: Sequence[TimedFinding] = ()) -> tuple[Chart, ...]:
-    """Rates and ages of every station, the depth of every queue that held anything, memory and disk."""
+    """Create the charts: rates and ages of all stations, the depths of queues that were not empty,
+    memory and disk.
+    """
     times, charts = forecast.times, []
     numbered = [(one, number) for number, one in enumerate(findings, 1) if one.at_s is not None]
     for course in forecast.stations:
@@ -154,7 +162,7 @@ def charts_of(forecast: Forecast, findings: Sequence[TimedFinding] = ()) -> tupl
 
 
 def svg_chart(chart: Chart) -> str:
-    """One chart as an element for a page whose style knows `chart_css`."""
+    """Render a chart as an SVG element. The page has to include `chart_css`."""
     name = escape(visible(chart.title))
     return (
         f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{name}">'
@@ -163,7 +171,9 @@ def svg_chart(chart: Chart) -> str:
 
 
 def svg_document(title: str, charts: Sequence[Chart]) -> str:
-    """Return all charts as a single file that contains its own style, with two charts per row."""
+    """Render all charts as a single SVG file with its own style sheet. There are two charts per
+    row.
+    """
     columns = min(2, len(charts))
     width = columns * (_WIDTH + _GAP) - _GAP
     height = _HEAD + math.ceil(len(charts) / columns) * (_HEIGHT + _GAP)
@@ -239,23 +249,23 @@ def _days(seconds: float) -> float:
     return math.ceil(seconds / 86_400) * 86_400.0
 
 
-_BASE = 0x2800  # Unicode's braille pattern without a dot
+_BASE = 0x2800  # a braille character that has no dots
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Unicode's braille patterns: the bit of each dot, by row and column of its character."""
+"""The bit of each dot in a braille character, by row and column."""
 
 
 def braille_chart(values: Sequence[float], *, width: int, height: int, top: float) -> list[str]:
-    """The area under a curve in lines of braille characters, resampled to the width. `top` is the maximum."""
+    """Draw the area below a curve with braille characters. `top` is the maximum value."""
     columns, rows = width * 2, height * 4
     cells = [[0] * width for _ in range(height)]
     for column in range(columns):
-        # The largest value within each column: a peak is never lost.
+        # Use the maximum of each column, so that peaks are always visible.
         begin = column * len(values) // columns
         end = max(begin + 1, (column + 1) * len(values) // columns)
         value = max(values[begin:end])
         filled = 0 if top <= 0 else round(value / top * rows)
         if value > 0:
-            filled = max(1, filled)  # a value above zero is always visible
+            filled = max(1, filled)  # draw at least one dot if the value is not zero
         for dot in range(min(filled, rows)):
             row = rows - 1 - dot
             cells[row // 4][column // 2] |= _DOTS[row % 4][column % 2]

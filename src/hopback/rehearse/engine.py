@@ -1,4 +1,4 @@
-"""One question, two engines: `rehearse` gives a scenario to the fluid model or to the exact engine."""
+"""Run a rehearsal with one of the two engines."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class EngineKind(StrEnum):
-    """How a scenario is calculated."""
+    """The engines."""
 
     FLUID = "fluid"
-    """Queues as flows: milliseconds, whatever the number of messages."""
+    """Treats queues as flows. Takes a few milliseconds, no matter how many messages there are."""
     EXACT = "exact"
-    """Message by message: the runtime and the embedded broker in virtual time."""
+    """Simulates each message with the runtime and the embedded broker in virtual time."""
 
 
 def rehearse(
@@ -32,7 +32,7 @@ def rehearse(
     *,
     progress: Callable[[float], object] | None = None,
 ) -> Forecast:
-    """Play a scenario on a topology with one of the engines."""
+    """Run a scenario on a topology."""
     if kind is EngineKind.FLUID:
         return rehearse_fluid(topology, scenario)
     from hopback.rehearse.exact import rehearse_exact
@@ -47,10 +47,10 @@ def rehearse_fluid(topology: Topology, scenario: Scenario) -> Forecast:
 def forecast_stations(
     topology: Topology, scenario: Scenario, stations: tuple[Station, ...], *, ages: bool = False
 ) -> Forecast:
-    """The same for stations that may differ from those of the topology, for example with a proposed change.
+    """Run a scenario on stations that may have been changed, for example by a proposal.
 
-    `ages` also calculates the age of the oldest message and the peaks of retry queues between samples. A
-    caller that tries many plans omits it.
+    `ages` also computes the age of the oldest message, and the maximum depth of retry queues
+    between samples. It is disabled when many plans are compared.
     """
     flows = flows_of(stations, scenario)
     times = sample_times(scenario)
@@ -95,7 +95,9 @@ def _track(flow: Flow, times: tuple[float, ...], ages: bool) -> Track:
 
 
 def _depth(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
-    """The depth of a retry queue: entered messages, less those that had entered one wait earlier."""
+    """Return the depth of a retry queue. This is the number of messages that entered it within the
+    last delay.
+    """
     delay = flow.station.waits[place].delay_s
     earlier = [moment - delay for moment in times]
     standing = [0.0] * len(times)
@@ -109,8 +111,8 @@ def _depth(flow: Flow, place: int, times: tuple[float, ...]) -> list[float]:
 
 
 def _fullest(flow: Flow, place: int) -> tuple[float, float]:
-    """Return a retry queue's maximum depth and the time when it is reached. That is always a corner of an
-    entry curve.
+    """Return the maximum depth of a retry queue and its time, which is always at a corner of a
+    curve.
     """
     corners = {0.0}
     for entered, of in zip(flow.entered, flow.station.wait_after, strict=True):
@@ -121,29 +123,32 @@ def _fullest(flow: Flow, place: int) -> tuple[float, float]:
 
 
 def _oldest(flow: Flow, now: float) -> float:
-    """Age of the oldest message that is neither done nor parked.
+    """Return the age of the oldest message that is neither done nor dead-lettered.
 
-    All queues are first in, first out. A message taken at a moment therefore entered with the head of
-    that moment, and a message that returns failed one wait earlier. The publish time of a message at any
-    place follows from the curves alone. Half a message counts as one.
+    Since all queues are first in, first out, we can follow a message back in time. When it was
+    delivered, it had been in the queue for as long as the head at that time. Before that, it may
+    have been in a retry queue, whose delay is known. This way, the curves are sufficient to find
+    the publish time. Messages are counted from one half.
     """
     station = flow.station
     run_s, wait = station.load.handler_s, flow.log.wait
     delays = [station.waits[place].delay_s for place in station.wait_after]
 
     def came_in(taken: float) -> float:
-        """Return the time when a message that was taken at a given time entered the queue."""
+        """Return the time when a message entered the queue, given the time of its delivery."""
         return max(0.0, taken - wait.at(taken))
 
     def birth(failures: int, came: float) -> float:
-        """When a message that entered the queue at `came` after these failures was published."""
+        """Return the publish time of a message that entered the queue at `came` after this number
+        of failures.
+        """
         while failures:
             failures -= 1
             came = came_in(came - delays[failures] - run_s)
         return came
 
     oldest = now
-    since = came_in(now - run_s)  # messages that entered later are waiting or being handled
+    since = came_in(now - run_s)  # later messages are still in the queue or being handled
     first = flow.log.arrived.when(flow.log.arrived.at(since) + 0.5)
     oldest = min(oldest, first)
     for failure, entered in enumerate(flow.entered):

@@ -1,7 +1,9 @@
-"""The exact engine: every message on the embedded broker, handled by the runtime, in virtual time.
+"""The exact engine, which simulates each message with the runtime and the embedded broker in
+virtual time.
 
-Topology, routing, time to live, dead-lettering, prefetch, consumers, settlement, counts and breakers are
-real. Only the handler is simulated: the scenario specifies how long it takes and when it fails.
+Except for the handlers, everything is real: topology, routing, TTLs, dead-lettering, prefetch,
+consumers, settlement, counts and breakers. The scenario defines how long handlers take and when
+they fail.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ _FAILED = Retry("rehearsed failure")
 _POISON = b"poison"
 _PLAIN = b"plain"
 _WATCH_S = 600.0
-"""Interval in which services check their consumers. A shorter one only costs time."""
+"""How often services check their consumers. Checking more often would only be slower."""
 _AT_ONCE = 1e-4
-"""How soon a re-drive looks again at a dead-letter queue that seems empty."""
+"""How long a re-drive waits if the dead-letter queue seems to be empty."""
 
 
 def rehearse_exact(
@@ -49,33 +51,34 @@ def rehearse_exact(
     *,
     progress: Callable[[float], object] | None = None,
 ) -> Forecast:
-    """Forecast by the embedded broker and the runtime. Not to be called from a coroutine.
+    """Compute a forecast with the embedded broker and the runtime. Must not be called from a
+    coroutine.
 
-    `progress` is called from time to time with the elapsed share of the time, from 0 to 1.
+    `progress` is called with the fraction that is done, from 0 to 1.
     """
     stations = stations_of(topology, scenario)
     run = _Run(topology, scenario, stations, progress)
-    # The clock begins at 0: seconds since 1970 leave a float too few digits for single messages.
+    # Start the clock at 0. A float with seconds since the epoch is not precise enough.
     run_virtual(run.run_all(), start=0.0)
     tracks = [counter.track() for counter in run.counters]
     return forecast_of("exact", topology, scenario, tracks)
 
 
 class _UnusedSink:
-    """The receiver of a channel whose events are not used."""
+    """A sink for channels that don't need to handle events."""
 
     def deliver(self, taken: UnackedDelivery) -> None:
-        """Discard a message of a queue that is not rehearsed."""
+        """Ignore a message of a queue that is not part of the rehearsal."""
 
     def on_cancel(self, tag: str) -> None:
         """Ignore the end of a consumer."""
 
     def on_close(self, refusal: Refusal) -> None:
-        """Ignore a refusal, which is counted by the publisher."""
+        """Ignore an error. The publisher already counts it."""
 
 
 class _Counter:
-    """Everything that is counted of one station, and its samples."""
+    """The counters and samples of a station."""
 
     def __init__(self, station: Station, broker: EmbeddedBroker) -> None:
         self.station = station
@@ -91,37 +94,41 @@ class _Counter:
         self.entered = [0] * len(station.waits)
         self.capacity = 0.0
         self.most: dict[str, tuple[float, float]] = {}
-        """Queue → the greatest depth right after a burst or a failure, and when."""
+        """Maximum depth of each queue directly after a burst or a failure, and the time."""
         self.copied_by: list[tuple[_Counter, int]] = []
-        """Stations whose returns bring copies here, with the place of their retry queue."""
+        """Stations that send copies to this queue when messages return, with the index of their
+        retry queue.
+        """
         self._alive: OrderedDict[bytes, float] = OrderedDict()
-        """Body → time of publish or re-drive, for messages that are neither done nor parked."""
+        """The publish or re-drive time of each message that is neither done nor dead-lettered. The
+        key is its body.
+        """
         self._rows: list[tuple[float, ...]] = []
         self._waits: list[list[int]] = [[] for _ in station.waits]
         self._numbers: list[int] = []
         self._times: list[float] = []
 
     def born(self, body: bytes, now: float) -> None:
-        """A message has come into the world of this station."""
+        """Count a message that was published to this station."""
         self._alive[body] = now
 
     def gone(self, body: bytes) -> None:
-        """The message is done or parked. A returned copy may be unknown."""
+        """Count a message that is done or dead-lettered. A returned copy may be unknown."""
         self._alive.pop(body, None)
 
     def look(self, name: str, now: float) -> None:
-        """Remember how full a queue is if it has never been fuller."""
+        """Update the maximum depth of a queue."""
         depth = self.depth_of(name)
         if depth > self.most.get(name, (0.0, 0.0))[0]:
             self.most[name] = (depth, now)
 
     def depth_of(self, name: str) -> int:
-        """Return the number of messages that a queue holds: ready, unacknowledged or being moved out."""
+        """Return the depth of a queue, including unacked messages and dead letters it still holds."""
         queue = self._broker.node.queues[name]
         return len(queue.ready) + queue.unacked + len(queue.safe) + len(queue.delays)
 
     def return_count(self, place: int) -> int:
-        """Return the number of messages that left a retry queue."""
+        """Return the number of messages that have left a retry queue."""
         wait = self.station.waits[place]
         return max(0, self.entered[place] - self.depth_of(wait.queue))
 
@@ -132,7 +139,7 @@ class _Counter:
         for place, wait in enumerate(station.waits):
             self._waits[place].append(self.depth_of(wait.queue))
         copied = self.copied + sum(other.return_count(place) for other, place in self.copied_by)
-        # The messages that a full queue dropped are unknown, so only its head is known.
+        # We don't know which messages were dropped by a full queue, only its head.
         dropping = station.max_length is not None and station.drops_head
         oldest = max(0.0, now - next(iter(self._alive.values()), now))
         self._rows.append(
@@ -152,10 +159,10 @@ class _Counter:
         )
 
     def _head_wait(self, now: float) -> float:
-        """Return how long the first ready message has been in the queue.
+        """Return the time the first ready message has spent in the queue.
 
-        Copies are numbered in order of arrival, so the number determines the time of arrival. The time is
-        interpolated between two samples.
+        Copies are numbered in order of arrival, so the number shows when a message arrived. The
+        time is interpolated between two samples.
         """
         head = self._broker.node.queues[self.station.queue].ready.head()
         if head is None:
@@ -169,7 +176,6 @@ class _Counter:
         return max(0.0, now - came)
 
     def track(self) -> Track:
-        """The samples as an engine hands them over."""
         columns = [list(column) for column in zip(*self._rows, strict=True)]
         arrived, returned, runs, failed, parked, redriven, depth, *rest = columns
         wait_s, oldest_s, capacity, copied = rest
@@ -199,7 +205,7 @@ class _Counter:
 
 
 class _Run:
-    """A rehearsal, from its first message to its end."""
+    """A single rehearsal."""
 
     def __init__(
         self,
@@ -219,7 +225,7 @@ class _Run:
         self._random = random.Random(scenario.seed)
 
     async def run_all(self) -> None:
-        """Declare, start the consumers, let the traffic begin, and go on to the end."""
+        """Start the consumers and the traffic, and run until the end of the scenario."""
         loop = asyncio.get_running_loop()
         processes = max(counter.station.load.processes for counter in self.counters)
         for number in range(processes):
@@ -230,7 +236,7 @@ class _Run:
                 for queue in (each for each in wait.copies if each in by_queue):
                     by_queue[queue].copied_by.append((counter, place))
         channel = self._broker.node.connect("others").open_channel(_UnusedSink())
-        # Other consumers take the messages of queues that receive copies and are not rehearsed.
+        # Copies may be routed to queues that are not part of the rehearsal. Consume these messages.
         stations = [counter.station for counter in self.counters]
         found = {queue for station in stations for queue in station.copies}
         found |= {queue for one in stations for wait in one.waits for queue in wait.copies}
@@ -253,7 +259,7 @@ class _Run:
 
     def _sample(self, moment: float) -> None:
         for counter in self.counters:
-            # Runs per second that the consumers could start, an open breaker left aside.
+            # The number of runs the consumers could start per second, ignoring open breakers.
             load = counter.station.load
             seconds, alive = load.handler_s, load.processes
             for slow in counter.station.slowdowns:
@@ -276,7 +282,7 @@ class _Run:
         task.add_done_callback(self._tasks.discard)
 
     async def _start(self, number: int) -> None:
-        """Start process `number` with the handlers of all queues that have more than `number` processes."""
+        """Start a process. It handles all queues that have more than `number` processes."""
         app = App(self._topology.name, topology=self._topology)
         for counter in self.counters:
             load = counter.station.load
@@ -310,7 +316,7 @@ class _Run:
     def _handler(
         self, counter: _Counter, number: int
     ) -> Callable[[bytes, Context], Coroutine[object, object, Retry | None]]:
-        """A handler that takes its time and fails as the scenario specifies."""
+        """Create a handler that takes as long and fails as often as the scenario specifies."""
         station = counter.station
         load = station.load
         chance = random.Random(f"{self._scenario.seed}/{load.queue}/{number}").random
@@ -356,7 +362,7 @@ class _Run:
         return run
 
     async def _crash(self, crash: Crash, station: Station, begin: float) -> None:
-        """Kill processes and restart them later. The broker requeues their unsettled deliveries."""
+        """Kill processes and restart them later. The broker requeues their deliveries."""
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, begin + crash.start_s - loop.time()))
         numbers = [
@@ -371,7 +377,7 @@ class _Run:
             await self._start(number)
 
     async def _feed(self, counter: _Counter, begin: float) -> None:
-        """Publish each message of the load at its time."""
+        """Publish the messages of a station."""
         station, scenario = counter.station, self._scenario
         loop = asyncio.get_running_loop()
         chance = random.Random(f"{scenario.seed}/{station.queue}").random
@@ -401,7 +407,9 @@ class _Run:
                 counter.look(station.queue, moment)
 
     async def _send_back(self, counter: _Counter, wave: RedriveWave, begin: float) -> None:
-        """Move the dead letters of a station back, as `hopback dlq redrive` does, by the ramp."""
+        """Re-drive the dead letters of a station like `hopback dlq redrive` does. The rate
+        increases over the ramp.
+        """
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, begin + wave.start_s - loop.time()))
         plan = counter.station.plan
@@ -418,14 +426,15 @@ class _Run:
                 left -= 1
                 continue
             if plan_of(delivery, plans) is not plan:
-                continue  # another station's: held until the end of the connection, then back
+                # belongs to another station, so it is requeued when the connection is closed
+                continue
             occasion = RedriveOccasion(loop.time(), "rehearsal")
             await channel.publish(redrive_message(delivery, plan, occasion))
             channel.ack(delivery.tag)
             counter.redriven += 1
             counter.born(delivery.body, loop.time() - begin)
             sent, left = sent + 1, left - 1
-            # The rate rises over the ramp.
+            # Increase the rate over the ramp.
             due = wave.ramp_s + (sent - on_ramp) / wave.rate
             if sent < on_ramp:
                 due = float((2 * sent * wave.ramp_s / wave.rate) ** 0.5)
@@ -437,7 +446,7 @@ class _Run:
 def _moments(
     station: Station, duration_s: float, chance: Callable[[], float]
 ) -> Iterator[tuple[float, int]]:
-    """The times of publishes and the number of messages at each time."""
+    """Yield the times of publishes and the number of messages published at each time."""
     load = station.load
     if load.arrivals is ArrivalKind.BURSTS:
         number = 1

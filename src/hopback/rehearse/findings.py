@@ -1,5 +1,7 @@
-"""Findings about a forecast, in the form of `hopback topology check`: each has a reason and, if a change
-helps, the effect of the change as a number.
+"""Findings about a forecast.
+
+They have the same format as those of `hopback topology check`. Each finding has a reason. If a
+change would help, its effect is included as a number.
 """
 
 from __future__ import annotations
@@ -22,20 +24,22 @@ if TYPE_CHECKING:
     from hopback.topology.model import Topology
 
 _FURTHER_TIERS_S = (600, 1800, 3600, 7200, 14_400, 28_800, 86_400)
-"""Usual waits in seconds. The shortest one that helps is proposed."""
+"""Common delays in seconds. The shortest one that helps is proposed."""
 _NOTABLE = 1.05
-"""A lack of capacity, or a loss of messages to an outage, is reported if it exceeds 5 %."""
+"""A lack of capacity, or a loss of messages due to an outage, is reported if it exceeds 5 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedFinding(Finding):
-    """A finding of a rehearsal. `at_s` is its time, or None if the finding always holds."""
+    """A finding of a rehearsal. `at_s` is the time it refers to, or None if it does not have one."""
 
     at_s: float | None = None
 
 
 def findings_of(topology: Topology, forecast: Forecast) -> tuple[TimedFinding, ...]:
-    """All findings, most severe first. Changes are tried out with the fluid model."""
+    """Return all findings, most severe first. The effect of a change is computed with the fluid
+    model.
+    """
     found: list[TimedFinding] = []
     for course in forecast.stations:
         for rule in _RULES:
@@ -72,7 +76,7 @@ def findings_of(topology: Topology, forecast: Forecast) -> tuple[TimedFinding, .
 
 
 def demand_of(station: Station, rate: float) -> float:
-    """Runs per second that a message rate needs without an outage: first runs and retries."""
+    """Return the number of runs per second that are required without an outage, including retries."""
     load = station.load
     ordinary = poison = 0.0
     share = 1 - load.poison
@@ -84,7 +88,7 @@ def demand_of(station: Station, rate: float) -> float:
 
 
 def with_tier(station: Station, seconds: float) -> Station:
-    """Return the station with one more tier, followed by one more attempt."""
+    """Return a copy of the station with another tier and another attempt."""
     wait = Wait(f"{station.queue}.retry.{format_duration(round(seconds * 1000))}", seconds, "", ())
     places = (*station.wait_after, len(station.waits))
     return replace(station, waits=(*station.waits, wait), wait_after=places)
@@ -104,7 +108,8 @@ def _attempts(
     outage = max(station.outages, key=lambda one: one.length_s)
     parked = course.dead_letters - without
     first = course.first_dead_letter_s
-    # Some are parked by chance, so the first dead letter is not due to the outage.
+    # Some messages are dead-lettered by chance, so the first dead letter may have nothing to do
+    # with the outage.
     by_outage = first is not None and without < 1
     since = (
         f", the first {show_seconds(first - outage.start_s)} into it" if by_outage and first else ""
@@ -121,7 +126,7 @@ def _attempts(
 
 
 def _dead_letters(topology: Topology, forecast: Forecast, station: Station) -> float:
-    """Dead letters of a changed station. The other stations are ignored."""
+    """Return the number of dead letters after changing a station. Other stations are not simulated."""
     return forecast_stations(topology, forecast.scenario, (station,)).dead_letters
 
 
@@ -177,7 +182,7 @@ def _overload(
 
 
 def _herd(topology: Topology, forecast: Forecast, course: StationCourse) -> Iterator[TimedFinding]:
-    """Returns that, together with new messages, exceed the capacity of the consumers."""
+    """Check whether returning messages and new ones exceed the capacity of the consumers."""
     del topology
     station = course.station
     times = forecast.times
@@ -271,7 +276,7 @@ def _dependency(
 
 
 def load_while_down(forecast: Forecast, course: StationCourse) -> tuple[float, float]:
-    """Failing runs while an outage lasts: how many, and the highest rate."""
+    """Return the number of runs that fail during an outage, and their maximum rate."""
     times, total, peak = forecast.times, 0.0, 0.0
     for place in range(1, len(times)):
         before, now = times[place - 1], times[place]

@@ -1,8 +1,10 @@
-"""The fluid model: queues as flows, tiers as delays. `docs/explanation/fluid-model.md` derives it.
+"""The fluid model, which treats queues as flows and tiers as delays. See
+`docs/explanation/fluid-model.md`.
 
-Between two events every rate is constant, so every curve is a straight line and each step is exact:
-the next event is a change of the traffic, the end of an outage, a retry queue whose returns change, the
-moment a backlog is gone. The number of steps grows with what happens, not with time or messages.
+All rates are constant between two events, so curves are straight lines and each step is exact.
+Events are changes of the traffic, the end of an outage, a change in the returns of a retry queue,
+or the time when a backlog is empty. The number of steps depends on the number of events, but not on
+the duration or the number of messages.
 """
 
 from __future__ import annotations
@@ -22,23 +24,23 @@ if TYPE_CHECKING:
     from hopback.rehearse.station import Station
 
 _FINEST = 50_000
-"""The shortest step is the horizon divided by this. Shorter changes are averaged without losing
-messages.
+"""Minimum length of a step, as a fraction of the duration. Shorter changes are averaged. No
+messages are lost by this.
 """
 _SHORTEST_S = 0.005
-"""No step is shorter, however short the rehearsal: handlers seldom are."""
+"""Minimum length of a step in seconds. Handlers rarely take less time."""
 _RAMP_STEPS = 10
-"""A ramp consists of ten steps of equal length, because a fluid has only constant rates and no chart shows
-finer steps.
+"""Number of steps of a ramp. All rates are constant in this model, and smaller steps would not be
+visible in a chart.
 """
 _HOPELESS = 0.5
-"""From this share of failing runs on, a breaker's probe counts as failed."""
+"""The probe of a breaker fails if at least this fraction of runs fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Conditions:
-    """The conditions from `begin` on: slots, seconds per run, and the failing share of ordinary
-    runs.
+    """The conditions starting at `begin`: number of slots, seconds per run, and the fraction of
+    ordinary runs that fail.
     """
 
     begin: float
@@ -49,7 +51,7 @@ class _Conditions:
 
 @dataclass(slots=True)
 class Totals:
-    """Messages counted so far."""
+    """Counts of messages."""
 
     published: float = 0.0
     copied: float = 0.0
@@ -64,7 +66,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Log:
-    """The course of a simulation as curves. Each curve is a list of corners."""
+    """The results of a simulation as curves. A curve is a list of corners."""
 
     arrived: Cumulative = field(default_factory=Cumulative)
     returned: Cumulative = field(default_factory=Cumulative)
@@ -79,7 +81,11 @@ class _Log:
 
 
 class Flow:
-    """One station at work. Classes are attempts, first those of ordinary messages, then of poison."""
+    """The simulation of a station.
+
+    Messages are divided into classes by attempt. The first classes are for ordinary messages, the
+    others for poison messages.
+    """
 
     def __init__(self, station: Station, horizon: float) -> None:
         self.station = station
@@ -92,7 +98,8 @@ class Flow:
         self.totals: Totals = Totals()
         self.log: _Log = _Log()
         self.entered: list[Cumulative] = [Cumulative() for _ in station.wait_after]
-        """The flow into the retry queue of each failure. The outflow is the same, delayed by the wait."""
+        """The flow into the retry queue for each failure. The same flow leaves it after the delay.
+        """
         self.first_parked: float | None = None
         self._fed = Stream(self.grain)
         self._copies: dict[tuple[str, int], Stream] = {}
@@ -105,7 +112,8 @@ class Flow:
         self._parked_poison = 0.0
         self._waves = sorted(station.redrives, key=lambda wave: wave.start_s)
         self.to_copy: list[tuple[tuple[str, ...], int, float, float, float]] = []
-        """Flows copied to other queues: (queues, index of the retry queue or -1, begin, end, rate).
+        """Flows that are copied to other queues: (queues, index of the retry queue or -1, begin,
+        end, rate).
         """
         for begin, end, rate in _traffic(station, horizon, self.grain):
             self._fed.push(begin, end, self._rates_by_class(rate, station.load.poison))
@@ -113,7 +121,7 @@ class Flow:
                 self.to_copy.append((station.copies, -1, begin, end, rate))
 
     def _rates_by_class(self, rate: float, poison: float, attempt: int = 0) -> list[float]:
-        """Rates by class of messages that come for an attempt, counted from 0."""
+        """Return the rates by class for messages of a certain attempt. The first attempt is 0."""
         rates = [0.0] * self.classes
         rates[attempt] = rate * (1 - poison)
         if self.poisoned:
@@ -121,7 +129,7 @@ class Flow:
         return rates
 
     def copy_in(self, source: tuple[str, int], begin: float, end: float, rate: float) -> None:
-        """Add copies from another queue. Here they are ordinary messages."""
+        """Add copies from another queue, which are ordinary messages here."""
         if begin < self.horizon:
             rates = self._rates_by_class(rate, 0.0)
             stream = self._copies.setdefault(source, Stream(self.grain))
@@ -149,7 +157,7 @@ class Flow:
             self._settle(out, span, conditions, capacity)
 
     def _next_change(self, until: float) -> float:
-        """Enter the current conditions. Return when they next change or a re-drive starts."""
+        """Apply the current conditions and start re-drives. Returns the time of the next change."""
         following = self._place + 1
         while following < len(self._conditions) and (
             self._conditions[following].begin <= self.now + TINY
@@ -165,7 +173,9 @@ class Flow:
     def _add(
         self, streams: Iterable[Stream], rates: list[float], nearest: float
     ) -> tuple[float, float]:
-        """Add the current flows to `rates`. Returns their sum and its end, at most `nearest`."""
+        """Add the current flows to `rates`. Returns their sum, and the time until they are
+        constant.
+        """
         now, total = self.now, 0.0
         for stream in streams:
             found = stream.at(now)
@@ -181,7 +191,9 @@ class Flow:
         return total, nearest
 
     def _capacity(self, conditions: _Conditions, nearest: float) -> tuple[float, float]:
-        """Runs per second that the consumers could start now, and until when that holds."""
+        """Return the number of runs the consumers could start per second, and until when this is
+        valid.
+        """
         full = conditions.slots / conditions.run_s
         breakers, now = self._breakers, self.now
         if breakers.policy is None or full <= 0:
@@ -211,14 +223,16 @@ class Flow:
                 breakers.open(self.now)
 
     def _runs_to_open(self, rate: float, conditions: _Conditions) -> float:
-        """Return the runs of all processes, including those in progress when the breaker opens."""
+        """Return the number of runs until the breakers open. Runs that are in progress at that time
+        are included.
+        """
         processes = self.station.load.processes
         wanted = self._breakers.runs_to_open(conditions.fail)
         return wanted * processes + min(rate * conditions.run_s, conditions.slots)
 
     @property
     def _limit(self) -> float:
-        """Maximum backlog. Messages that consumers hold beyond their slots are not ready."""
+        """The maximum backlog, including messages that consumers have prefetched."""
         station = self.station
         if station.max_length is None:
             return math.inf
@@ -228,7 +242,7 @@ class Flow:
     def _refuse(
         self, rates: list[float], fed: list[float], capacity: float
     ) -> tuple[list[float], list[float]]:
-        """Apply the length limit: reject published messages or drop the oldest."""
+        """Apply the length limit. Either new messages are rejected, or the oldest are dropped."""
         if self.station.drops_head:
             return rates, fed
         own = sum(fed[:2])
@@ -249,7 +263,6 @@ class Flow:
         nearest: float,
         conditions: _Conditions,
     ) -> float:
-        """Return the time until the next change."""
         span = nearest - self.now
         net = inflow - capacity
         if self._backlog.amount > TINY:
@@ -270,12 +283,14 @@ class Flow:
     ) -> float:
         """Return the time until which the retry queues return messages at the current rates.
 
-        This is at most one wait: messages that fail from now on return after it. It is unlimited if
-        a retry queue's inflow equals its outflow and no backlog changes the mixture.
+        This is not more than one delay, since messages that fail now will return after it. There is
+        no limit if the same flow enters and leaves a retry queue, and if there is no backlog that
+        would change the mixture.
         """
         now, nearest = self.now, math.inf
         calm = self._backlog.amount <= TINY and inflow <= capacity
-        # Runs fail only if there are runs: not with an open breaker or without consumers.
+        # Runs can only fail if there are any, which is not the case with an open breaker or no
+        # consumers.
         fails = capacity > 0 and (conditions.fail > 0 or self.poisoned)
         leaving = self._to_waits(rates, conditions.fail)
         for wait, stream, gone in zip(self.station.waits, self.returning, leaving, strict=True):
@@ -293,7 +308,7 @@ class Flow:
     def _serve(
         self, rates: list[float], inflow: float, capacity: float, span: float
     ) -> list[float]:
-        """Add and remove messages for a span. Returns the rates of started runs."""
+        """Add and remove messages for a certain time. Returns the rates at which runs are started."""
         backlog = self._backlog
         if self._backlog.amount <= TINY and inflow <= capacity:
             backlog.clear()
@@ -301,7 +316,7 @@ class Flow:
         if inflow > 0:
             backlog.take_in(rates, inflow, self.now, span)
         out = [0.0] * self.classes
-        # Less than the shortest step is left: it goes now, a little faster than it could.
+        # The rest is shorter than the minimum step, so remove it at a slightly higher rate.
         backlog.take_out(min(capacity * span, backlog.amount), out)
         if self.station.drops_head and backlog.amount > self._limit:
             dropped = [0.0] * self.classes
@@ -309,7 +324,7 @@ class Flow:
         return [amount / span for amount in out]
 
     def _to_waits(self, out: list[float], fail: float) -> list[list[float]]:
-        """Return the rates into each retry queue, by the class of a message when it returns."""
+        """Return the rates into each retry queue, by the class of the message after its return."""
         leaving = [[0.0] * self.classes for _ in self.station.waits]
         for one, rate in enumerate(out):
             attempt = one % self.attempts
@@ -360,7 +375,7 @@ class Flow:
         self._count_towards_opening(total * span, total, conditions)
 
     def _count(self, fed: list[float], returned: float, span: float) -> None:
-        """Count the messages of a span. A full queue may have rejected some publishes."""
+        """Count the messages of a certain time. A full queue may have rejected some of them."""
         published = fed[0]
         stretch = self._fed.at(self.now)
         if stretch is not None and stretch.begin <= self.now + TINY:
@@ -373,7 +388,7 @@ class Flow:
         self.log.redriven.add(self.now, self.now + span, fed[2] * span)
 
     def _send_back(self, wave: RedriveWave) -> None:
-        """Let the dead letters of now come in again, by the ramp, until they are all back."""
+        """Re-drive all current dead letters. The rate increases over the ramp."""
         waiting = self.log.parked.last - self.log.redriven.last
         if waiting <= TINY or wave.rate <= 0:
             return
@@ -393,10 +408,10 @@ class Flow:
 
 
 def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:
-    """Every station, calculated to the end of the scenario.
+    """Simulate all stations until the end of the scenario.
 
-    Stations that get copies of each other's messages advance side by side, in steps no longer than
-    the shortest wait of a returning copy: so each hears of a copy before it arrives.
+    If stations receive copies of each other's messages, they are simulated in parallel. The steps
+    are no longer than the shortest delay of a copy, so a copy is always known before it arrives.
     """
     horizon = scenario.duration_s
     flows = {station.queue: Flow(station, horizon) for station in stations}
@@ -405,7 +420,7 @@ def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:
     step = min(coupled, default=horizon)
     until = 0.0
     while until < horizon:
-        # Copies go to the bound queues. Queues outside the rehearsal are skipped.
+        # Pass copies to the bound queues. Queues that are not simulated are skipped.
         for flow in flows.values():
             for queues, place, begin, end, rate in flow.to_copy:
                 for queue in (each for each in queues if each in flows):
@@ -418,7 +433,9 @@ def flows_of(stations: tuple[Station, ...], scenario: Scenario) -> list[Flow]:
 
 
 def _traffic(station: Station, horizon: float, grain: float) -> list[tuple[float, float, float]]:
-    """Return the published traffic as (begin, end, rate). A burst takes one shortest step."""
+    """Return the published traffic as a list of (begin, end, rate). A burst has the length of one
+    minimum step.
+    """
     load = station.load
     ends = [step.at_s for step in load.rates[1:]] + [horizon]
     steady = [
@@ -440,7 +457,7 @@ def _traffic(station: Station, horizon: float, grain: float) -> list[tuple[float
 
 
 def _conditions(station: Station, horizon: float) -> list[_Conditions]:
-    """Return the conditions over time, from the outages, slowdowns and crashes of a station."""
+    """Return the conditions of a station over time. They depend on outages, slowdowns and crashes."""
     moments = {0.0}
     for outage in station.outages:
         moments |= {outage.start_s, outage.end_s}
@@ -472,14 +489,16 @@ def _conditions_at(station: Station, moment: float) -> _Conditions:
 
 
 TINY = 1e-7
-"""Seconds or messages. The precision that a double keeps over a day is finer."""
+"""Seconds or messages. Floats are more precise than this, even after a day."""
 SAME = 0.002
-"""Rates that differ by less than this part of their sum count as equal."""
+"""Rates are considered equal if they differ by less than this fraction."""
 
 
 @dataclass(slots=True)
 class Stretch:
-    """A constant inflow from `begin` to `end`. `rates` has one rate per class, and `total` is their sum."""
+    """A constant flow from `begin` to `end`. `rates` has an item for each class, and `total` is the
+    sum.
+    """
 
     begin: float
     end: float
@@ -488,7 +507,7 @@ class Stretch:
 
 
 class Stream:
-    """Inflow over time: stretches in order, those that are nearly alike joined."""
+    """A flow over time. Consecutive stretches are merged if they are almost equal."""
 
     __slots__ = ("_grain", "stretches")
 
@@ -497,7 +516,9 @@ class Stream:
         self._grain = grain
 
     def push(self, begin: float, end: float, rates: list[float], now: float = 0.0) -> None:
-        """Append a stretch. The part of the last stretch before `now` is not averaged."""
+        """Append a stretch. If it is averaged with the last one, the time before `now` is not
+        included.
+        """
         total = sum(rates)
         last = self.stretches[-1] if self.stretches else None
         if last is not None and last.begin < now < last.end:
@@ -506,7 +527,7 @@ class Stream:
             if total > 0:
                 self.stretches.append(Stretch(begin, end, rates, total))
             return
-        begin = last.end  # the run time may have shrunk: a retry queue keeps the order
+        begin = last.end  # keep the order of the retry queue, even if the run time has decreased
         if end - begin <= 0:
             return
         short = last.end - last.begin < self._grain or end - begin < self._grain
@@ -520,7 +541,7 @@ class Stream:
         last.end = end
 
     def at(self, now: float) -> Stretch | None:
-        """The stretch that flows now, or else the next one."""
+        """Return the current stretch, or the next one if there is no flow now."""
         stretches = self.stretches
         while stretches and stretches[0].end <= now + TINY:
             stretches.popleft()
@@ -528,9 +549,9 @@ class Stream:
 
 
 def alike(last: Stretch, rates: list[float], total: float) -> bool:
-    """Whether the rates are close enough to a stretch's rates to merge them.
+    """Return True if the rates are close enough to merge them.
 
-    Averages of an ended flow approach 0 without reaching it. They count as 0.
+    Averages approach 0 after a flow has ended, but never reach it. They are treated as 0.
     """
     most = max(SAME * max(last.total, total), TINY)
     return all(abs(a - b) <= most for a, b in zip(last.rates, rates, strict=True))
@@ -538,7 +559,9 @@ def alike(last: Stretch, rates: list[float], total: float) -> bool:
 
 @dataclass(slots=True)
 class _Slice:
-    """A part of a backlog: its amount, its mixture of classes, and when its ends came in."""
+    """Part of a backlog, with the fraction of each class and the arrival time of its first and last
+    message.
+    """
 
     amount: float
     parts: list[float]
@@ -547,7 +570,7 @@ class _Slice:
 
 
 class Backlog:
-    """A queue's messages, oldest first. `amount` is their number."""
+    """The messages of a queue, oldest first. `amount` is the number of messages."""
 
     __slots__ = ("_slices", "amount")
 
@@ -557,11 +580,11 @@ class Backlog:
 
     @property
     def head(self) -> float:
-        """Number of messages of the same mixture at the head."""
+        """The number of messages in the first slice."""
         return self._slices[0].amount
 
     def oldest(self, now: float) -> float:
-        """Age of the oldest message in seconds."""
+        """Return the age of the oldest message in seconds."""
         return max(0.0, now - self._slices[0].first_in) if self._slices else 0.0
 
     def clear(self) -> None:
@@ -569,9 +592,7 @@ class Backlog:
         self._slices.clear()
 
     def take_in(self, rates: Sequence[float], inflow: float, begin: float, span: float) -> None:
-        """Append the messages that arrive at these rates from `begin` until `begin + span`. `inflow` is the
-        sum of the rates.
-        """
+        """Add the messages that arrive within `span`. `inflow` is the sum of the rates."""
         amount, end = inflow * span, begin + span
         parts = [rate / inflow for rate in rates]
         last = self._slices[-1] if self._slices else None
@@ -586,7 +607,7 @@ class Backlog:
         last.amount, last.last_in = whole, end
 
     def take_out(self, wanted: float, out: list[float]) -> float:
-        """Move messages from the head into `out`, by class, and return their number."""
+        """Move messages from the head to `out` and return how many were moved."""
         left = wanted
         while left > 0 and self._slices:
             head = self._slices[0]
@@ -600,14 +621,17 @@ class Backlog:
                 head.first_in += (head.last_in - head.first_in) * gone
                 head.amount -= taken
             left -= taken
-        # After millions of messages the error of the sum exceeds TINY. Without slices it is 0.
+        # Rounding errors add up to more than TINY after millions of messages. If there are no
+        # slices, the backlog is empty.
         self.amount = max(0.0, self.amount - (wanted - left)) if self._slices else 0.0
         return wanted - left
 
 
 @dataclass(slots=True)
 class Breakers:
-    """The breakers' distance from opening, and the time until which they are open."""
+    """The circuit breakers of a station: how close they are to opening, and until when they are
+    open.
+    """
 
     policy: BreakerPolicy | None
     progress: float = 0.0
@@ -616,7 +640,9 @@ class Breakers:
     probe_end: float | None = None
 
     def runs_to_open(self, fail: float) -> float:
-        """Expected runs of one process until enough runs in a row have failed."""
+        """Return the expected number of runs of a process until enough consecutive ones have
+        failed.
+        """
         policy = self.policy
         if policy is None or fail <= 0:
             return math.inf
@@ -626,7 +652,7 @@ class Breakers:
         return (rare - 1) / (1 - fail)
 
     def open(self, now: float) -> None:
-        """If every run fails, pause. Each consecutive pause is twice as long as the previous one."""
+        """Open the breakers. Each pause is twice as long as the previous one."""
         assert self.policy is not None  # noqa: S101 - who has no policy never opens
         doubled = self.policy.cool_down * 2.0 ** min(self.openings, 32)
         self.until = now + min(doubled, self.policy.longest_cool_down)

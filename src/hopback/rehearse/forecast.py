@@ -1,4 +1,6 @@
-"""The forecast of an engine: curves of every queue, totals of every station, and their JSON form."""
+"""The results of a rehearsal: curves of all queues and totals of all stations. Can be exported as
+JSON and CSV.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Cumulative:
-    """Corners of a curve in order of time. It begins at 0, 0 and keeps its last value."""
+    """A curve as a list of corners, sorted by time. It starts at (0, 0) and keeps its last value."""
 
     __slots__ = ("moments", "values")
 
@@ -33,7 +35,7 @@ class Cumulative:
         return self.values[-1]
 
     def add(self, begin: float, end: float, amount: float) -> None:
-        """Grow by an amount, evenly from `begin` to `end`."""
+        """Increase by an amount at a constant rate from `begin` to `end`."""
         value = self.values[-1]
         begin = max(begin, self.moments[-1])
         if begin > self.moments[-1]:
@@ -41,12 +43,12 @@ class Cumulative:
         self.to(max(end, begin), value + amount)
 
     def hold(self, begin: float, end: float, value: float) -> None:
-        """Be this value from `begin` to `end`."""
+        """Keep this value from `begin` to `end`."""
         self.to(begin, value)
         self.to(end, value)
 
     def to(self, moment: float, value: float) -> None:
-        """Draw a straight line to a value. A corner on a straight line is left out."""
+        """Add a straight line to a value. Corners that are on the line are omitted."""
         moments, values = self.moments, self.values
         if len(moments) > 1 and values[-1] == value == values[-2]:
             moments[-1] = moment
@@ -58,7 +60,9 @@ class Cumulative:
         return self.sample((moment,))[0]
 
     def when(self, value: float) -> float:
-        """Return the time when a non-decreasing curve first reaches a value, or infinity."""
+        """Return the time when the curve reaches a value, or infinity if it never does. The curve
+        must not decrease.
+        """
         moments, values = self.moments, self.values
         place = bisect_left(values, value)
         if place == len(values):
@@ -70,7 +74,7 @@ class Cumulative:
         return begin + (end - begin) * (value - low) / (high - low)
 
     def sample(self, times: Sequence[float]) -> list[float]:
-        """Return the values at these times. At a jump, the later value."""
+        """Return the values at these times. If the curve jumps, the later value is used."""
         moments, values = self.moments, self.values
         most = len(moments) - 1
         found = []
@@ -88,7 +92,9 @@ class Cumulative:
 
 
 def differences(values: Sequence[float], times: Sequence[float]) -> tuple[float, ...]:
-    """Return the growth per second before each time. The first value repeats the second."""
+    """Return the increase per second before each time. There is no value before the first time, so
+    the second is used.
+    """
     steps = [
         (after - before) / (end - begin)
         for before, after, begin, end in zip(values, values[1:], times, times[1:], strict=False)
@@ -97,8 +103,10 @@ def differences(values: Sequence[float], times: Sequence[float]) -> tuple[float,
 
 
 class Storage(NamedTuple):
-    """Bytes of memory and of disk for one waiting message. `logged` is additional memory while the
-    message is in the write-ahead log of quorum queues."""
+    """The memory and disk space used by a message in bytes.
+
+    `logged` is the additional memory while a message is in the write-ahead log of quorum queues.
+    """
 
     memory: float
     disk: float
@@ -106,8 +114,9 @@ class Storage(NamedTuple):
 
 
 LOG_BYTES = 512 * 1024 * 1024
-"""RabbitMQ's `raft.wal_max_size_bytes`. A full log is written to the files of the queues and removed from
-memory. All quorum queues of a node share it."""
+"""RabbitMQ's `raft.wal_max_size_bytes`. When the log has this size, its messages are written to the
+files of the queues and removed from memory. All quorum queues of a node share the log.
+"""
 
 BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]], ...]] = {
     "classic": (
@@ -117,7 +126,7 @@ BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]
             (10_000, Storage(11_216, 10_236)),
             (100_000, Storage(108_171, 100_243)),
         )),
-        # From 4.0 on classic queues keep messages on disk and only the next few in memory.
+        # Since 4.0, classic queues keep messages on disk. Only the next few of them are in memory.
         (BrokerVersion(4, 0), (
             (100, Storage(3, 300)),
             (1_000, Storage(13, 1_201)),
@@ -125,8 +134,8 @@ BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]
             (100_000, Storage(11_542, 100_227)),
         )),
     ),
-    # `logged` is that of 4.3, the largest of the three: on 3.10 and 4.0 part of the log had been written
-    # out when it was measured.
+    # `logged` was measured with 4.3, which had the highest value. With 3.10 and 4.0, part of the
+    # log had already been written to disk.
     "quorum": (
         (BrokerVersion(3, 10), (
             (100, Storage(42, 451, 756)),
@@ -148,11 +157,13 @@ BYTES_EACH: dict[str, tuple[tuple[BrokerVersion, tuple[tuple[int, Storage], ...]
         )),
     ),
 }  # fmt: skip
-"""By queue type: the first version to which the rows apply, and rows of body size and cost."""
+"""For each queue type, the first version of each measurement, with body sizes and costs."""
 
 
 def storage_of(queue_type: str, size: int, version: BrokerVersion) -> Storage:
-    """Bytes per message of this size. Versions older than the oldest measured one use its values."""
+    """Return the cost of a message with this size. Older versions than the first measured one have
+    the same cost.
+    """
     measured = BYTES_EACH.get(queue_type, BYTES_EACH["quorum"])
     rows = next((rows for since, rows in reversed(measured) if since <= version), measured[0][1])
     low, high = next((pair for pair in pairwise(rows) if size <= pair[1][0]), (rows[-2], rows[-1]))
@@ -161,16 +172,16 @@ def storage_of(queue_type: str, size: int, version: BrokerVersion) -> Storage:
 
 
 _REST_SHARE = 0.005
-"""A queue has recovered when it holds no more than its usual depth plus this share of its maximum depth.
-Waiting for the last of a million messages would make recovery a matter of chance.
+"""A queue has recovered when its depth is at most the normal depth plus this fraction of the
+maximum. Waiting for the last of a million messages would make the result random.
 """
 _NOISE = 3.0
-"""Number of standard deviations that a count of independent messages may differ from its mean."""
+"""The number of standard deviations by which a count may differ from its mean."""
 
 
 @dataclass(slots=True)
 class Track:
-    """An engine's samples of a station. Counts are cumulative."""
+    """The samples of a station. Counts are cumulative."""
 
     station: Station
     arrived: Sequence[float]
@@ -186,7 +197,7 @@ class Track:
     capacity: Sequence[float]
     first_parked_s: float | None
     most: dict[str, tuple[float, float]]
-    """Queue → its greatest depth and the time of that depth, which may be between two samples."""
+    """Maximum depth of each queue and its time, which may be between two samples."""
     published: float
     copied: float
     refused: float
@@ -196,7 +207,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class QueueCourse:
-    """The number of messages that a queue holds over time, ready or unacknowledged."""
+    """The depth of a queue over time. Includes unacked messages."""
 
     queue: str
     role: str
@@ -206,18 +217,18 @@ class QueueCourse:
     disk_each: float
     logged_each: float
     peak: float
-    """Its maximum depth, including between samples."""
+    """The maximum depth. It may be between two samples."""
     peak_s: float
-    """The time of its maximum depth."""
+    """The time of the maximum depth."""
 
 
 @dataclass(frozen=True, slots=True)
 class StationCourse:
-    """The course of one consumed queue: rates per second, ages and totals.
+    """The results for a consumed queue: rates per second, ages and totals.
 
-    `wait_s` is how long the first message of the queue has been in it. `oldest_s` is the age of the oldest
-    message that is neither done nor parked, whether it is in the queue, in a handler or waiting for a
-    retry. A re-drive counts as a new message.
+    `wait_s` is the time the first message has been in the queue. `oldest_s` is the age of the
+    oldest message that is neither done nor dead-lettered, whether it is in the queue, being handled
+    or waiting for a retry. A re-driven message counts as new.
     """
 
     station: Station = field(repr=False)
@@ -248,7 +259,7 @@ class StationCourse:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The answer to a scenario, by one of the engines."""
+    """The result of a rehearsal."""
 
     engine: str
     topology: str
@@ -261,7 +272,7 @@ class Forecast:
 
     @property
     def dead_letters(self) -> float:
-        """Total number of parked messages."""
+        """Total number of dead letters."""
         return sum(station.dead_letters for station in self.stations)
 
     @property
@@ -271,20 +282,22 @@ class Forecast:
 
     @property
     def recovered_s(self) -> float | None:
-        """The time when all queues had returned to normal, or None if one had not by the end."""
+        """The time when all queues have recovered. None if this was not before the end."""
         moments = [one.recovered_s for one in self.stations]
         known = [moment for moment in moments if moment is not None]
         return max(known) if len(known) == len(moments) else None
 
     @property
     def recovery_s(self) -> float | None:
-        """Seconds from the end of the last trouble until all queues had recovered."""
+        """The number of seconds between the end of the last disruption and the recovery of all
+        queues.
+        """
         if self.recovered_s is None:
             return None
         return max(0.0, self.recovered_s - self.scenario.last_trouble_s)
 
     def queue(self, name: str) -> QueueCourse:
-        """Return the course of a queue. Raise KeyError if the forecast does not contain the queue."""
+        """Return the results of a queue. Raises KeyError if it is not part of the rehearsal."""
         found = next((one for one in self.queues if one.queue == name), None)
         if found is None:
             raise KeyError(
@@ -294,7 +307,7 @@ class Forecast:
 
 
 def sample_times(scenario: Scenario) -> tuple[float, ...]:
-    """Return the times at which curves are sampled, from the beginning to the end."""
+    """Return the sample times, from the start to the end of the scenario."""
     count = scenario.samples
     return tuple(scenario.duration_s * number / count for number in range(count + 1))
 
@@ -302,7 +315,7 @@ def sample_times(scenario: Scenario) -> tuple[float, ...]:
 def forecast_of(
     engine: str, topology: Topology, scenario: Scenario, tracks: Sequence[Track]
 ) -> Forecast:
-    """Put the tracks of all stations together."""
+    """Create a forecast from the tracks of all stations."""
     times = sample_times(scenario)
     depths: dict[str, list[float]] = {}
     roles: dict[str, tuple[str, int]] = {}
@@ -327,7 +340,7 @@ def forecast_of(
         )
         for name, depth in depths.items()
     )
-    # Waiting messages, and in addition those that are still in the log of the quorum queues.
+    # Count ready messages, plus those that are still in the log of the quorum queues.
     logged = [queue for queue in queues if queue.logged_each]
     memory = []
     for place in range(len(times)):
@@ -404,7 +417,7 @@ def _station_course(track: Track, scenario: Scenario, times: tuple[float, ...]) 
 
 
 def usual_retrying(station: Station, rate: float) -> float:
-    """Messages that wait for a retry without an outage: the rate of each class times its wait."""
+    """Return the number of messages that wait for a retry when there is no outage."""
     load, level = station.load, 0.0
     failing = 1 - load.poison
     for place in station.wait_after:
@@ -416,8 +429,8 @@ def usual_retrying(station: Station, rate: float) -> float:
 def _recovery_time(
     track: Track, retrying: tuple[float, ...], scenario: Scenario, times: tuple[float, ...]
 ) -> float | None:
-    """Return the first sample from which the queue and its retries stay normal. None if they are not normal
-    at the end.
+    """Return the index of the first sample after which the queue and its retry queues stay normal.
+    Returns None if they are not normal at the end.
     """
     station, load = track.station, track.station.load
     most_depth, most_retrying = max(track.depth), max(retrying)
@@ -436,7 +449,7 @@ def _recovery_time(
 
 
 def forecast_document(forecast: Forecast) -> dict[str, Any]:
-    """Everything as JSON knows it: numbers with their units in their names."""
+    """Return the forecast as JSON. The units are part of the names."""
     scenario = forecast.scenario
     return {
         "engine": forecast.engine,
@@ -513,7 +526,9 @@ def _short(moment: float | None) -> float | None:
 
 
 def csv_rows(forecast: Forecast) -> Iterator[list[object]]:
-    """A header and one row per sample: the time, every queue's depth, every station's rates."""
+    """Yield a header and a row for each sample, with the time, the depth of each queue and the
+    rates of each station.
+    """
     names = ("arrivals", "returns", "runs", "failures", "wait_s", "oldest_s")
     header: list[object] = ["seconds", *(f"{queue.queue} depth" for queue in forecast.queues)]
     header += [f"{one.queue} {name}" for one in forecast.stations for name in names]

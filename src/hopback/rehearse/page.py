@@ -1,4 +1,8 @@
-"""A rehearsal as one HTML file without scripts or external resources. Its policy forbids both."""
+"""Render a rehearsal as an HTML file.
+
+The file has no scripts or external resources. Its content security policy does not allow them
+either.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ if TYPE_CHECKING:
     from hopback.rehearse.forecast import Forecast
 
 _MOST_NAMED = 3
-"""Maximum number of queues in a title. The tables list all of them."""
+"""Maximum number of queues in a title. All of them are listed in tables."""
 
 
 def title_of(forecast: Forecast) -> str:
-    """The rehearsal in one line."""
+    """Describe the rehearsal in one line."""
     scenario = forecast.scenario
     outages = "".join(
         f", outage of {show_seconds(one.length_s)} at {show_seconds(one.start_s)}"
@@ -37,7 +41,7 @@ def title_of(forecast: Forecast) -> str:
 
 
 def facts_of(forecast: Forecast) -> tuple[tuple[str, str], ...]:
-    """The main results: label and value."""
+    """Return the labels and values of the main results."""
     first, recovery = forecast.first_dead_letter_s, forecast.recovery_s
     deepest = max(forecast.queues, key=lambda one: one.peak)
     hits = [load_while_down(forecast, course) for course in forecast.stations]
@@ -59,7 +63,7 @@ def facts_of(forecast: Forecast) -> tuple[tuple[str, str], ...]:
 
 
 def html_page(forecast: Forecast, findings: Sequence[TimedFinding]) -> str:
-    """The whole page: answers, findings with their numbers in the charts, charts, tables."""
+    """Render the page."""
     style = page_css() + chart_css()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'"

@@ -1,4 +1,4 @@
-"""Rates, shares, sizes and times with units: `500/s`, `5%`, `1KiB`, `40ms±20ms`, `4×10`."""
+"""Parse and format rates, fractions, sizes and times: `500/s`, `5%`, `1KiB`, `40ms±20ms`, `4×10`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = {
 
 
 def parse_rate(value: str | float) -> float:
-    """Messages per second from `500/s`, `30k/min`, `1.5M/h` or a number."""
+    """Parse a rate such as `500/s`, `30k/min`, `1.5M/h` or a number. Returns messages per second."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         rate = float(value)
     else:
@@ -33,7 +33,7 @@ def parse_rate(value: str | float) -> float:
 
 
 def parse_share(value: str | float) -> float:
-    """A part of the whole, 0 to 1, from `5%` or `0.05`."""
+    """Parse `5%` or `0.05` and return a number from 0 to 1."""
     try:
         text = str(value).strip()
         share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -45,12 +45,14 @@ def parse_share(value: str | float) -> float:
 
 
 def parse_seconds(value: str | int) -> float:
-    """Seconds from a duration like `20m`."""
+    """Parse a duration such as `20m` and return seconds."""
     return parse_duration_ms(value) / 1000
 
 
 def parse_spread(value: str | int) -> tuple[float, float]:
-    """Mean and half width in seconds from `40ms±20ms`. A plain duration has no spread."""
+    """Parse `40ms±20ms` and return the mean and the half width in seconds. The half width is
+    optional.
+    """
     if not isinstance(value, str):
         return parse_seconds(value), 0.0
     mean, sign, around = value.replace("+-", "±").partition("±")
@@ -61,7 +63,9 @@ def parse_spread(value: str | int) -> tuple[float, float]:
 
 
 def parse_consumers(value: str | int) -> tuple[int, int]:
-    """Number of processes and of concurrent handlers in each, from `4×10`. `10` is one process."""
+    """Parse `4×10` and return the number of processes and the concurrency of each. `10` means one
+    process.
+    """
     text = str(value).strip().lower().replace("x", "×")
     parts = text.split("×") if "×" in text else ["1", text]
     numbers = [int(part) for part in parts if part.isascii() and part.isdigit()]
@@ -71,7 +75,7 @@ def parse_consumers(value: str | int) -> tuple[int, int]:
 
 
 def parse_size(value: str | int) -> int:
-    """Bytes from `1KiB`, `2GB` or a number."""
+    """Parse a size such as `1KiB`, `2GB` or a number. Returns bytes."""
     found = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
     if found is None:
         raise ValueError(f"expected a size like 1KiB, 200MB or 4GiB, got {value!r}")
@@ -79,7 +83,7 @@ def parse_size(value: str | int) -> int:
 
 
 def show_seconds(seconds: float) -> str:
-    """A duration in the two units that matter: `35m30s`, `2h5m`, `250ms`."""
+    """Format a duration with its two largest units: `35m30s`, `2h5m`, `250ms`."""
     if seconds < 1:
         return format_duration(round(seconds * 1000))
     whole = round(seconds)
@@ -87,7 +91,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_rate(rate: float) -> str:
-    """`500/s`, with decimals only if they are significant."""
+    """Format a rate: `500/s`. Decimals are only shown if they are significant."""
     if rate >= 100 or rate == round(rate):
         return f"{rate:,.0f}/s"
     return f"{rate:.1f}/s" if rate >= 1 else f"{rate:.2g}/s"
@@ -98,7 +102,7 @@ def show_count(count: float) -> str:
 
 
 def show_bytes(size: float) -> str:
-    """`1.4 GiB`."""
+    """Format a size: `1.4 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"

@@ -1,4 +1,6 @@
-"""A scenario: the traffic of each queue and the failures over time, as values and as a TOML file."""
+"""Scenarios, which define the traffic of queues and failures over time. They can be written as
+TOML.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +29,23 @@ if TYPE_CHECKING:
 
 
 _MOST_SAMPLES = 10_000
-"""Of a curve: more than a screen, a page or a spreadsheet shows."""
+"""Maximum number of samples. A screen, a page or a spreadsheet would not show more of them."""
 
 
 class ArrivalKind(StrEnum):
-    """How messages come."""
+    """How messages are published."""
 
     CONSTANT = "constant"
-    """Evenly, one message at a time."""
+    """One message at a time, at regular intervals."""
     POISSON = "poisson"
-    """Independently of each other, as many producers make them."""
+    """At random times, like many independent producers."""
     BURSTS = "bursts"
-    """A burst every `burst_s` seconds, with all messages that have become due since the last one."""
+    """All messages of an interval at once, every `burst_s` seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateStep:
-    """From `at_s` on, `rate` messages per second, until the next step."""
+    """A rate in messages per second, which applies from `at_s` until the next step."""
 
     at_s: float
     rate: float
@@ -51,13 +53,18 @@ class RateStep:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The traffic of one queue and the consumers that meet it.
+    """The traffic of a queue and its consumers.
 
-    `rates` are messages per second published to the queue. Copies that its exchange routes to other
-    queues arrive there as well. `fail` is the share of runs that fail by chance, `poison`
-    the share of messages whose every run fails. A run takes `handler_s` seconds, more or less up to
-    `spread_s`. `processes` consumers run `concurrency` handlers each. `dependency` is a name shared by
-    handlers that fail in the same outage.
+    Attributes:
+        rates: Messages per second that are published to the queue. Other queues bound to its exchange
+            receive copies.
+        fail: The fraction of runs that fail by chance.
+        poison: The fraction of messages that always fail.
+        handler_s: The duration of a run in seconds.
+        spread_s: The maximum difference from `handler_s`.
+        processes: The number of consumers.
+        concurrency: The number of concurrent handlers of each consumer.
+        dependency: A shared name for handlers that are affected by the same outages.
     """
 
     queue: str
@@ -78,7 +85,7 @@ class Load:
     routing_key: str | None = None
 
     def rate_at(self, moment: float) -> float:
-        """Return the number of messages per second at a given time."""
+        """Return the rate at a given time in messages per second."""
         rate = 0.0
         for step in self.rates:
             if step.at_s > moment:
@@ -92,24 +99,25 @@ class Load:
 
     @property
     def window(self) -> int:
-        """Maximum number of deliveries that a process may hold: its prefetch."""
+        """The prefetch count of a process."""
         if self.prefetch is not None:
             return self.prefetch
         return min(max(2 * self.concurrency, 20), 65_535)
 
     @property
     def slots(self) -> int:
-        """Concurrent handlers of all processes. A small prefetch leaves some idle."""
+        """The total number of concurrent handlers. It may be limited by the prefetch count."""
         return self.processes * min(self.concurrency, self.window)
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From `start_s` for `length_s` seconds, `share` of the runs fail.
+    """An outage during which a fraction of the runs fail.
 
-    It hits the queues whose name or dependency is in `hits`, or all queues if `hits` is empty. `handler_s` is
-    the duration of a failing run if it differs from the usual one: a refused connection fails immediately, a
-    silent one after its timeout.
+    It starts at `start_s` and lasts for `length_s`. `hits` contains names of queues or
+    dependencies. If it is empty, all queues are affected. `handler_s` is the duration of failed
+    runs if it is different: a refused connection fails immediately, while a server that does not
+    respond causes a timeout.
     """
 
     start_s: float
@@ -125,7 +133,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """From `start_s` for `length_s` seconds, a run takes `factor` times as long."""
+    """Runs take `factor` times as long, for `length_s` seconds starting at `start_s`."""
 
     start_s: float
     length_s: float
@@ -135,7 +143,9 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """At `start_s`, `processes` consumers of each queue die and are back after `restart_s` seconds."""
+    """`processes` consumers of each queue crash at `start_s` and are restarted `restart_s` seconds
+    later.
+    """
 
     start_s: float
     restart_s: float
@@ -145,7 +155,9 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class RedriveWave:
-    """At `start_s` the dead letters of a queue are sent back, at `rate`, reached after `ramp_s`."""
+    """The dead letters of a queue are re-driven at `start_s`. The full `rate` is reached after
+    `ramp_s`.
+    """
 
     start_s: float
     rate: float
@@ -155,7 +167,7 @@ class RedriveWave:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that a rehearsal depends on except the topology. Equal values give equal results."""
+    """The input of a rehearsal in addition to the topology. Results are reproducible."""
 
     loads: tuple[Load, ...]
     duration_s: float
@@ -180,7 +192,9 @@ class Scenario:
             raise InvalidTopology(found, where=self.name)
 
     def _conditions(self) -> list[tuple[str, bool, str, str]]:
-        """Path, whether the condition holds, the expected and the given value."""
+        """Return a list of conditions, with the path, the result, and the expected and actual
+        value.
+        """
         queues = [load.queue for load in self.loads]
         twice = sorted({queue for queue in queues if queues.count(queue) > 1})
         known = {*queues, *(load.dependency for load in self.loads)} - {""}
@@ -232,7 +246,7 @@ class Scenario:
 
     @property
     def messages(self) -> float:
-        """Total number of published messages."""
+        """The total number of published messages."""
         return sum(
             step.rate * max(0.0, min(end, self.duration_s) - step.at_s)
             for load in self.loads
@@ -243,7 +257,7 @@ class Scenario:
 
     @property
     def last_trouble_s(self) -> float:
-        """The time when the last outage, slow-down or crash is over."""
+        """The time when the last outage, slowdown or crash ends."""
         ends = [one.end_s for one in self.outages]
         ends += [one.start_s + one.length_s for one in self.slowdowns]
         ends += [one.start_s + one.restart_s for one in self.crashes]
@@ -253,7 +267,7 @@ class Scenario:
 T = TypeVar("T")
 
 _MOST_PROFILE_ROWS = 100_000
-"""A rate for every second of a day, and some more."""
+"""One rate per second for a day, and some more."""
 
 
 def read_scenario(
@@ -263,10 +277,10 @@ def read_scenario(
     profile: Callable[[str], str] | None = None,
     live: Callable[[str], float] | None = None,
 ) -> Scenario:
-    """Read a scenario from TOML. InvalidTopology lists all problems with their paths.
+    """Parse a scenario in TOML. Raises InvalidTopology with all problems.
 
-    `profile` reads a CSV file named in the scenario, relative to the scenario file. `live` returns the
-    rate of a queue whose `rate` is "live".
+    `profile` reads a CSV file relative to the scenario file. `live` returns the rate of a queue if
+    `rate` is "live".
     """
     import tomllib
 
@@ -298,7 +312,9 @@ def read_scenario(
 
 
 def read_profile(text: str) -> tuple[RateStep, ...]:
-    """Read a recorded profile: rows of seconds (or a duration) and a rate. A header row is skipped."""
+    """Read a recorded profile, which has a time and a rate in each row. The time is in seconds or a
+    duration. The header is optional.
+    """
     steps: list[RateStep] = []
     for number, line in enumerate(text.splitlines()):
         cells = [cell.strip() for cell in line.replace(";", ",").split(",")]
@@ -320,7 +336,7 @@ def read_profile(text: str) -> tuple[RateStep, ...]:
 
 
 def _read(place: Located, parse: Callable[..., T], otherwise: T) -> T:
-    """Read a value by a parser whose ValueError gives the expected form."""
+    """Read a value with a parser that raises ValueError if it is invalid."""
     try:
         return parse(place.value)
     except (ValueError, AttributeError, TypeError) as error:
@@ -396,7 +412,9 @@ def _rates(
     profile: Callable[[str], str] | None,
     live: Callable[[str], float] | None,
 ) -> tuple[RateStep, ...]:
-    """A rate, a list of {at, rate}, the rate of a live broker, or a profile's file."""
+    """Read a rate, which can be a number, a list of {at, rate}, a file, or the live rate of a
+    broker.
+    """
     named = table.get("profile")
     if named is not None and profile is not None:
         return _read(named, lambda name: read_profile(profile(name)), ())

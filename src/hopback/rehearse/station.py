@@ -1,4 +1,4 @@
-"""A queue of the topology as both engines see it: its load, its plan, and where its messages go."""
+"""Queues as seen by the engines, with their traffic, plan and routes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _AFTERWARDS_S = 1800.0
-"""A rehearsal continues for half an hour after the last retry of an outage, so that queues can drain."""
+"""Seconds to continue after the last retry of an outage, so that queues can recover."""
 _STEP_S = 300.0
-"""A default length is a multiple of five minutes, which gives round times in the charts."""
+"""The default duration is a multiple of this number of seconds. Labels of charts are round numbers
+then.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One retry queue of a plan: how long messages wait, and who else gets a copy when they return."""
+    """A retry queue with its delay, and the queues that receive copies of returning messages."""
 
     queue: str
     delay_s: float
@@ -35,10 +37,10 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A consumed queue with everything that decides the way of its messages.
+    """A consumed queue with everything that affects its messages.
 
-    `waits` holds each retry queue once, `wait_after[n]` is the place in it where a message goes after
-    its failure number n + 1. `copies` are the other queues that a publish reaches.
+    `waits` contains each retry queue once. `wait_after[n]` is the index of the retry queue used
+    after failure n + 1. `copies` are the other queues that receive published messages.
     """
 
     load: Load
@@ -60,14 +62,12 @@ class Station:
 
     @property
     def retry_span_s(self) -> float:
-        """Seconds from the first failure to the last attempt. A longer outage parks messages."""
+        """The time from the first failure to the last attempt. Longer outages cause dead letters."""
         return sum(self.waits[place].delay_s for place in self.wait_after)
 
 
 def time_for(plan: Plan | None, outages: Sequence[Outage]) -> float:
-    """Return the duration of a rehearsal that shows the end: until the last retry of the last outage, plus
-    some time.
-    """
+    """Return the duration that includes all retries of the last outage and some time to recover."""
     waits = [] if plan is None else [tier.delay_ms / 1000 for tier in plan.tiers]
     more = 0 if plan is None else plan.attempts - 1 - len(waits)
     span = sum(waits) + max(0, more) * (waits[-1] if waits else 0.0)
@@ -76,7 +76,9 @@ def time_for(plan: Plan | None, outages: Sequence[Outage]) -> float:
 
 
 def stations_of(topology: Topology, scenario: Scenario) -> tuple[Station, ...]:
-    """The stations of a scenario. InvalidTopology names missing queues and queues without a plan."""
+    """Return the stations of a scenario. Raises InvalidTopology if a queue does not exist or has no
+    plan.
+    """
     known = ", ".join(plan.queue for plan in topology.plans) or "none"
     unknown = [load.queue for load in scenario.loads if topology.plan(load.queue) is None]
     if unknown:
@@ -124,14 +126,14 @@ def _station(topology: Topology, scenario: Scenario, load: Load) -> Station:
 def _waits(
     topology: Topology, plan: Plan, routing_key: str, table: RoutingTable
 ) -> tuple[tuple[Wait, ...], tuple[int, ...]]:
-    """Return the retry queues that messages with this key visit, and the order of the visits."""
+    """Return the retry queues used for a routing key, and in which order."""
     waits: list[Wait] = []
     order: list[int] = []
     for failure in range(1, plan.attempts if plan.tiers else 1):
         tier = plan.tiers[min(failure, len(plan.tiers)) - 1]
         route = next((one for one in tier.routes if topic_matches(one.pattern, routing_key)), None)
         if route is None:
-            break  # no way into a retry queue fits the key: that failure parks
+            break  # no route into a retry queue matches, so this failure causes a dead letter
         queue = topology.queue(route.queue)
         arguments = {} if queue is None else queue.arguments
         exchange = str(arguments.get("x-dead-letter-exchange", ""))
