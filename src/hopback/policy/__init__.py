@@ -1,6 +1,6 @@
 """Outcomes, decisions and effects.
 
-The functions of this package are pure and do not perform I/O.
+The functions in this package are pure. They do not perform any I/O.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from hopback.durations import format_duration
 
 @dataclass(frozen=True, slots=True)
 class BackoffWaits:
-    """Exponential backoff parameters, in seconds.
+    """Parameters of an exponential backoff, in seconds.
 
-    `jitter` is the maximum fraction that is added to a delay, so that clients do not all retry at
-    the same time.
+    `jitter` is the maximum fraction to add to a delay. It keeps clients from all retrying at the
+    same time.
     """
 
     first: float = 1.0
@@ -47,7 +47,7 @@ def show_schedule(policy: BackoffWaits, attempts: int) -> str:
 
 def _plain(attempt: int, policy: BackoffWaits) -> float:
     try:
-        # Use floats, which overflow instead of growing without limit.
+        # Floats raise an error when they overflow. Integers would just keep growing.
         return min(policy.first * float(policy.factor) ** (attempt - 1), policy.cap)
     except OverflowError:
         return policy.cap

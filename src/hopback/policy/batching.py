@@ -1,4 +1,4 @@
-"""Batch sizes and splitting of failed batches."""
+"""Decide when a batch is complete, and how to split it if it fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchWindow:
-    """A batch is closed when it contains `size` messages, or `wait` seconds after the first one."""
+    """The limits of a batch. It is closed when it has `size` messages, or `wait` seconds after the
+    first one.
+    """
 
     size: int
     wait: float
@@ -28,6 +30,6 @@ class BatchWindow:
 
 
 def halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Split a batch in two halves. This is used to find the failing messages of a batch."""
+    """Split a batch into two halves, which is repeated until the failing messages are found."""
     middle = len(batch) // 2
     return batch[:middle], batch[middle:]

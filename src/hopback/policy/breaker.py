@@ -1,8 +1,8 @@
-"""A circuit breaker that pauses a queue while all of its messages fail.
+"""A circuit breaker that pauses a queue when all of its messages fail.
 
-A closed breaker opens after a number of consecutive failures, which pauses the queue. After the
-cool-down it becomes half open and lets a few messages through. The first success closes it. Another
-failure opens it again, and the cool-down is doubled up to a limit.
+When too many runs fail in a row, the breaker opens and the queue is paused. After a while the
+breaker is half open, which means that a few messages are let through. If one of them succeeds, the
+breaker closes. If it fails, the breaker opens again for twice as long, up to a limit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class BreakerPolicy:
         first = read_seconds(cool_down, "cool_down", where=where)
         longest = read_seconds(longest_cool_down, "longest_cool_down", where=where)
         for name, found in (("failures", failures), ("probes", probes)):
-            if not 1 <= found < math.inf:  # without probes, the queue would stay paused forever
+            # the queue would stay paused forever if there were no probes
+            if not 1 <= found < math.inf:
                 raise InvalidDeclaration((Problem(name, "1 or more", repr(found)),), where=where)
         object.__setattr__(self, "failures", failures)
         object.__setattr__(self, "cool_down", first)
@@ -68,7 +69,7 @@ class Breaker:
 def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: float) -> Breaker:
     """Return the state after a run.
 
-    If the breaker is open, the run started earlier and is ignored.
+    If the breaker is open, the run was started before that and is ignored.
     """
     if breaker.state is BreakerState.OPEN:
         return breaker
@@ -76,7 +77,7 @@ def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: flo
         return Breaker()
     failures = breaker.failures + 1
     if breaker.state is BreakerState.HALF_OPEN or failures >= policy.failures:
-        # Open, and double the cool-down. The exponent is limited to avoid an overflow.
+        # Open the breaker and double the pause. The exponent is limited to avoid an overflow.
         doubled = policy.cool_down * 2.0 ** min(breaker.openings, 32)
         return Breaker(
             state=BreakerState.OPEN,
@@ -87,7 +88,7 @@ def after_run(breaker: Breaker, policy: BreakerPolicy, *, failed: bool, now: flo
 
 
 def at(breaker: Breaker, now: float) -> Breaker:
-    """Return the state at a given time. After the cool-down, an open breaker becomes half open."""
+    """Return the state at a certain time. An open breaker becomes half open after the cool-down."""
     if breaker.state is BreakerState.OPEN and now >= breaker.until:
         return replace(breaker, state=BreakerState.HALF_OPEN)
     return breaker

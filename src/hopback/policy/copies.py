@@ -1,18 +1,16 @@
-"""Detect duplicates of a message that has already been handled.
+"""Detect duplicates of messages that were already handled.
 
-A retry is published before the failed delivery is acknowledged. If the process or the connection
-fails in between, there are two copies of the message, and both would use all remaining attempts.
+A retry is published before the failed delivery is acked. If the process or connection fails in
+between, the broker has two copies of the message, and both would use up all of their attempts.
 """
 
-# A duplicate can only be dropped if the other copy has ended: either it was handled successfully,
-# or its publish to the next queue was confirmed. It does not matter if the ack reached the broker.
-# If it did not, the redelivered message is a duplicate as well.
-#
-# Duplicates are identified by their copy id, which is generated at the first failure and kept by
-# all retries. Message id and body are not enough, because a producer may send the same message
-# twice, and both have to be handled. This means that duplicates are not detected at the first
-# attempt. A process only drops duplicates of copies that it has handled itself, since otherwise the
-# last copy could be dropped.
+# A duplicate may only be dropped if the other copy has ended, i.e. it was handled successfully or
+# its publish to the next queue was confirmed. It does not matter whether the broker has received
+# the ack. If it has not, the redelivered message is also a duplicate. Duplicates have the same copy
+# id, which is generated at the first failure and kept by all retries. The message id and the body
+# can't be used for this. If a producer sends the same message twice, both have to be handled. As a
+# consequence, duplicates are not detected at the first attempt. A process only drops duplicates of
+# copies it has handled itself. Otherwise, the last copy could be lost.
 
 from __future__ import annotations
 
@@ -31,7 +29,8 @@ _NAME = names.COPY_ID.encode()
 def may_be_copy(delivery: Delivery) -> bool:
     """Return True if the delivery has a copy id.
 
-    This is called for every message, so search the encoded properties if they are available.
+    This is called for every message. The encoded properties are searched if possible, because this
+    is faster.
     """
     raw: bytes | None = getattr(delivery, "raw_properties", None)
     if raw is not None:
@@ -40,8 +39,8 @@ def may_be_copy(delivery: Delivery) -> bool:
 
 
 def token_of(reading: Reading) -> bytes | None:
-    """Return a token that identifies the copies of a message for an attempt, or None if there is no
-    copy id.
+    """Return a token that is the same for all copies of a message at an attempt. Returns None if
+    there is no copy id.
     """
     known, message_id = reading.history, reading.delivery.properties.message_id
     if not known.copy_id or not message_id or reading.attempt == 1:
@@ -61,12 +60,13 @@ def token_of(reading: Reading) -> bytes | None:
 
 
 class EndedRuns:
-    """Remembers the most recent runs of a queue that have ended."""
+    """Remembers which runs of a queue have ended most recently."""
 
     __slots__ = ("_most", "_tokens")
 
     def __init__(self, most: int = 10_000) -> None:
-        # 10,000 tokens use about 1 MB. If a token was dropped, a duplicate is handled again.
+        # 10,000 tokens need about 1 MB. If a token is no longer stored, a duplicate is handled
+        # again.
         self._most = most
         self._tokens: dict[bytes, None] = {}
 

@@ -1,6 +1,6 @@
 """Decide how to settle a delivery.
 
-All decisions about acknowledging, retrying, dead-lettering and requeueing are made in this module.
+This module makes all decisions about acking, retrying, dead-lettering and requeueing.
 """
 
 # The following rules apply. The first one that matches is used.
@@ -72,13 +72,13 @@ def decide(
 
     Args:
         delivery: The delivery.
-        outcome: The outcome of the handler.
+        outcome: The outcome returned by the handler.
         plan: The plan of the queue.
         version: The RabbitMQ version.
-        chance: A random number from 0 to 1 that spreads local delays.
+        chance: A random number from 0 to 1, used to spread delays within the process.
         dead_letters_park: True if the dead-letter exchange of the queue leads to the dead-letter
-            queue. Messages that are too large to be published are then rejected.
-        longest_delay_ms: The longest delay supported by the delay queues, or 0 if there are none.
+            queue. Messages that are too large to be published can then be rejected.
+        longest_delay_ms: The longest delay of the delay queues, or 0 if there are none.
         reading: The parsed headers, if available.
     """
     case = _Case(
@@ -117,17 +117,17 @@ class _Case(NamedTuple):
 
     @property
     def attempt(self) -> int:
-        """The number of the current attempt."""
+        """The number of this attempt."""
         return self.reading.attempt
 
     @property
     def is_last_attempt(self) -> bool:
-        """True if there are no attempts left."""
+        """Whether this was the last attempt."""
         return self.attempt >= self.plan.attempts
 
     @property
     def unread(self) -> bool:
-        """True if some headers could not be decoded."""
+        """Whether some of the headers could not be decoded."""
         return bool(self.reading.delivery.properties.opaque_headers)
 
 
@@ -146,10 +146,10 @@ def _snooze(case: _Case, delay: float, chance: float) -> Decision:
 
 
 def _local_wait(wait: LocalWait, seconds: float, chance: float, *, again: bool) -> float:
-    """Return the number of seconds to wait in the consumer before the message is requeued.
+    """Return how long the message is held by the consumer before it is requeued, in seconds.
 
-    The result is between the minimum and maximum of the plan. The first wait is randomised. A
-    message that was requeued before waits longer, so that a service that is not ready is called
+    The delay is between the minimum and maximum of the plan. The first one is random. If the
+    message was requeued before, the delay is longer. A service that is not ready is then called
     less often.
     """
     spread = wait.min_ms + max(0.0, min(1.0, chance)) * (wait.max_ms - wait.min_ms)
@@ -158,9 +158,9 @@ def _local_wait(wait: LocalWait, seconds: float, chance: float, *, again: bool) 
 
 
 def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decision:
-    """Choose the smallest tier that is long enough.
+    """Return the smallest tier that is long enough.
 
-    If there is none, use the delay queues or else the last tier.
+    If no tier is, use the delay queues. If there are none, use the last tier.
     """
     enough = [tier for tier in case.plan.tiers if tier.delay_ms >= seconds * 1000]
     if enough:
@@ -179,7 +179,7 @@ def _wait(case: _Case, seconds: float, reason: str, *, counted: bool) -> Decisio
 
 
 def _to_tier(case: _Case, tier: Tier, reason: str, *, counted: bool) -> Decision:
-    """Move the message to a retry queue, or dead-letter it if that is not possible."""
+    """Move the message to a retry queue. If this is not possible, dead-letter it."""
     rejecting = counted and _may_reject(case, case.plan.leave) and tier == case.plan.tiers[0]
     by = Leave.REJECT if rejecting and not case.reading.history.attempts else Leave.PUBLISH
     if by is Leave.PUBLISH and not _count_fits(case, counted=counted):
@@ -204,14 +204,12 @@ def _park(case: _Case, reason: str) -> Decision:
 
 
 def _may_reject(case: _Case, by: Leave) -> bool:
-    """Return True if the broker can safely dead-letter the message."""
+    """Return True if it is safe to let the broker dead-letter the message."""
     return by is Leave.REJECT and may_dead_letter(case.reading, case.version)
 
 
 def may_dead_letter(reading: Reading, version: BrokerVersion) -> bool:
-    """Return True if the `x-death` header cannot cause problems when the broker dead-letters the
-    message.
-    """
+    """Return True if the broker can dead-letter the message with its current `x-death` header."""
     if version >= _V4_0:
         return True
     return well_formed_deaths(reading.history.headers) and not any(
@@ -222,13 +220,13 @@ def may_dead_letter(reading: Reading, version: BrokerVersion) -> bool:
 def _count_fits(case: _Case, *, counted: bool) -> bool:
     properties = case.reading.delivery.properties
     if not (properties.headers or properties.further_headers or case.unread):
-        return True  # a queue name, two counts and other short properties always fit
+        return True  # a queue name, two counts and other short properties are never too long
     mark = count_mark(case.reading, case.attempt, counted=counted)
     return can_retry(properties, mark, case.reading.history)
 
 
 def _seconds(value: float) -> float:
-    """Convert the delay of an outcome to a valid number of seconds."""
+    """Return a valid delay in seconds for an outcome."""
     try:
         seconds = float(value)
     except OverflowError:

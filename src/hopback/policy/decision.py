@@ -1,4 +1,4 @@
-"""Decisions about a delivery and the effects to carry them out."""
+"""Decisions about deliveries, and the effects that carry them out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Ack:
 class Retry:
     """Move the message to the retry queue of `tier`.
 
-    `counted` is False for a snooze. If `delayed` is True, the message is sent to the delay queues
-    instead.
+    `counted` is False if the message is snoozed. If `delayed` is True, it is sent to the delay
+    queues instead.
     """
 
     tier: Tier
@@ -37,8 +37,8 @@ class Retry:
 class Park:
     """Move the message to the dead-letter queue.
 
-    If the broker moves the message (`by` is reject), no headers can be added. The reason is then
-    only reported in logs and events.
+    The broker cannot add any headers when it moves a message (`by` is reject). In this case, the
+    reason is only available in logs and events.
     """
 
     by: Leave
@@ -48,17 +48,15 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Requeue the message after `delay` seconds."""
-
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Leave the message unsettled because of an internal error.
+    """Don't settle the message, because of an internal error.
 
-    This happens if the message cannot be moved, neither with nor without changes. The broker
-    requeues it when the channel is closed.
+    This means that the message could not be moved, not even unchanged. The broker requeues it when
+    the channel is closed.
     """
 
     attempt: int
@@ -69,7 +67,7 @@ Decision: TypeAlias = Ack | Retry | Park | Requeue | Keep
 
 
 class Settlement(StrEnum):
-    """Ways to settle a delivery."""
+    """How a delivery is settled."""
 
     ACK = "ack"
     DEAD_LETTER = "dead-letter"
@@ -80,21 +78,17 @@ class Settlement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish a message and wait for the confirm."""
-
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Wait for a number of seconds."""
-
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Settle the delivery. This is always the last effect."""
+    """Settle the delivery. There are no more effects after this."""
 
     how: Settlement
 

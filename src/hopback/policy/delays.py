@@ -1,14 +1,14 @@
 """Delayed messages.
 
-While a message is in the delay queues, its destination and some of its properties are stored in a
-header, because the broker would interpret them: an expiration would end the delay early, CC and BCC
-would route the message elsewhere, and RabbitMQ up to 3.12 would drop it as a cycle because of
-earlier deaths.
+While a message is delayed, its destination and some of its properties are stored in a header,
+because the broker would act on them: an expiration would end the delay early, CC and BCC would send
+the message to other queues, and older deaths would make RabbitMQ up to 3.12 drop the message as a
+cycle.
 
-If a delay queue is missing, the message arrives early. `remaining_wait_ms` detects this. For a
-relative delay it compares the levels in the routing key with the ones in `x-death`. For an absolute
-time (`at=`) it uses the clock. A policy can also shorten the TTL of a delay queue. `is_shortened`
-detects this for all levels except the first.
+If a delay queue is missing, messages arrive too early. To detect this, `remaining_wait_ms` compares
+the levels in the routing key with those in `x-death`. If the message has an absolute time (`at=`),
+it uses the clock instead. A policy may also shorten the TTL of a delay queue. `is_shortened`
+detects this on all levels but the first.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from hopback.topology.delays import is_from_level, levels_of, way_in
 
 @dataclass(frozen=True, slots=True)
 class Delayed:
-    """A delayed message. `due_ms` is in milliseconds since the epoch."""
+    """A message that is delayed. `due_ms` is in milliseconds since the epoch."""
 
     message: Message
     due_ms: int
     by_clock: bool = False
-    """True if the message was published with an absolute time, or if its delay was shortened."""
+    """Whether to use the clock. True for absolute times, and if the delay was shortened before."""
     laps: int = 0
-    """The number of times the message arrived early."""
+    """How often the message has arrived too early."""
     paused_ms: int = 0
-    """The remaining delay after a pause outside of the delay queues."""
+    """The delay that was left before a pause outside of the delay queues."""
     paused_at_ms: int = 0
-    """The start of the last pause."""
+    """The time when the last pause started."""
 
 
 def delay(message: Message, delay_ms: int, due_ms: int, *, by_clock: bool = False) -> Message:
-    """Return a message that is delayed by `delay_ms`.
+    """Return the message for the delay queues. `delay_ms` is the delay.
 
     If `by_clock` is True, it is due at `due_ms`.
     """
@@ -64,12 +64,12 @@ def delay(message: Message, delay_ms: int, due_ms: int, *, by_clock: bool = Fals
 
 
 def wait_again(delayed: Delayed, wait_ms: int) -> Message:
-    """Return a message that is delayed again, without its earlier deaths in the delay queues."""
+    """Return a message that is delayed again. Its previous deaths in the delay queues are removed."""
     return _delayed_copy(replace(delayed, paused_ms=0), *way_in(wait_ms))
 
 
 def without_user(delayed: Delayed) -> Delayed:
-    """Return the message for a publisher with another user, with the user id in a header."""
+    """Return a message for a publisher with a different user. The user id is stored in a header."""
     properties = delayed.message.properties
     if properties.user_id is None:
         return delayed
@@ -79,7 +79,7 @@ def without_user(delayed: Delayed) -> Delayed:
 
 
 def pause(delayed: Delayed, exchange: str, routing_key: str) -> Message:
-    """Return a message that waits in a queue other than the delay queues."""
+    """Return a message that waits outside of the delay queues."""
     return _delayed_copy(delayed, exchange, routing_key)
 
 
@@ -105,7 +105,7 @@ def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     waiting.update({name: value for name, value in _counts(delayed).items() if value})
     further = [entry for entry in properties.further_headers if may_stand_twice(entry[0])]
     if shallow := [entry for entry in further if not _is_deep(entry[1])]:
-        # Store names and values one after another, since a table cannot contain duplicate names.
+        # A table cannot contain the same name twice, so store names and values in an array.
         waiting["further"] = [part for entry in shallow for part in entry]
     plain = replace(
         properties,
@@ -118,19 +118,19 @@ def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
 
 
 def _is_deep(value: FieldValue) -> bool:
-    """Return True if the value cannot be nested two levels deeper in the header."""
+    """Return True if a value is nested so deeply that it cannot be stored inside of the header."""
     return nests_deeper(value, MAX_DEPTH - 2)
 
 
 def _deep_headers(headers: Headers) -> dict[str, FieldValue]:
-    """Return the headers that are too deep to be stored in the header."""
+    """Return the headers that are nested too deeply to be stored inside of the header."""
     return {
         name: value for name, value in headers.items() if _is_deep(value) and not is_protected(name)
     }
 
 
 def _further_in(value: FieldValue) -> FurtherHeaders:
-    """Read alternating names and values. Returns an empty tuple if the value is invalid."""
+    """Read an array of names and values. Returns an empty tuple if it is invalid."""
     if not isinstance(value, list) or not all(type(name) is bytes for name in value[::2]):
         return ()
     return tuple(zip(value[::2], value[1::2], strict=False))
@@ -145,7 +145,7 @@ def _counts(delayed: Delayed) -> dict[str, int]:
 
 
 def delay_until_due(message: Message, now: float) -> Message:
-    """Return an unpublished message with its remaining delay."""
+    """Update the delay of a message that has not been published yet to the time that is left."""
     delayed = read_delayed(message)
     if delayed is None:
         return message
@@ -154,7 +154,7 @@ def delay_until_due(message: Message, now: float) -> Message:
 
 
 def read_delayed(delivery: Delivery | Message) -> Delayed | None:
-    """Return the delayed message, or None if it was not delayed by `delay`."""
+    """Parse a delayed message. Returns None if it was not created by `delay`."""
     present = delivery.properties.headers
     found = present.get(DELAY)
     if not isinstance(found, Mapping):
@@ -191,9 +191,10 @@ def read_delayed(delivery: Delivery | Message) -> Delayed | None:
 
 
 def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
-    """Return the remaining delay in milliseconds, or 0 if the message is due.
+    """Return the rest of the delay in milliseconds. 0 means that the message is due.
 
-    A message from a retry queue has already been due, unless this module paused it.
+    A message that comes from a retry queue was already due before, unless it was paused by this
+    module.
     """
     if delayed.by_clock:
         return max(0, delayed.due_ms - now_ms)
@@ -205,9 +206,9 @@ def remaining_wait_ms(delivery: Delivery, delayed: Delayed, now_ms: int) -> int:
 
 
 def is_shortened(delivery: Delivery) -> bool:
-    """Return True if the broker released the message early in a level other than the first.
+    """Return True if a level other than the first has released the message too early.
 
-    The times in `x-death` only have a resolution of one second.
+    The times in `x-death` are only accurate to the second.
     """
     passed = _passed_queues(delivery)
     waits = [
@@ -224,7 +225,7 @@ def is_shortened(delivery: Delivery) -> bool:
 
 
 def _passed_queues(delivery: Delivery) -> dict[str, int | None]:
-    """Return the delay queues the message has passed through, with the time it left each of them."""
+    """Return the delay queues that the message has passed, and when it left each of them."""
     return {
         death.queue: death.time
         for death in deaths(delivery.properties.headers)

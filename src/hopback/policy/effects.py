@@ -1,7 +1,7 @@
-"""The effects of a decision and the headers of moved messages.
+"""Turn decisions into effects, and add headers to the messages that are moved.
 
-Messages are always published and confirmed before the delivery is settled. If an effect fails, the
-following ones are skipped and the message stays in its queue.
+A message is always published and confirmed before the delivery is settled. If an effect fails, the
+rest is skipped and the message stays in its queue.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NAME_BYTES = 255  # maximum length of a DNS name
 
 
 class Occasion(NamedTuple):
-    """The context of a decision, such as the time, host name and exception.
+    """Everything that a decision needs from its environment: the time, host name and exception.
 
-    `copy_id` is a unique id for messages that fail for the first time.
+    `copy_id` is a new unique id. It is used if the message has failed for the first time.
     """
 
     now: float
@@ -52,7 +52,7 @@ class Occasion(NamedTuple):
 
 
 def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
-    """Return the retry count of a message that is retried."""
+    """Increment and return the retry count."""
     plan = reading.plan
     failures = attempt if counted else attempt - 1
     mark = Mark(plan.queue, failures, reading.history.snoozes + (0 if counted else 1))
@@ -62,7 +62,7 @@ def count_mark(reading: Reading, attempt: int, *, counted: bool) -> Mark:
 
 
 def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
-    """Return the headers of a message that is retried. A snooze keeps the last failure."""
+    """Return the headers for a retry. If the message is snoozed, the last failure is kept."""
     counts = count_mark(reading, decision.attempt, counted=decision.counted)
     failure = _failure(decision, reading, occasion) if decision.counted else None
     first = occasion.copy_id if decision.counted else None
@@ -72,7 +72,7 @@ def retry_mark(decision: Retry, reading: Reading, occasion: Occasion) -> Mark:
 
 
 def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
-    """Return the headers of a message that is dead-lettered."""
+    """Return the headers for a dead letter."""
     plan = reading.plan
     bare = Mark(plan.queue, decision.attempt, reading.history.snoozes)
     failure = _failure(decision, reading, occasion)
@@ -80,7 +80,7 @@ def park_mark(decision: Park, reading: Reading, occasion: Occasion) -> Mark:
 
 
 def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Failure:
-    """Return the failure record, including the time of the first failure."""
+    """Return the failure record with the time of the first failure."""
     before = reading.history.failure
     now = occasion.failure or failure_from_outcome(decision.reason, occasion.status)
     host = clip(occasion.host, _NAME_BYTES)
@@ -89,7 +89,7 @@ def _failure(decision: Retry | Park, reading: Reading, occasion: Occasion) -> Fa
 
 
 def failure_from_outcome(reason: str, status: int | None) -> Failure:
-    """Return the failure record for an HTTP status or a reason."""
+    """Return a failure record for an HTTP status or a reason."""
     return failure_from_reason(reason) if status is None else failure_from_status(status, reason)
 
 
@@ -102,12 +102,12 @@ def _complete(
     occasion: Occasion,
     copy_id: str | None = None,
 ) -> Mark:
-    """Add the origin, the failure and the headers of the design.
+    """Add the origin, the failure and the headers defined by the design.
 
-    Headers of the design that do not have a value are removed.
+    If there is no value for a header of the design, it is removed.
     """
     origin, present = reading.origin, reading.history.headers
-    # Positional arguments are twice as fast as keywords here.
+    # Keyword arguments take twice as long here.
     complete = Mark(
         counts.queue, counts.attempts, counts.snoozes, *origin, failure, None, None, copy_id, counts.counters
     )  # fmt: skip
@@ -152,7 +152,7 @@ def effects(
     *,
     reading: Reading | None = None,
 ) -> tuple[Effect, ...]:
-    """Return the effects of a decision. There are none if the message stays unsettled.
+    """Return the effects of a decision. If the message stays unsettled, there are none.
 
     `reading` contains the parsed headers, if available.
     """
@@ -187,11 +187,12 @@ def effects(
 def park_raw(
     delivery: Delivery, plan: Plan, reason: str, *, may_reject: bool = False
 ) -> list[tuple[Effect, ...]]:
-    """Return the ways to dead-letter a message that cannot be rewritten, in the order to try.
+    """Return several ways to dead-letter a message that cannot be rewritten. They are tried in
+    order.
 
-    The message is first published with the reason added, then unchanged, then without its headers, and
-    finally as a body alone. If `may_reject` is True, it is finally dead-lettered by the broker, which does
-    not apply its limit of the size again.
+    The message is published with the reason first, then unchanged, then without its headers, and
+    then only its body. If `may_reject` is True, the broker dead-letters the message at last. It
+    does not check the size again when it does this.
     """
     if plan.parking.by is Leave.REJECT:
         return [_DEAD_LETTER]
@@ -212,10 +213,9 @@ def park_raw(
 def _move(
     delivery: Delivery, exchange: str, routing_key: str, properties: Properties | None
 ) -> tuple[Effect, ...]:
-    """Publish the message, then acknowledge the delivery.
+    """Publish the message and ack the delivery.
 
-    Returns no effects if the headers do not fit into a frame. `decide` makes sure that this does
-    not happen.
+    Returns no effects if the headers do not fit into a frame. `decide` has already checked this.
     """
     if properties is None:
         return ()

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def _read(duration: Duration) -> float:
-    """Convert to seconds.
+    """Convert a duration to seconds.
 
-    Invalid values are kept and rejected later, together with the list of valid outcomes.
+    Invalid values are returned unchanged, because they are rejected later with a list of valid
+    outcomes.
     """
     try:
         return duration_seconds(duration)
@@ -32,9 +33,9 @@ def _read(duration: Duration) -> float:
 
 
 class _Raisable(BaseException):
-    """Base class of outcomes. Instances are immutable and can be returned or raised.
+    """Base class for outcomes. They are immutable and can be returned or raised.
 
-    This is a BaseException, so that `except Exception` in a handler does not catch it.
+    Derives from BaseException, so that `except Exception` in a handler does not catch outcomes.
     """
 
     __slots__ = ()
@@ -62,7 +63,8 @@ class _Raisable(BaseException):
         return type(self), self._values()
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in self.__match_args__:  # Python sets `__traceback__` and other attributes
+        # allow attributes that are set by Python, like `__traceback__`
+        if name in self.__match_args__:
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         super().__setattr__(name, value)
 
@@ -71,7 +73,7 @@ _set_field = object.__setattr__
 
 
 class Done(_Raisable):
-    """The message was handled. This is the same as returning None."""
+    """The message was handled. Returning None has the same effect."""
 
     __slots__ = ()
 
@@ -79,10 +81,10 @@ class Done(_Raisable):
 
 
 class Retry(_Raisable):
-    """The message could not be handled and should be retried.
+    """The message could not be handled and should be retried later.
 
-    If `after` is given, the smallest retry tier that is long enough is used. If there is none, the
-    delay queues are used if they are declared, or else the longest tier.
+    If `after` is given, the message waits in the smallest retry tier that is long enough. If no
+    tier is, it uses the delay queues, or the longest tier if they are not declared.
     """
 
     __slots__ = ("after", "reason")
@@ -112,7 +114,7 @@ class Park(_Raisable):
 
 
 class Snooze(_Raisable):
-    """Deliver the message again after `delay`. This does not count as an attempt."""
+    """Deliver the message again after `delay`. Does not count as an attempt."""
 
     __slots__ = ("delay",)
     __match_args__ = ("delay",)
@@ -130,15 +132,15 @@ OUTCOMES = (Done, Retry, Park, Snooze)
 """All outcomes, for use with `except`."""
 
 FAILURES = (Exception, *OUTCOMES)
-"""Exceptions and outcomes that a user-defined function may raise."""
+"""Exceptions and outcomes that functions of the user may raise."""
 
 
 TOO_EARLY = 425
-"""HTTP status returned by a service if an event is not due yet."""
+"""The HTTP status for an event that is not due yet."""
 
 
 class ConsumerStatus(StrEnum):
-    """Names of outcomes used by the event bus."""
+    """The names of outcomes on the event bus."""
 
     ACK = "ACK"
     DROP = "DROP"
@@ -150,7 +152,7 @@ def outcome_for_status(
 ) -> Outcome:
     """Convert an HTTP status to an outcome.
 
-    2xx means done. 425 means that the event is not due yet, so it is snoozed for `due_in` seconds.
+    2xx means done. 425 means that it is too early, so the event is snoozed for `due_in` seconds.
     All other statuses are retried.
     """
     if 200 <= status <= 299:
@@ -163,7 +165,7 @@ def outcome_for_status(
 def consumer_status(decision: Decision) -> ConsumerStatus | None:
     """Convert a decision to a consumer status.
 
-    Dead-lettered messages count as acknowledged. Returns None if the delivery is not settled.
+    Dead-lettered messages are reported as acked. Returns None if the delivery is not settled.
     """
     match decision:
         case decided.Ack() | decided.Park():
@@ -179,13 +181,14 @@ def consumer_status(decision: Decision) -> ConsumerStatus | None:
 
 
 MENU = "None, Done(), Retry(reason, after=None), Park(reason), Snooze(delay) or a ConsumerStatus"
-"""Valid return values of a handler, used in error messages."""
+"""The valid return values of a handler, for errors."""
 _FIELDS = "a reason that is a text, and a wait like 30s, 5m or 1h30m"
-"""Valid fields of an outcome, used in error messages."""
+"""The valid fields of an outcome, for errors."""
 
 
 _REQUEUE_S = 2.0
-"""Maximum delay of a requeue on the event bus in seconds. The plan uses a random part of it."""
+"""Maximum delay of a requeue on the event bus in seconds. The plan selects a random fraction of it.
+"""
 
 
 _STATUSES: dict[ConsumerStatus, Outcome] = {
@@ -193,11 +196,10 @@ _STATUSES: dict[ConsumerStatus, Outcome] = {
     ConsumerStatus.DROP: Retry("the handler returned DROP"),
     ConsumerStatus.REQUEUE: Snooze(_REQUEUE_S),
 }
-"""Maps consumer statuses to outcomes."""
 
 
 class Verdict(StrEnum):
-    """What to do with a message if a rule matches."""
+    """What a rule does with a message."""
 
     RETRY = "retry"
     PARK = "park"
@@ -252,7 +254,7 @@ class Rule:
 
 
 def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
-    """Check that all values are rules and return them.
+    """Check that all values are rules, and return them as a tuple.
 
     Raises:
         InvalidDeclaration: If a value is not a `Rule`.
@@ -276,7 +278,7 @@ def check_rules(rules: object, *, where: str) -> tuple[Rule, ...]:
 def classify(
     exception: BaseException, rules: Sequence[Rule] = (), failure: Failure | None = None
 ) -> Outcome:
-    """Return the outcome for an exception. If no rule matches, it is retried.
+    """Return the outcome for an exception. Exceptions that do not match a rule are retried.
 
     `failure` is the failure record of the exception, if available.
     """
@@ -289,7 +291,7 @@ def classify(
 
 
 def reason_of(exception: BaseException) -> str:
-    """Return a one-line description of an exception."""
+    """Describe an exception in a single line."""
     return _reason(*type_and_message(exception))
 
 
@@ -301,7 +303,7 @@ def _reason(kind: str, message: str) -> str:
 def outcome_of(returned: object) -> Outcome:
     """Convert the return value of a handler to an outcome.
 
-    If it is invalid, the message is dead-lettered.
+    The message is dead-lettered if it is invalid.
     """
     match returned:
         case None:
@@ -312,7 +314,7 @@ def outcome_of(returned: object) -> Outcome:
             return returned
         case Snooze(delay=delay) if _is_wait(delay):
             return returned
-        case ConsumerStatus():  # only the enum, not a string with the same value
+        case ConsumerStatus():  # only accept the enum, and not a string with the same value
             return _STATUSES[returned]
     try:
         text = repr(returned)
@@ -324,10 +326,10 @@ def outcome_of(returned: object) -> Outcome:
 
 
 def raised_outcome(error: BaseException) -> Outcome | None:
-    """Return the outcome if one was raised, otherwise None.
+    """Return the outcome if one was raised. Otherwise return None.
 
-    This also works if it is the only exception of an exception group. The traceback is removed,
-    because it would keep the frames of the handler alive.
+    This also finds an outcome that is the only exception in an exception group. Its traceback is
+    removed to release the frames of the handler.
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -338,12 +340,14 @@ def raised_outcome(error: BaseException) -> Outcome | None:
 
 
 def is_outcome(returned: object) -> bool:
-    """Return True if a value is an outcome. None is not, because the handler may return a reply."""
+    """Return True if a value is an outcome. This does not include None, since a handler may return
+    a reply.
+    """
     return isinstance(returned, (*OUTCOMES, ConsumerStatus))
 
 
 def _fits(rule: Rule, exception: BaseException) -> bool:
-    """Return True if a rule matches. If `when` raises an exception, it does not match."""
+    """Return True if a rule matches. If `when` raises an exception, this counts as no match."""
     try:
         return isinstance(exception, rule.exception) and (
             rule.when is None or bool(rule.when(exception))
@@ -355,7 +359,7 @@ def _fits(rule: Rule, exception: BaseException) -> bool:
 
 
 def _wait_of(exception: BaseException) -> float | None:
-    """Return the delay in seconds requested by the exception, if any."""
+    """Return the delay that the exception asks for, in seconds."""
     for name in ("after", "retry_after"):
         try:
             wanted: object = getattr(exception, name, None)
@@ -363,12 +367,12 @@ def _wait_of(exception: BaseException) -> float | None:
                 continue
             wanted = duration_seconds(wanted)  # type: ignore[arg-type]
         except Exception:
-            wanted = None  # not a duration, for example an HTTP date
+            wanted = None  # not a duration, it may be an HTTP date
         if _is_wait(wanted):
             return wanted
     return None
 
 
 def _is_wait(value: object) -> TypeGuard[float]:
-    """Return True if the value is a non-negative number. NaN is not."""
+    """Return True for non-negative numbers. NaN does not count."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0

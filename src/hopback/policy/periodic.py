@@ -1,7 +1,7 @@
-"""Schedules of periodic messages, either with a fixed interval or a cron expression.
+"""Schedules of periodic messages. They use a fixed interval or a cron expression.
 
-All processes calculate the same times. Intervals are aligned to the epoch, so "5m" is due at :00,
-:05, :10 and so on. Times are in milliseconds since the epoch.
+The times are the same in all processes. Intervals are aligned to the epoch, so a message with "5m"
+is due at :00, :05, :10 and so on. All times are in milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SKIP_AFTER_MS = 60_000
-"""Maximum delay of a message with `Missed.SKIP`. This has to be longer than it takes to detect that another
-process has died.
+"""Maximum delay of a message if `Missed.SKIP` is set. Must be longer than it takes to notice that
+another process has died.
 """
 
 _SHORTEST_MS = 1_000
-"""The shortest interval. Use a loop for anything that runs more often."""
+"""The shortest interval. Handlers that run more often should use a loop."""
 
 _MOST_AT_ONCE = 100
-"""Maximum number of missed messages to send before the progress is saved."""
+"""Maximum number of missed messages that are sent before the progress is saved."""
 
 _SEARCHED_DAYS = 9 * 366
-"""Number of days to search for the next time. There are at most eight years between two leap days."""
+"""Number of days to search. Two leap days can be eight years apart."""
 
 
 class Missed(StrEnum):
-    """Specifies how to treat messages that were due while no process was running."""
+    """What to do with messages that were due while no process was running."""
 
     ONCE = "once"
-    """Send a single message for the latest time."""
+    """Send one message for the most recent time."""
     SKIP = "skip"
-    """Do not send missed messages. Messages less than a minute late are still sent."""
+    """Skip missed messages. They are still sent if they are less than a minute late."""
     EACH = "each"
-    """Send all missed messages, oldest first."""
+    """Send every missed message, oldest first."""
 
 
 class Schedule(Protocol):
     def after(self, moment_ms: int) -> int:
-        """Return the first time after `moment_ms`."""
+        """Return the next time after `moment_ms`."""
 
     def latest(self, moment_ms: int) -> int:
-        """Return the last time that is not after `moment_ms`."""
+        """Return the latest time that is not after `moment_ms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,9 @@ class Every:
             raise ValueError(f"expected a period of 1s or more, got {self.period_ms} ms")
 
     def after(self, moment_ms: int) -> int:
-        """Return the first time after `moment_ms`."""
         return self.latest(moment_ms) + self.period_ms
 
     def latest(self, moment_ms: int) -> int:
-        """Return the last time that is not after `moment_ms`."""
         return moment_ms // self.period_ms * self.period_ms
 
 
@@ -72,8 +70,8 @@ class Every:
 class Cron:
     """A schedule with a cron expression and a time zone.
 
-    Times that are skipped because of daylight saving time are due an hour later. Times that occur
-    twice are only due once, unless the expression matches every hour.
+    If daylight saving time skips a time, it is due an hour later. If a time occurs twice, it is
+    only due once, except if the expression matches every hour.
     """
 
     text: str
@@ -83,12 +81,11 @@ class Cron:
     days: frozenset[int]
     months: frozenset[int]
     weekdays: frozenset[int]
-    """Sunday is 0."""
+    """0 is Sunday."""
     any_day: bool
-    """True if one of the two day fields is `*`. If not, only one of the fields has to match."""
+    """Whether one of the two day fields is `*`. Otherwise it is enough if one of them matches."""
 
     def after(self, moment_ms: int) -> int:
-        """Return the first time after `moment_ms`."""
         first = self._local_date(moment_ms)
         for days in range(_SEARCHED_DAYS):
             found = [due for due in self._due_on(first + timedelta(days)) if due > moment_ms]
@@ -97,7 +94,6 @@ class Cron:
         raise ValueError(f"expected a cron expression that matches a date, got {self.text!r}")
 
     def latest(self, moment_ms: int) -> int:
-        """Return the last time that is not after `moment_ms`."""
         last = self._local_date(moment_ms)
         for days in range(_SEARCHED_DAYS):
             found = [due for due in self._due_on(last - timedelta(days)) if due <= moment_ms]
@@ -135,7 +131,7 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 
 
 def parse_zone(name: str) -> ZoneInfo:
-    """Return the time zone with the given name. Raises ValueError if it does not exist."""
+    """Return the time zone with this name. Raises ValueError if it does not exist."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
@@ -201,7 +197,9 @@ def _values(field: str, name: str, least: int, most: int, words: tuple[str, ...]
 def due_now(
     schedule: Schedule, last_ms: int, now_ms: int, missed: Missed
 ) -> tuple[tuple[int, ...], int]:
-    """Return the times of the messages to send now, and the updated time of the last message."""
+    """Return the times of the messages that have to be sent now, and the time of the last message
+    after that.
+    """
     latest = schedule.latest(now_ms)
     if latest <= last_ms:
         return (), last_ms
@@ -218,9 +216,9 @@ def due_now(
 
 
 def due_id(name: str, due_ms: int) -> str:
-    """Return the id of a periodic message.
+    """Return the message id of a periodic message.
 
-    It is the same in all processes, so that an inbox can detect duplicates.
+    All processes generate the same id, so an inbox can detect duplicates.
     """
     moment = datetime.fromtimestamp(due_ms / 1000, UTC)
     return f"{name}@{moment.isoformat(timespec='milliseconds' if due_ms % 1000 else 'seconds')}"

@@ -30,45 +30,46 @@ if TYPE_CHECKING:
     from hopback.policy.reading import Reading
 
 _ORDINARY_RETURNS = 3
-"""See rule 1. With a higher value, more messages are requeued by a crash. With a lower value, a
-queue is processed serially too early.
+"""See rule 1. A higher value means that a crash requeues more messages. With a lower value, queues
+are processed serially too early.
 """
 _LIMIT_SHARE = 3
-"""The fraction of the delivery limit that is considered normal. The rest is needed for handling the
+"""The part of the delivery limit that is considered normal (1/3). The rest is needed to handle the
 message alone.
 """
 DEADLY = 3
-"""Number of crashes after which a message is dead-lettered. One or two may have other reasons, such
-as the OOM killer or an operator.
+"""A message is dead-lettered after this number of crashes. One or two of them may have other
+causes, for example the OOM killer or an operator.
 """
 
 
 def can_suspect(plan: Plan) -> bool:
-    """Return True if messages of this queue are only requeued after a failure."""
+    """Return True if messages in this queue are only requeued after failures."""
     return plan.leave is Leave.PUBLISH and plan.snooze is None
 
 
 def returns_of(delivery: Delivery) -> int:
-    """Return how often a message was requeued. The count is ignored without the redelivered flag."""
+    """Return how often a message was requeued. Ignores the count if the redelivered flag is not
+    set.
+    """
     return (
         counter_in(delivery.properties.headers, "x-delivery-count") if delivery.redelivered else 0
     )
 
 
 def ordinary_returns(delivery_limit: object) -> int:
-    """Return how often a message may be requeued before it is suspected."""
+    """Return how often a message may be requeued before we suspect it."""
     if not isinstance(delivery_limit, int) or delivery_limit < 0:
         return _ORDINARY_RETURNS
     return min(_ORDINARY_RETURNS, max(1, delivery_limit // _LIMIT_SHARE))
 
 
 def is_suspected(delivery: Delivery, ordinary: int = _ORDINARY_RETURNS) -> bool:
-    """Return True if a message was requeued too often."""
     return returns_of(delivery) > ordinary
 
 
 def suspect_token(reading: Reading) -> str:
-    """Return a token for the message. It changes when the message is retried or re-driven."""
+    """Return a token that identifies the message until it is retried or re-driven."""
     delivery, known = reading.delivery, reading.history
     parts = (
         reading.plan.queue,
@@ -83,7 +84,7 @@ def suspect_token(reading: Reading) -> str:
 
 
 def deadly(deaths: int) -> Park | None:
-    """Return Park if the process died too often while handling the message, otherwise None."""
+    """Return Park if too many processes have died while handling the message."""
     if deaths < DEADLY:
         return None
     return Park(f"the process died {deaths} times while this message alone was being handled")

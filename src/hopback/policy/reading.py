@@ -1,4 +1,4 @@
-"""Read the number of failures and the origin of a message from its headers."""
+"""Find out how often a message has failed and where it came from."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """The parsed headers of a delivery.
+    """The headers of a delivery, parsed on demand.
 
-    Created once per delivery. Properties are computed on first access.
+    There is one instance per delivery. Properties are computed on first access.
     """
 
     __slots__ = ("_attempt", "_origin", "delivery", "history", "plan")
@@ -29,21 +29,21 @@ class Reading:
 
     @property
     def attempt(self) -> int:
-        """The number of the current attempt, starting at 1."""
+        """The number of this attempt, starting at 1."""
         if self._attempt == 0:
             self._attempt = _failures(self.history, self.plan) + 1
         return self._attempt
 
     @property
     def origin(self) -> tuple[str, str]:
-        """The exchange and routing key the message was originally published with."""
+        """The exchange and routing key that the message was originally published with."""
         if self._origin is None:
             self._origin = _origin(self.history, self.delivery, self.plan)
         return self._origin
 
     @property
     def message_id(self) -> str:
-        """The message id, or a hash of the content and origin if there is none."""
+        """The message id. If there is none, a hash of the content and origin."""
         plan = self.plan
         stamps = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
         ignoring = stamps | {plan.count_header} if plan.count_header else stamps
@@ -51,41 +51,40 @@ class Reading:
 
     @property
     def deaths(self) -> tuple[Death, ...]:
-        """The entries of the `x-death` header."""
         return self.history.broker_deaths
 
 
 def attempt_of(delivery: Delivery, plan: Plan) -> int:
-    """Return the number of the current attempt, starting at 1."""
+    """Return the number of this attempt, starting at 1."""
     return Reading(delivery, plan).attempt
 
 
 def failures_so_far(headers: Headers, plan: Plan) -> int:
-    """Return the number of failures in the queue of the plan.
+    """Return how often the message has failed in the queue of the plan.
 
-    A failure may be counted by both Hopback and the broker, so the maximum of the counts is used.
-    It is limited to the number of failures the plan allows.
+    Failures can be counted by Hopback or by the broker, so this is the maximum of both. It does not
+    exceed the number of failures that the plan allows.
     """
     return _failures(History(headers, plan.queue), plan)
 
 
 def origin_of(delivery: Delivery, plan: Plan | None = None) -> tuple[str, str]:
-    """Return the exchange and routing key the message was originally published with.
+    """Return the exchange and routing key that the message was originally published with.
 
-    They are taken from Hopback's header, the header of the design, the first death in the queue, or
-    the delivery itself, in this order.
+    They come from Hopback's header, the header of the design or the first death in the queue. If
+    none of these is available, they come from the delivery itself.
     """
     queue = delivery.queue if plan is None else plan.queue
     return _origin(History(delivery.properties.headers, queue), delivery, plan)
 
 
 def original_routing_key(delivery: Delivery, plan: Plan | None = None) -> str:
-    """Return the original routing key of a message. Retries and re-drives do not change it."""
+    """Return the original routing key of a message. It is not affected by retries and re-drives."""
     return origin_of(delivery, plan)[1]
 
 
 def _failures(known: History, plan: Plan) -> int:
-    if not known.headers:  # common at the first failure
+    if not known.headers:  # usually the case at the first failure
         return 0
     counts = (
         known.attempts,
@@ -96,11 +95,11 @@ def _failures(known: History, plan: Plan) -> int:
 
 
 def _design_count(known: History, plan: Plan) -> int:
-    """Return the count in the design's header if it was written for this queue.
+    """Return the count in the header of the design if it belongs to this queue.
 
-    Copies of the message in other queues also have this header. If it was written by Hopback, another header
-    contains the name of the queue. Otherwise, the message must have been in one of the retry queues of this
-    queue.
+    Copies of the message in other queues have the same header. If Hopback has written it, there is
+    another header with the name of the queue. Otherwise, we check whether the message was in one of
+    the retry queues of this queue.
     """
     if known.marked_queue is None:
         waited = {route.queue for tier in plan.tiers for route in tier.routes}

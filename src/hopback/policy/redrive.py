@@ -1,12 +1,12 @@
-"""Create re-driven messages.
+"""Create the messages that are sent by a re-drive.
 
-For performance, most messages are created from their encoded properties, without decoding and
-encoding all headers. A typical dead letter has twenty headers, of which a re-drive reads six and
-writes eight. If the result could differ from `redrive_message`, the fast path returns None and the
-caller has to use `redrive_message`.
+Most messages are created directly from their encoded properties, because decoding and encoding all
+headers is slow. A typical dead letter has twenty headers. A re-drive only reads six of them and
+writes eight. If the result could be different from `redrive_message`, the fast path returns None
+and the caller has to use `redrive_message` instead.
 
-The headers of messages in a queue are usually very similar. Their structure is cached and compared
-with the next message, which is about ten times faster than walking through the headers.
+Messages of a queue tend to have the same headers. We remember the structure of the last ones and
+compare the next message with it. This is about ten times faster than looking at each header.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ if TYPE_CHECKING:
 
 _NAME_BYTES = 255  # maximum length of a name in AMQP 0-9-1
 _SMALL_BYTES = 64 * 1024
-"""Below this size, the new headers always fit into the header frame."""
-# Number of cached routes. This limits memory usage if there are many different routing keys.
+"""Up to this size, there is always enough room for the new headers in a frame."""
+# Maximum number of routes to cache, in case there are many different routing keys.
 _SHARED_ROUTES = 256
 _BROKERS = ("CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count")
 
 
 class RedriveOccasion(NamedTuple):
-    """The time, job and operator of a re-drive.
+    """The context of a re-drive: time, job and operator.
 
-    If `stamped` is True, the `x-redriven-…` headers and `x-original-routing-key` of the file
-    pipeline are added. `operation` is the correlation id.
+    If `stamped` is True, headers of the file pipeline are added (`x-redriven-…` and
+    `x-original-routing-key`). `operation` is the correlation id.
     """
 
     now: float
@@ -82,11 +82,11 @@ class RedriveOccasion(NamedTuple):
 
 
 def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
-    """Return the plan of the queue in which a message failed, or None if it is unknown.
+    """Return the plan of the queue in which a message failed. Returns None if this is unknown.
 
-    Several queues may share a dead-letter queue. The queue is taken from `x-death` if the broker
-    dead-lettered the message, or from Hopback's header. `x-death` takes precedence, because the
-    header may come from a copy in another queue.
+    A dead-letter queue may be used by several queues. If the broker has dead-lettered the message,
+    `x-death` contains the right one. Otherwise, Hopback's header does. It is used second, because
+    it may belong to a copy in another queue.
     """
     candidates = {plan.queue: plan for plan in plans if plan.parking.queue == delivery.queue}
     if len(candidates) == 1:
@@ -103,9 +103,9 @@ def plan_of(delivery: Delivery, plans: Iterable[Plan]) -> Plan | None:
 def redrive_refusal(
     delivery: Delivery, plan: Plan, *, max_redrives: int | None = MAX_REDRIVES
 ) -> str | None:
-    """Return the reason why a message cannot be re-driven, or None.
+    """Explain why a message must not be re-driven. Returns None if it may be.
 
-    There is no limit if `max_redrives` is None.
+    If `max_redrives` is None, there is no limit.
     """
     refusal = loop_guard(delivery, max_redrives)
     if refusal is not None:
@@ -116,7 +116,7 @@ def redrive_refusal(
 
 
 def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> str | None:
-    """Return an error message if a message was re-driven too often, otherwise None."""
+    """Return an error if a message was re-driven too often."""
     redrives = counter_in(delivery.properties.headers, REDRIVES)
     if max_redrives is not None and redrives >= max_redrives:
         return f"re-driven {redrives} times already, expected fewer than {max_redrives}"
@@ -126,9 +126,9 @@ def loop_guard(delivery: Delivery, max_redrives: int | None = MAX_REDRIVES) -> s
 def redrive_message(
     delivery: Delivery, plan: Plan, occasion: RedriveOccasion, *, target: Redrive | None = None
 ) -> Message:
-    """Create the message to re-drive.
+    """Create the message for a re-drive.
 
-    The target defines whether the attempts start again. Other headers are kept.
+    The target defines whether attempts are reset. All other headers are kept.
 
     Args:
         delivery: The dead letter.
@@ -137,7 +137,7 @@ def redrive_message(
         target: The target. Defaults to the target of the plan.
 
     Raises:
-        UnsafeOperation: If there is no room for the retry count in the headers.
+        UnsafeOperation: If the retry count does not fit into the headers.
     """
     target = plan.redrive if target is None else target
     properties = _properties(delivery, plan, target, occasion)
@@ -150,10 +150,10 @@ def redrive_message(
 
 
 class Redriver:
-    """Creates messages to re-drive. Usually faster than `redrive_message`.
+    """Creates messages for a re-drive. Faster than `redrive_message` in most cases.
 
-    Dead letters of other consumers usually have none of the headers that need special handling. The
-    added headers are the same for all of them.
+    Dead letters of other consumers rarely have headers that need special care. The headers to add
+    are the same for all messages.
     """
 
     def __init__(self, plan: Plan, target: Redrive, occasion: RedriveOccasion) -> None:
@@ -161,9 +161,9 @@ class Redriver:
         self._target = target
         self._occasion = occasion
         self._job = clip(occasion.job, _NAME_BYTES)
-        # With a reset, the counts are the same for all messages.
+        # All messages have the same counts if attempts are reset.
         self._is_simple = target.reset and not occasion.stamped
-        # Messages with one of these headers need the slow path.
+        # Messages that have one of these headers use the slow path.
         design = {stamp.header for stamp in (*plan.retry_stamps, *plan.park_stamps)}
         self._careful = frozenset({*OURS, *_BROKERS, *design, *_counter_names(plan)})
         self._shared: dict[tuple[str, str], SharedHeaders] = {}
@@ -172,18 +172,18 @@ class Redriver:
             self._raw = RawRedriver(plan, target, occasion.job, _counter_names(plan))
 
     def raw_message(self, delivery: Delivery) -> RawMessage | None:
-        """Create the message from the encoded properties.
+        """Create the message from its encoded properties.
 
-        Returns None if they are not available or need special handling. There is no need to check
-        the number of re-drives of these messages, because they don't have that header.
+        Returns None if they are not available or need special care. Messages that were re-driven
+        before also have to use the slow path, so the number of re-drives is not checked here.
         """
         return None if self._raw is None else self._raw.message(delivery)
 
     def message(self, delivery: Delivery) -> Message:
-        """Create the message to re-drive.
+        """Create the message for a re-drive.
 
         Raises:
-            UnsafeOperation: If there is no room for the retry count in the headers.
+            UnsafeOperation: If the retry count does not fit into the headers.
         """
         properties = delivery.properties
         if self._is_simple and self._is_plain(properties):
@@ -208,7 +208,7 @@ class Redriver:
     def _mark(self, properties: Properties, exchange: str, routing_key: str) -> Properties:
         shared = self._shared.get((exchange, routing_key))
         if shared is None:
-            # The headers added to all messages of this route.
+            # The headers that are added to all messages of this route.
             shared = SharedHeaders(
                 {
                     QUEUE: self._plan.queue,
@@ -249,9 +249,9 @@ def _properties(
 
 
 def _counter_names(plan: Plan) -> frozenset[str]:
-    """Return the counters of the design.
+    """Return the names of the counters used by the design.
 
-    They are removed so that all attempts are available again.
+    They are removed to make all attempts available again.
     """
     stamped = {stamp.header for stamp in plan.park_stamps if stamp.fact is Fact.RETRIES}
     return frozenset(stamped if plan.count_header is None else {*stamped, plan.count_header})
@@ -278,15 +278,15 @@ def _stamps(
 
 
 _JUDGED_NAMES, _KNOWN_DEATHS, _KNOWN_ORIGINS, _KNOWN_RECORDS, _SHAPES = 1024, 256, 256, 256, 64
-"""Maximum sizes of the caches, to limit memory usage."""
+"""Maximum sizes of caches."""
 _TEXT, _ZERO = ord("S"), ord("0")
 _DIGITS_AS_0 = bytes.maketrans(b"123456789", b"000000000")
 _written = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NESTED = frozenset(b"AF")
 _SIZED = frozenset(b"SxAF")
-"""Types whose values are prefixed with their length."""
+"""Types with a length prefix."""
 _KEEP, _DROP, _READ, _CARE = range(4)
-"""How to process a header: copy it, drop it, read and drop it, or use the slow path."""
+"""What to do with a header: copy it, drop it, read and drop it, or use the slow path."""
 _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
     name.encode()
     for name in (
@@ -296,16 +296,14 @@ _QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE = (
 )  # fmt: skip
 _READ_NAMES = (_QUEUE, _FAILURE, _DEATHS, _X_DEATH, _ORIGIN_KEY, _ORIGIN_EXCHANGE)
 _RECORDS = frozenset({_X_DEATH, _DEATHS})
-"""Arrays that are cached by their encoded value."""
+"""Arrays that are cached in their encoded form."""
 _LEFT_OUT = frozenset({names.ATTEMPTS, names.SNOOZES, names.COPY_ID})
-"""Headers that are always rewritten or dropped."""
+"""Headers that are never copied."""
 _pack_u32 = struct.Struct(">I").pack
 _unpack_u32 = struct.Struct(">I").unpack_from
 
 
 class RawMessage(NamedTuple):
-    """A message with encoded properties."""
-
     exchange: str
     routing_key: str
     body: bytes
@@ -313,14 +311,14 @@ class RawMessage(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """The `hopback-deaths` header and the origin of a message."""
+    """The `hopback-deaths` header of a message, and its origin."""
 
     header: bytes
     entered_by: tuple[str, str] | None
 
 
 class _Header(NamedTuple):
-    """The position of a header and how to process it."""
+    """The position of a header, and what to do with it."""
 
     at: int
     value_at: int
@@ -330,11 +328,11 @@ class _Header(NamedTuple):
 
 
 class _ShapeStep(NamedTuple):
-    """A constant part of the header table, followed by a variable value.
+    """A part of the header table: constant bytes, followed by a value that may vary.
 
-    `width` is the size of the value in bytes, or 0 if it starts with its length. `kept` is the part
-    of the constant bytes that is copied. `name` is set if the value has to be read. `goes_on` is
-    True if the value is copied.
+    `width` is the number of bytes of the value, or 0 if it has a length prefix. `kept` is the part
+    of the constant bytes that is copied. `name` is set if the value is needed. `goes_on` is True if
+    the value is copied.
     """
 
     run: bytes
@@ -345,7 +343,7 @@ class _ShapeStep(NamedTuple):
 
 
 class _Shape:
-    """The structure of a header table. Learns which of the values are variable."""
+    """The structure of a header table. It learns which values vary between messages."""
 
     def __init__(self) -> None:
         self._differ: set[int] = set()
@@ -356,7 +354,7 @@ class _Shape:
         self._read: dict[bytes, bytes] = {}
 
     def learn(self, entries: bytes, headers: list[_Header]) -> None:
-        """Add another message with this structure. Values that differ are variable."""
+        """Add a message with this structure. Values that are different are treated as variable."""
         before, known = self._last
         for number, (old, new) in enumerate(zip(known, headers, strict=False)):
             if before[old.value_at : old.end] != entries[new.value_at : new.end]:
@@ -380,7 +378,9 @@ class _Shape:
         self._tail, self._kept_tail = entries[begin:], kept
 
     def take(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
-        """Return the copied headers and the values to read, or None if the structure is different."""
+        """Return the copied headers and the values to read. Returns None if the message has a
+        different structure.
+        """
         at, read = 0, self._read.copy()
         pieces: list[bytes] = []
         for run, width, kept, name, goes_on in self._steps:
@@ -391,7 +391,7 @@ class _Shape:
             if goes_on:
                 pieces += (kept, entries[at:end])
             elif name is not None:
-                read[name] = entries[at - 1 : end]  # including the type octet
+                read[name] = entries[at - 1 : end]  # includes the byte of the type
                 pieces.append(kept)
             else:
                 pieces.append(kept)
@@ -403,7 +403,7 @@ class _Shape:
 
 
 class RawRedriver:
-    """Creates messages from encoded properties. Attempts are reset and deaths are not kept."""
+    """Creates messages from encoded properties. Attempts are reset, and deaths are not kept."""
 
     def __init__(self, plan: Plan, target: Redrive, job: str, without: frozenset[str]) -> None:
         self._plan = plan
@@ -428,7 +428,7 @@ class RawRedriver:
         self._design_tells = any(stamp.fact is Fact.ORIGIN_ROUTING_KEY for stamp in stamps)
 
     def message(self, delivery: Delivery) -> RawMessage | None:
-        """Create the message, or return None if it needs the slow path."""
+        """Create the message. Returns None if the slow path is needed."""
         raw: bytes | None = getattr(delivery, "raw_properties", None)
         if raw is None or len(raw) > _SMALL_BYTES:
             return None
@@ -454,7 +454,7 @@ class RawRedriver:
         return RawMessage(target.exchange, target.routing_key, delivery.body, cut.join(entries))
 
     def _walk(self, entries: bytes) -> tuple[bytes, dict[bytes, bytes]] | None:
-        """Parse headers with an unknown structure. Returns None if they need the slow path."""
+        """Parse headers with a new structure. Returns None if the slow path is needed."""
         headers: list[_Header] = []
         seen: set[bytes] = set()
         judged, at, size = self._judged, 0, len(entries)
@@ -462,11 +462,11 @@ class RawRedriver:
             value_at = at + 1 + entries[at]
             name = entries[at + 1 : value_at]
             kind = entries[value_at]
-            if kind == _TEXT:  # inlined, since a function call would take twice as long
+            if kind == _TEXT:  # inlined, because a function call would take twice as long
                 end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
             else:
                 found = value_end(entries, value_at, size)
-                # Only decoding shows if a nested value is malformed.
+                # Malformed nested values can only be found by decoding them.
                 if found is None or (kind in _NESTED and name not in _RECORDS):
                     return None
                 end = found
@@ -494,7 +494,7 @@ class RawRedriver:
         return taken
 
     def _judge(self, name: bytes) -> int:
-        """Return how to process a header. Called once per name."""
+        """Return what to do with a header. The result is cached by name."""
         try:
             text = name.decode()
         except UnicodeDecodeError:
@@ -503,13 +503,15 @@ class RawRedriver:
         if text in self._without or is_harmful(text):
             fate = _DROP
         elif text in names.OURS:
-            fate = _CARE  # re-driven before, or some headers could not be decoded
+            fate = _CARE  # already re-driven, or some headers could not be decoded
         if len(self._judged) < _JUDGED_NAMES:
             self._judged[name] = fate
         return fate
 
     def _deaths(self, read: dict[bytes, bytes], delivery: Delivery) -> _Known | None:
-        """Return the deaths of a message. The result is cached by the encoded headers."""
+        """Return the deaths of a message. Cached, because many messages have the same encoded
+        headers.
+        """
         properties = delivery.properties
         if properties.further_headers or properties.opaque_headers:
             return None
@@ -523,7 +525,7 @@ class RawRedriver:
         return known
 
     def _origin(self, read: dict[bytes, bytes], known: _Known, delivery: Delivery) -> bytes | None:
-        """Return the origin headers, or None if they need the slow path."""
+        """Return the headers for the origin. Returns None if the slow path is needed."""
         key = read.get(_ORIGIN_KEY)
         said: tuple[bytes | str, bytes | str]
         if key is not None:
@@ -547,14 +549,14 @@ class RawRedriver:
         return made
 
     def _failure(self, read: dict[bytes, bytes]) -> bytes | None:
-        """Return the failure record if it belongs to this queue, or None if it is malformed."""
+        """Return the failure record if it is from this queue. Returns None if it is malformed."""
         value = read.get(_FAILURE)
         if value is None or read.get(_QUEUE) != self._queue:
             return b""
-        # Records of similar failures only differ in their times, so ignore the digits.
+        # Often records only differ in their times, so the digits are ignored.
         form = value.translate(_DIGITS_AS_0)
         digits = self._records.get(form)
-        # Numbers with a leading zero are not valid JSON.
+        # JSON does not allow leading zeros.
         if digits is None or (digits > 1 and value[-1 - digits] == _ZERO):
             try:
                 text = value[5:].decode() if value[0] == _TEXT else ""
@@ -569,15 +571,15 @@ class RawRedriver:
 
 
 def _last_digits(text: str) -> int:
-    """Return the number of digits of the last value if it is the only number, otherwise 0.
+    """Return the number of digits in the last value if it is the only number, and 0 otherwise.
 
-    The digits can then be replaced by others without making the record invalid, unless the first is
+    This means that other digits can be used and the record remains valid, unless the first one is
     0.
     """
     found = json_in(text)
     if (
         not isinstance(found, dict) or _written(found) != text
-    ):  # unusual whitespace or a duplicate name
+    ):  # there is unusual whitespace or a duplicate name
         return 0
     *others, last = found.values()
     is_number = isinstance(last, int) and not isinstance(last, bool) and last >= 0
@@ -585,7 +587,7 @@ def _last_digits(text: str) -> int:
 
 
 def _is_name(value: bytes) -> bool:
-    """Return True if the value is a short ASCII string."""
+    """Return True if the value is an ASCII string with less than 256 bytes."""
     return value[0] == _TEXT and len(value) <= 5 + _NAME_BYTES and value[5:].isascii()
 
 
