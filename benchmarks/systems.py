@@ -568,7 +568,7 @@ def _add(
 
 
 def _source() -> str:
-    """Return the ID of the committed source code. Changes elsewhere do not affect the results."""
+    """Return the ID of the committed source code, which is stored with the results."""
     command = ("git", "rev-parse", "--short", "HEAD:src")
     return subprocess.run(
         command, cwd=PAGE.parent, check=True, capture_output=True, text=True
@@ -580,7 +580,7 @@ def _results() -> list[dict[str, Any]]:
 
 
 def _is_measured(hardened: bool, measured: dict[str, Any], names: list[str]) -> bool:
-    """Whether all these systems have results of the same source, broker, rate and duration."""
+    """Whether all these systems have results of the same broker, rate and duration."""
     found = {
         name
         for run in _results()
@@ -604,7 +604,9 @@ def main() -> int:
     )
     parser.add_argument("--forms", default="faithful,hardened")
     parser.add_argument(
-        "--resume", action="store_true", help="skip runs with results of this source code"
+        "--resume",
+        action="store_true",
+        help="skip runs that have results of this rate and duration",
     )
     options = parser.parse_args()
     groups = [group.split(",") for group in options.systems or GROUPS]
@@ -623,7 +625,6 @@ def main() -> int:
             form = "hardened" if hardened else "as documented"
             _log(f"run {number} of {len(runs)}: {', '.join(names)} {form} on {suite}")
             measured = {
-                "source": _source(),
                 "suite": suite,
                 "offered": options.rate,
                 "asked_s": options.seconds,
@@ -643,7 +644,7 @@ def main() -> int:
                 continue
             # Read again, because another run may have written meanwhile.
             results = _results()
-            found = {name: one | measured for name, one in found.items()}
+            found = {name: one | measured | {"source": _source()} for name, one in found.items()}
             _add(results, version, hardened, found)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
             PAGE.write_text(page(results))
