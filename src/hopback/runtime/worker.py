@@ -36,7 +36,6 @@ from hopback.runtime.pool import Pool
 from hopback.runtime.publish_arguments import WrongCall
 from hopback.runtime.rate_limit import RatedItems
 from hopback.runtime.slow_runs import CurrentRun, in_thread
-from hopback.waiting import loop_time
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
@@ -450,7 +449,6 @@ class OneByOne:
         )
         if options.rate is not None:
             self._pool.hold_items_in(partial(RatedItems, options.rate))
-        self._time = loop_time
         self._answers: dict[asyncio.Task[Any], Answer] = {}
         """Results of runs that are being interrupted."""
         self.settled_count: int = 0
@@ -557,7 +555,8 @@ class OneByOne:
     async def _process(self, taken: HeldDelivery) -> None:
         if taken.session.ended.is_set():
             return
-        began = self._time()
+        time = asyncio.get_running_loop().time  # read twice for each message
+        began = time()
         try:
             try:
                 if self._settling.settle_copy(taken):
@@ -569,7 +568,7 @@ class OneByOne:
             except FAILURES as error:
                 # A bug in Hopback, a codec or a tracer. The failure plan applies.
                 answer = answer_for(error)
-            duration = self._time() - began
+            duration = time() - began
             if answer is DONE and self._settling.acknowledge(taken, duration):
                 self.settled_count += 1
             else:
@@ -578,7 +577,7 @@ class OneByOne:
                 settled = await self._settling.conclude(taken, answer, duration)
                 self.settled_count += settled
         except asyncio.CancelledError:
-            self._settling.abandon(taken, self._time() - began, "the handler was interrupted")
+            self._settling.abandon(taken, time() - began, "the handler was interrupted")
             raise
         if self._observe is not None:
             self._observe(answer)
