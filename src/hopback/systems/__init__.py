@@ -1,6 +1,7 @@
-"""The five documented systems as applications of Hopback's public API.
+"""The five documented systems, built with Hopback's public API.
 
-Each has a package with a README. Its module `demo` contains its description, `SYSTEM` (see `host.py`).
+Each system is a package with a README. Its module `demo` defines `SYSTEM`, which describes the
+system (see `host.py`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ HOMES: Mapping[str, str] = MappingProxyType(
         "file-pipeline": "hopback.systems.file_pipeline",
     }
 )
-"""The package of each system by its command name. The shortest system, which explains most, is first."""
+"""The package of each system, by its command name. The list starts with the shortest system, whose
+code is explained most.
+"""
 
 
 def load_system(name: str) -> System:
-    """Import a system and return it. Raises KeyError for an unknown name."""
+    """Import and return a system. Raises KeyError if there is no system with this name."""
     system: System = import_module(f"{HOMES[name]}.demo").SYSTEM
     return system

@@ -1,4 +1,4 @@
-"""The documented systems side by side: one table for the demo page, the tutorial and the README."""
+"""A table that compares the documented systems. The demo page, the tutorial and the README show it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The failure handling of a system, as its document describes it."""
+    """How a system handles failures, according to its document."""
 
     name: str
     waits: str
@@ -32,7 +32,7 @@ class Compared:
     hardened: str
 
     def cells(self) -> tuple[str, ...]:
-        """Return the texts in the order of the headings."""
+        """Return the cells of the table row in the order of `HEADINGS`."""
         return astuple(self)
 
 
@@ -93,4 +93,4 @@ COMPARISON = (
         "quorum queues, publishes retries",
     ),
 )
-"""The shortest system first."""
+"""The rows of the table. The shortest system is first."""

@@ -1,7 +1,7 @@
-"""The description of a system: its parts, and how to run them.
+"""Describes a system and how to run it.
 
-The parts of a `System` run as separate processes, on RabbitMQ and PostgreSQL by environment variables, or
-together in one process, on a `Host`.
+A `System` consists of parts. They can run as separate processes that use RabbitMQ and PostgreSQL
+and are configured with environment variables, or together in one process with a `Host`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hopback.systems.web import opened
 S = TypeVar("S", bound=EnvironmentSettings)
 
 ASGI: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
-"""A web application of any framework."""
+"""A web application of any ASGI framework."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The surroundings of a system that runs in one process.
+    """The resources with which a system runs in one process.
 
-    `url` is the address of its web application, without a slash at the end. `variables` has its settings, as
-    the environment of a separate process has them.
+    `url` is the address of its web application, without a trailing slash. `variables` contains its
+    settings with the same names as the environment variables of a separate process.
     """
 
     broker: Broker
@@ -46,16 +46,20 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that can run as a separate process: handlers, or a web application."""
+    """A part of a system that can run as a separate process: either handlers or a web application."""
 
     target: str
-    """`module:attribute` of an `App`, of a web application, or of a function `create_…` that returns one."""
+    """An `App`, a web application, or a function `create_…` that returns one, as
+    `module:attribute`.
+    """
     summary: str
     is_web: bool = False
 
     @property
     def command(self) -> str:
-        """The command that runs it. The broker and the settings come from the environment."""
+        """The command that runs the part. The broker and the settings are taken from the
+        environment.
+        """
         if not self.is_web:
             return f"hopback run {self.target}"
         option = "--factory " if ":create_" in self.target else ""
@@ -64,7 +68,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A shell command to try, in which `{url}` is the address of the system, and its effect."""
+    """A shell command that readers can try, and its effect. `{url}` is replaced by the address of
+    the system.
+    """
 
     shows: str
     command: str
@@ -72,7 +78,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A running system: the services of its queues, and its web application."""
+    """A system that is running, with its services and its web application."""
 
     services: tuple[Service, ...]
     web: ASGI | None = None
@@ -82,9 +88,9 @@ class Running:
 class System:
     """A documented system as an application.
 
-    `start` runs all parts until its context ends. `traffic` produces some traffic with deliberate failures
-    over HTTP until it is cancelled. `accepts` names the errors of `topology check` that do not prevent the
-    start of the documented form.
+    `start` runs all parts until its context ends. `traffic` sends HTTP requests until it is
+    cancelled, and some of them fail on purpose. `accepts` lists errors of `topology check` that the
+    documented form has. They don't prevent it from starting.
     """
 
     name: str
@@ -100,7 +106,7 @@ class System:
 async def running(
     host: Host, app: App, options: ServiceOptions | None = None
 ) -> AsyncIterator[Service]:
-    """Run an application until the block ends. Raises the error that prevents its start."""
+    """Run an application until the block ends. If it cannot start, the error is raised."""
     service = Service(app, host.broker, options=options, environment=host.environment)
     running = asyncio.create_task(service.run(), name=f"{app.name} service")
     try:
@@ -118,7 +124,9 @@ def run_together(
     *,
     accepts: tuple[str, ...] = (),
 ) -> Callable[[Host], AbstractAsyncContextManager[Running]]:
-    """Return the `start` of a system with a web application and one application of handlers."""
+    """Return the function `start` for a system that has one web application and one application of
+    handlers.
+    """
 
     @asynccontextmanager
     async def start(host: Host) -> AsyncIterator[Running]:

@@ -1,8 +1,9 @@
-"""Answers in the language of the client: English, or Portuguese where a system has both.
+"""Responses in the language of the client, which is English, or Portuguese if the system supports
+it.
 
-`in_language(english, portuguese)` returns the text for the current request. `web_application` chooses the
-language of a request by its header `Accept-Language` from the languages of the system. The first of them is
-the default.
+`in_language(english, portuguese)` returns one of two texts for the current request.
+`web_application` chooses the language from the header `Accept-Language`. If the client does not
+name a supported language, the first one of the system is used.
 """
 
 from __future__ import annotations
@@ -14,21 +15,27 @@ from typing import Literal, TypeAlias
 Language: TypeAlias = Literal["en", "pt"]
 
 _REFUSED = -1.0
-"""The quality of a refused language: below a language that a header does not name."""
+"""The quality of a language that the client refuses. It is lower than the quality of one that is
+not in the header.
+"""
 
 language: ContextVar[Language] = ContextVar("language", default="en")
-"""The language of the answer to the current request."""
+"""The language of the response to the current request."""
 
 
 def in_language(english: str, portuguese: str) -> str:
-    """Return the text in the language of the current request. Outside a request it is English."""
+    """Return the text in the language of the current request. Outside of a request, this is
+    English.
+    """
     return portuguese if language.get() == "pt" else english
 
 
 def choose_language(accepted: str, known: Sequence[Language]) -> Language:
-    """Return the known language that an `Accept-Language` header prefers, or the first one if there is none.
+    """Return the language that an `Accept-Language` header prefers. If it names none of the known
+    languages, the first one is returned.
 
-    Regions are ignored: `pt-BR` is `pt`. A language with `q=0` is refused by the client.
+    Regions are ignored, so `pt-BR` means `pt`. A language with `q=0` is not acceptable for the
+    client.
     """
     preferred: dict[str, float] = {}
     for part in accepted.split(","):

@@ -1,4 +1,4 @@
-"""Settings of the systems: dataclasses whose fields are read from environment variables.
+"""Dataclasses for settings whose fields are read from environment variables.
 
 ```python
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ _NO = frozenset({"0", "false", "no", "off"})
 
 
 class SettingsError(HopbackError):
-    """Environment variables have wrong values."""
+    """Some environment variables have invalid values."""
 
     remedy = "Correct the variables that are named, or unset them for the documented defaults."
 
@@ -40,24 +40,26 @@ def variable(
     read: Callable[[str], T] | None = None,
     secret: bool = False,
 ) -> T:
-    """Return the field that the environment variable `name` sets.
+    """Return a dataclass field that is set by the environment variable `name`.
 
-    The type of the default decides how the text is read. `read` replaces this: it raises ValueError with the
-    expected value. A dataclass as default makes `name` the prefix of the variables of its fields. The value
-    of a `secret` is never shown.
+    The text is parsed according to the type of the default, unless there is a function `read`. It
+    raises ValueError with the expected value if the text is invalid. If the default is a dataclass,
+    `name` is the prefix for the variables of its fields. The value of a `secret` is never shown.
     """
     rules = {"name": name, "least": least, "most": most, "choices": choices, "read": read}
-    # `field` returns the default to type checkers, but declares the field at run time.
+    # For type checkers, `field` returns the type of the default.
     return field(default=default, repr=not secret, metadata={**rules, "secret": secret})
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
-    """Base class of the settings of a system."""
+    """The base class for the settings of a system."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> Self:
-        """Read environment variables. SettingsError names all wrong ones."""
+        """Read the settings from environment variables. Raises SettingsError with all problems if
+        any value is invalid.
+        """
         problems: list[str] = []
         found: Self = _fill(cls(), variables, "", problems)
         if not problems:
@@ -67,13 +69,13 @@ class EnvironmentSettings:
         return found
 
     def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
-        """Return the problems of values that are valid alone."""
+        """Return problems that are caused by a combination of values. Subclasses override this."""
         del variables
         return ()
 
 
 def _fill(plain: Any, variables: Mapping[str, str], prefix: str, problems: list[str]) -> Any:
-    """Return a copy of a dataclass with the values of variables."""
+    """Return a copy of the dataclass with the values from the environment."""
     values = {}
     for one in fields(plain):
         name, default = prefix + one.metadata["name"], getattr(plain, one.name)
@@ -89,7 +91,7 @@ def _fill(plain: Any, variables: Mapping[str, str], prefix: str, problems: list[
 
 
 def _parse(text: str, default: Any, one: Field[Any]) -> Any:
-    """Return the value of a text. Raises ValueError with the expected value."""
+    """Parse a value. Raises ValueError with the expected value if it is invalid."""
     rules = one.metadata
     if rules["read"] is not None:
         return rules["read"](text)
@@ -112,7 +114,7 @@ def _parse(text: str, default: Any, one: Field[Any]) -> Any:
 
 
 def read_names(text: str) -> tuple[str, ...]:
-    """Return names that are separated by commas."""
+    """Split a list of names at its commas."""
     found = tuple(part.strip() for part in text.split(","))
     if not all(found):
         raise ValueError("names separated by commas")
@@ -120,7 +122,7 @@ def read_names(text: str) -> tuple[str, ...]:
 
 
 def broker_named(variables: Mapping[str, str]) -> Broker:
-    """Return the broker that `HOPBACK_BROKER` specifies. The default is a RabbitMQ node on this machine."""
+    """Return the broker for `HOPBACK_BROKER`. The default is RabbitMQ on this machine."""
     url = variables.get("HOPBACK_BROKER") or "amqp://guest:guest@localhost/"
     if url == "embedded":
         return EmbeddedBroker()

@@ -1,13 +1,13 @@
-"""Common parts of the systems' web applications: JSON bodies and errors that name the remedy.
+"""The parts that all web applications of the systems share: JSON bodies, and errors with a remedy.
 
 | cause | status | content of the error |
 |---|---|---|
-| the request cannot be read, encoded or stored | 400 | the part, and the expected value |
-| no connection, the message was not sent | 503 | try again later |
+| the request cannot be read, encoded or stored | 400 | the field and the expected value |
+| there is no connection, so the message was not sent | 503 | try again later |
 | the message cannot be routed to a queue | 503 | the command that declares the topology |
 | the broker refused the message | 503 | the message was not stored, try again later |
-| the broker did not confirm in time | 503 | it may have been stored, with the key for sending it again |
-| the database does not answer | 503 | try again, after a change check first |
+| the broker did not confirm in time | 503 | it may have been stored, and the key for a retry |
+| the database does not answer | 503 | try again, and check first if it was a change |
 """
 
 from __future__ import annotations
@@ -54,18 +54,20 @@ Lifespan: TypeAlias = Callable[[Starlette], AbstractAsyncContextManager[None]]
 
 _LOG = logging.getLogger("hopback.systems")
 _MOST_BYTES = 1_000_000
-"""The largest body of a request in JSON: an event, never a file."""
+"""The maximum size of a JSON body in bytes. It contains an event and never a file."""
 _SHORT_BYTES = 255
-"""Maximum size of a routing key, a message id or a type in AMQP 0-9-1, in bytes."""
+"""The maximum size of routing keys, message ids and types in AMQP 0-9-1, in bytes."""
 _KEY = re.compile(r"[!-~]{1,128}")
-"""An `Idempotency-Key`. It becomes the message id and appears unchanged in logs and headers."""
+"""Valid values of `Idempotency-Key`. The key is used as the message id and appears unchanged in
+logs and headers.
+"""
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _AGAIN = {"Retry-After": "5"}
-"""A broker or database that restarts is back after seconds."""
+"""When a broker or a database restarts, it is usually available again within seconds."""
 
 
 class RequestRefused(HTTPException):
-    """A request that is answered with an error and its remedy, in the language of the client."""
+    """A response with an error and its remedy in the language of the client."""
 
     def __init__(
         self,
@@ -86,11 +88,12 @@ def web_application(
     lifespan: Lifespan | None = None,
     languages: Sequence[Language] = ("en",),
 ) -> Starlette:
-    """Return an application with the errors of the table above as JSON.
+    """Return a web application that reports errors as JSON, as described in the table above.
 
-    It also has health, readiness and metrics (`web_health`). It opens the publisher and the database, and is
-    ready if both can be used. A `lifespan` opens them instead. `languages` are the languages of its answers,
-    the default first (`language`).
+    It also provides health checks and metrics (see `web_health`). The publisher and the database
+    are opened by the application, or by `lifespan` if it is given. The application is ready when
+    both can be used. `languages` lists the languages of its responses. The first one is the
+    default.
     """
 
     @asynccontextmanager
@@ -124,15 +127,16 @@ def web_application(
 
 @asynccontextmanager
 async def opened(application: Starlette) -> AsyncIterator[Starlette]:
-    """Keep the application's resources open where no web server runs its lifespan."""
+    """Run the lifespan of an application without a web server."""
     async with application.router.lifespan_context(application):
         yield application
 
 
 async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str, Any]:
-    """Return the body as a JSON object. Raises RequestRefused with the reason.
+    """Return the body as a JSON object. Raises RequestRefused if it is not one.
 
-    `with_nul` accepts NUL characters, for content that is forwarded and not stored in a table.
+    `with_nul` allows NUL characters, for content that is only forwarded. They cannot be stored in a
+    table.
     """
     body = bytearray()
     async for chunk in request.stream():
@@ -149,7 +153,7 @@ async def json_body(request: Request, *, with_nul: bool = False) -> Mapping[str,
         raise _no_object("invalid JSON", "JSON inválido") from None
     if not isinstance(found, dict):
         raise _no_object("another value", "outro valor")
-    # Refuse text at any depth that cannot be encoded or stored. The error names the top-level
+    # Refuse text that cannot be encoded or stored, at any depth. The error names the top-level
     # field.
     waiting = [(str(name), value) for name, value in found.items()]
     waiting += [("the name of a field", name) for name in found]
@@ -188,7 +192,7 @@ def _no_number(name: str) -> NoReturn:
 
 
 def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
-    """Return a text field of a body. RequestRefused names a missing or too long field."""
+    """Return a text field of a body. Raises RequestRefused if it is missing or too long."""
     found = body.get(name)
     if not isinstance(found, str) or not found.strip() or len(found) > most or "\x00" in found:
         raise RequestRefused(
@@ -199,7 +203,9 @@ def field(body: Mapping[str, Any], name: str, *, most: int = 200) -> str:
 
 
 def short_text(text: str, name: str) -> str:
-    """Return a text that fits into a routing key, type or message id, or raise RequestRefused."""
+    """Return the text if it fits into a routing key, type or message id. Raises RequestRefused if
+    it is too long.
+    """
     size = len(text.encode())
     if size > _SHORT_BYTES:
         raise RequestRefused(
@@ -210,7 +216,9 @@ def short_text(text: str, name: str) -> str:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Return the client's key of this request. Requests with the same key have one effect."""
+    """Return the idempotency key of the request, if it has one. Requests with the same key have one
+    effect.
+    """
     found: str | None = request.headers.get("idempotency-key")
     if found is not None and not _KEY.fullmatch(found):
         raise RequestRefused(
@@ -223,9 +231,10 @@ def idempotency_key(request: Request) -> str | None:
 async def publish(
     publisher: TopologyPublisher, message: Message, status: int = 202
 ) -> JSONResponse:
-    """Publish for a client and return its id as the answer.
+    """Publish a message and respond with its id.
 
-    If the message may have been stored, the error has the key for a retry.
+    If the message may have been stored, the error contains the key that the client must send with a
+    retry.
     """
     try:
         await publisher.send(message)
@@ -247,7 +256,7 @@ async def _refused(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it alone
     detail = error.detail
     if not isinstance(error, RequestRefused) and error.status_code in (404, 405):
-        # The router's own answer.
+        # This error was raised by the router.
         detail = (
             in_language("no such path", "caminho inexistente")
             if error.status_code == 404
@@ -257,7 +266,9 @@ async def _refused(_request: Request, error: Exception) -> JSONResponse:
 
 
 async def _unfit(request: Request, error: Exception) -> JSONResponse:
-    """Answer an unforeseen error. It is only logged, because its text may quote the client's data."""
+    """Respond to an unexpected error. Its text is only logged, because it may contain data of the
+    client.
+    """
     _LOG.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     detail = in_language(
         "a value of the request cannot be stored: expected shorter, plain text",
@@ -267,7 +278,7 @@ async def _unfit(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _broker_failed(request: Request, error: Exception) -> JSONResponse:
-    """Ask the client to retry. The cause is logged without secrets."""
+    """Respond with a request to retry. The cause is only logged, without secrets."""
     _LOG.error("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     is_undeclared = isinstance(error, Returned | NotFound) or (
         isinstance(error, PublishRefused) and isinstance(error.__cause__, NotFound)
@@ -298,7 +309,9 @@ async def _broker_failed(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _database_failed(request: Request, error: Exception) -> JSONResponse:
-    """Answer a database error. After a change it is unknown whether the commit succeeded."""
+    """Respond to an error of the database. If the request makes a change, it is unknown whether the
+    change was committed.
+    """
     _LOG.error("%s %s: the database: %s", request.method, request.url.path, type(error).__name__)
     if request.method in ("GET", "HEAD"):
         detail = in_language(
@@ -315,17 +328,20 @@ async def _database_failed(request: Request, error: Exception) -> JSONResponse:
 
 
 _LONGEST_WAIT_S = 5.0
-"""Seconds that a request waits for an unreachable broker: less than the time limit of most clients."""
+"""How many seconds a request waits for the broker. This is less than the timeout of most clients.
+"""
 _AGAIN_S = 1.0
-"""Seconds between two attempts to declare the topology, short compared with `_LONGEST_WAIT_S`."""
+"""Seconds between two attempts to declare the topology. This is short compared with
+`_LONGEST_WAIT_S`.
+"""
 
 
 class TopologyPublisher:
-    """Publishes into a topology that it declares when the broker is reachable.
+    """Publishes messages to a topology, which is declared as soon as the broker can be reached.
 
-    This is an async context manager. If an existing object conflicts with the topology, or the user lacks
-    the permission to declare, it logs that and publishes to the existing objects. The consumers report the
-    details.
+    This is an async context manager. If an existing object conflicts with the topology, or if the
+    user is not allowed to declare it, an error is logged and the existing objects are used. The
+    consumers log the details.
     """
 
     def __init__(
@@ -363,7 +379,7 @@ class TopologyPublisher:
             await self._publisher.close()
 
     async def send(self, message: Message) -> None:
-        """Publish and wait for the confirm. Raises the errors of `Publisher.send`."""
+        """Publish a message and wait for the confirm. Raises the same errors as `Publisher.send`."""
         if not self._declared.is_set():
             try:
                 async with asyncio.timeout(self._timeout):
@@ -375,7 +391,7 @@ class TopologyPublisher:
         await self._publisher.send(message)
 
     async def check(self) -> str | None:
-        """Return the reason why it cannot publish now, or None."""
+        """Return why messages cannot be published at the moment, or None if they can."""
         if not self._declared.is_set() or self._publisher is None:
             return self._trouble
         state = self._publisher.state

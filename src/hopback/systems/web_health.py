@@ -1,12 +1,12 @@
-"""Health, metrics and logs of a web part, as `hopback run` has them for a consumer.
+"""Health checks, metrics and logs of web applications. They are similar to those of `hopback run`.
 
-| path | answer |
+| path | response |
 |---|---|
 | `/healthz` | 200 as long as the process answers |
-| `/readyz` | 200, or 503 with the reasons: no connection to the broker, or the database does not answer |
-| `/metrics` | Prometheus: requests by path and status, and their duration |
+| `/readyz` | 200, or 503 with the reason if the broker or the database is not available |
+| `/metrics` | Prometheus metrics of requests by path and status, and their duration |
 
-`web_application` adds these paths. A module that a web server loads calls `log_as_json()`.
+`web_application` adds these paths. The module that the web server loads calls `log_as_json()`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from hopback.runtime import SystemClock
 from hopback.systems.language import Language, choose_language, language
 
 Check: TypeAlias = "Callable[[], Awaitable[str | None]]"
-"""Returns the reason why a dependency cannot be used, or None."""
+"""Returns why a dependency cannot be used, or None if it can."""
 
 _CHECK_S = 3.0
-"""Seconds for the answer of a dependency. A probe of a container engine waits for 5 s or longer."""
+"""How many seconds a dependency may take to respond. Container engines wait for 5 s or longer."""
 _PATHS = ("/healthz", "/readyz", "/metrics")
 _METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _SECONDS = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10)
-"""Buckets of a request's duration: two to each decade, up to the time limits of clients."""
+"""The buckets for the duration of requests. There are two per decade, up to the usual timeouts of
+clients.
+"""
 
 
 class WebHealth:
-    """Answers the probes of one web application and counts its requests."""
+    """Responds to health checks and counts the requests of a web application."""
 
     def __init__(self, checks: Mapping[str, Check]) -> None:
         self._checks = checks
@@ -61,7 +63,7 @@ class WebHealth:
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """The routes of the probes."""
+        """The routes for health checks and metrics."""
         return [
             Route("/healthz", self._alive),
             Route("/readyz", self._ready),
@@ -69,7 +71,7 @@ class WebHealth:
         ]
 
     def count(self, method: str, path: str, status: int, seconds: float) -> None:
-        """Count a request. `path` is the path of a route, which bounds the number of series."""
+        """Count a request. `path` is the path of its route, which limits the number of series."""
         self._requests.labels(method if method in _METHODS else "other", path, status).inc()
         self._seconds.labels(path).observe(seconds)
 
@@ -99,7 +101,7 @@ async def _reason(check: Check) -> str | None:
 
 
 class RequestMiddleware:
-    """Chooses the language of each error and counts each request."""
+    """Chooses the language of responses and counts requests."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class RequestMiddleware:
         self._languages = languages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request. Other events of the server are passed on."""
+        """Handle a request. All other events are passed through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -147,9 +149,9 @@ class RequestMiddleware:
 
 
 def log_as_json(level: str = "info") -> None:
-    """Write the log of this process as JSON lines, including uvicorn's. Probes are not logged.
+    """Log JSON lines, also for uvicorn. Health checks are not logged.
 
-    Call it in the module that a web server loads. It may be called again.
+    This must be called in the module that the web server loads. Repeated calls have no effect.
     """
     root = logging.getLogger()
     if not any(isinstance(one, LogBridge) for one in root.handlers):
@@ -163,6 +165,6 @@ def log_as_json(level: str = "info") -> None:
 
 
 def _is_no_probe(record: logging.LogRecord) -> bool:
-    """Whether uvicorn's record of a request is about another path than those of probes."""
+    """Return False if the log record is for a health check or for metrics."""
     given: Any = record.args
     return not (isinstance(given, tuple) and len(given) > 2 and str(given[2]).endswith(_PATHS))

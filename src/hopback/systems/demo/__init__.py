@@ -1,4 +1,4 @@
-"""`hopback demo`: the five systems in one process, with their page."""
+"""The command `hopback demo`, which runs the five systems and a page about them in one process."""
 
 from __future__ import annotations
 

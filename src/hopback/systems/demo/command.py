@@ -1,4 +1,4 @@
-"""`hopback demo`: the documented systems in one process, with sample traffic."""
+"""The command `hopback demo`, which runs the documented systems with sample traffic."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     help="Minimum log level. Retries are warnings, handled messages are `debug`.",
 )
 def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any) -> int:
-    """Run the documented system NAME, or all five, until Ctrl-C.
+    """Run the documented system NAME, or all five, until you press Ctrl-C.
 
-    Everything runs in this process: consumers, web applications, the admin page and, unless --broker
-    names a RabbitMQ, a broker that other programs on this machine can use as well.
+    Everything runs in this process: the consumers, the web applications and the admin page. Unless
+    --broker is given, the process also runs a broker, which other programs on this machine can use.
     """
     if broker in ("", EMBEDDED):
         broker = None
@@ -77,7 +77,9 @@ def demo(name: str | None, no_traffic: bool, broker: str | None, **options: Any)
 
 
 async def _run(settings: DemoSettings) -> int:
-    """Run until the first signal, then stop in order. A second signal stops it immediately."""
+    """Run until the first signal and then shut down in order. A second signal ends the demo
+    immediately.
+    """
     from hopback.cli.signals import Stopper, listen_to_signals
 
     stopping = asyncio.Event()

@@ -1,4 +1,6 @@
-"""The page `/demo`: the systems with their counters, an incident to play, and a table that compares them."""
+"""The page `/demo`. It shows the counters of the systems, guides the reader through an incident and
+compares the systems in a table.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ _SAMPLE = re.compile(r"^hopback_(deliveries_total|queue_depth)\{(.*)\} (\S+)$", 
 _CODE = re.compile("`([^`]+)`")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _UNIT = re.compile(r"(?<=\d) (?=s\b|min\b)")
-"""The space between a number and its unit, which must not become a line break."""
+"""Matches a space between a number and its unit. The line must not break there."""
 
 
 class Counters(TypedDict):
-    """The outcomes of a system's messages so far, and the number of messages in its queues."""
+    """How many messages a system has received and handled, and how many are in its queues now."""
 
     came: int
     done: int
@@ -35,18 +37,18 @@ class Counters(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ShownSystem:
-    """A system as the page shows it."""
+    """The parts of a system's description that the page shows."""
 
     name: str
     title: str
     url: str
     topologies: tuple[Topology, ...]
     tries: tuple[tuple[str, str], ...]
-    """Descriptions and commands."""
+    """Pairs of a description and a shell command."""
 
     @property
     def main_queue(self) -> str:
-        """The queue whose surroundings the diagram shows."""
+        """The queue in the centre of the diagram."""
         return next(plan.queue for topology in self.topologies for plan in topology.plans)
 
     @property
@@ -56,7 +58,7 @@ class ShownSystem:
 
 
 def counters_of(systems: Iterable[ShownSystem], metrics: str) -> dict[str, Counters]:
-    """Compute the counters of each system from the `/metrics` text."""
+    """Compute the counters of each system from the text that `/metrics` returns."""
     runs: dict[tuple[str, str], int] = {}
     depths: dict[str, int] = {}
     for kind, labels, value in _SAMPLE.findall(metrics):
@@ -95,11 +97,11 @@ _STEPS = (
     ("Re-drive", "sends back only the messages that failed because of the warehouse"),
 )
 _COUNTERS = {"came": "in", "done": "done", "retrying": "retrying", "dead": "dead"}
-"""The label of each counter."""
+"""The labels of the counters."""
 
 
 def front_page(systems: Sequence[ShownSystem], guide: str) -> str:
-    """Render the page. It requests the counters every second."""
+    """Render the page. Its script requests the counters every second."""
     names = {system.name for system in systems}
     shop = next((one for one in systems if one.name == "ratatoskr"), None)
     return _template().render(
@@ -116,7 +118,7 @@ def front_page(systems: Sequence[ShownSystem], guide: str) -> str:
 
 
 def _shop(system: ShownSystem) -> dict[str, str]:
-    """Return the addresses that the script of the incident uses."""
+    """Return the addresses that the script of the incident needs."""
     queue = system.dead_letter_queues[0]
     return {"url": system.url, "queue": queue, "page": f"/queues/{_path(queue)}"}
 
@@ -133,7 +135,7 @@ def _read(name: str) -> str:
 
 
 def _marked(text: str) -> Markup:
-    """Mark up the code in a text, and keep numbers with their units."""
+    """Convert backticks to `<code>` elements and prevent line breaks between numbers and units."""
     escaped = str(escape(_UNIT.sub("\N{NO-BREAK SPACE}", text)))
     return Markup(_CODE.sub(r"<code>\1</code>", escaped))  # noqa: S704 - the text is escaped
 

@@ -1,4 +1,6 @@
-"""Run the demo: a broker, a web server, the systems with their traffic, and the admin page."""
+"""Run the demo. It consists of a broker, a web server, the systems with their traffic, and the
+admin page.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,14 @@ if TYPE_CHECKING:
     from hopback.systems.host import Running, System
 
 _PORTS = ((5673, 15673), (0, 0))
-"""Ports for AMQP and management. They differ from RabbitMQ's. If they are in use, free ports are chosen."""
-_RECONNECT_S = 1  # seconds; the broker of a demo runs on this machine and restarts within seconds
+"""Ports for AMQP and for the management API. RabbitMQ uses other ports, so both can run on the same
+machine. If these ports are in use, free ones are chosen.
+"""
+_RECONNECT_S = 1  # Seconds. The broker of a demo runs on this machine and restarts quickly.
 _TRAFFIC_AGAIN_S = (
-    5  # seconds until traffic starts again after an error, so that the log stays readable
+    5  # Seconds until traffic starts again after an error. A shorter delay would fill the log.
 )
-_COUNT_EVERY_S = 1.0  # seconds; the page requests its counters as often
+_COUNT_EVERY_S = 1.0  # Seconds. The page requests the counters at the same interval.
 _LOG = logging.getLogger("hopback.demo")
 
 
@@ -68,7 +72,7 @@ class DemoSettings:
 
 
 class Demo:
-    """The systems in one process. `stack` closes them in reverse order."""
+    """Runs the systems in one process. `stack` closes everything in reverse order."""
 
     def __init__(self, settings: DemoSettings, stack: AsyncExitStack) -> None:
         self._settings = settings
@@ -81,7 +85,7 @@ class Demo:
         self._management: str | None = None
 
     async def start(self) -> Guide:
-        """Start broker, web server, systems, page and traffic. Return their addresses."""
+        """Start the broker, the web server, the systems, the admin page and the traffic."""
         if self._settings.folder is not None:
             folder = private_folder(Path(self._settings.folder))
         else:
@@ -125,7 +129,7 @@ class Demo:
         return guide
 
     async def _open_broker(self) -> None:
-        """Use the broker of the settings, or start an embedded one on a socket."""
+        """Connect to the configured broker, or start an embedded one that listens on a port."""
         if self._settings.broker is not None:
             self._amqp = self._settings.broker
             broker = rabbitmq(self._amqp)
@@ -153,7 +157,7 @@ class Demo:
             SystemClock(),
             level=self._settings.log_level,
             codes=DESIGNS[system.name].codes,
-            # delivery.retried and delivery.parked contain the reason of a failed run.
+            # `delivery.retried` and `delivery.parked` already contain the reason why a run failed.
             silent=frozenset({"topology.warning", "handler.failed"}),
         )
         logging.basicConfig(level=logging.WARNING, handlers=[LogBridge(log)])
@@ -179,7 +183,7 @@ class Demo:
             web.add(system.name, started.web)
 
     async def _open_page(self, web: DemoWeb) -> None:
-        """Serve the admin page for the dead letters of all systems."""
+        """Add the admin page, which shows the dead letters of all systems."""
         broker, vhost = RabbitMQ(self._amqp), virtual_host(self._amqp)
         view: Management | None = None
         try:
@@ -197,7 +201,7 @@ class Demo:
         web.open_page(page)
 
     async def _count_depths(self) -> None:
-        """Count every queue of the systems on a separate connection."""
+        """Count the messages in all queues of the systems. This uses a separate connection."""
 
         def watched() -> list[Watched]:
             return [
@@ -219,7 +223,7 @@ class Demo:
             await asyncio.sleep(_RECONNECT_S)
 
     def _run_in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task until the demo ends. Its exceptions are logged."""
+        """Run a coroutine until the demo ends. If it raises an exception, the exception is logged."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(_log_end)
 
@@ -239,7 +243,9 @@ def _log_end(task: asyncio.Task[None]) -> None:
 
 
 async def _produce(system: System, host: Host) -> None:
-    """Produce the traffic of a system. Start again after an outage of the broker or the database."""
+    """Produce the traffic of a system. After a failure of the broker or the database it starts
+    again.
+    """
     while True:
         with suppress(httpx.HTTPError, BrokerError, KeyError, ValueError):
             await system.traffic(host)
@@ -247,10 +253,9 @@ async def _produce(system: System, host: Host) -> None:
 
 
 class ShortLog(EventLog):
-    """Writes a row of a table for each delivery, and a line for each other event."""
+    """Logs a table row for each delivery, and a line for each other event."""
 
     def line(self, moment: datetime, level: str, event: str, details: Mapping[str, Any]) -> str:
-        """Return the line without its end."""
         if not event.startswith("delivery."):
             shown = {key: value for key, value in details.items() if key != "traceback"}
             rest = " ".join(f"{key}={one_line(str(value))}" for key, value in shown.items())
@@ -272,7 +277,7 @@ HEADINGS = _ROW.format("time", "queue", "outcome", "run", "wait", "reason")
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """The addresses and commands that the command prints and `/demo` shows."""
+    """The addresses and example commands. The command prints them and the page `/demo` shows them."""
 
     url: str
     amqp: str
@@ -305,7 +310,7 @@ class Guide:
 
 
 def _command() -> str:
-    """Return the command that started this process."""
+    """Return the command with which this process was started."""
     if shutil.which("hopback"):
         return "hopback"
     path = Path(sys.argv[0])

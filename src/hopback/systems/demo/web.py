@@ -1,7 +1,7 @@
-"""The web server of the demo: the application of every system, the pages, health and metrics.
+"""The web server of the demo.
 
-A single port serves everything: each system under its name, the demo page at `/demo`, and the admin page at
-`/`.
+A single port serves everything. Each system is mounted at its name, the demo page is at `/demo`,
+and the admin page is at `/`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
     from hopback.observe.metrics import Metrics
     from hopback.runtime import Health
 
-_GRACE_S = 1  # seconds: a browser with an open stream must not delay the end of the demo
-_BACKLOG = 128  # the traditional maximum of Linux. A browser opens six connections
-_KEEP_ALIVE_S = 60  # a reader of the page thinks for a while between two clicks
+_GRACE_S = 1  # Seconds. A browser with an open event stream must not delay the end of the demo.
+# Connections. This was the maximum of Linux for a long time, and a browser only opens six.
+_BACKLOG = 128
+_KEEP_ALIVE_S = 60  # Seconds. Users may need some time between two clicks.
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class DemoWeb:
-    """The demo's web server. Systems and the page are added as they start."""
+    """The web application of the demo. Systems and the admin page are added when they start."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -59,7 +60,9 @@ class DemoWeb:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, if it is made to this machine by its own name and by no other site."""
+        """Handle a request. Requests with the host name of another machine are refused, and so are
+        changes that a page of another site has sent.
+        """
         answer: ASGIApp = self._router
         if scope["type"] == "http":
             headers = Headers(scope=scope)
@@ -70,15 +73,14 @@ class DemoWeb:
         await answer(scope, receive, send)
 
     def add(self, name: str, web: ASGIApp) -> None:
-        """Serve a system's web application under its name."""
+        """Mount the web application of a system at its name."""
         self._router.routes.append(Mount(f"/{name}", web))
 
     def watch(self, service: Service, health: Health) -> None:
-        """Include a service in the probes and the metrics."""
+        """Include a service in health checks and metrics."""
         self._running.append((service, health))
 
     def open_page(self, page: ASGIApp) -> None:
-        """Serve the admin page at the root."""
         self._router.default = page
 
     def show(self, systems: Sequence[ShownSystem], guide: str) -> None:
@@ -116,30 +118,30 @@ class DemoWeb:
 
 
 def _health_response(reasons_by_system: dict[str, tuple[str, ...]]) -> Response:
-    """Return 503 with the reasons if a system is not healthy."""
+    """Return status 503 and the reasons if any system is unhealthy, otherwise 200."""
     reasons = [reason for each in reasons_by_system.values() for reason in each]
     body = {"systems": list(reasons_by_system), "reasons": reasons}
     return JSONResponse(body, 503 if reasons else 200)
 
 
 class _ServerWithoutSignals(uvicorn.Server):
-    """Leaves signals to the command."""
+    """A server that does not install signal handlers, because the command handles the signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take none."""
+        """Keep the signal handlers of the command."""
         yield
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises OSError if the port is in use. Port 0 selects a free one."""
+    """Return a listening socket. Port 0 selects a free port. Raises OSError if the port is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
 @asynccontextmanager
 async def serve_on(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None]:
-    """Serve on the socket for as long as the block lasts."""
+    """Serve the application on the socket until the block ends."""
     config = uvicorn.Config(
         app,
         lifespan="off",
@@ -161,7 +163,7 @@ async def serve_on(app: ASGIApp, listening: socket.socket) -> AsyncIterator[None
 
 @asynccontextmanager
 async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
-    """Run the lifespan of a web application by the ASGI protocol, without a server."""
+    """Run the lifespan of a web application through the ASGI protocol. No server is needed."""
     events: asyncio.Queue[str] = asyncio.Queue()
     answers: asyncio.Queue[str] = asyncio.Queue()
 

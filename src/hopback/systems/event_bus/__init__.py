@@ -1,1 +1,1 @@
-"""The event bus: events published once, pushed over HTTP to every service that is registered."""
+"""The event bus. An event is published once and pushed over HTTP to all registered services."""

@@ -1,6 +1,7 @@
-"""The HTTP interface: publish events and list the registered services.
+"""The HTTP API, which publishes events and lists the registered services.
 
-With `PUBLISH_TOKENS` both need `Authorization: Bearer TOKEN`. Probes and metrics do not.
+If `PUBLISH_TOKENS` is set, both require `Authorization: Bearer TOKEN`. Health checks and metrics do
+not.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from hopback.systems.web import (
 )
 
 _LONGEST_DELAY_MS = 86_400_000
-"""One day. A later event needs a scheduler."""
+"""One day, in milliseconds. Events with a longer delay need a scheduler."""
 
 
 def create_api(
@@ -47,7 +48,9 @@ def create_api(
     publisher = TopologyPublisher(broker, registry.topology(), name="event-bus api")
 
     async def publish_event(request: Request) -> JSONResponse:
-        """Publish an event to every service of a bus. Answer 202 after the broker's confirm."""
+        """Publish an event to all services of a bus. The response is 202 once the broker has
+        confirmed it.
+        """
         _authenticate(request, settings.publish_tokens)
         prefix = request.path_params["prefix"]
         prefixes = sorted({prefix_of(service) for service in registry.targets()})
@@ -68,7 +71,7 @@ def create_api(
         return await publish(publisher, message)
 
     async def list_services(request: Request) -> JSONResponse:
-        """List every service with its endpoint and its queues."""
+        """List all services with their endpoints and queues."""
         _authenticate(request, settings.publish_tokens)
         services = [
             {
@@ -91,9 +94,11 @@ def create_api(
 
 
 def _authenticate(request: Request, tokens: tuple[str, ...]) -> None:
-    """Raise RequestRefused with status 401 unless the request has one of the tokens."""
+    """Raise RequestRefused with status 401 if tokens are configured and the request has none of
+    them.
+    """
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    # All tokens are compared, so that the duration does not depend on the token that matches.
+    # Compare all tokens, so that the duration does not reveal which one matches.
     matches = [hmac.compare_digest(given.strip().encode(), one.encode()) for one in tokens]
     if tokens and not (scheme.lower() == "bearer" and any(matches)):
         raise RequestRefused(

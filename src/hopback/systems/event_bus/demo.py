@@ -1,4 +1,4 @@
-"""The event bus in one process, with sample traffic that contains deliberate failures."""
+"""Runs the event bus in one process, with sample traffic in which some deliveries fail on purpose."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
 
 _EVERY = 5.0
-"""Seconds between two events."""
+"""Seconds between two events, so that a reader can follow each one."""
 
 
 @asynccontextmanager
 async def _start(host: Host) -> AsyncIterator[Running]:
-    """Start the event bus. The sample receiver plays the services, under `/receiver`."""
+    """Start the event bus. The sample receiver at `/receiver` takes the place of the services."""
     read = EventBusSettings.read(host.variables)
     settings = replace(
         read,
@@ -39,7 +39,7 @@ async def _start(host: Host) -> AsyncIterator[Running]:
 
 
 async def _traffic(host: Host) -> None:
-    """Publish events. One service fails now and then, the other refuses every correction."""
+    """Publish events. One service fails occasionally, and the other rejects all stock corrections."""
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         for number in itertools.count():
             event: dict[str, object] = {"type": "order.created", "payload": {"order": number}}
@@ -47,7 +47,7 @@ async def _traffic(host: Host) -> None:
                 event = {**event, "type": "order.reminder", "processAfterDelayMs": 8000}
             if number % 10 == 4:
                 event = {"type": "stock.corrected", "payload": {"shelf": number}}
-                # Set each time, because a reader of the README may reset the behaviour.
+                # This is set each time, because a reader of the README may have reset it.
                 hopeless = {"status": 422, "type": "stock.corrected"}
                 await client.put("/receiver/wms-orders/behaviour", json=hopeless)
             if number % 6 == 0:

@@ -1,4 +1,4 @@
-"""The messages of events. The fanout of the bus distributes an event to every service."""
+"""Creates the messages of events. The fanout exchange of the bus copies each one to all services."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def event_message(
     event_id: str | None = None,
     process_after_delay_ms: int | None = None,
 ) -> Message:
-    """Return the message of an event for the bus `prefix`: `wms` for `wms.main-exchange`.
+    """Return the message of an event. The bus of the exchange `wms.main-exchange` has the prefix
+    `wms`.
 
-    A service gets the event immediately and answers 425 until `process_after_delay_ms` have passed.
+    Services receive the event immediately. They answer 425 until `process_after_delay_ms` have
+    passed.
     """
     event_id, now = event_id or str(uuid.uuid4()), now or SystemClock().now()
     event = {
@@ -34,5 +36,5 @@ def event_message(
         event["processAfterDelayMs"] = process_after_delay_ms
     exchange = f"{prefix}.main-exchange"
     message = compose("", event, exchange=exchange, message_id=event_id, message_type=event_type)
-    # The delay is counted from the timestamp of the message.
+    # The delay starts at the timestamp of the message.
     return replace(message, properties=replace(message.properties, timestamp=int(now)))

@@ -1,8 +1,12 @@
-"""The parts of the event bus as separate processes. All settings come from the environment.
+"""The parts of the event bus, to be run as separate processes. They are configured with environment
+variables.
 
 `hopback run hopback.systems.event_bus.parts:push`
+
 `uvicorn --factory hopback.systems.event_bus.parts:create_web`
+
 `uvicorn --factory hopback.systems.event_bus.parts:create_sample --port 8001`
+
 `hopback dlq redrive QUEUE --topology hopback.systems.event_bus.parts:services`
 """
 
@@ -25,7 +29,8 @@ _SETTINGS = EventBusSettings.read(os.environ)
 
 push = create_push(_SETTINGS)
 services = App("event-bus", topology=ServiceRegistry(_SETTINGS, os.environ).topology())
-"""The queues and plans of all registered services, for commands that take a topology."""
+"""The queues and failure plans of all registered services. Commands that need a topology load this.
+"""
 
 
 def create_web() -> Starlette:

@@ -1,4 +1,6 @@
-"""The push consumers: each posts the events of a service to its endpoint. The status is the outcome."""
+"""Pushes events to the services. Each consumer posts the events of one service to its endpoint, and
+the HTTP status determines the outcome.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,15 @@ from hopback.systems.event_bus.settings import EventBusSettings
 
 _LOG = logging.getLogger("hopback.systems.event_bus")
 _READ_EVERY_S = 1.0
-"""Seconds between two checks of the services file. A change takes effect within about two seconds."""
+"""Seconds between two checks of the services file, so that a change takes effect within about two
+seconds.
+"""
 
 
 def create_push(settings: EventBusSettings, variables: Mapping[str, str] = os.environ) -> App:
     """Return the application that pushes events to the services.
 
-    With `SERVICES_FILE` services are added and removed while it runs.
+    If `SERVICES_FILE` is set, services are added and removed while the application runs.
     """
     registry = ServiceRegistry(settings, variables)
     if settings.services_file is None:
@@ -62,11 +66,13 @@ async def _update(
     running: dict[str, tuple[PushTarget, App]],
     settings: EventBusSettings,
 ) -> None:
-    """Remove and add services until those of `targets` run. Failed changes are tried again later."""
+    """Start and stop the consumers of services so that they match `targets`. Failed changes are
+    tried again at the next check.
+    """
     try:
         for service, (target, app) in list(running.items()):
             if targets.get(service) != target:
-                # A queue whose service only has a new endpoint stays bound.
+                # If only the endpoint has changed, the queue stays bound, so that no event is lost.
                 await runner.remove(app, unbind=service not in targets)
                 del running[service]
                 _LOG.info("%s is removed from %s", service, target.url)

@@ -1,4 +1,4 @@
-"""A sample receiver: plays any service, lists its events, and fails on request."""
+"""A sample receiver. It accepts the events of any service, lists them, and fails on request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from hopback.runtime import Clock, SystemClock
 from hopback.systems.web import RequestRefused, json_body, web_application
 
 _TOO_EARLY = 425
-"""HTTP 425: the event is not due yet."""
+"""The HTTP status for events that are not due yet."""
 _MOST_REMEMBERED = 1000
-"""Events that are listed for each service. Older ones are dropped, because the demo may run for hours."""
+"""How many events of each service are listed. Older ones are dropped, because the demo may run for
+hours.
+"""
 
 
 @dataclass(slots=True)
 class _Behaviour:
-    """The answer of a service: a status, for a number of events, for one type or all types."""
+    """How a service answers: with which status, to how many events, and to which type of event."""
 
     status: int = 200
     times: int | None = None
@@ -33,7 +35,7 @@ class _Behaviour:
     delay_ms: int = 0
 
     def answers(self) -> bool:
-        """Whether this behaviour applies. It counts down the number of events."""
+        """Return whether this behaviour applies, and decrement the number of remaining events."""
         if self.times == 0:
             return False
         if self.times is not None:
@@ -50,7 +52,6 @@ class _Receiver:
         )
 
     async def receive(self, request: Request) -> JSONResponse:
-        """Receive a pushed event."""
         service, event = request.path_params["service"], await json_body(request, with_nul=True)
         kind = event.get("type")
         known = (self._behaviours[service].get(each) for each in (str(kind), None))
@@ -71,11 +72,13 @@ class _Receiver:
         return JSONResponse({"answered": status}, status)
 
     async def show(self, request: Request) -> JSONResponse:
-        """List the events of a service and its answers."""
+        """List the events that a service has received, with the status of each response."""
         return JSONResponse({"events": list(self._seen[request.path_params["service"]])})
 
     async def behave(self, request: Request) -> JSONResponse:
-        """Set the answers of a service to one type of event, or to all other types. `{}` resets it."""
+        """Set how a service answers to one type of event, or to all other types. `{}` resets the
+        service.
+        """
         body = await json_body(request)
         behaviour = _Behaviour(
             status=_number(body, "status", 200, 200, 599) or 200,
@@ -103,7 +106,7 @@ def create_receiver(clock: Clock | None = None) -> Starlette:
 
 
 def _due_at(event: Mapping[str, Any]) -> float:
-    """Return the time at which an event is due, in seconds since 1970, or 0."""
+    """Return the time when an event is due, in seconds since 1970. Returns 0 if it has no delay."""
     delay_ms, occurred = event.get("processAfterDelayMs"), event.get("occurredAt")
     if not isinstance(delay_ms, int | float) or not isinstance(occurred, str):
         return 0.0

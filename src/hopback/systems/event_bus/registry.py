@@ -1,4 +1,4 @@
-"""The registered services: those of `SERVICES`, or those of a file that may change at run time.
+"""The registered services. They are listed in `SERVICES`, or in a file that may change at run time:
 
 ```toml
 [wms-orders]
@@ -34,7 +34,9 @@ def queue_of(service: str) -> str:
 
 
 class _ServiceEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """A service in the file. Tokens and secrets come from the environment variables that it names."""
+    """An entry of the file. It contains the names of environment variables instead of the token and
+    secret.
+    """
 
     url: str
     headers: dict[str, str] = {}
@@ -45,7 +47,7 @@ class _ServiceEntry(msgspec.Struct, forbid_unknown_fields=True):
 class ServiceRegistry:
     """The current services and their endpoints.
 
-    If the changed file cannot be read, that is logged once, and the services stay as they were.
+    If a changed file cannot be read, the error is logged once and the services stay the same.
     """
 
     def __init__(self, settings: EventBusSettings, variables: Mapping[str, str]) -> None:
@@ -61,7 +63,7 @@ class ServiceRegistry:
             self._targets = self._read(settings.services_file)
 
     def targets(self) -> Mapping[str, PushTarget]:
-        """Return every service with its endpoint. Reads the file again if it has changed."""
+        """Return the endpoints of all services. The file is read again if it has changed."""
         file = self._settings.services_file
         if file is not None and (stamp := _stamp(file)) != self._stamp:
             self._stamp = stamp
@@ -99,7 +101,7 @@ class ServiceRegistry:
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
-    """Return modification time and size of a file, or None if it does not exist."""
+    """Return the modification time and the size of a file, or None if it does not exist."""
     try:
         found = file.stat()
     except OSError:

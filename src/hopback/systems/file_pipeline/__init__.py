@@ -1,4 +1,5 @@
-"""The file pipeline: seven consumers process uploaded files.
+"""The file pipeline. Seven consumers process uploaded files.
 
-Each stage has a queue. A failed message waits 15 s and returns only to the stage that failed.
+Each consumer has its own queue. A failed message waits for 15 s and then returns only to the queue
+where it failed.
 """

@@ -1,6 +1,6 @@
-"""The three admin endpoints that the file pipeline's document specifies: list, peek and re-drive.
+"""The admin endpoints that the document of the file pipeline specifies: list, peek and re-drive.
 
-Their answers are a contract. Fields are only added.
+Clients depend on the responses. Fields may be added, but not changed or removed.
 """
 
 from __future__ import annotations
@@ -57,16 +57,19 @@ ACCEPTED = tuple(
         "audit",
     )
 )
-"""The dead-letter queues that the document names. The endpoints refuse every other name."""
+"""The dead-letter queues that the document names. All other names are refused."""
 
-# Messages: the defaults and the maximum of the document.
+# Numbers of messages: the defaults and the maximum that the document specifies.
 _PEEKED = 20
 _REDRIVEN = 10
 _MOST = 100
-_MOST_BODY_BYTES = 10_000  # a request body contains one number, a longer body is refused
-_PEEK_BYTES = 16 * 1024 * 1024  # 100 messages of usual size; a peek ends early at this size
-_PEEK_S = 30.0  # seconds; the messages are requeued after that even if the caller is gone
-_PARSED_BYTES = 1024 * 1024  # bytes of one peek that are parsed as JSON; the rest is shown as text
+_MOST_BODY_BYTES = 10_000  # a valid body contains only one number
+# enough for 100 messages of usual size; a peek stops when it has read this many bytes
+_PEEK_BYTES = 16 * 1024 * 1024
+# Seconds. After this time the messages are requeued even if the caller has disconnected.
+_PEEK_S = 30.0
+# How many bytes of a peek are parsed as JSON. The rest is shown as text.
+_PARSED_BYTES = 1024 * 1024
 _CORRELATION = re.compile(r"[!-~]{1,128}")
 _UNFINISHED = frozenset(
     {JobState.FAILED, JobState.STOPPED, JobState.INTERRUPTED, JobState.CANCELLED}
@@ -74,7 +77,7 @@ _UNFINISHED = frozenset(
 
 
 def admin_routes(operations: Operations, settings: PipelineSettings, clock: Clock) -> list[Route]:
-    """Return the routes of the endpoints. They need the role `admin`."""
+    """Return the routes of the admin endpoints, which require the role `admin`."""
     tokens = None
     if settings.jwks_url or settings.secret:
         tokens = token_reader(settings.tokens(), (), settings.secret, clock)
@@ -91,13 +94,15 @@ def admin_routes(operations: Operations, settings: PipelineSettings, clock: Cloc
 class _AdminEndpoints:
     operations: Operations
     tokens: TokenReader | None
-    """None refuses every caller: no secret and no issuer are configured."""
+    """None if neither a secret nor an issuer is configured. All callers are refused then."""
     clock: Clock
 
     def endpoint(
         self, answer: Callable[[Request, Who], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Wrap `answer`: check the caller's token first and report errors as the document specifies."""
+        """Return an endpoint that checks the caller's token, calls `answer`, and reports errors in
+        the documented form.
+        """
 
         async def respond(request: Request) -> Response:
             given = request.headers.get("x-correlation-id", "")
@@ -115,7 +120,6 @@ class _AdminEndpoints:
         return respond
 
     async def list_queues(self, _request: Request, _who: Who) -> Response:
-        """List the accepted queues with their depths."""
         found = [one for one in await self.operations.queues() if one.queue in ACCEPTED]
         items = []
         for one in sorted(found, key=lambda one: one.queue):
@@ -134,7 +138,7 @@ class _AdminEndpoints:
         return _json({"items": items, "total": len(items)})
 
     async def peek(self, request: Request, who: Who) -> Response:
-        """Show messages at the head. They are requeued before the response is sent."""
+        """Show the first messages of a queue. They are requeued before the response is sent."""
         text = request.query_params.get("limit")
         digits = text is not None and re.fullmatch(r"[0-9]{1,9}", text)
         limit = _limit(int(digits[0]) if digits else text, _PEEKED)
@@ -146,7 +150,7 @@ class _AdminEndpoints:
             page = await operations.messages(session.id, limit=limit)
             deliveries = []
             for dead_letter in page.dead_letters:
-                # Writes to the audit that this caller has seen the message.
+                # This records in the audit that the caller has seen the message.
                 await operations.message(session.id, dead_letter.id)
                 deliveries.append(operations.delivery(session.id, dead_letter.id))
         finally:
@@ -157,11 +161,13 @@ class _AdminEndpoints:
             size = len(delivery.body)
             items.append(_message(delivery, ready - place, room))
             room -= size if size <= room else 0
-            await asyncio.sleep(0)  # other requests are answered between two large messages
+            await asyncio.sleep(0)  # let other requests run between two large messages
         return _json({**_names(queue), "requested": limit, "returned": len(items), "items": items})
 
     async def redrive(self, request: Request, who: Who) -> Response:
-        """Re-drive messages from the head. Each is acked after the broker's confirm."""
+        """Re-drive the first messages of a queue. Each one is acked after the broker has confirmed
+        its copy.
+        """
         limit = _limit(await _body_limit(request), _REDRIVEN)
         queue = await self._queue(request)
         operation = str(uuid.uuid4())
@@ -174,7 +180,7 @@ class _AdminEndpoints:
         submission = Submission(stamped=True, operation=operation)
         started = await self.operations.on_behalf_of(who).start(redrive, submission)
         job = await self.operations.wait(started.id)
-        # The messages that are still in the queue, in its order.
+        # These messages are still in the queue, in the same order.
         reasons = [one.reason for one in await self.operations.failures(job.id)]
         if job.state in _UNFINISHED:
             reasons += [job.state_reason] * (job.counts.selected - job.counts.done - len(reasons))
@@ -207,7 +213,7 @@ class _AdminEndpoints:
         return Who(principal.id.removeprefix("token:"), principal.name)
 
     async def _queue(self, request: Request) -> QueueSummary:
-        """Return the queue in the path. Refuse it with the documented 400 if it is not accepted."""
+        """Return the queue in the path, or raise the documented error 400 if it is not accepted."""
         name = request.path_params["queue"]
         found = [one for one in await self.operations.queues() if one.queue == name]
         if not found or name not in ACCEPTED:
@@ -215,7 +221,7 @@ class _AdminEndpoints:
         return found[0]
 
     def _refusal(self, refused: Refused, request: Request, correlation: str) -> Response:
-        """Return a problem document that also has the error fields of the pipeline's document."""
+        """Return a problem document that also contains the error fields of the document."""
         error: dict[str, object] = {"code": refused.code, "message": refused.detail}
         if refused.more:
             error["details"] = refused.more
@@ -226,7 +232,7 @@ class _AdminEndpoints:
             "method": request.method,
             "timestamp": format_moment(self.clock.now()),
         }
-        # The messages are those of the document, whatever language the client prefers.
+        # The document specifies these texts in English, so the client's language does not matter.
         headers = {**refused.headers, "Cache-Control": "no-store", "Content-Language": "en"}
         return Response(json.dumps(body), refused.status, headers, "application/problem+json")
 
@@ -240,14 +246,15 @@ def _names(queue: QueueSummary) -> dict[str, object]:
 
 
 def _json(content: object, status: int = 200) -> Response:
-    # ASCII, because a payload may contain half of a surrogate pair, which UTF-8 cannot encode.
+    # Write ASCII, because a payload may contain half of a surrogate pair, which UTF-8 cannot
+    # encode.
     text = json.dumps(content, separators=(",", ":"))
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return Response(text, status, headers, "application/json")
 
 
 async def _body_limit(request: Request) -> object:
-    """Return the limit in the body, or None if the body or the limit is absent."""
+    """Return the limit from the body, or None if it is missing."""
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
@@ -275,7 +282,9 @@ def _limit(asked: object, default: int) -> int:
 
 
 def _message(delivery: Delivery, behind: int, room: int) -> dict[str, Any]:
-    """Show a message. `behind` messages follow it; a payload larger than `room` bytes is not parsed."""
+    """Return the JSON form of a message. `behind` is the number of messages after it. A payload of
+    more than `room` bytes is not parsed.
+    """
     payload, encoding = _payload(delivery.body, room)
     properties = delivery.properties
     named = {each.name: getattr(properties, each.name) for each in fields(properties)}
@@ -295,7 +304,9 @@ def _message(delivery: Delivery, behind: int, room: int) -> dict[str, Any]:
 
 
 def _payload(body: bytes, room: int) -> tuple[Any, str]:
-    """Return the body parsed if it is JSON and not too large, otherwise as text, otherwise as base64."""
+    """Return the body and its encoding. JSON is parsed unless it is too large. Other text is
+    returned as it is, and everything else as base64.
+    """
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -304,7 +315,7 @@ def _payload(body: bytes, room: int) -> tuple[Any, str]:
         return text, "string"
     try:
         parsed = json.loads(text, parse_constant=_refuse)
-        json.dumps(parsed)  # nesting that can be read but not written is shown as text
+        json.dumps(parsed)  # deep nesting can sometimes be read but not written
     except (ValueError, RecursionError):
         return text, "string"
     return parsed, "string"
@@ -315,7 +326,7 @@ def _refuse(name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a header value to JSON. Bytes become text, or base64 if they are not UTF-8."""
+    """Convert a header value to JSON. Bytes that are not UTF-8 are encoded as base64."""
     if isinstance(value, bytes):
         try:
             return value.decode()

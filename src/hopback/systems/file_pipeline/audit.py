@@ -1,4 +1,4 @@
-"""The audit: records every event once, in order, permanently."""
+"""The audit records all events permanently, in order and without duplicates."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hopback.systems.file_pipeline.tables import audit
 
 _QUEUE = "q.audit"
 _LONGEST = 65_536
-"""Bytes of a body that are recorded. Messages of the pipeline have some hundreds."""
+"""How many bytes of a body are recorded. The messages of the pipeline have a few hundred."""
 
 
 def add_audit(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.audit`. It records every message, including invalid ones."""
+    """Add the handler of `q.audit`, which records all messages, even invalid ones."""
 
     async def read(context: Context) -> dict[str, Any]:
         return {
@@ -28,7 +28,7 @@ def add_audit(app: App, runtime: PartRuntime) -> None:
             "body": _plain(context.delivery.body[:_LONGEST].decode("utf-8", "replace")),
         }
 
-    # One message and one batch at a time, to keep the order.
+    # Process one message and one batch at a time to keep the order.
     @app.batch(_QUEUE, size=100, wait="100ms", batchers=1, prepare=read, processors=1)
     async def record(rows: list[dict[str, Any]]) -> None:
         async with runtime.database.transaction() as tx:

@@ -1,4 +1,4 @@
-"""The pipeline's seven consumers, each for a single queue."""
+"""The seven consumers of the pipeline. Each one consumes a single queue."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _CONSUMERS = {
 
 
 def create_consumers(runtime: PartRuntime, *names: str) -> App:
-    """Return an application with these consumers. The default is all consumers. Its lifespan opens the
-    runtime.
+    """Return an application with the given consumers, or with all of them if none is given. It
+    opens the runtime when it starts.
     """
     settings = runtime.settings
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)

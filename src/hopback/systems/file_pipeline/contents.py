@@ -1,4 +1,4 @@
-"""Detect the type of a file by its bytes and compare it with the declared type. Pure."""
+"""Detect the type of a file from its content and compare it with the declared type."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 HEAD_BYTES = 65_536
-"""Bytes of a file that `sniff` reads."""
+"""How many bytes of a file `sniff` needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileType:
-    """An accepted file type: its name endings, and whether it is a picture."""
+    """An accepted file type with its file name extensions."""
 
     endings: tuple[str, ...]
     image: bool = False
@@ -32,7 +32,7 @@ TYPES: Mapping[str, FileType] = MappingProxyType(
         "text/plain": FileType((".txt", ".log", ".md")),
     }
 )
-"""Every accepted type."""
+"""All accepted types."""
 
 _TEXTUAL = frozenset({"application/json", "text/csv", "text/plain"})
 _MAGIC = (
@@ -48,24 +48,24 @@ _CONTROLS = frozenset(range(32)) - {9, 10, 12, 13} | {127}
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """The reason of a rejection: a code and a sentence."""
+    """Why a file is rejected, as a code and as a sentence."""
 
     code: str
     reason: str
 
 
 def is_image(content_type: str | None) -> bool:
-    """Whether files of this type are pictures."""
     taken = TYPES.get(content_type or "")
     return taken is not None and taken.image
 
 
 def sniff(head: bytes) -> str | None:
-    """Return the type that the first bytes indicate, or None if they are unknown."""
+    """Detect the type from the first bytes. Returns None if it is unknown."""
     for offset, magic, found in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
             return found if found != "image/webp" or head[:4] == b"RIFF" else None
-    # Text is UTF-8 without control characters. The last character may be incomplete.
+    # Anything else must be UTF-8 text without control characters. The last character may be cut
+    # off.
     if not head or _CONTROLS & set(head):
         return None
     try:
@@ -77,7 +77,7 @@ def sniff(head: bytes) -> str | None:
 
 
 def judge(name: str, declared: str, content: bytes, max_bytes: int) -> Rejection | str:
-    """Return the type of the file, or the rejection if it does not match the declared type."""
+    """Return the declared type if the file matches it, otherwise the reason for the rejection."""
     ending = PurePath(name).suffix.lower()
     if not content:
         return Rejection("EMPTY_FILE", "The file is empty.")

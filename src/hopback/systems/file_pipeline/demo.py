@@ -1,4 +1,4 @@
-"""The file pipeline in one process, with sample traffic that contains deliberate failures."""
+"""Runs the file pipeline in one process, with sample traffic in which some files fail on purpose."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopback.systems.host import Host, Part, Running, System, Try, running
 from hopback.systems.web import opened
 
 _EVERY_S = 4.0
-"""Seconds between two files, so that a reader can follow one file through all parts."""
+"""Seconds between two files, so that a reader can follow each one through all parts."""
 _PARTS_MODULE = "hopback.systems.file_pipeline.parts"
 
 
@@ -35,7 +35,9 @@ async def _start(host: Host) -> AsyncIterator[Running]:
 
 
 async def _traffic(host: Host) -> None:
-    """Upload pictures and texts. One has a wrong type, one breaks Pillow."""
+    """Upload pictures and texts. One file has the wrong type, and one is a picture that Pillow
+    can't decode.
+    """
     good = _picture()
     broken = good[: len(good) // 2]
     files = (
@@ -49,13 +51,13 @@ async def _traffic(host: Host) -> None:
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         for number, (name, content, kind) in enumerate(itertools.cycle(files), 1):
             shown = f"{number}-{name}"
-            with suppress(httpx.TransportError):  # the gateway may not answer yet
+            with suppress(httpx.TransportError):  # the gateway may not have started yet
                 await client.post("/files", files={"file": (shown, content, kind)})
             await asyncio.sleep(_EVERY_S)
 
 
 def _picture() -> bytes:
-    """Return a gradient as PNG."""
+    """Return a gradient as a PNG file."""
     target = io.BytesIO()
     Image.radial_gradient("L").resize((120, 90)).save(target, "PNG")
     return target.getvalue()

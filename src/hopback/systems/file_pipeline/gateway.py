@@ -1,4 +1,6 @@
-"""The gateway: upload files over HTTP and read their status. Errors are in English or Portuguese."""
+"""The gateway, an HTTP API to upload files and query their status. Its errors are in English or
+Portuguese.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,15 @@ from hopback.systems.file_pipeline.storage import is_file_id
 from hopback.systems.web import RequestRefused, TopologyPublisher, web_application
 
 _MOST = 500
-"""Rows of one answer. A larger limit is refused."""
+"""The maximum number of rows in a response. Requests for more are refused."""
 _CORRELATION = re.compile(r"[!-~]{1,128}")
 
 
 def gateway(settings: PipelineSettings, broker: Broker, clock: Clock | None = None) -> Starlette:
     """Return the web application.
 
-    While the broker is unavailable, it accepts files and keeps their commands in the outbox. Readiness
-    therefore depends only on the database.
+    While the broker is unavailable, files are still accepted and their commands are kept in the
+    outbox. This is why readiness only depends on the database.
     """
     runtime = PartRuntime(settings, clock)
     topology = file_pipeline(hardened=settings.hardened, retry_ttl_ms=settings.retry_ttl_ms)
@@ -72,13 +74,13 @@ class _GatewayApi:
         self._register = Register(runtime)
 
     async def upload(self, request: Request) -> JSONResponse:
-        """Receive a file. Answer after it is stored on disk and in the database."""
+        """Receive a file. The response is sent when the file is on the disk and in the database."""
         storage = self._runtime.storage
         received = await receive(request, storage, self._runtime.settings)
         try:
             await self._register.enter(received, _correlation(request))
         except BaseException:
-            with suppress(Exception):  # the first error is raised
+            with suppress(Exception):  # the original error is raised
                 await asyncio.to_thread(storage.forget, received.file_id)
             raise
         where = f"{request.scope.get('root_path', '')}/files/{received.file_id}"
@@ -86,7 +88,6 @@ class _GatewayApi:
         return JSONResponse(body, 202, {"Location": where})
 
     async def list_files(self, request: Request) -> JSONResponse:
-        """List the newest files."""
         status = request.query_params.get("status")
         if status is not None and status not in STATUSES:
             known = ", ".join(STATUSES)
@@ -97,18 +98,16 @@ class _GatewayApi:
         return JSONResponse({"items": found, "total": total})
 
     async def show_file(self, request: Request) -> JSONResponse:
-        """Show the status of a file."""
         found = await self._register.file(_file_id(request))
         if found is None:
             raise _no_such_file()
         return JSONResponse(found)
 
     async def show_events(self, request: Request) -> JSONResponse:
-        """List the events of a file in order."""
+        """List the events of a file in chronological order."""
         return JSONResponse({"items": await self._register.events(_file_id(request))})
 
     async def show_thumbnail(self, request: Request) -> Response:
-        """Show the thumbnail."""
         found = await asyncio.to_thread(self._runtime.storage.read_thumbnail, _file_id(request))
         if found is None:
             raise RequestRefused("no thumbnail yet", "ainda sem miniatura", status=404)
@@ -116,7 +115,6 @@ class _GatewayApi:
         return Response(found, headers=safe, media_type="image/png")
 
     async def reprocess(self, request: Request) -> JSONResponse:
-        """Process a file again."""
         file_id = _file_id(request)
         run = await self._register.reprocess(file_id, _correlation(request))
         if run is None:
@@ -124,7 +122,6 @@ class _GatewayApi:
         return JSONResponse({"fileId": file_id, "run": run, "status": "accepted"}, 202)
 
     async def list_notifications(self, request: Request) -> JSONResponse:
-        """List notifications."""
         after = _number(request, "after", 0, least=0, most=2**31)
         found = await self._register.notifications(after, _number(request, "limit", 50))
         return JSONResponse({"items": found, "next": found[-1]["number"] if found else after})
@@ -152,6 +149,8 @@ def _number(request: Request, name: str, default: int, *, least: int = 1, most: 
 
 
 def _correlation(request: Request) -> str:
-    """Return the correlation id of the request if it is valid, otherwise a new one."""
+    """Return the correlation id of the request. If it is missing or invalid, a new one is
+    generated.
+    """
     given = request.headers.get("x-correlation-id", "")
     return given if _CORRELATION.fullmatch(given) else str(uuid.uuid4())

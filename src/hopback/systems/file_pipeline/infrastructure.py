@@ -1,6 +1,7 @@
-"""The files under `infra/`, with the names of the document.
+"""The files in `infra/`. The document specifies their names.
 
-`python -m hopback.systems.file_pipeline.infrastructure` writes `definitions.json` from the design.
+`python -m hopback.systems.file_pipeline.infrastructure` generates `definitions.json` from the
+design.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from hopback.designs import file_pipeline
 from hopback.topology import write_definitions
 
 HOME = Path(__file__).with_name("infra")
-"""The folder of the files."""
+"""The folder that contains the files."""
 DEFINITIONS = HOME / "rabbitmq" / "definitions.json"
 
 
 def definitions() -> str:
-    """Return the text of `definitions.json`."""
     found, _ = write_definitions(file_pipeline())
     return json.dumps(found, indent=2) + "\n"
 

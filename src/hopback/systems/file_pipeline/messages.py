@@ -1,6 +1,6 @@
-"""The messages of the file pipeline: the common envelope and the payloads.
+"""The messages of the file pipeline. All of them have the same envelope.
 
-The names of the fields are those on the wire.
+The fields have the same names as in the JSON bodies.
 """
 # ruff: noqa: N815
 
@@ -18,13 +18,17 @@ from hopback import Message, compose
 COMMANDS = "domain.commands"
 EVENTS = "domain.events"
 _VERSION = 1
-"""Version of the envelope and of the types. It changes when a field changes its meaning."""
+"""The version of the envelope and of all types. It is incremented when the meaning of a field
+changes.
+"""
 _IDS = uuid.UUID("5f0c2f0e-8f57-5a3b-9d0e-2f1a6c1d7b10")
-"""The namespace of message ids, which are derived from the causes of the messages."""
+"""The namespace of the message ids. The id of a message is derived from its cause."""
 
 
 class Malformed(ValueError):
-    """A message does not match its type. The text has the field, the expected and the actual value."""
+    """A message does not match its type. The text contains the field, the expected value and the
+    actual value.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,17 @@ class PipelineMessage:
 
 
 class PipelinePayload(msgspec.Struct, frozen=True):
-    """The payload of a message. Each reprocessing of a file increments the number of its run."""
+    """The payload of a message. `run` is 1 for an uploaded file and is incremented when the file is
+    processed again.
+    """
 
     KEY: ClassVar[str]
-    """The routing key."""
     fileId: str
     run: int
 
     @classmethod
     def message_type(cls) -> str:
-        """Return the type on the wire, for example `FileUploaded.v1`."""
+        """Return the name of the type, for example `FileUploaded.v1`."""
         return f"{cls.__name__}.v{_VERSION}"
 
 
@@ -111,21 +116,21 @@ class ThumbnailGenerated(PipelinePayload, frozen=True):
 
 
 class MetadataExtracted(PipelinePayload, frozen=True):
-    """The metadata of a file."""
+    """The metadata of a file was extracted."""
 
     KEY: ClassVar[str] = "metadata.extracted.v1"
     metadata: dict[str, Any]
 
 
 class ProcessingCompleted(PipelinePayload, frozen=True):
-    """All results of a file are available."""
+    """All results for a file are available."""
 
     KEY: ClassVar[str] = "processing.completed.v1"
     name: str
 
 
 class ProcessingFailed(PipelinePayload, frozen=True):
-    """A stage failed for the last time. Its message is in the dead-letter queue."""
+    """A stage failed at the last attempt. The message is now in the dead-letter queue."""
 
     KEY: ClassVar[str] = "processing.failed.v1"
     stage: str
@@ -133,7 +138,7 @@ class ProcessingFailed(PipelinePayload, frozen=True):
 
 
 class ProcessingTimedOut(PipelinePayload, frozen=True):
-    """A file was not processed in time. It may still be completed."""
+    """A file was not processed in time. Processing may still complete."""
 
     KEY: ClassVar[str] = "processing.timed-out.v1"
     name: str
@@ -141,7 +146,9 @@ class ProcessingTimedOut(PipelinePayload, frozen=True):
 
 
 def payload_of(envelope: PipelineMessage, *wanted: type[PipelinePayload]) -> Any:
-    """Return the payload as the class that the type names. Raises Malformed otherwise."""
+    """Convert the payload to the class that matches the type of the message. Raises Malformed if
+    there is none.
+    """
     for kind in wanted:
         if envelope.type == kind.message_type():
             try:
@@ -161,10 +168,11 @@ def message_of(
     cause: PipelineMessage | None = None,
     occasion: str = "",
 ) -> Message:
-    """Return the message of a payload.
+    """Return the message for a payload.
 
-    Its id is derived from cause, producer and content, so that an inbox recognises a message that was
-    created twice. `occasion` distinguishes intended repetitions, for example by a re-drive.
+    The id is derived from the cause, the producer and the content. If a message is created twice,
+    the inbox recognises it by its id. `occasion` makes a repetition distinct if it is intended, for
+    example after a re-drive.
     """
     about = [cause.messageId if cause else "", producer, payload.message_type()]
     about += [payload.fileId, str(payload.run), *([occasion] if occasion else [])]

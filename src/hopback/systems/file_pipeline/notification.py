@@ -1,4 +1,6 @@
-"""Notifications: in a table that the gateway serves, and optionally by mail."""
+"""Notifies users. Notifications are written to a table that the gateway reads, and can also be sent
+by mail.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from hopback.systems.file_pipeline.tables import notifications
 News: TypeAlias = FileRejected | ProcessingCompleted | ProcessingFailed | ProcessingTimedOut
 
 _LONGEST_WAIT_S = 20.0
-"""Seconds for the answer of a mail server. Then the message is retried."""
+"""Seconds to wait for the mail server. After this the message is retried."""
 _PORTS = {"smtp": 25, "smtps": 465}
 """The default ports of mail servers."""
 
@@ -38,7 +40,6 @@ _NEWS: tuple[type[News], ...] = get_args(News)
 
 
 def text_of(news: News) -> str:
-    """Return the text of a notification."""
     match news:
         case FileRejected(name=name, reason=reason):
             return f"{name} was rejected. {reason}"
@@ -53,8 +54,8 @@ def text_of(news: News) -> str:
 def add_notification(app: App, runtime: PartRuntime) -> None:
     """Add the handler of `q.notification`.
 
-    The mail is sent before the event is marked as processed. If the process dies in between, the mail is
-    sent twice.
+    Mail is sent before the event is marked as processed. If the process is killed in between, the
+    mail is sent twice.
     """
 
     @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
@@ -62,7 +63,7 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
         news: News = payload_of(event, *_NEWS)
         text = text_of(news)
         if runtime.settings.smtp:
-            # The row is written after the mail was sent.
+            # If the row exists, the mail has already been sent.
             same = notifications.c.message_id == event.messageId
             if await find_row(runtime.database, select(notifications).where(same)) is None:
                 await asyncio.to_thread(send_mail, runtime.settings, event.messageId, text)
@@ -79,10 +80,11 @@ def add_notification(app: App, runtime: PartRuntime) -> None:
 
 
 def send_mail(settings: PipelineSettings, message_id: str, text: str) -> None:
-    """Send a text to the addresses of the settings. STARTTLS is used if the server offers it. Blocks.
+    """Send a mail to the configured addresses. This blocks. STARTTLS is used if the server supports
+    it.
 
-    Its id is derived from the id of the event, so that most mailboxes show a repeated mail once. Raises
-    OSError or SMTPException if the server does not accept it.
+    The id of the mail is derived from the id of the event, so that most mail clients hide
+    duplicates. Raises OSError or SMTPException if the server does not accept the mail.
     """
     mail = EmailMessage()
     mail["From"] = settings.mail_from

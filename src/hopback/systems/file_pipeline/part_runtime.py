@@ -1,4 +1,4 @@
-"""The tools of every part: database with inbox and outbox, storage and clock."""
+"""The resources that all parts use: the database with inbox and outbox, the storage and the clock."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _STARTUP_S = 20
-"""Seconds to wait for the database at startup. PostgreSQL starts faster. Then the process ends."""
+"""Seconds to wait for the database at startup, which is longer than PostgreSQL needs to start.
+After this the process exits.
+"""
 
 
 class NotReady(HopbackError):
-    """The storage or the database of the pipeline cannot be used."""
+    """The storage or the database of the pipeline is not usable."""
 
     remedy: ClassVar[str] = (
         "Start the database, or correct DATABASE_URL, FILES_FOLDER and FILES_STORAGE."
@@ -38,9 +40,9 @@ class NotReady(HopbackError):
 
 
 class PartRuntime:
-    """The tools of one process. `open` is entered while the process works.
+    """The resources of one process. They are available inside of `open`.
 
-    A process with `relays=False` does not publish from the outbox.
+    If `relays` is False, the process does not publish messages from the outbox.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class PartRuntime:
         self._attendants: list[Callable[[], Awaitable[None]]] = []
 
     def attend(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run a function while the runtime is open."""
+        """Run a function in the background while the runtime is open."""
         self._attendants.append(work)
 
     @asynccontextmanager
     async def open(self, sender: App | TopologyPublisher) -> AsyncIterator[None]:
-        """Prepare tables and storage, and publish the outbox until the block ends."""
+        """Prepare the tables and the storage, and publish messages from the outbox until the block
+        ends.
+        """
         try:
             await asyncio.to_thread(self.storage.prepare, self.clock.now())
         except OSError as error:
@@ -77,7 +81,7 @@ class PartRuntime:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _prepare_database(self) -> None:
-        """Create the tables. Wait for a database that is starting."""
+        """Create the tables. This waits for a database that is still starting."""
         waited = 0
         while True:
             try:

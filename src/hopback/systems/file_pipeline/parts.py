@@ -1,6 +1,8 @@
-"""The parts of the file pipeline as separate processes. All settings come from the environment.
+"""The parts of the file pipeline, to be run as separate processes. They are configured with
+environment variables.
 
 `hopback run hopback.systems.file_pipeline.parts:upload`, and the same for the other consumers
+
 `uvicorn --factory hopback.systems.file_pipeline.parts:create_gateway`
 """
 
@@ -23,13 +25,13 @@ validator = create_consumers(PartRuntime(_SETTINGS), "validator")
 thumbnail = create_consumers(PartRuntime(_SETTINGS), "thumbnail")
 extractor = create_consumers(PartRuntime(_SETTINGS), "extractor")
 projection = create_consumers(PartRuntime(_SETTINGS), "projection")
-# These two publish nothing, so they need no relay of the outbox.
+# These two don't publish any messages, so they don't need to publish from the outbox.
 notification = create_consumers(PartRuntime(_SETTINGS, relays=False), "notification")
 audit = create_consumers(PartRuntime(_SETTINGS, relays=False), "audit")
 
 
 def create_gateway() -> Starlette:
-    # Only the gateway loads the web framework and the operations on dead letters.
+    # Only the gateway needs the web framework and the dead-letter operations.
     from hopback.systems.file_pipeline.gateway import gateway
     from hopback.systems.settings import broker_named
     from hopback.systems.web_health import log_as_json

@@ -1,4 +1,4 @@
-"""Thumbnails and metadata of pictures, by Pillow."""
+"""Create thumbnails of pictures and read their metadata with Pillow."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 _LARGEST = (256, 256)
-"""Maximum width and height of a thumbnail in pixels: some tens of kilobytes as PNG."""
+"""The maximum width and height of a thumbnail in pixels. As PNG, this is some tens of kilobytes."""
 _LONGEST = 200
-"""Maximum characters of one tag. Longer tags contain binary data."""
+"""The maximum number of characters of a tag. Longer tags contain binary data."""
 _MOST_TAGS = 60
-"""Maximum number of tags. A camera writes about forty, a hostile file thousands."""
+"""The maximum number of tags. Cameras write about forty. A malicious file may have thousands."""
 
 
 class HopelessFile(Exception):
-    """The file can never be processed. A retry would fail again."""
+    """The file cannot be processed, so a retry would fail as well."""
 
 
 class BrokenPicture(Exception):
-    """A file with the header of a picture and invalid data."""
+    """The file starts like a picture, but its data is invalid."""
 
 
 @contextmanager
 def _opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """Return the picture, not decoded yet. Raises HopelessFile if decoding needs too much memory."""
+    """Open a picture without decoding it. Raises HopelessFile if decoding would need too much
+    memory.
+    """
     try:
         picture = Image.open(io.BytesIO(content), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as bomb:
@@ -36,7 +38,7 @@ def _opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
     except UnidentifiedImageError:
         raise BrokenPicture(
             "Pillow finds no picture in it"
-        ) from None  # its text contains an internal object
+        ) from None  # its text mentions an internal object
     with picture:
         width, height = picture.size
         if width * height > max_pixels:
@@ -45,7 +47,9 @@ def _opened(content: bytes, max_pixels: int) -> Iterator[Image.Image]:
 
 
 def thumbnail_of(content: bytes, max_pixels: int) -> tuple[bytes, int, int]:
-    """Return an upright thumbnail as PNG, with its width and height."""
+    """Return a thumbnail as PNG with its width and height. It is rotated as the EXIF data
+    specifies.
+    """
     with _opened(content, max_pixels) as picture:
         picture.draft("RGB", (_LARGEST[0] * 2, _LARGEST[1] * 2))
         upright = ImageOps.exif_transpose(picture)
@@ -58,17 +62,19 @@ def thumbnail_of(content: bytes, max_pixels: int) -> tuple[bytes, int, int]:
 
 
 def describe_picture(content: bytes, max_pixels: int) -> dict[str, Any]:
-    """Return format, dimensions, frames and EXIF. Only the header is read, so broken pixels are ignored."""
+    """Return format, dimensions, number of frames and EXIF data. Broken pixels don't matter,
+    because only the header is read.
+    """
     with _opened(content, max_pixels) as picture:
         try:
             frames = int(getattr(picture, "n_frames", 1))
-        except Exception:  # counting frames reads the rest, which may be broken
+        except Exception:  # the rest of the file, which is read for this, may be broken
             frames = 1
         try:
             tags = dict(picture.getexif())
-        except Exception:  # invalid tags are not an error of the file
+        except Exception:  # a file with invalid tags is still accepted
             tags = {}
-        # The named tags as short text.
+        # Keep the tags with a known name and shorten their values.
         named = ((ExifTags.TAGS.get(tag), value) for tag, value in tags.items())
         exif = {name: str(value)[:_LONGEST].replace("\x00", "") for name, value in named if name}
         return {

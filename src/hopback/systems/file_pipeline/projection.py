@@ -1,4 +1,6 @@
-"""The projection: the read model, and the process manager that detects completion and timeouts."""
+"""Maintains the read model, and detects when the processing of a file is complete or takes too
+long.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,12 @@ Fact: TypeAlias = (
 )
 """The events that change the status of a file."""
 UNFINISHED = ("uploaded", "processing")
-"""The states of a file with missing results."""
+"""The states in which results are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One run of a file through the pipeline, with the facts known so far."""
+    """One run of a file through the pipeline, with all facts that are known so far."""
 
     file_id: str
     run: int
@@ -64,7 +66,9 @@ class Process:
 
     @property
     def status(self) -> str:
-        """The status. Rejected and completed are final. A failed or late file may still be completed."""
+        """The status. `rejected` and `completed` are final. In all other states the file may still
+        be completed.
+        """
         if self.rejection is not None:
             return "rejected"
         if not self.waiting_for:
@@ -77,14 +81,14 @@ class Process:
 
     @property
     def waiting_for(self) -> list[str]:
-        """The missing results: metadata for every file, a thumbnail for pictures."""
+        """The missing results. All files need metadata, and pictures also need a thumbnail."""
         if self.content_type is None:
             return ["validation"]
         thumbnail = is_image(self.content_type) and self.thumbnail is None
         return ["thumbnail"] * thumbnail + ["metadata"] * (self.metadata is None)
 
     def after(self, fact: Fact) -> Process:
-        """Return the process with another fact. Completion removes an earlier failure."""
+        """Add a fact. If the process is complete now, an earlier failure is removed."""
         known = self._with(fact)
         return known if known.waiting_for else replace(known, failure=None)
 
@@ -100,7 +104,8 @@ class Process:
                 made = {"width": width, "height": height, "size": size}
                 return replace(self, thumbnail=made)
             case MetadataExtracted(metadata=metadata):
-                # The hash of the validated bytes: the file may have been repaired after the upload.
+                # Use the hash of the validated content. The file may have been repaired after its
+                # upload.
                 seen = {name: metadata[name] for name in ("size", "sha256") if name in metadata}
                 return replace(self, metadata=metadata, **seen)
             case ProcessingFailed(stage=stage, reason=reason):
@@ -111,7 +116,9 @@ _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _QUEUE = "q.projection"
 _PRODUCER = "projection"
 _MOST_AT_ONCE = 100
-"""Maximum files of one sweep. Each is a transaction. The next sweep handles the rest."""
+"""The maximum number of files that a sweep marks, each in its own transaction. The next sweep
+handles the rest.
+"""
 _COLUMNS = [field.name for field in fields(Process)]
 _LOCK = (
     select(*(files.c[name] for name in _COLUMNS))
@@ -124,13 +131,13 @@ _KNOWN = frozenset(fact.message_type() for fact in _FACTS)
 
 
 class Projection:
-    """Keeps the read model and announces completion and timeouts."""
+    """Maintains the read model and announces completed files and timeouts."""
 
     def __init__(self, runtime: PartRuntime) -> None:
         self._runtime = runtime
 
     async def apply(self, event: PipelineMessage) -> None:
-        """Add a fact to its process. A fact of an earlier run is ignored."""
+        """Add a fact to the process of its file. Facts of earlier runs are ignored."""
         fact: Fact = payload_of(event, *_FACTS)
         async with self._runtime.database.transaction() as tx:
             if not await tx.first_time(_QUEUE, event.messageId):
@@ -139,7 +146,7 @@ class Projection:
             fresh = Process(fact.fileId, fact.run, event.correlationId, now)
             known = await _lock(tx, fact.fileId)
             if known is None:
-                # If another consumer inserts the row at the same time, this waits for its commit.
+                # If another consumer is inserting the same row, this waits until it has committed.
                 await tx.execute(tx.insert(files).on_conflict_do_nothing(), _row(fresh, now))
                 known = await _lock(tx, fact.fileId) or fresh
             if known.run > fact.run:
@@ -153,7 +160,7 @@ class Projection:
                 await tx.send(message, key=done.fileId)
 
     async def time_out(self) -> int:
-        """Mark late processes as timed out and return their number."""
+        """Mark processes that take too long and return how many were found."""
         limit = self._runtime.clock.now() - self._runtime.settings.timeout_s
         unfinished = (
             select(files.c.file_id)
@@ -167,9 +174,9 @@ class Projection:
             async with self._runtime.database.transaction() as tx:
                 process = await _lock(tx, file_id)
                 if process is None or process.started_at > limit:
-                    continue  # another process was faster
+                    continue  # another consumer has already changed it
                 if process.status not in UNFINISHED:
-                    continue  # completed in the meantime
+                    continue
                 now = self._runtime.clock.now()
                 await _save(tx, replace(process, timed_out=True), now)
                 late = ProcessingTimedOut(
@@ -181,7 +188,7 @@ class Projection:
         return len(found)
 
     async def keep_time(self) -> None:
-        """Check for late processes regularly until cancelled."""
+        """Call `time_out` at a fixed interval until cancelled."""
         while True:
             await asyncio.sleep(self._runtime.settings.sweep_s)
             try:
@@ -205,12 +212,11 @@ def _row(process: Process, now: float) -> dict[str, Any]:
 
 
 def add_projection(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.projection`."""
     projection = Projection(runtime)
     runtime.attend(projection.keep_time)
 
     @app.handler(_QUEUE, concurrency=4, rules=[Rule(Malformed, Verdict.PARK)])
     async def project(event: PipelineMessage) -> None:
-        # The queue gets every event, and most do not change the status of a file.
+        # The queue receives all events, but only some of them change the status of a file.
         if event.type in _KNOWN:
             await projection.apply(event)

@@ -1,4 +1,6 @@
-"""Receive one uploaded file: stream it to the storage, with limits of size, time and type."""
+"""Receive an uploaded file. It is streamed to the storage, and its size, duration and type are
+limited.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,15 @@ from hopback.systems.file_pipeline.storage import FileStorage, shown_name
 from hopback.systems.web import RequestRefused
 
 _FORM_BYTES = 64 * 1024
-"""Bytes of a form in addition to its file: boundaries, headers, other fields."""
+"""How many bytes a form may have in addition to its file, for boundaries, headers and other fields.
+"""
 _MOST_FIELDS = 100
-"""Fields of a form in addition to its file. They are ignored."""
+"""How many fields a form may have in addition to its file. They are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFile:
-    """A received file."""
+    """A file that has been stored."""
 
     file_id: str
     name: str
@@ -38,7 +41,7 @@ class ReceivedFile:
 async def receive(
     request: Request, storage: FileStorage, settings: PipelineSettings
 ) -> ReceivedFile:
-    """Receive the file of a form. After RequestRefused no data is left."""
+    """Receive a file from a form. If RequestRefused is raised, no data is stored."""
     most = settings.max_bytes + _FORM_BYTES
 
     async def limited() -> AsyncGenerator[bytes, None]:
@@ -50,7 +53,7 @@ async def receive(
             yield chunk
 
     announced = request.headers.get("content-length", "")
-    # int() of thousands of digits is slow, and a size has at most 18.
+    # Converting thousands of digits with int() would be slow. A valid size has at most 18.
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > most):
         raise _too_large(settings.max_bytes)
     try:
@@ -76,7 +79,7 @@ async def receive(
 
 
 class _FormParser(MultiPartParser):
-    """A parser that knows whether it has found the closing boundary."""
+    """A form parser that remembers if it has read the closing boundary."""
 
     is_complete = False
 
@@ -85,7 +88,9 @@ class _FormParser(MultiPartParser):
 
 
 async def parse_form(headers: Headers, chunks: AsyncGenerator[bytes, None]) -> UploadFile:
-    """Return the field `file` of `multipart/form-data`. Raises RequestRefused."""
+    """Return the field `file` of a `multipart/form-data` body. Raises RequestRefused if there is
+    none.
+    """
     kind, options = parse_options_header(headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise RequestRefused(
@@ -121,7 +126,9 @@ async def parse_form(headers: Headers, chunks: AsyncGenerator[bytes, None]) -> U
 
 
 def _check_type(file: UploadFile) -> tuple[str, str]:
-    """Return the name and the declared type of a file. Raises RequestRefused if it is not accepted."""
+    """Return the name and the declared type of a file. Raises RequestRefused if the type is not
+    accepted.
+    """
     name = shown_name(file.filename or "")
     if not name:
         raise RequestRefused("expected a file with a name", "esperado um arquivo com nome")

@@ -1,4 +1,4 @@
-"""The register of files: the uploads of the gateway joined with the read model."""
+"""The register of files, which joins the uploads of the gateway with the read model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hopback.systems.file_pipeline.tables import audit, files, notifications, up
 
 _PRODUCER = "gateway"
 ACCEPTED = "accepted"
-"""The status of a file that is not in the read model yet."""
+"""The status of files that are not in the read model yet."""
 STATUSES = (ACCEPTED, "uploaded", "processing", "completed", "rejected", "failed", "timed-out")
-"""Every status of a file."""
+"""All states of a file."""
 _SHOWN = ("content_type", "sha256", "thumbnail", "metadata", "rejection", "failure")
 
 
 class Register:
-    """The queries and changes of the gateway."""
+    """The queries and changes that the gateway makes."""
 
     def __init__(self, runtime: PartRuntime) -> None:
         self._runtime, self._database = runtime, runtime.database
 
     async def enter(self, received: ReceivedFile, correlation_id: str) -> None:
-        """Register a received file and request its upload in one transaction."""
+        """Register a file and send the command to process it, in one transaction."""
         now = self._runtime.clock.now()
         row = asdict(received) | {"run": 1, "received_at": now}
         wanted = UploadRequested(received.file_id, 1, received.name, received.declared_type)
@@ -45,7 +45,9 @@ class Register:
             await tx.send(message, key=received.file_id)
 
     async def reprocess(self, file_id: str, correlation_id: str) -> int | None:
-        """Request another run of a file. Return its number, or None if the file does not exist."""
+        """Request that a file is processed again. Returns the number of the run, or None if there
+        is no such file.
+        """
         counted = (
             update(uploads)
             .where(uploads.c.file_id == file_id)
@@ -63,12 +65,14 @@ class Register:
         return wanted.run
 
     async def file(self, file_id: str) -> dict[str, Any] | None:
-        """Return a file with its status, or None."""
+        """Return a file with its status, or None if it does not exist."""
         rows = await find_rows(self._database, _files().where(uploads.c.file_id == file_id))
         return _shown(rows[0], whole=True) if rows else None
 
     async def files(self, status: str | None, limit: int) -> tuple[list[dict[str, Any]], int]:
-        """Return the newest files, optionally of one status, and the total number."""
+        """Return the newest files and the number of all files. If a status is given, other files
+        are ignored.
+        """
         query = _files()
         if status is not None:
             query = query.where(func.coalesce(files.c.status, ACCEPTED) == status)
@@ -78,9 +82,9 @@ class Register:
         return found, (await find_rows(self._database, counted))[0]["total"]
 
     async def events(self, file_id: str) -> list[dict[str, Any]]:
-        """Return the audited events of the current run in order.
+        """Return the events of the current run from the audit, in chronological order.
 
-        Files may share a correlation id: the caller chooses it.
+        Callers choose the correlation id, so several files can have the same one.
         """
         mine = files.c.file_id == file_id
         present = await find_rows(
@@ -97,7 +101,7 @@ class Register:
         ]
 
     async def notifications(self, after: int, limit: int) -> list[dict[str, Any]]:
-        """Return notifications after a number."""
+        """Return the notifications with a number greater than `after`."""
         table = notifications.c
         query = select(notifications).where(table.number > after).order_by(table.number)
         return [
@@ -113,7 +117,7 @@ class Register:
 
 
 def _about(body: str) -> tuple[object, object]:
-    """Return the file id and the run of an audited event."""
+    """Return the file id and the run of an event in the audit."""
     try:
         payload = json.loads(body)["payload"]
         return payload["fileId"], payload["run"]
@@ -122,7 +126,7 @@ def _about(body: str) -> tuple[object, object]:
 
 
 def _files() -> Select[Any]:
-    """Return a query for all files, with the read model of their current run."""
+    """Return a query for all files that includes the read model of their current run."""
     same = and_(files.c.file_id == uploads.c.file_id, files.c.run == uploads.c.run)
     known = [files.c[name] for name in ("status", "updated_at", "correlation_id", *_SHOWN)]
     size = files.c.size.label("known_size")
@@ -150,6 +154,6 @@ def _shown(row: Mapping[str, Any], *, whole: bool) -> dict[str, Any]:
 
 
 def format_moment(seconds: float) -> str:
-    """Return a time as in `2026-01-31T12:00:00.000Z`."""
+    """Format a time like `2026-01-31T12:00:00.000Z`."""
     stamp = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return stamp.replace("+00:00", "Z")

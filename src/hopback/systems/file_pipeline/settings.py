@@ -16,7 +16,9 @@ if TYPE_CHECKING:  # only the gateway loads the operations on dead letters
 _MEBIBYTE = 1024 * 1024
 """Bytes."""
 _SECRET_BYTES = 32
-"""RFC 7518, 3.2: a key of HS256 has at least the 256 bits of its hash."""
+"""RFC 7518, section 3.2, requires that an HS256 key has at least as many bits as the hash, i.e.
+256.
+"""
 
 
 def _read_secret(text: str) -> str:
@@ -41,9 +43,10 @@ def _read_smtp(text: str) -> str:
 class PipelineSettings(EnvironmentSettings):
     """The settings of the file pipeline.
 
-    `max_pixels` is the largest picture that is decoded. A file that is not processed `timeout_s` seconds
-    after its upload has timed out. This is checked every `sweep_s` seconds. `secret` signs the tokens of
-    administrators. Without it every request to the admin endpoints is refused.
+    Pictures with more than `max_pixels` pixels are not decoded. If a file is not processed within
+    `timeout_s` seconds after its upload, it times out. This is checked every `sweep_s` seconds.
+    `secret` is the key for the tokens of administrators. If neither `secret` nor `jwks_url` is set, all
+    requests to the admin endpoints are refused.
     """
 
     folder: Path = variable("FILES_FOLDER", Path("file-pipeline"))
@@ -57,23 +60,25 @@ class PipelineSettings(EnvironmentSettings):
     sweep_s: int = variable("TIMEOUT_SWEEP_SECONDS", 5, least=1)
     secret: str = variable("ADMIN_JWT_SECRET", "", read=_read_secret, secret=True)
     storage: str = variable("FILES_STORAGE", "", read=_read_storage)
-    """`s3://bucket/prefix`; empty: the folder."""
+    """An address like `s3://bucket/prefix`. If it is empty, files are stored in `folder`."""
     s3_endpoint: str = variable("S3_ENDPOINT_URL", "")
     jwks_url: str = variable("ADMIN_JWKS_URL", "")
     issuer: str = variable("ADMIN_JWT_ISSUER", "file-pipeline")
     audience: str = variable("ADMIN_JWT_AUDIENCE", "file-pipeline")
     roles_claim: str = variable("ADMIN_JWT_ROLES_CLAIM", "roles")
     smtp: str = variable("SMTP_URL", "", read=_read_smtp, secret=True)
-    """`smtp://user:password@host:port`. Empty: no mail is sent."""
+    """An address like `smtp://user:password@host:port`. If it is empty, no mail is sent."""
     mail_from: str = variable("MAIL_FROM", "file-pipeline@localhost")
     mail_to: tuple[str, ...] = variable("MAIL_TO", ())
     inspection: str = variable("FILE_INSPECTION", "")
-    """`module:function` of an additional check, see `stages.Inspect`."""
+    """An additional check as `module:function`, see `stages.Inspect`."""
     language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
-    """The language of errors for clients without `Accept-Language`."""
+    """The language of error messages for clients that don't send `Accept-Language`."""
 
     def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
-        """Return the conflicts of two variables, without their values, because these may be secret."""
+        """Return the conflicts between variables. The values are omitted because they may be
+        secret.
+        """
         del variables
         if self.jwks_url and self.secret:
             return ["ADMIN_JWKS_URL: expected it alone, got ADMIN_JWT_SECRET as well"]
@@ -84,7 +89,9 @@ class PipelineSettings(EnvironmentSettings):
         return ()
 
     def tokens(self) -> JwtSettings:
-        """Return the check of administrators' tokens: by the issuer's keys or by the shared secret."""
+        """Return how the tokens of administrators are verified, with the issuer's keys or the
+        shared secret.
+        """
         from hopback.ops.http import JwtSettings
 
         return JwtSettings(
@@ -97,5 +104,5 @@ class PipelineSettings(EnvironmentSettings):
 
     @property
     def database_url(self) -> str:
-        """The address of the database. The default is a SQLite file in the folder."""
+        """The address of the database. By default, it is a SQLite file in `folder`."""
         return self.database or f"sqlite:///{(self.folder / 'file-pipeline.db').absolute()}"

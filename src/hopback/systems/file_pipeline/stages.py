@@ -1,8 +1,9 @@
-"""The four stages of a file: upload, validator, thumbnail and extractor.
+"""The stages that process a file: upload, validator, thumbnail and extractor.
 
-A stage works in a thread, then announces its result. The work may be repeated, because it writes files under
-the id of the file. The result is announced in the transaction that marks the message as processed, so a
-redelivery has no second effect. A stage announces its last failure before its message is parked.
+A stage does its work in a thread and then publishes an event with the result. The work can be
+repeated safely, because files are stored under the id of the file. The event is sent in the same
+transaction that marks the message as processed, so that a redelivery does not cause a second event.
+If the last attempt fails, the stage publishes an event before the message is parked.
 """
 
 from __future__ import annotations
@@ -38,17 +39,20 @@ from hopback.systems.file_pipeline.pictures import HopelessFile, describe_pictur
 from hopback.systems.settings import SettingsError
 
 Inspect: TypeAlias = Callable[[FileUploaded, bytes], Rejection | None]
-"""An additional check. It is called in a thread with every file that passed the built-in checks and returns a
-rejection or None. If it raises, the message is retried."""
+"""An additional check. It is called in a thread for every file that has passed the built-in checks.
+It returns a rejection or None. If it raises an exception, the message is retried.
+"""
 
 _LOG = logging.getLogger("hopback.systems.file_pipeline")
 _HOPELESS = (Rule(Malformed, Verdict.PARK), Rule(HopelessFile, Verdict.PARK))
 _REDRIVES = "hopback-redrives"
-"""The header with the number of re-drives of a message."""
+"""The header that contains how often a message has been re-driven."""
 
 
 def add_upload(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.upload.commands`: it stores received files and processes stored files again."""
+    """Add the handler of `q.upload.commands`, which stores received files. It also starts another
+    run of files that are already stored.
+    """
 
     def store(wanted: UploadRequested | ReprocessFileRequested) -> FileUploaded:
         stored = runtime.storage.take_in(wanted.fileId)
@@ -58,7 +62,7 @@ def add_upload(app: App, runtime: PartRuntime) -> None:
 
 
 def add_validator(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.validator`: it compares the content of a file with its declared type."""
+    """Add the handler of `q.validator`, which compares the content of files with the declared type."""
     inspect = find_inspection(runtime.settings.inspection)
 
     def validate(file: FileUploaded) -> FileValidated | FileRejected:
@@ -73,7 +77,7 @@ def add_validator(app: App, runtime: PartRuntime) -> None:
 
 
 def add_thumbnail(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.thumbnail`: it draws a small picture of every picture."""
+    """Add the handler of `q.thumbnail`, which creates thumbnails of pictures."""
 
     def draw(file: FileValidated) -> ThumbnailGenerated | None:
         if not is_image(file.contentType):
@@ -87,7 +91,7 @@ def add_thumbnail(app: App, runtime: PartRuntime) -> None:
 
 
 def add_extractor(app: App, runtime: PartRuntime) -> None:
-    """Add the handler of `q.extractor`: it finds the metadata of a file."""
+    """Add the handler of `q.extractor`, which extracts the metadata of files."""
 
     def extract(file: FileValidated) -> MetadataExtracted:
         content = runtime.storage.read(file.fileId)
@@ -98,7 +102,7 @@ def add_extractor(app: App, runtime: PartRuntime) -> None:
 
 
 def find_inspection(target: str) -> Inspect | None:
-    """Import the check `module:function`. Return None for an empty name."""
+    """Import an additional check by its name `module:function`. Returns None if the name is empty."""
     if not target:
         return None
     module, _, name = target.partition(":")
@@ -112,7 +116,7 @@ def find_inspection(target: str) -> Inspect | None:
 
 
 def _judge_stored(runtime: PartRuntime, file: FileUploaded) -> Rejection | str:
-    """Validate the stored file. It must still have the hash of the upload."""
+    """Validate a stored file. Its hash must be the same as at the upload."""
     most = runtime.settings.max_bytes
     if runtime.storage.size(file.fileId) > most:
         return Rejection("TOO_LARGE", f"Expected at most {most} bytes, got {file.size}.")
@@ -123,7 +127,7 @@ def _judge_stored(runtime: PartRuntime, file: FileUploaded) -> Rejection | str:
 
 
 def metadata_of(content: bytes, content_type: str, max_pixels: int) -> dict[str, Any]:
-    """Return checksums, and details of pictures, texts, JSON and PDF files."""
+    """Return the checksums of a file, and more details if it is a picture, a text, JSON or PDF."""
     found: dict[str, Any] = {
         "contentType": content_type,
         "size": len(content),
@@ -158,7 +162,7 @@ def _stage(
     *wanted: type[PipelinePayload],
     concurrency: int = 4,
 ) -> None:
-    """Make `work` the handler of a queue. Its result is announced."""
+    """Add a handler that calls `work` and sends its result as an event."""
     producer = queue.split(".")[1]
 
     @app.handler(queue, concurrency=concurrency, rules=_HOPELESS)
@@ -185,11 +189,11 @@ async def _give_up(
     producer: str,
     error: Exception,
 ) -> None:
-    """Announce the failure of the file, once for each re-drive.
+    """Send an event that the file has failed. There is one such event for each re-drive.
 
-    The message is parked even if this fails.
+    The message is parked even if the event cannot be sent.
     """
-    # The reason is public, so it must not contain paths of this machine.
+    # Users can see the reason, so it must not contain paths of this machine.
     text = getattr(error, "strerror", None) or str(error)
     reason = text if isinstance(error, HopelessFile) else f"{type(error).__name__}: {text}"
     failed = ProcessingFailed(payload.fileId, payload.run, producer, reason[:500])

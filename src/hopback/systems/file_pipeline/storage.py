@@ -1,7 +1,8 @@
-"""Storage of files: in a folder or in an object store.
+"""Stores files in a folder or in an object store.
 
-All methods may block and are called in threads. The object store uses S3: Amazon's, MinIO, Ceph and
-others. boto3 finds the credentials and the region (`AWS_ACCESS_KEY_ID`, …, or the machine's role).
+The methods may block and are called in threads. Any object store with the S3 API can be used, such
+as Amazon S3, MinIO or Ceph. boto3 finds the credentials and the region itself (from
+`AWS_ACCESS_KEY_ID` and others, or the role of the machine).
 """
 
 from __future__ import annotations
@@ -23,38 +24,40 @@ from hopback.systems.file_pipeline.settings import PipelineSettings
 from hopback.systems.settings import SettingsError
 
 _LONGEST_NAME = 200
-"""Maximum characters of a file name. Most scripts then need less than 255 bytes."""
+"""The maximum number of characters in a file name. In most scripts, this is less than 255 bytes."""
 _FORGOTTEN_S = 24 * 3600.0
-"""Seconds. An older unfinished upload belongs to a killed process, as no upload takes a day."""
+"""Seconds. If an unfinished upload is older, its process was killed, because no upload takes a day.
+"""
 _UNFIT = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([\w/.-]*))?\Z")
 _MISSING = ("404", "NoSuchKey", "NotFound")
-"""Error codes of object stores for a missing key."""
+"""The error codes that object stores use for missing keys."""
 
 
 class FileStorage(ABC):
-    """The files of the pipeline, each under a generated id. Raises ValueError for any other id.
+    """Stores the files of the pipeline under generated ids. All other ids raise ValueError.
 
-    A received file has the key `incoming/ID`, later `files/ID`. Its thumbnail is `thumbnails/ID.png`.
+    A file is received as `incoming/ID` and then moved to `files/ID`. Its thumbnail is
+    `thumbnails/ID.png`.
     """
 
     @abstractmethod
     def prepare(self, now: float) -> None:
-        """Create missing folders and remove abandoned uploads. Raises OSError on failure."""
+        """Create missing folders and remove abandoned uploads. Raises OSError if this fails."""
 
     @abstractmethod
     def put(self, key: str, file: BinaryIO) -> None:
-        """Store a file durably. Concurrent readers see either the old or the new one."""
+        """Store a file durably. Concurrent readers see either the old or the new content."""
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
-        """Return the content of a key, or None."""
+        """Return the content of a key, or None if it does not exist."""
 
     @abstractmethod
     def find_size(self, key: str) -> int | None:
-        """Return the size of a key in bytes without reading it, or None."""
+        """Return the size of a key in bytes, or None if it does not exist. The content is not read."""
 
     @abstractmethod
     def move(self, source: str, target: str) -> None:
@@ -65,17 +68,16 @@ class FileStorage(ABC):
         """Delete a key. A missing key is not an error."""
 
     def receive(self, file_id: str, file: BinaryIO) -> None:
-        """Store a received file."""
         self.put(f"incoming/{checked_id(file_id)}", file)
 
     def forget(self, file_id: str) -> None:
-        """Remove a received file that was not announced."""
+        """Remove a file that was received but not registered."""
         self.delete(f"incoming/{checked_id(file_id)}")
 
     def take_in(self, file_id: str) -> tuple[int, str]:
-        """Move a received file to its final place, once. Return its size and hash.
+        """Move a received file to its final place and return its size and hash.
 
-        Raises FileNotFoundError if it was never received.
+        This may be called again. Raises FileNotFoundError if the file was never received.
         """
         self.move(f"incoming/{checked_id(file_id)}", f"files/{file_id}")
         content = self.read(file_id)
@@ -89,30 +91,31 @@ class FileStorage(ABC):
         return content
 
     def size(self, file_id: str) -> int:
-        """Return the size of a file in bytes without reading it."""
+        """Return the size of a file in bytes. The content is not read. Raises FileNotFoundError if
+        it does not exist.
+        """
         found = self.find_size(f"files/{checked_id(file_id)}")
         if found is None:
             raise FileNotFoundError(f"file {file_id} was never received")
         return found
 
     def keep_thumbnail(self, file_id: str, content: bytes) -> None:
-        """Store a thumbnail."""
         self.put(f"thumbnails/{checked_id(file_id)}.png", io.BytesIO(content))
 
     def read_thumbnail(self, file_id: str) -> bytes | None:
-        """Return the file's thumbnail, or None if it does not exist yet."""
+        """Return the thumbnail of a file, or None if there is none yet."""
         return self.get(f"thumbnails/{checked_id(file_id)}.png")
 
 
 def open_storage(settings: PipelineSettings) -> FileStorage:
-    """Open the configured storage. Raises MissingExtra if its library is not installed."""
+    """Return the configured storage. Raises MissingExtra if a library for it is not installed."""
     if settings.storage:
         return S3Storage.at(settings.storage, settings.s3_endpoint)
     return Folder(settings.folder)
 
 
 class Folder(FileStorage):
-    """Files in a folder."""
+    """Stores files in a folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -131,7 +134,7 @@ class Folder(FileStorage):
         with unfinished.open("wb") as target:
             shutil.copyfileobj(file, target)
             target.flush()
-            os.fsync(target.fileno())  # the command that follows refers to the file
+            os.fsync(target.fileno())  # the next message will refer to this file
         os.replace(unfinished, self._root / key)
 
     def get(self, key: str) -> bytes | None:
@@ -153,7 +156,7 @@ class Folder(FileStorage):
 
 
 class S3Storage(FileStorage):
-    """Files in a bucket. `prefix` is empty or ends with a slash."""
+    """Stores files in an S3 bucket. `prefix` is empty or ends with a slash."""
 
     def __init__(self, client: Any, bucket: str, prefix: str = "") -> None:
         self._client = client
@@ -162,7 +165,9 @@ class S3Storage(FileStorage):
 
     @classmethod
     def at(cls, address: str, endpoint: str = "") -> Self:
-        """Connect to `s3://bucket/prefix`. `endpoint` is the URL of a store other than Amazon's."""
+        """Create a storage for an address like `s3://bucket/prefix`. `endpoint` is the URL of the
+        object store if it is not Amazon's.
+        """
         found = _ADDRESS.match(address)
         if found is None:
             raise SettingsError(f"FILES_STORAGE: expected s3://bucket/prefix, got {address!r}")
@@ -173,7 +178,9 @@ class S3Storage(FileStorage):
         return cls(client, found[1], f"{prefix}/" if prefix else "")
 
     def prepare(self, now: float) -> None:
-        """Check that the bucket exists. A lifecycle rule of the bucket removes abandoned uploads."""
+        """Check that the bucket exists. Abandoned uploads must be removed by a lifecycle rule of
+        the bucket.
+        """
         try:
             self._client.head_bucket(Bucket=self._bucket)
         except Exception as error:
@@ -191,10 +198,10 @@ class S3Storage(FileStorage):
         return None if found is None else int(found["ContentLength"])
 
     def move(self, source: str, target: str) -> None:
-        """Copy the key, then delete it. The copy may be repeated."""
+        """Copy a key and then delete it. If this is interrupted, it can be repeated."""
         if self.find_size(source) is not None:
             origin = {"Bucket": self._bucket, "Key": self._prefix + source}
-            # `copy` uses several requests for a large file.
+            # The method `copy` splits large files into several requests.
             self._client.copy(origin, self._bucket, self._prefix + target)
             self.delete(source)
 
@@ -202,7 +209,7 @@ class S3Storage(FileStorage):
         self._client.delete_object(Bucket=self._bucket, Key=self._prefix + key)
 
     def _ask(self, request: Any, key: str) -> Any:
-        """Return the answer of the store, or None if the key is missing."""
+        """Return the response of the object store, or None if the key does not exist."""
         try:
             return request(Bucket=self._bucket, Key=self._prefix + key)
         except self._client.exceptions.ClientError as error:
@@ -212,7 +219,7 @@ class S3Storage(FileStorage):
 
 
 def is_file_id(text: str) -> bool:
-    """Whether the text has the form of a file id."""
+    """Return True if the text is a UUID in its usual form."""
     try:
         return str(uuid.UUID(text)) == text
     except ValueError:
@@ -220,14 +227,16 @@ def is_file_id(text: str) -> bool:
 
 
 def checked_id(file_id: str) -> str:
-    """Return a valid file id. Messages may contain arbitrary text."""
+    """Return the id if it is valid, otherwise raise ValueError. The id may come from a message, so
+    it could be a path.
+    """
     if not is_file_id(file_id):
         raise ValueError(f"expected the id of a file, got {file_id[:60]!r}")
     return file_id
 
 
 def shown_name(given: str) -> str:
-    """Return a name without folders and control characters, and of limited length."""
+    """Remove folders and control characters from a file name and limit its length."""
     last = re.split(r"[/\\]", given)[-1]
     plain = _UNFIT.sub("", last).strip().strip(".").strip()
     if len(plain) > _LONGEST_NAME:

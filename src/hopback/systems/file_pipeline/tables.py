@@ -1,4 +1,4 @@
-"""The tables of the file pipeline, in addition to Hopback's inbox and outbox."""
+"""The tables of the file pipeline. Hopback's inbox and outbox are separate tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ uploads: Table = Table(
     Column("run", Integer, nullable=False),
     Column("received_at", Double, nullable=False, index=True),
 )
-"""The uploads of the gateway."""
+"""The files that the gateway has received."""
 
 files: Table = Table(
     "file_pipeline_files",
@@ -56,7 +56,7 @@ files: Table = Table(
     Column("updated_at", Double, nullable=False),
     Index("file_pipeline_unfinished", "status", "started_at"),
 )
-"""The read model: the status of each file."""
+"""The read model, which contains the status of each file."""
 
 notifications: Table = Table(
     "file_pipeline_notifications",
@@ -68,8 +68,6 @@ notifications: Table = Table(
     Column("text", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
-"""The notifications."""
-
 audit: Table = Table(
     "file_pipeline_audit",
     METADATA,
@@ -81,7 +79,7 @@ audit: Table = Table(
     Column("recorded_at", Double, nullable=False),
     Column("body", Text, nullable=False),
 )
-"""Every event as received. The database refuses to change or remove a row."""
+"""All events as they were received. Triggers prevent rows from being changed or deleted."""
 
 _APPEND_ONLY = {
     "sqlite": tuple(

@@ -1,1 +1,3 @@
-"""FreeFlow: seven domains on one topic exchange, with three waits for failed events."""
+"""FreeFlow. Seven domains share one topic exchange, and failed events are retried after three
+different delays.
+"""

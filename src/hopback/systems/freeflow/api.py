@@ -1,4 +1,4 @@
-"""The HTTP side: publish events of every domain, show the read models."""
+"""The HTTP API, which publishes events of all domains and shows the read models."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hopback.systems.web import (
 )
 
 _MOST_ROWS = 100
-"""Rows of one answer."""
+"""The maximum number of rows in a response."""
 
 
 def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
@@ -34,7 +34,9 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
     publisher = TopologyPublisher(broker, settings.topology(), name="freeflow api")
 
     async def publish_event(request: Request) -> JSONResponse:
-        """Publish an event: `POST /events/document.created`. 202 after the broker's confirm."""
+        """Publish an event, for example with `POST /events/document.created`. The response is 202
+        once the broker has confirmed it.
+        """
         routing_key = request.path_params["routing_key"]
         domain, _, what = routing_key.partition(".")
         if domain not in settings.domains or not what or "." in what:
@@ -51,13 +53,12 @@ def create_api(settings: FreeFlowSettings, broker: Broker) -> Starlette:
         return await publish(publisher, message)
 
     async def show_view(request: Request) -> JSONResponse:
-        """Show the first rows of a read model."""
         view = _find_view(request)
         query = select(view).order_by(*view.primary_key).limit(_MOST_ROWS)
         return JSONResponse(await find_rows(database, query))
 
     async def show_row(request: Request) -> JSONResponse:
-        """Show one row of a read model by its id."""
+        """Show the row with an id."""
         view = _find_view(request)
         (key,) = view.primary_key
         found = await find_row(database, select(view).where(key == request.path_params["row"]))

@@ -1,4 +1,6 @@
-"""The consumers: a queue for each group of domains, and the audit, which records every event of its queue."""
+"""The consumers. Each group of domains has a queue. The audit has its own queue and records all
+events that it receives.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,14 @@ from hopback.systems.settings import SettingsError
 
 _AUDIT = "audit"
 _RETURNED = ".retry"
-"""The end of the routing key of every returned message."""
+"""The suffix of the routing key when a message returns from a retry queue."""
 
 
 def create_consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] = HANDLERS) -> App:
-    """Return the application that handles every domain. `hopback run --queue` selects some queues.
+    """Return the application that handles all domains. `hopback run --queue` runs only some of its
+    queues.
 
-    `handlers` has a function for each routing key of the domains, except those of the audit.
+    `handlers` contains a function for each routing key. The audit does not need one.
     """
     known = [_AUDIT, *dict.fromkeys(key.partition(".")[0] for key in handlers)]
     unknown = [each for each in settings.domains if each not in known]
@@ -40,7 +43,7 @@ def create_consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] 
     app = App("freeflow", topology=settings.topology(), lifespan=database.lifespan)
 
     async def handle(data: dict[str, Any], context: Context) -> None:
-        """Call the handler of the original routing key, which a retry keeps."""
+        """Call the handler for the original routing key, which retries preserve."""
         key = context.routing_key
         if key.endswith(_RETURNED):
             raise Hopeless(
@@ -50,14 +53,15 @@ def create_consumers(settings: FreeFlowSettings, handlers: Mapping[str, Handle] 
             same = [one for one in handlers if one.partition(".")[0] == key.partition(".")[0]]
             raise Hopeless(f"{key}: expected one of {', '.join(same)}")
         async with database.transaction() as tx:
-            # Without a message id, two equal events look like one that was delivered twice. Each counts.
+            # If there is no message id, two equal events can't be distinguished from a redelivery.
+            # Both are counted.
             own_id = context.delivery.properties.message_id
             if own_id is None or await tx.first_time(context.queue, own_id):
                 await handlers[key](DomainEvent(data, tx, context))
 
     async def record(context: Context) -> None:
         async with database.transaction() as tx:
-            # Append the event, or count another arrival.
+            # Insert the event, or increment the counter if it has arrived before.
             now = database.clock.now()
             row = {"message_id": context.message_id, "routing_key": context.routing_key}
             entry = tx.insert(audit).values(row | {"arrivals": 1, "last_at": now})

@@ -1,4 +1,4 @@
-"""FreeFlow in one process, with traffic that contains deliberate failures."""
+"""Runs FreeFlow in one process, with sample traffic in which some events fail on purpose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hopback.systems.freeflow.settings import FreeFlowSettings
 from hopback.systems.host import Host, Part, System, Try, run_together
 
 _EVERY = 4.0
-"""Seconds between two events."""
+"""Seconds between two events, so that a reader can follow each one."""
 
 
 async def _traffic(host: Host) -> None:
@@ -27,20 +27,22 @@ async def _traffic(host: Host) -> None:
 
 
 def _story() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the events of a day at the office, repeated without end."""
+    """Yield the events of a working day, repeated forever."""
     run = random.getrandbits(32)
     for day in itertools.count():
         user, paper, flow = (f"{what}-{run}-{day}" for what in ("user", "paper", "flow"))
-        yield "auth.succeeded", {"user": user}  # too early: retried after 30 s
+        yield "auth.succeeded", {"user": user}  # too early, so it is retried after 30 s
         yield "user.registered", {"id": user, "name": f"User {day}"}
         yield "document.created", {"id": paper, "title": "Minutes", "text": "all agreed"}
-        yield "document.created", {"id": f"{paper}-untitled"}  # hopeless: no title
+        # not recoverable, because it has no title
+        yield "document.created", {"id": f"{paper}-untitled"}
         yield "workflow.started", {"id": flow, "owner": f"{user}@example.org", "steps": 2}
         yield "workflow.advanced", {"id": flow}
         yield "workflow.advanced", {"id": flow}  # the last step notifies the owner
-        yield "notification.requested", {"to": "busy@example.org", "text": "lunch"}  # 5 minutes
+        # retried in 5 min
+        yield "notification.requested", {"to": "busy@example.org", "text": "lunch"}
         for _ in range(3):
-            yield "auth.failed", {"user": user}  # the third raises an alarm
+            yield "auth.failed", {"user": user}  # the third one raises an alarm
         yield "audit.checked", {"day": day}
 
 

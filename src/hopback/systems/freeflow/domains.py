@@ -1,7 +1,8 @@
-"""The read models, and the effects of events on them.
+"""The read models and the handlers that update them.
 
-A handler changes its read model and sends further events in the transaction that also marks the event as
-processed. An exception rolls all of it back. Its type decides between parking and a retry.
+A handler updates its read model and sends further events in one transaction. The same transaction
+marks the event as processed. If the handler raises an exception, everything is rolled back, and the
+type of the exception decides if the event is parked or retried.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from hopback.store import Transaction
 
 EXCHANGE = "freeflow.events"
 _MOST_FAILURES = 3
-"""Number of failed logins in a row that raise an alarm."""
+"""The number of consecutive failed logins that raise an alarm."""
 _BUSY = "busy@"
-"""Prefix of mailboxes that accept no message and ask for a retry after five minutes."""
+"""The prefix of mailboxes that are busy and ask for a retry after five minutes."""
 
 METADATA = MetaData()
 
@@ -54,19 +55,21 @@ audit: Table = Table(
     Column("arrivals", Integer, nullable=False),
     Column("last_at", Double, nullable=False),
 )
-"""The events of the audit's queue and the number of their arrivals. A queue that is bound to `#` receives the
-events of all domains, and in the documented form also their retries."""
+"""The events that the audit has received and how often each of them has arrived. If the queue is
+bound to `#`, it receives the events of all domains. In the documented form it also receives their
+retries.
+"""
 
 VIEWS = {name.removeprefix("freeflow_"): table for name, table in METADATA.tables.items()}
-"""The tables that the HTTP side shows."""
+"""The tables that the HTTP API shows."""
 
 
 class Hopeless(ValueError):
-    """A non-recoverable event. It is parked in the dead-letter queue immediately."""
+    """The event can never be processed. It is parked in the dead-letter queue immediately."""
 
 
 class MissingYet(Exception):
-    """A row is missing that may exist later. `after` requests a wait, in seconds."""
+    """A row does not exist yet. `after` is the requested delay in seconds."""
 
     def __init__(self, what: str, after: float | None = None) -> None:
         self.after = after
@@ -75,21 +78,21 @@ class MissingYet(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DomainEvent:
-    """An event in its transaction."""
+    """An event and the transaction in which it is handled."""
 
     data: Mapping[str, Any]
     tx: Transaction
     context: Context
 
     def text(self, name: str) -> str:
-        """Return a required text field. Raises Hopeless without it."""
+        """Return a text field. Raises Hopeless if it is missing."""
         found = self.data.get(name)
         if not isinstance(found, str) or not found.strip():
             raise Hopeless(f"{name}: expected text")
         return found
 
     async def row(self, table: Table, row_id: str, missing: str) -> RowMapping:
-        """Return a row of a read model, locked until the commit. Raises MissingYet without it."""
+        """Return a row and lock it until the commit. Raises MissingYet if it does not exist."""
         found = await self.tx.execute(select(table).where(table.c.id == row_id).with_for_update())
         row = found.mappings().first()
         if row is None:
@@ -97,24 +100,23 @@ class DomainEvent:
         return row
 
     async def add(self, table: Table, row_id: str, **values: object) -> None:
-        """Add a row to a read model unless it exists."""
+        """Insert a row unless it already exists."""
         await self.tx.execute(
             self.tx.insert(table).values(id=row_id, **values).on_conflict_do_nothing()
         )
 
     async def change(self, table: Table, row_id: str, **values: object) -> None:
-        """Change a row of a read model."""
         await self.tx.execute(update(table).where(table.c.id == row_id).values(**values))
 
     async def send(self, routing_key: str, data: Mapping[str, Any]) -> None:
-        """Send a further event through the outbox: it is published after the commit, or not at all."""
+        """Send another event through the outbox. It is only published if the transaction commits."""
         await self.tx.send(compose(routing_key, dict(data), exchange=EXCHANGE))
 
 
 Handle: TypeAlias = Callable[[DomainEvent], Awaitable[None]]
 
 HANDLERS: dict[str, Handle] = {}
-"""The handlers by routing key. The domain audit has its handler in `consumers.py`."""
+"""The handlers by routing key. The handler of the audit is in `consumers.py`."""
 
 
 def _on(routing_key: str) -> Callable[[Handle], Handle]:
@@ -138,7 +140,7 @@ async def _count_login(event: DomainEvent) -> None:
 
 @_on("auth.failed")
 async def _count_failure(event: DomainEvent) -> None:
-    """Raise an alarm at the third failure in a row."""
+    """Raise an alarm after the third consecutive failure."""
     user = await event.row(users, event.text("user"), "the user is not registered yet")
     failures = user["failures"] + 1
     await event.change(users, user["id"], failures=failures)
@@ -180,7 +182,7 @@ async def _start_workflow(event: DomainEvent) -> None:
 
 @_on("workflow.advanced")
 async def _advance_workflow(event: DomainEvent) -> None:
-    """Count a step. The last step notifies the owner."""
+    """Complete a step. After the last one, the owner is notified."""
     workflow = await event.row(workflows, event.text("id"), "the workflow is not started yet")
     await event.change(workflows, workflow["id"], done=workflow["done"] + 1)
     if workflow["done"] + 1 == workflow["steps"]:
@@ -190,7 +192,7 @@ async def _advance_workflow(event: DomainEvent) -> None:
 
 @_on("notification.requested")
 async def _notify(event: DomainEvent) -> None:
-    """Store a notification. A busy mailbox requests a longer wait."""
+    """Store a notification. If the mailbox is busy, request a longer delay."""
     recipient = event.text("to")
     if "@" not in recipient:
         raise Hopeless(f"to: expected an address with @, got {recipient[:100]!r}")

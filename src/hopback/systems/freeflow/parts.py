@@ -1,7 +1,9 @@
-"""The parts of FreeFlow as processes. Their settings are environment variables.
+"""The parts of FreeFlow, to be run as separate processes. They are configured with environment
+variables.
 
-`hopback run hopback.systems.freeflow.parts:domains`, with `--queue` for some of its queues, and
-`uvicorn --factory hopback.systems.freeflow.parts:create_web`.
+`hopback run hopback.systems.freeflow.parts:domains`, with `--queue` to run only some of its queues
+
+`uvicorn --factory hopback.systems.freeflow.parts:create_web`
 """
 
 from __future__ import annotations
@@ -22,6 +24,6 @@ domains = create_consumers(_SETTINGS)
 
 
 def create_web() -> Starlette:
-    """Return the web application of a process. Its log is JSON, as that of `hopback run`."""
+    """Return the web application. The process logs JSON, like `hopback run`."""
     log_as_json()
     return create_api(_SETTINGS, broker_named(os.environ))

@@ -1,4 +1,4 @@
-"""FreeFlow's settings: the domains, the tiers, and the binding keys of the audit."""
+"""The settings of FreeFlow: its domains, its tiers, and the binding keys of the audit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopback.topology import Topology
 
 _DOMAINS = tuple(domain for served in QUEUES.values() for domain in served)
 _VARIABLES = {"tiers_ms": "FREEFLOW_TIERS", "audit": "FREEFLOW_AUDIT_KEYS"}
-"""The variables by the parameter of the design."""
+"""The environment variables for the parameters of the design."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class FreeFlowSettings(EnvironmentSettings):
     audit_keys: tuple[str, ...] = variable("FREEFLOW_AUDIT_KEYS", AUDIT_KEYS)
 
     def problems(self, variables: Mapping[str, str]) -> Sequence[str]:
-        """Return the parameters that the design refuses."""
+        """Return the variables whose values the design does not accept."""
         try:
             self.topology()
         except InvalidTopology as error:
@@ -40,7 +40,7 @@ class FreeFlowSettings(EnvironmentSettings):
         return ()
 
     def topology(self) -> Topology:
-        """Return the documented design with these parameters."""
+        """Return the documented design with the configured parameters."""
         return freeflow(
             hardened=self.hardened,
             queues=queues_of(self.domains),

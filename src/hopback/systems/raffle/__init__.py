@@ -1,1 +1,3 @@
-"""The raffle: users enqueued over HTTP and inserted in batches, raffles to join and draw."""
+"""The raffle. Users are sent over HTTP and inserted in batches. They can join raffles, which are
+then drawn.
+"""

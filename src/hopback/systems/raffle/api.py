@@ -1,4 +1,4 @@
-"""The HTTP side: `POST /api/v1/users` publishes a user, further endpoints run the raffles."""
+"""The HTTP API. `POST /api/v1/users` publishes a user, and the other endpoints manage the raffles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
     )
 
     async def create_user(request: Request) -> JSONResponse:
-        """Publish a user with a new id. The consumer inserts it."""
+        """Publish a user with a new id. The consumer inserts it into the database."""
         body, key = await json_body(request), idempotency_key(request)
         name, email = field(body, "name"), field(body, "email", most=254)
         user = User(_choose_id(key, name, email), name, email)
@@ -63,14 +63,14 @@ def create_api(settings: RaffleSettings, broker: Broker) -> Starlette:
             return JSONResponse(await raffles.show_raffle(tx, request.path_params["raffle_id"]))
 
     async def join(request: Request) -> JSONResponse:
-        """Enter a user. A repeated request has no effect."""
+        """Add a user to a raffle. A repeated request has no effect."""
         user_id = field(await json_body(request), "userId")
         async with database.transaction() as tx:
             await raffles.join_raffle(tx, request.path_params["raffle_id"], user_id)
         return await get_raffle(request)
 
     async def draw(request: Request) -> JSONResponse:
-        """Draw the winners. A raffle is drawn once."""
+        """Draw the winners. This is possible only once."""
         winners = (await json_body(request)).get("winners", 1)
         if type(winners) is not int or not 1 <= winners <= 1000:
             raise RequestRefused(
@@ -102,9 +102,11 @@ def _log_state(state: object, reason: str) -> None:
 
 
 def _choose_id(key: str | None, name: str, email: str) -> str:
-    """Return a new id, or the id of this key and user: a repeated request gets the same id.
+    """Return the id of a new user. If there is an idempotency key, a repeated request gets the same
+    id.
 
-    A key that is a UUID of version 4 is the id itself. An error of an unconfirmed publish names it.
+    A key that is a UUID of version 4 is used as the id. If a publish is not confirmed, the error
+    asks the client to send such a key.
     """
     if key is None:
         return str(uuid.uuid4())

@@ -1,11 +1,12 @@
-"""The consumer: processors parse and validate users, batchers insert them.
+"""The consumers. Processors parse and validate users, and batchers insert them.
 
-If the database fails, the whole batch is retried. A row that the database refuses is found by bisection and
-retried alone. An invalid message is parked in the dead-letter queue immediately.
+If the database fails, the whole batch is retried. If the database refuses a row, the row is found
+by bisection and only this row is retried. Invalid messages are parked in the dead-letter queue
+immediately.
 
-The dead-letter consumer is started by hand. It inserts users from the dead-letter queue. A batch that fails
-is held for a growing pause and then requeued. An invalid message is logged with its content, recorded in the
-audit and dropped.
+The dead-letter consumer has to be started manually. It inserts users from the dead-letter queue. A
+batch that fails is held for some time, which becomes longer with each failure, and then requeued.
+Invalid messages are logged with their content, recorded in the audit and dropped.
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ def create_consumer(settings: RaffleSettings) -> App:
 
 _LOG = logging.getLogger("hopback.systems.raffle.consumer")
 _LONGEST_PAUSE = 60.0
-"""Seconds that a failed batch is held. A restored database is noticed within a minute."""
+"""The maximum number of seconds for which a failed batch is held. When the database is available
+again, the batch is inserted within a minute.
+"""
 _MOST_LOGGED = 2000
-"""Bytes of a dropped body in the log. The table has the whole body."""
+"""How many bytes of a dropped message are logged. The table contains all of them."""
 
 
 class _Pause:
-    """A pause that doubles with every failure in a row, from one second to a minute."""
+    """A pause that is doubled after each consecutive failure, from one second to one minute."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -87,7 +90,7 @@ def create_dead_letter_consumer(settings: RaffleSettings) -> App:
             try:
                 await _drop(database, context.message_id, body, str(error))
             except (SQLAlchemyError, OSError):
-                return pause.grow()  # only recorded messages are dropped
+                return pause.grow()  # a message must be recorded before it is dropped
             return Done()
 
     @app.batch(
@@ -104,7 +107,7 @@ def create_dead_letter_consumer(settings: RaffleSettings) -> App:
             await insert_users(database, users)
         except (data_error, db_error) as error:
             if isinstance(error, data_error) and len(users) > 1:
-                raise  # the batch is bisected to find the refused row
+                raise  # the batch is split to find the row
             _LOG.warning("%d dead letters stay: %s: %s", len(users), type(error).__name__, error)
             return [pause.grow()] * len(users)
         pause.failures = 0
@@ -115,7 +118,7 @@ def create_dead_letter_consumer(settings: RaffleSettings) -> App:
 
 
 def _read_user(body: bytes) -> User:
-    """Return the user in a message. Raises InvalidUser if the message is not a user."""
+    """Parse a message. Raises InvalidUser if it does not contain a valid user."""
     try:
         user = msgspec.json.decode(body, type=User)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -125,7 +128,7 @@ def _read_user(body: bytes) -> User:
 
 
 async def _drop(database: Database, message_id: str, body: bytes, reason: str) -> None:
-    """Record a dropped message in the audit and log it."""
+    """Record a message in the audit and log it, so that it can be dropped."""
     row = {"message_id": message_id, "reason": reason, "body": body}
     async with database.transaction() as tx:
         new = tx.insert(dropped).values(row | {"dropped_at": datetime.now(UTC)})

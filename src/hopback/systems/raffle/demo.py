@@ -1,4 +1,4 @@
-"""The raffle in one process, with traffic that contains deliberate failures."""
+"""Runs the raffle in one process, with sample traffic in which some messages fail on purpose."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hopback.systems.raffle.settings import RaffleSettings
 
 _NAMES = ("Ana", "Bruno", "Carla", "Davi", "Elisa", "Fábio", "Gabriela", "Heitor", "Inês", "João")
 _EVERY = 5.0
-"""Seconds between two users."""
+"""Seconds between two users, so that a reader can follow each one."""
 
 
 async def _traffic(host: Host) -> None:
-    """Create users and raffles. Some e-mail addresses have already been used. Some messages are invalid
-    JSON.
+    """Create users and raffles. Some e-mail addresses are already in use, and some messages are not
+    valid JSON.
     """
     async with (
         httpx.AsyncClient(base_url=host.url, trust_env=False) as client,
@@ -34,7 +34,7 @@ async def _traffic(host: Host) -> None:
             if number % 7 == 3:
                 await publisher.send(Message("raffle_exchange", "raffle_queue", b'{"name": Ana'))
             if number % 5 == 4:
-                # Draw a raffle among three new users after they are inserted.
+                # Create a raffle with three new users and draw it once they have been inserted.
                 created = await client.post("/api/v1/raffles", json={"name": "A bicycle"})
                 raffle = f"/api/v1/raffles/{created.json()['id']}"
                 tag = random.getrandbits(32)

@@ -1,7 +1,9 @@
-"""The parts of the raffle as processes. Their settings are environment variables.
+"""The parts of the raffle, to be run as separate processes. They are configured with environment
+variables.
 
-`hopback run hopback.systems.raffle.parts:consumer`, the same with `dead_letters`, and
-`uvicorn --factory hopback.systems.raffle.parts:create_web`.
+`hopback run hopback.systems.raffle.parts:consumer`, and the same for `dead_letters`
+
+`uvicorn --factory hopback.systems.raffle.parts:create_web`
 """
 
 from __future__ import annotations
@@ -23,6 +25,6 @@ dead_letters = create_dead_letter_consumer(_SETTINGS)
 
 
 def create_web() -> Starlette:
-    """Return the web application of a process. Its log is JSON, as that of `hopback run`."""
+    """Return the web application. The process logs JSON, like `hopback run`."""
     log_as_json()
     return create_api(_SETTINGS, broker_named(os.environ))

@@ -1,4 +1,4 @@
-"""The raffle's database: users, dropped messages, and raffles that users join and that are drawn once."""
+"""The database of the raffle. It contains users, dropped messages, and raffles that users can join."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hopback.systems.web import RequestRefused
 
 METADATA = sa.MetaData()
 _ID = sa.Uuid(as_uuid=False)
-"""`uuid` on PostgreSQL, as Ecto's binary ids. SQLite stores text."""
+"""The type `uuid` on PostgreSQL, like the binary ids of Ecto, and text on SQLite."""
 
 users: sa.Table = sa.Table(
     "users",
@@ -30,7 +30,9 @@ users: sa.Table = sa.Table(
     sa.Column("inserted_at", sa.DateTime(timezone=True)),
     sa.Column("updated_at", sa.DateTime(timezone=True)),
 )
-"""The table may already exist. `inserted_at` and `updated_at` are Ecto's names."""
+"""This table may have been created by Ecto, which is why the columns are named `inserted_at` and
+`updated_at`.
+"""
 
 raffles: sa.Table = sa.Table(
     "raffles",
@@ -56,38 +58,38 @@ dropped: sa.Table = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
-"""The audit of the dead-letter consumer: invalid messages with their content."""
+"""Invalid messages with their content, recorded by the dead-letter consumer."""
 
 
 _EMAIL = re.compile(r"[^@\s]{1,64}@[^@\s]{1,189}\Z")
 
 
 class InvalidUser(ValueError):
-    """A message that is not a user. A retry cannot help."""
+    """A message does not contain a valid user. A retry would fail as well."""
 
     def __init__(self, english: str, portuguese: str = "") -> None:
         super().__init__(in_language(english, portuguese or english))
 
 
-# Lower case, because the document writes these names into `x-retry-reason`.
+# The names are in lower case because the document writes them to `x-retry-reason`.
 class db_error(Exception):  # noqa: N801
-    """The database failed. The rows are not the cause."""
+    """The database is not available. The rows are not the cause."""
 
 
 class data_error(Exception):  # noqa: N801
-    """The database refused a row of the batch."""
+    """The database has refused a row of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user in a message."""
+    """The content of a message."""
 
     id: str
     name: str
     email: str
 
     def validate(self) -> None:
-        """Raise InvalidUser with the wrong field, if any."""
+        """Raise InvalidUser if a field is invalid."""
         found = read_id(self.id)
         if found != self.id or uuid.UUID(found).version != 4:
             raise InvalidUser(
@@ -105,7 +107,7 @@ class User:
 
 
 def read_id(text: str) -> str | None:
-    """Return the id in its usual form, or None for other text."""
+    """Return a UUID in its usual form, or None if the text is not a UUID."""
     try:
         return str(uuid.UUID(text))
     except ValueError:
@@ -113,18 +115,19 @@ def read_id(text: str) -> str | None:
 
 
 async def insert_users(database: Database, batch: Sequence[User]) -> None:
-    """Insert users in a single transaction, with a statement for every 1000 users. Existing users are not
-    changed.
+    """Insert users in one transaction with up to 1000 rows per statement. Users that already exist
+    are not changed.
 
-    Raises `data_error` if a row is refused (its e-mail belongs to another user), otherwise `db_error`.
+    Raises `data_error` if a row is refused because its e-mail address belongs to another user.
+    Raises `db_error` for all other errors.
     """
-    # One row for each id, because a batch may contain a message twice.
+    # A batch may contain the same message twice, so use one row per id.
     now = datetime.now(UTC)
     times = {"inserted_at": now, "updated_at": now}
     rows = {user.id: {**asdict(user), **times} for user in batch}
     try:
         async with database.transaction() as tx:
-            # With RETURNING, SQLAlchemy sends 1000 rows in one statement, which it compiles once.
+            # With RETURNING, SQLAlchemy compiles the statement once and inserts 1000 rows with it.
             new = tx.insert(users).on_conflict_do_nothing(index_elements=["id"])
             await tx.execute(new.returning(users.c.id), list(rows.values()))
     except (IntegrityError, DataError) as error:
@@ -134,27 +137,26 @@ async def insert_users(database: Database, batch: Sequence[User]) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the text of the driver, without the statement and the values of rows."""
+    """Return the error message of the driver. The statement and the values are omitted."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return str(cause).strip().partition("\n")[0] or type(error).__name__
 
 
 async def show_user(tx: Transaction, user_id: str) -> dict[str, Any]:
-    """Return a user. Raises RequestRefused if the consumer has not inserted it yet."""
+    """Return a user. Raises RequestRefused if it has not been inserted yet."""
     row = await _find_user(tx, user_id)
     shown = {name: row[name] for name in ("id", "name", "email")}
     return {**shown, "insertedAt": _format_time(row["inserted_at"])}
 
 
 async def create_raffle(tx: Transaction, name: str) -> dict[str, Any]:
-    """Create a raffle and return its id."""
     raffle_id = str(uuid.uuid4())
     await tx.execute(sa.insert(raffles).values(id=raffle_id, name=name))
     return {"id": raffle_id}
 
 
 async def show_raffle(tx: Transaction, raffle_id: str) -> dict[str, Any]:
-    """Return the raffle with its number of entries, the time of the draw and the winners."""
+    """Return a raffle with the number of its entries, the time of the draw and the winners."""
     raffle = await _find_raffle(tx, raffle_id)
     mine = entries.c.raffle_id == raffle["id"]
     won = (
@@ -170,7 +172,9 @@ async def show_raffle(tx: Transaction, raffle_id: str) -> dict[str, Any]:
 
 
 async def join_raffle(tx: Transaction, raffle_id: str, user_id: str) -> None:
-    """Enter a user once. Raises RequestRefused with the reason if that is impossible."""
+    """Add a user to a raffle. This has no effect if the user has already joined. Raises
+    RequestRefused if there is no such user or raffle, or if it has already been drawn.
+    """
     raffle = await _lock_open_raffle(tx, raffle_id)
     user = await _find_user(tx, user_id)
     entry = tx.insert(entries).values(raffle_id=raffle["id"], user_id=user["id"])
@@ -178,7 +182,9 @@ async def join_raffle(tx: Transaction, raffle_id: str, user_id: str) -> None:
 
 
 async def draw_raffle(tx: Transaction, raffle_id: str, winners: int) -> None:
-    """Draw the winners once. Raises RequestRefused with the reason if that is impossible."""
+    """Draw the winners. Raises RequestRefused if the raffle has already been drawn or has too few
+    entries.
+    """
     raffle = await _lock_open_raffle(tx, raffle_id)
     mine = entries.c.raffle_id == raffle["id"]
     joined = sa.select(entries.c.user_id).where(mine).order_by(entries.c.user_id)
@@ -214,7 +220,9 @@ async def _find_raffle(tx: Transaction, raffle_id: str, *, lock: bool = False) -
 
 
 async def _lock_open_raffle(tx: Transaction, raffle_id: str) -> sa.RowMapping:
-    """Lock the row of a raffle that is not drawn yet. SQLite has a single writer at a time."""
+    """Return a raffle that has not been drawn and lock its row. SQLite needs no lock, because it
+    only allows one writer at a time.
+    """
     raffle = await _find_raffle(tx, raffle_id, lock=True)
     if raffle["drawn_at"] is not None:
         raise RequestRefused(
@@ -224,7 +232,7 @@ async def _lock_open_raffle(tx: Transaction, raffle_id: str) -> sa.RowMapping:
 
 
 def _format_time(stored: datetime | None) -> str | None:
-    """Return a time with its zone. SQLite stores none, and all stored times are UTC."""
+    """Format a time with its zone. SQLite does not store zones, but all times are in UTC."""
     if stored is None:
         return None
     return (stored if stored.tzinfo else stored.replace(tzinfo=UTC)).isoformat()

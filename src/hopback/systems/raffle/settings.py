@@ -1,4 +1,4 @@
-"""The settings of the raffle: the variables of its document, with its defaults."""
+"""The settings of the raffle. The document specifies the variables and their defaults."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hopback.systems.settings import EnvironmentSettings, variable
 from hopback.topology import Topology
 
 _MOST_ROWS = 10_000
-"""Rows of one batch. A larger transaction would delay the acks of its messages for too long."""
+"""The maximum number of rows in a batch. A larger transaction would delay the acks for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Batches of a consumer. Processors parse, batchers insert."""
+    """The batches of a consumer. Processors parse messages and batchers insert the rows."""
 
     size: int = variable("BATCH_SIZE", 1000, least=1, most=_MOST_ROWS)
     timeout_ms: int = variable("BATCH_TIMEOUT_MS", 1000)
@@ -36,7 +36,7 @@ class RaffleSettings(EnvironmentSettings):
     language: Language = variable("LANGUAGE_OF_ANSWERS", "en", choices=("en", "pt"))
 
     def topology(self) -> Topology:
-        """Return the documented design with these parameters."""
+        """Return the documented design with the configured parameters."""
         return raffle(
             hardened=self.hardened, retry_ttl_ms=self.retry_ttl_ms, max_retries=self.max_retries
         )

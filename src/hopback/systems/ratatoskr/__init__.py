@@ -1,1 +1,3 @@
-"""Ratatoskr: typed events on quorum queues, transient and permanent failures, an idempotent consumer."""
+"""Ratatoskr. Typed events on quorum queues, handled by an idempotent consumer that distinguishes
+transient and permanent failures.
+"""

@@ -1,4 +1,4 @@
-"""The HTTP side: publish events, show orders, close the warehouse."""
+"""The HTTP API, which publishes events, shows orders, and opens or closes the warehouse."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def create_api(settings: RatatoskrSettings, broker: Broker) -> Starlette:
     publisher = TopologyPublisher(broker, settings.topology(), name="ratatoskr api")
 
     async def publish_event(request: Request) -> JSONResponse:
-        """Publish an event. The consumer validates it.
+        """Publish an event. It is validated by the consumer.
 
-        Requests with the same `Idempotency-Key` have one effect.
+        If several requests have the same `Idempotency-Key`, the event is applied only once.
         """
         body = await json_body(request)
         if body.get("type") not in TYPES:

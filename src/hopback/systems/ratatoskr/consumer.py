@@ -1,4 +1,4 @@
-"""The consumer: applies each event once, even if it is delivered twice."""
+"""The consumer. It applies each event only once, even if the event is delivered twice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 def create_consumer(settings: RatatoskrSettings) -> App:
     """Return the application that handles the events of the queue."""
-    # The consumer publishes no events, so it needs no relay of an outbox.
+    # The consumer does not publish events, so it does not need to publish from an outbox.
     database = Database(settings.database, tables=METADATA, relays=False)
     app = App("ratatoskr", topology=settings.topology(), lifespan=database.lifespan)
 
     @app.handler(settings.queue, rules=[Rule(OrderRefused, Verdict.PARK)])
     async def handle(event: Event, context: Context) -> None:
         async with database.transaction() as tx:
-            # The mark commits with the changes. A redelivered event finds it and has no effect.
+            # The event is marked in the same transaction as its changes. If it is redelivered, the
+            # mark is found and the event is not applied again.
             if await tx.first_time(settings.queue, context.delivery):
                 await apply_event(tx, event)
 

@@ -1,4 +1,4 @@
-"""Ratatoskr in one process, with traffic that contains deliberate failures."""
+"""Runs Ratatoskr in one process, with sample traffic in which some events fail on purpose."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from hopback.systems.ratatoskr.consumer import create_consumer
 from hopback.systems.ratatoskr.settings import RatatoskrSettings
 
 _EVERY = 5.0
-"""Seconds between two orders."""
+"""Seconds between two orders, so that a reader can follow each one."""
 _KNOWN = ("delivery-limit-feeds-retry", "looking-deletes")
-"""Errors of `topology check`: from RabbitMQ 4.0 on the documented form can lose messages."""
+"""Errors of `topology check` that are accepted. The documented form can lose messages since
+RabbitMQ 4.0.
+"""
 
 
 async def _traffic(host: Host) -> None:
-    """Place orders. Some orders are paid before they are placed, and some are for unknown goods."""
+    """Place orders. Some are paid too early, and some are for unknown goods."""
     async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
         run = random.getrandbits(32)
         for number in itertools.count():

@@ -1,4 +1,6 @@
-"""The events and their effects: orders, payments, and a warehouse that may be closed."""
+"""The events, and their effects on orders and payments. New orders fail while the warehouse is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,16 @@ class OrderShipped:
 
 
 Event: TypeAlias = OrderPlaced | PaymentReceived | OrderShipped
-"""The events of the queue. `type` selects the class and is also the routing key."""
+"""The events in the queue. `type` determines the class and is also the routing key."""
 
 TYPES = ("order.placed", "payment.received", "order.shipped")
 
 METADATA = MetaData()
 
 _PRICES = {"acorn": 5, "walnut": 20, "hazelnut": 8}
-"""The prices of the goods, in cents a piece."""
+"""The price of one piece in cents."""
 _STATES = ("placed", "paid", "shipped")
-"""The states of an order, in their order."""
+"""The states of an order in chronological order."""
 
 orders: Table = Table(
     "ratatoskr_orders",
@@ -66,7 +68,7 @@ _warehouse = Table(
 
 
 class OrderRefused(ValueError):
-    """A permanent error. A retry cannot help, so the event is parked."""
+    """A permanent error. A retry would fail as well, so the event is parked."""
 
 
 class NotYet(Exception):
@@ -74,7 +76,7 @@ class NotYet(Exception):
 
 
 async def apply_event(tx: Transaction, event: Event) -> None:
-    """Apply an event. Raises OrderRefused or NotYet if that is impossible."""
+    """Apply an event. Raises OrderRefused or NotYet if this is not possible."""
     match event:
         case OrderPlaced():
             await _place(tx, event)
@@ -101,7 +103,7 @@ async def _place(tx: Transaction, event: OrderPlaced) -> None:
 
 
 async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> dict[str, Any]:
-    """Change the state of an order. An event that arrives before its predecessor is retried."""
+    """Change the state of an order. Raises NotYet if the event has arrived too early."""
     mine = orders.c.id == order_id
     row = (await tx.execute(select(orders).where(mine).with_for_update())).mappings().first()
     if row is None:
@@ -115,7 +117,7 @@ async def _advance(tx: Transaction, order_id: str, before: str, after: str) -> d
 
 
 async def open_warehouse(tx: Transaction, *, is_open: bool) -> None:
-    """Open or close the warehouse, for every process."""
+    """Open or close the warehouse. This takes effect in all processes."""
     changed = await tx.execute(update(_warehouse).values(closed=not is_open))
     if not changed.rowcount:
         await tx.execute(insert(_warehouse).values(id=1, closed=not is_open))

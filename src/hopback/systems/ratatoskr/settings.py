@@ -1,4 +1,4 @@
-"""The settings of Ratatoskr: the parameters of its document. The document has no defaults."""
+"""The settings of Ratatoskr. The document specifies the parameters but no defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RatatoskrSettings(EnvironmentSettings):
     )
 
     def topology(self) -> Topology:
-        """Return the documented design with these parameters."""
+        """Return the documented design with the configured parameters."""
         return ratatoskr(
             self.queue,
             hardened=self.hardened,
