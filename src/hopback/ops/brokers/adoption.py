@@ -1,14 +1,16 @@
-"""Adopt an existing queue with its messages, in one of three ways. Each way is a topology.
+"""Find the ways to adopt an existing queue together with its messages.
 
-- As it is: Hopback declares the queue exactly as the broker has it and adds a plan.
-- Beside: a policy gives the queue a dead-letter path, so messages that its current consumers reject are kept.
-  The queue itself does not change.
-- Migrated: `hopback topology migrate` gives the queue the recommended form.
+There are three ways, and each of them is a topology:
 
-`adoption` is pure. `set_beside` and `revert_beside` change one policy. The broker applies only one of the
-policies that match a queue, so the new policy repeats every key of the current one. It must not change the
-queue in any other way. If the dead-letter exchange would give a dead-letter strategy or an overflow setting a
-new effect, Hopback refuses.
+- As it is: Hopback declares the queue exactly as it exists on the broker and adds a plan.
+- Beside: the queue does not change. A policy adds a dead-letter path, which keeps the messages that
+  the current consumers reject.
+- Migrated: `hopback topology migrate` changes the queue to the recommended form.
+
+`adoption` is pure. `set_beside` and `revert_beside` change a single policy. A broker applies only
+one of the policies that match a queue, so the new policy repeats every key of the current one. It
+must not change the queue in any other way. Hopback refuses to set it if the dead-letter exchange
+would activate a dead-letter strategy or an overflow setting.
 """
 
 from __future__ import annotations
@@ -66,10 +68,11 @@ class AdoptionWay(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AdoptionChoice:
-    """One way to adopt a queue: its topology, the hazards found in it, notes and reasons for a refusal.
+    """One way to adopt a queue.
 
-    `decorator` is the equivalent handler decorator, or an empty string if one line cannot express the
-    topology.
+    `findings` are the hazards of its topology. It cannot be used if there are reasons in `refused`.
+    `decorator` is the equivalent handler decorator. It is empty if the topology cannot be expressed
+    in one line.
     """
 
     way: AdoptionWay
@@ -82,9 +85,10 @@ class AdoptionChoice:
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A queue of a live broker, and the ways to adopt it.
+    """A queue of a live broker and the ways to adopt it.
 
-    `policy` applies to the queue now, `former` without Hopback's policy.
+    `policy` is the policy that applies to the queue now. `former` is the one that would apply
+    without Hopback's policy.
     """
 
     queue: Queue
@@ -100,14 +104,16 @@ class Adoption:
 
 @dataclass(frozen=True, slots=True)
 class BesideSet:
-    """The changes of `set_beside`: the new policy, and the dead-letter queue if it was created."""
+    """The changes made by `set_beside`. `created` is the dead-letter queue, or None if it already
+    existed.
+    """
 
     created: str | None
     policy: Policy
 
 
 def policy_name(queue: str) -> str:
-    """Return the name of the policy that adds a dead-letter path. Hopback recognises its policy by it."""
+    """Return the name of the policy that adds a dead-letter path. It identifies Hopback's policy later."""
     return _PREFIX + queue
 
 
@@ -120,11 +126,13 @@ def adoption(
     attempts: int | None = None,
     reported_policy: str | None = None,
 ) -> Adoption:
-    """Return the three ways to adopt a queue of a live broker. NoSuch if the queue does not exist.
+    """Return the three ways to adopt a queue of a live broker.
 
-    `tiers_ms` are the waits before retries. Without them, the waits are those of the existing retry queues of
-    the queue, or 30 s, 5 min and 30 min. `reported_policy` is the policy that the broker reports as applied,
-    or None if it did not report one.
+    `tiers_ms` are the waits before retries, in milliseconds. The default is taken from the existing
+    retry queues, or is 30 s, 5 min and 30 min if there are none. `reported_policy` is the policy
+    that the broker reports for the queue, or None if it does not report one.
+
+    Raises NoSuch if the queue does not exist.
     """
     queue = live.queue(name)
     if queue is None:
@@ -133,7 +141,7 @@ def adoption(
 
 
 class _Reader:
-    """Derives the choices for one queue from the live topology."""
+    """Derive the choices for one queue from the live topology."""
 
     def __init__(
         self,
@@ -148,12 +156,12 @@ class _Reader:
         self.queue = queue
         self.version = version
         self.reported_policy = reported_policy
-        # Ignore Hopback's policy: the choices refer to the queue without it.
+        # All choices describe the queue without Hopback's own policy.
         self.others = tuple(p for p in live.policies if p.name != policy_name(queue.name))
         self.former = effective_policy(queue, self.others)
         self.before = effective_arguments(queue, self.others, version)
-        # Hopback parks in the existing dead-letter queue if the topology of the broker identifies one. A
-        # queue that only its name identifies (`orders.errors`) may have another consumer.
+        # Use the existing dead-letter queue if the topology of the broker identifies exactly one.
+        # If only its name suggests it (`orders.errors`), the queue may have another consumer.
         without = replace(live, policies=self.others)
         found = [
             one for one in dead_letter_queues(without, version=version) if queue.name in one.origins
@@ -187,7 +195,9 @@ class _Reader:
         )
 
     def _find_retry_queues(self) -> dict[str, int]:
-        """Return the existing retry queues. They dead-letter each message to the queue after a fixed time."""
+        """Return the waits of the existing retry queues, in milliseconds. A retry queue
+        dead-letters each message to the adopted queue after a fixed time.
+        """
         found = {}
         for each in effective_topology(self.live, self.version).queues:
             given = each.arguments
@@ -213,7 +223,7 @@ class _Reader:
             new[waits] = at_least_once(waits, dead_lettering("", name, ttl_ms=tier.delay_ms))
         retry_queues = {tier.routes[0].queue for tier in tiers}
         for each in new:
-            # Keep an existing queue if it serves the plan.
+            # Keep an existing queue if the plan can use it.
             found = self.live.queue(each)
             if found is not None and (each not in retry_queues or each in self.retry_queues):
                 new[each] = found
@@ -271,8 +281,7 @@ class _Reader:
             apply_to="queues",
         )
         topology = replace(as_it_is, policies=(ours,))
-        # In addition to rejected messages, expired and dropped ones will reach the dead-letter
-        # queue.
+        # Not only rejected messages are dead-lettered then, but also expired and dropped ones.
         notes = []
         if self.former is not None:
             carried = self.former.definition.items()
@@ -320,7 +329,8 @@ class _Reader:
                 f"the broker applies policy {self.reported_policy}, but by the patterns and priorities it"
                 f" should be {mine}: check the policies, or wait 5 s if one has just changed"
             )
-        # Without a dead-letter exchange, both settings have no effect or a different one.
+        # Both settings only take effect when a dead-letter exchange is set, or they change their
+        # effect.
         if before.get("x-dead-letter-strategy") == "at-least-once":
             yield (
                 "its dead-letter strategy at-least-once would take effect: the queue would hold back messages"
@@ -380,7 +390,7 @@ class _Reader:
         )
 
     def _topology(self, *queues: Queue, plans: tuple[Plan, ...]) -> Topology:
-        """Return a topology of the queues, the bindings of the adopted one and its dead-letter path."""
+        """Return a topology with the queues, the bindings of the adopted queue and its dead-letter path."""
         names = {queue.name for queue in queues}
         leads_to = {each.arguments.get("x-dead-letter-exchange") for each in queues} | {
             self.before.get("x-dead-letter-exchange")
@@ -408,7 +418,7 @@ class _Reader:
         refused: tuple[str, ...],
         decorator: str = "",
     ) -> AdoptionChoice:
-        """Return the choice with the findings of `check` under the policies that would apply."""
+        """Return a choice with its findings. `check` sees the policies that would apply to the queues."""
         policies = {
             each.name: each
             for queue in topology.queues
@@ -423,10 +433,10 @@ def _dead_letter_queue(name: str) -> Queue:
 
 
 def _find_loss(queue: Queue, policies: Iterable[Policy], version: BrokerVersion) -> str:
-    """Return the reason why the queue would lose messages without a consumer, or an empty string if it keeps
-    them.
+    """Return why the queue could lose messages while it has no consumer. An empty string means that
+    it cannot.
 
-    A policy for many queues (`.*`) also applies to a new queue.
+    A policy for many queues (`.*`) also applies to a queue that does not exist yet.
     """
     if not queue.durable or queue.exclusive or queue.auto_delete or queue.type is QueueType.STREAM:
         return "it is not durable, exclusive, auto-delete or a stream"
@@ -440,10 +450,11 @@ def _find_loss(queue: Queue, policies: Iterable[Policy], version: BrokerVersion)
 
 
 async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
-    """Add a dead-letter path to a queue: declare the dead-letter queue, then set one policy.
+    """Add a dead-letter path to a queue. This declares the dead-letter queue and sets one policy.
 
-    Reads the broker first and raises UnsafeOperation, without a change, if a reason forbids it. A repeated
-    call copies the changed keys of the former policy.
+    If the call is repeated, keys that have changed in the former policy are copied again.
+
+    Raises UnsafeOperation without changing the broker if the choice is refused.
     """
     management, vhost = _management(broker), broker.vhost
     choice = await _beside_now(broker, queue)
@@ -460,7 +471,7 @@ async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
             await (await connection.open_channel()).declare_queue(_dead_letter_queue(target))
         created = target
     await management.put_policy(vhost, ours)
-    # The applied policy may have changed between the read and the put.
+    # Another policy may have been set after the check above, so check again.
     now = await _beside_now(broker, queue)
     if now.topology.policies != (ours,) or now.refused:
         await management.delete_policy(vhost, ours.name)
@@ -474,21 +485,21 @@ async def set_beside(broker: ManagedBroker, queue: str) -> BesideSet:
 async def _beside_now(broker: ManagedBroker, queue: str) -> AdoptionChoice:
     management, vhost = _management(broker), broker.vhost
     live = await management.live_topology(vhost)
-    # The policies in the live topology may be from statistics. This list is current.
+    # The live topology may contain policies from statistics. This list is up to date.
     live = replace(live, policies=await management.policies(vhost))
     applied = None
     if live.queue(queue) is not None:
         applied = (await management.queue(vhost, queue)).policy
     if applied is not None and applied not in {each.name for each in live.policies}:
-        applied = None  # The policy was deleted. The statistics lag by up to 5 s.
+        applied = None  # the policy was deleted, but statistics still report it for up to 5 s
     found = adoption(live, queue, await broker.version(), reported_policy=applied)
     return found.choice(AdoptionWay.BESIDE)
 
 
 async def revert_beside(broker: ManagedBroker, queue: str) -> Policy | None:
-    """Delete and return Hopback's policy, so that the former policy applies again. None if it is not set.
+    """Delete Hopback's policy, so that the former policy applies again.
 
-    The dead-letter queue and its messages remain.
+    Returns the deleted policy, or None if it was not set. The dead-letter queue keeps its messages.
     """
     management, name = _management(broker), policy_name(queue)
     found = next(

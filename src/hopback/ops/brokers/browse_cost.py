@@ -1,8 +1,9 @@
-"""Compute the cost of browsing a queue, and refuse to browse if that could lose messages. Pure.
+"""Compute the cost of browsing a queue, and refuse to browse if messages could be lost.
 
-AMQP cannot read a message without taking it. A requeued message has the redelivered flag, and a quorum queue
-counts one more delivery. At the delivery limit the broker removes the message, without a trace if there is no
-dead-letter exchange. RabbitMQ 4.0 and later have a default limit of 20.
+AMQP has no way to read a message without taking it. When it is requeued, it gets the redelivered
+flag, and a quorum queue also counts a delivery. A message that exceeds the delivery limit is
+dead-lettered, or deleted if there is no dead-letter exchange. RabbitMQ has a default limit of 20
+since version 4.0.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 MANY_LOOKS = 1000
-"""Deliveries. A higher delivery limit is not a risk, because no operator browses a queue that often."""
+"""Deliveries. A limit this high is not a risk, because operators do not browse a queue that often."""
 
 
 def cost_of_browsing(
     queue: Queue | None, version: BrokerVersion, *, why_not_lifted: str = "", killed: bool = False
 ) -> Cost:
-    """Return the cost of one browse session. `queue` has its policy applied and is None if unknown.
+    """Return the cost of one browse session.
 
-    `why_not_lifted` is the reason why a policy cannot lift the delivery limit, or an empty string if it can.
-    With `killed`, the result is the cost if the connection is lost before the messages are requeued, as can
-    happen to a job.
+    `queue` must have its policies applied, and is None if the queue is unknown. `why_not_lifted`
+    explains why a policy cannot lift the delivery limit, or is empty if a policy can. If `killed`
+    is True, the result is the cost of a session that loses its connection before it has requeued
+    its messages. This can happen to a job.
     """
     if queue is None:
         return _unknown(version)
@@ -51,8 +53,8 @@ def cost_of_browsing(
         )
     limit = delivery_limit(queue, version)
     if not killed and limit is not None and version >= _NACK_IS_FREE_SINCE:
-        # A lost connection still counts as a delivery. Browsing is not free if a single delivery is half of
-        # the limit.
+        # A lost connection still counts as a delivery, so a single delivery must use less than half
+        # of the limit.
         is_delayed = queue.arguments.get("x-delayed-retry-type") in ("all", "returned")
         if not is_near_limit(1, limit) and not is_delayed:
             return Cost(
@@ -65,7 +67,9 @@ def cost_of_browsing(
 
 
 _NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
-"""Since this version, a nack with requeue is not counted. Rejects, closed channels and crashes still are."""
+"""RabbitMQ does not count a nack with requeue since this version. It still counts rejects, closed
+channels and crashes.
+"""
 
 
 def _stream(queue: Queue, *, killed: bool) -> Cost:
@@ -110,7 +114,9 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
 
 
 def _unknown(version: BrokerVersion) -> Cost:
-    """Return the cost for a queue of unknown type. RabbitMQ has a default limit since version 4.0."""
+    """Return the cost if the type of the queue is unknown. RabbitMQ has a default limit since
+    version 4.0.
+    """
     if version.major < 4:
         return Cost(
             Price.FREE,
@@ -125,13 +131,13 @@ def _unknown(version: BrokerVersion) -> Cost:
 
 
 def check_cost(cost: Cost, *, force: bool) -> None:
-    """Raise UnsafeOperation if reading could lose messages and the caller has not accepted that."""
+    """Raise UnsafeOperation if reading could lose messages, unless the caller accepts this with `force`."""
     if cost.price is Price.REFUSED and not force:
         raise UnsafeOperation(f"{cost.text}. {cost.remedy}", can_lift=cost.can_lift)
 
 
 def check_delivery_count(queue: str, delivery: Delivery, cost: Cost) -> None:
-    """Raise UnsafeOperation if a message has used up half of its queue's delivery limit."""
+    """Raise UnsafeOperation if a message has used up half of the delivery limit of its queue."""
     count = 0 if cost.limit is None else delivery_count(delivery)
     if is_near_limit(count, cost.limit):
         raise UnsafeOperation(

@@ -1,7 +1,7 @@
-"""Ask operators about queues that may hold dead letters, and keep their answers in the journal.
+"""Ask operators which queues contain dead letters, and store their answers in the journal.
 
-A queue with messages and without a consumer may hold dead letters although no topology shows it. Only an
-operator knows. Each queue is asked about once.
+If a queue has messages but no consumer, it may contain dead letters, even if the topology does not
+show this. Only an operator knows. The question is asked once for each queue.
 """
 
 from __future__ import annotations
@@ -40,10 +40,13 @@ def candidates_of(
     readings: Mapping[str, QueueReading],
     answers: Iterable[QueueAnswer],
 ) -> tuple[QueueCandidate, ...]:
-    """Return the candidates without an answer, likely ones and those with most messages first."""
+    """Return the queues that operators have not been asked about. Likely queues come first, then
+    those with the most messages.
+    """
     known = {each.name for each in snapshot.dead_letter_queues} | {one.queue for one in answers}
     roles = queue_roles(effective_topology(snapshot.topology, snapshot.version))
-    # An origin of a dead-letter queue has a consumer that is only absent now.
+    # If messages of a queue are dead-lettered, it normally has a consumer, which is only offline
+    # now.
     origins = {name for each in snapshot.dead_letter_queues for name in each.origins}
     found = [
         QueueCandidate(name, counts.messages, is_likely)
@@ -60,11 +63,12 @@ def candidates_of(
 
 
 _KIND = "queue-answer"
-_FRESH_S = 5.0  # seconds after which answers are read again, for those given to other processes
+# seconds until answers are read again, because other processes may have stored new ones
+_FRESH_S = 5.0
 
 
 class Recognition:
-    """The operators' answers about candidates, kept in the journal."""
+    """Store and read the operators' answers about candidates."""
 
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
@@ -72,7 +76,7 @@ class Recognition:
         self._read_at = float("-inf")
 
     async def answers(self) -> tuple[QueueAnswer, ...]:
-        """Return the answers, sorted by queue."""
+        """Return all answers, sorted by queue."""
         now = self._documents.clock.now()
         if now - self._read_at >= _FRESH_S:
             found = await self._documents.read(_KIND, QueueAnswer)
@@ -84,7 +88,7 @@ class Recognition:
         return tuple(map(override_of, await self.answers()))
 
     async def candidates(self, broker: ManagedBroker) -> CandidateList:
-        """Return the candidates without an answer. BadRequest without a management API."""
+        """Return the candidates without an answer. Raises BadRequest if there is no management API."""
         snapshot = await broker.snapshot()
         if snapshot.readings is None:
             raise BadRequest("management", "the address of the management API, which lists queues")
@@ -93,7 +97,7 @@ class Recognition:
         return CandidateList(found, len(found), sum(one.messages for one in found), answers)
 
     async def answer(self, answer: QueueAnswer, broker: ManagedBroker) -> None:
-        """Save an answer. NoSuch if a queue is not on the broker."""
+        """Store an answer. Raises NoSuch if one of its queues is not on the broker."""
         queue = answer.queue
         if answer.answer is CandidateAnswer.FORGET:
             await self._documents.delete(_KIND, queue)

@@ -1,4 +1,6 @@
-"""The consumers of a queue, and the names that let other processes recognise Hopback's consumers."""
+"""Describe the consumers of a queue, and name Hopback's consumers so that other processes recognise
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +19,32 @@ if TYPE_CHECKING:
 
 LOOK_TAG = "hopback-look-"
 _NAMED = 5
-"""Maximum number of other consumers that a warning names. Further ones are omitted."""
+"""Maximum number of other consumers listed in a warning. The rest are omitted."""
 _OUR_CONNECTION = re.compile(r"hopback (?:job \S+|browse|look) (?P<queue>.+)", re.DOTALL)
 _JOB_TAG = re.compile(r"hopback-(?P<store>[0-9a-f]+)-(?P<job>j-[0-9a-f]+)-\d{9}")
 
 
 def job_tag(store: str, job: str) -> str:
-    """Return the prefix of a job's consumer tags. Other stores recognise the job by it.
+    """Return the prefix of a job's consumer tags, by which processes with another store recognise
+    the job.
 
-    The prefix is the same for all consumers of a job, so the numbers after it give their order.
+    All consumers of a job have the same prefix. It is followed by increasing numbers.
     """
     return f"hopback-{store}-{job}-"
 
 
 def job_connection_name(job: str, queue: str) -> str:
-    """Return the name of the connection on which a job takes messages."""
+    """Return the name of the connection that a job uses to take messages."""
     return f"hopback job {job} {queue}"
 
 
 def browse_connection_name(queue: str) -> str:
-    """Return the name of the connection on which a browse session holds messages."""
+    """Return the name of the connection that holds the messages of a browse session."""
     return f"hopback browse {queue}"
 
 
 def look_connection_name(queue: str) -> str:
-    """Return the name of the connection on which messages are read once and requeued."""
+    """Return the name of a connection that reads messages once and requeues them."""
     return f"hopback look {queue}"
 
 
@@ -56,19 +59,20 @@ async def find_other_consumers(
 ) -> list[str]:
     """Describe the consumers of a dead-letter queue that are not jobs of this store.
 
-    The consumer count of the broker decides, because the management API may list consumers late or not at
-    all. `has_job` is whether a job of this store is active on the queue, `has_session` whether this process
-    holds messages of the queue.
+    The number of consumers comes from the broker, because the management API may list consumers
+    late or not at all. `has_job` is True if a job of this store is active on the queue.
+    `has_session` is True if this process holds messages of the queue.
     """
     named = [_describe_consumer(each, store) for each in await broker.consumers_of(queue)]
     found = [each for each in named if each]
     if not has_job and snapshot.consumers > len(found):
-        # A quorum queue counts ended consumers that hold messages. Management does not list them.
+        # A quorum queue also counts consumers that have ended but still hold messages. The
+        # management API does not list those.
         names = await broker.connection_names() or ()
         others = [job for job in _jobs_on(queue, names) if job not in "".join(found)]
         if others:
             return [*found, *(f"job {job} of another store" for job in others)][:_NAMED]
-    # A quorum queue counts the ended consumers of a session that holds messages.
+    # For the same reason, a session that holds messages is counted even if its consumer has ended.
     if not has_job and (snapshot.is_classic(queue) or not has_session):
         unnamed = snapshot.consumers - len(found)
         why = "that management does not name yet" if broker.management else "without a name"
@@ -77,7 +81,7 @@ async def find_other_consumers(
 
 
 def _jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
-    """Return the ids of the jobs whose connections work on the queue."""
+    """Find the ids of the jobs that have a connection for this queue."""
     begin, end = "hopback job ", f" {queue}"
     return sorted(
         name[len(begin) : -len(end)]
@@ -87,7 +91,9 @@ def _jobs_on(queue: str, connection_names: Iterable[str]) -> list[str]:
 
 
 def _describe_consumer(reading: ConsumerReading, store: str) -> str:
-    """Return a consumer's job and connection in words, or an empty string for a job of this store."""
+    """Describe the job and the connection of a consumer. Returns an empty string for a job of this
+    store.
+    """
     found = _JOB_TAG.fullmatch(reading.tag)
     if found is not None and found["store"] == store:
         return ""
@@ -104,10 +110,11 @@ def _describe_consumer(reading: ConsumerReading, store: str) -> str:
 def describe_holders(
     queue: str, channels: Iterable[ChannelReading], own: Iterable[int] = ()
 ) -> tuple[str, ...]:
-    """Describe the channels that may hold messages of a queue, and since when they are connected.
+    """Describe the channels that may hold messages of a queue, with the time they were connected.
 
-    `own` are the numbers of messages that browse sessions of this process hold: their channels are left out.
-    A channel without a consumer may hold messages of another queue, unless its connection has a name of ours.
+    `own` contains the number of messages held by each browse session of this process. Their
+    channels are omitted. A channel without a consumer may hold messages of any queue, unless its
+    connection has a name given by Hopback.
     """
     ours, found = list(own), list[str]()
     for each in channels:

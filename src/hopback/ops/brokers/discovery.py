@@ -1,9 +1,12 @@
-"""Find a broker's dead-letter queues, their origins and their re-drive targets. This module is pure.
+"""Find the dead-letter queues of a broker, their origins and their re-drive targets.
 
-The plans of a declared topology name the dead-letter queues. In the topology of a live broker, a queue with a
-time to live and a dead-letter exchange is a retry queue, and a queue that only receives dead letters is a
-dead-letter queue. If consumers publish their dead letters themselves, the broker does not show it. Then a
-queue is recognised by its name, if the name belongs to an existing queue, or the operator names it.
+In a declared topology, plans name the dead-letter queues. In the topology of a live broker, a queue
+with a time to live and a dead-letter exchange is a retry queue, and a queue that receives only dead
+letters is a dead-letter queue. If consumers publish their dead letters themselves, the topology
+does not show it. A queue is then recognised by its name if it is derived from the name of an
+existing queue. Otherwise the operator has to name it.
+
+This module is pure.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """An operator's description of a queue. None keeps the discovered origins."""
+    """An operator's description of a queue. If `main_queue` is None, the discovered origins are kept."""
 
     queue: str
     main_queue: str | None = None
@@ -37,7 +40,8 @@ class Override:
 class RetryWait:
     """A queue in which messages of the queue `origin` wait before they are handled again.
 
-    If `by_broker`, the broker dead-letters rejected messages to it. Otherwise the consumer publishes them.
+    `by_broker` is True if the broker dead-letters rejected messages to it, and False if the
+    consumer publishes them.
     """
 
     origin: str
@@ -50,11 +54,11 @@ class RetryWait:
 class DeadLetterQueue:
     """A queue that contains dead letters.
 
-    `origins` are the queues in which its messages failed. `plans` has one plan for each of them. An origin
-    without a declared plan gets a stand-in plan that re-drives straight to the origin. `queue` is the queue
-    with its policy applied, or None if only the name is known. `known_by` is the reason why it counts as a
-    dead-letter queue: `plan`, `dead-lettering`, `name` or `operator`. `waits` are the retry queues on the
-    broker that lead back to the origins.
+    `origins` are the queues in which its messages failed, and `plans` contains a plan for each of
+    them. If no plan was declared for an origin, there is a stand-in plan that re-drives directly to
+    the origin. `queue` has its policies applied, or is None if only the name is known. `known_by`
+    is how the queue was recognised: `plan`, `dead-lettering`, `name` or `operator`. `waits` are the
+    existing retry queues that lead back to the origins.
     """
 
     name: str
@@ -66,17 +70,19 @@ class DeadLetterQueue:
 
     @property
     def has_plan(self) -> bool:
-        """Whether a declared plan specifies the re-drive target. Otherwise the broker's topology does."""
+        """Whether a declared plan specifies the re-drive target. If not, it follows from the
+        broker's topology.
+        """
         return self.known_by == "plan"
 
     @property
     def main_queue(self) -> str | None:
-        """The only queue of origin. None if there are several or if it is unknown."""
+        """The origin, if there is exactly one."""
         return self.origins[0] if len(self.origins) == 1 else None
 
     @property
     def retry_exchange(self) -> str | None:
-        """The exchange of the retry queues in the plans, if it is the same for all of them."""
+        """The exchange of the retry queues, if all plans use the same one."""
         used = {
             route.exchange for plan in self.plans for tier in plan.tiers for route in tier.routes
         }
@@ -89,9 +95,9 @@ def dead_letter_queues(
     version: BrokerVersion | None = None,
     overrides: Iterable[Override] = (),
 ) -> tuple[DeadLetterQueue, ...]:
-    """Return every dead-letter queue of a declared or live topology, sorted by name.
+    """Return all dead-letter queues of a declared or live topology, sorted by name.
 
-    Overrides replace discovered values.
+    Overrides take precedence over the discovered values.
     """
     effective = effective_topology(topology, version)
     table = RoutingTable(
@@ -99,7 +105,7 @@ def dead_letter_queues(
         (queue.name for queue in effective.queues),
         effective.bindings,
     )
-    # For each queue, the queues that dead-letter to it.
+    # Maps each queue to the queues that dead-letter to it.
     into: dict[str, set[str]] = defaultdict(set)
     for queue in effective.queues:
         for target in _targets(effective, table, queue):
@@ -126,7 +132,9 @@ def dead_letter_queues(
 
 
 def stand_in_plan(queue: str, dead_letter_queue: str) -> Plan:
-    """Return a plan for a queue without one. A re-drive resets the attempts and targets the queue itself."""
+    """Return a plan for a queue that has none. A re-drive publishes directly to the queue and
+    resets the attempts.
+    """
     return Plan(
         queue=queue,
         attempts=1,
@@ -142,10 +150,10 @@ def stand_in_plan(queue: str, dead_letter_queue: str) -> Plan:
 def _waits(
     found: DeadLetterQueue, ttl_s: Mapping[str, float], into: Mapping[str, set[str]]
 ) -> tuple[RetryWait, ...]:
-    """Return the queues with a time to live that lead back to the queues of origin.
+    """Return the queues with a time to live that lead back to the origins.
 
-    They include an origin that has a time to live itself: an unhandled message stays there for that time
-    before it dies.
+    An origin with a time to live is also included, because unhandled messages stay in it for this
+    time before they are dead-lettered.
     """
     made: list[RetryWait] = []
     for origin in found.origins:
@@ -167,18 +175,19 @@ def _waits(
 def _origins(
     effective: Topology, into: Mapping[str, set[str]]
 ) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return each dead-letter queue with its `known_by` and its origins."""
+    """Map each dead-letter queue to its `known_by` value and its origins."""
     planned: dict[str, list[str]] = defaultdict(list)
     for plan in effective.plans:
         planned[plan.parking.queue].append(plan.queue)
     roles = queue_roles(effective)
-    # A retry queue is replaced by the queues that fill it, because its messages failed there.
+    # Messages in a retry queue failed in the queues that fill it, so use these queues instead.
     moved = {name: set(_first_owners(sources, into, roles)) for name, sources in into.items()}
     found = {
         name: ("plan", (*queues, *sorted(moved.get(name, set()) - set(queues))))
         for name, queues in planned.items()
     }
-    # Ignore the names here: a queue to which the broker does not dead-letter is plain.
+    # `queue_roles` also considers names. They are ignored here, so a queue is plain unless the
+    # broker dead-letters to it.
     by_broker = {
         name: QueueRole.PLAIN if role is QueueRole.DEAD_LETTER and not moved.get(name) else role
         for name, role in roles.items()
@@ -206,15 +215,15 @@ def _first_owners(
             continue
         seen.add(name)
         if roles.get(name) is QueueRole.RETRY:
-            waiting.extend(into.get(name, ()))  # none if consumers publish into it
+            waiting.extend(into.get(name, ()))  # there are none if consumers publish to it
         else:
             yield name
 
 
 def _targets(effective: Topology, table: RoutingTable, queue: Queue) -> Iterable[str]:
-    """Return the queues that dead letters of a queue can reach.
+    """Return the queues that can receive dead letters of a queue.
 
-    If they keep their routing keys, these are all queues bound to the dead-letter exchange.
+    If dead letters keep their routing keys, these are all queues bound to the dead-letter exchange.
     """
     exchange = queue.arguments.get("x-dead-letter-exchange")
     if not isinstance(exchange, str):

@@ -1,4 +1,4 @@
-"""A broker under operation: its query connection, its management API, its snapshot."""
+"""A broker that operators manage, with its connection, its management API and its snapshots."""
 
 from __future__ import annotations
 
@@ -42,46 +42,51 @@ if TYPE_CHECKING:
 
 
 _QUERY_CONNECTION = "hopback dead letters"
-_FRESH_S = 2.0  # seconds that pages and summaries share a snapshot
-_MANY_QUEUES = 500  # finding the dead-letter queues among more queues takes over 50 ms
-_RETURNED_S = 2.0  # seconds to wait for requeued messages. RabbitMQ needs some milliseconds.
-_LOOK_AGAIN_S = 0.02  # seconds between two counts of them
+_FRESH_S = 2.0  # seconds for which pages and summaries use the same snapshot
+# queues. It takes more than 50 ms to find the dead-letter queues among more than this.
+_MANY_QUEUES = 500
+# seconds to wait for requeued messages, which RabbitMQ normally returns within milliseconds
+_RETURNED_S = 2.0
+_LOOK_AGAIN_S = 0.02  # seconds between two counts of the requeued messages
 
 
 class ManagementApi(PolicyLedger, Protocol):
-    """The management API of RabbitMQ, or that of the embedded broker."""
+    """The management API of RabbitMQ or of the embedded broker."""
 
     async def queues(self, vhost: str) -> tuple[QueueReading, ...]:
-        """Return every queue with its numbers."""
+        """Return all queues with their counts."""
 
     async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
-        """Return the counts of every queue that are not from the statistics. Statistics are up to 5 s old."""
+        """Return the current counts of all queues. They are not read from the statistics, which are
+        up to 5 s old.
+        """
 
     async def live_topology(
         self, vhost: str, queues: Iterable[QueueReading] | None = None
     ) -> Topology:
-        """Return the topology of the broker. `queues` are its queues if they were read just now."""
+        """Return the topology of the broker. `queues` can be passed if they have just been read."""
 
     async def operator_policies(self, vhost: str) -> tuple[Policy, ...]: ...
 
     async def connection_names(self, vhost: str) -> frozenset[str]:
-        """Return the names that clients gave to the open connections."""
+        """Return the names that clients have given to their open connections."""
 
     async def consumers(self, vhost: str, queue: str) -> tuple[ConsumerReading, ...]:
-        """Return the consumers of a queue with their tags and connections."""
+        """Return the consumers of a queue, including their tags and connections."""
 
     async def channels(self, vhost: str) -> tuple[ChannelReading, ...]:
-        """Return the channels that consume or hold unacked messages."""
+        """Return all channels that consume or hold unacked messages."""
 
 
 class ManagedBroker:
-    """One virtual host of a broker, with everything that operators ask about it.
+    """One virtual host of a broker, and everything that operators need to know about it.
 
-    `name` is its name in the settings, or an empty string if there is only one broker. Without `management`
-    only the queues of the declared `topologies` are known, and counts come over AMQP alone. `overrides`
-    correct or add dead-letter queues.
+    `name` is the name of the broker in the settings. It is empty if there is only one broker.
+    Without `management`, only the queues of the declared `topologies` are known, and messages are
+    counted over AMQP. `overrides` correct or add dead-letter queues.
 
-    All questions share one connection. It is opened with the first question, and again after it was lost.
+    All queries share one connection, which is opened when it is first needed and reopened when it
+    is lost.
     """
 
     def __init__(
@@ -101,7 +106,9 @@ class ManagedBroker:
         self.vhost = vhost
         self.clock: Clock = clock or SystemClock()
         self.recorded_overrides: Callable[[], Awaitable[tuple[Override, ...]]] = _no_overrides
-        """Reads the overrides that operators recorded. `overrides` take precedence."""
+        """A function that reads the overrides recorded by operators. `overrides` take precedence
+        over them.
+        """
         self._declared = tuple(topologies)
         self._overrides = tuple(overrides)
         self._connection: Connection | None = None
@@ -121,20 +128,20 @@ class ManagedBroker:
 
     @property
     def journal_name(self) -> str:
-        """The name under which the journal keeps jobs and entries of this virtual host."""
+        """The name of this virtual host in the journal."""
         return f"{self.address} {self.vhost}"
 
     async def close(self) -> None:
-        """Close the query connection. Safe to repeat: the next question opens it again."""
+        """Close the query connection. The next query opens it again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
     @asynccontextmanager
     async def query(self, name: str = _QUERY_CONNECTION) -> AsyncIterator[Connection]:
-        """Share the query connection. The channels that the caller leaves open are closed.
+        """Share the query connection. Channels are closed when the context exits.
 
-        `connection_names` contains `name` until then.
+        `connection_names` includes `name` until then.
         """
         connection = self._connection or await self._connect_again(None)
         shared = _SharedConnection(connection, self._open_channel)
@@ -149,7 +156,7 @@ class ManagedBroker:
 
     @asynccontextmanager
     async def new_connection(self, name: str) -> AsyncIterator[Connection]:
-        """Open a connection, for publishing or for reading a whole queue, and close it."""
+        """Open a separate connection, which is used to publish messages or to read a whole queue."""
         connection = await self.broker.connect(name)
         try:
             yield connection
@@ -161,7 +168,7 @@ class ManagedBroker:
         if connection is not None:
             with suppress(BrokerError):
                 return await connection.open_channel()
-        # The first query, or the connection was lost.
+        # This is the first query, or the connection was lost.
         return await (await self._connect_again(connection)).open_channel()
 
     async def _connect_again(self, lost: Connection | None) -> Connection:
@@ -174,15 +181,17 @@ class ManagedBroker:
             return self._connection
 
     async def version(self) -> BrokerVersion:
-        """Return the version of the broker, as it was at the last connect."""
+        """Return the version that the broker reported when it was last connected."""
         if self._version is None:
             self._version = (await self._connect_again(None)).version
         return self._version
 
     async def snapshot(self, *, count: str = "") -> BrokerSnapshot:
-        """Read the broker now. With `count`, also count the messages and consumers of that dead-letter queue.
+        """Read the broker. If `count` is set, also count the messages and consumers of this
+        dead-letter queue.
 
-        NoSuch if there is no such queue, UnsafeOperation if its messages cannot be counted.
+        Raises NoSuch if the queue does not exist, and UnsafeOperation if its messages cannot be
+        counted.
         """
         snapshot = await self._snapshots.compute()
         if not count:
@@ -192,15 +201,16 @@ class ManagedBroker:
         return replace(snapshot, ready=ready, consumers=consumers)
 
     async def recent_snapshot(self) -> BrokerSnapshot:
-        """Return the last snapshot. Read the broker again if it is older than two seconds.
+        """Return the last snapshot, or read the broker again if it is older than two seconds.
 
-        Waits for the first snapshot, and briefly for a newer one, because reading a large broker takes
-        seconds. Raises BrokerError if the broker is unavailable.
+        It can take seconds to read a large broker. For this reason, only the first snapshot is
+        awaited, and a newer one only for a short time. Raises BrokerError if the broker is
+        unavailable.
         """
         return await self._snapshots.get()
 
     async def wait_for_snapshot(self, seconds: float | None) -> None:
-        """Wait until the broker was read or could not be read. NotReadYet after `seconds`."""
+        """Wait until the broker was read or reading has failed. Raises NotReadYet after `seconds`."""
         await self._snapshots.wait_for_first(seconds)
 
     async def _read(self) -> BrokerSnapshot:
@@ -226,7 +236,8 @@ class ManagedBroker:
         if known is not None and known[0] == (topology, version, overrides):
             return known[1]
         find = partial(dead_letter_queues, topology, version=version, overrides=overrides)
-        # Many queues take a second of CPU, so other requests get turns in between.
+        # This takes a second of CPU time for many queues, so use a thread to not delay other
+        # requests.
         is_large = len(topology.queues) > _MANY_QUEUES
         found = await asyncio.to_thread(find) if is_large else find()
         self._discovered = (topology, version, overrides), found
@@ -235,7 +246,7 @@ class ManagedBroker:
     async def _operator_policies(
         self, management: ManagementApi, queues: Iterable[QueueReading]
     ) -> tuple[Policy, ...]:
-        """Return the operator policies. If the user may not list them, each queue shows its own."""
+        """Return the operator policies. If the user may not list them, use those that the queues report."""
         try:
             return await management.operator_policies(self.vhost)
         except ManagementRefused:
@@ -246,7 +257,9 @@ class ManagedBroker:
             )
 
     async def connection_names(self) -> frozenset[str] | None:
-        """Return the names that clients gave to the open connections. None if they are unknown."""
+        """Return the names that clients have given to their open connections, or None if they are
+        unknown.
+        """
         if self.management is None:
             return None
         try:
@@ -255,7 +268,7 @@ class ManagedBroker:
             return None
 
     async def consumers_of(self, queue: str) -> tuple[ConsumerReading, ...]:
-        """Return the consumers of a queue that management lists."""
+        """Return the consumers of a queue that the management API lists. Empty if it fails."""
         if self.management is None:
             return ()
         try:
@@ -264,7 +277,7 @@ class ManagedBroker:
             return ()
 
     async def channels(self) -> tuple[ChannelReading, ...]:
-        """Return the channels that consume or hold unacked messages, as far as management lists them."""
+        """Return all channels that consume or hold unacked messages. Empty if the management API fails."""
         if self.management is None:
             return ()
         try:
@@ -273,24 +286,26 @@ class ManagedBroker:
             return ()
 
     async def totals(self) -> Mapping[str, QueueCounts]:
-        """Return the counts of every queue, exact for classic queues. Empty without management."""
+        """Return the counts of all queues. They are exact for classic queues. Empty without management."""
         return {} if self.management is None else await self.management.totals(self.vhost)
 
     async def depths(
         self, names: Iterable[str], readings: Mapping[str, QueueReading] | None
     ) -> dict[str, Depth]:
-        """Return the depths of the queues that exist, from these readings or counted over AMQP."""
+        """Return the depths of the queues that exist. They are counted over AMQP unless readings
+        are given.
+        """
         if readings is not None:
             return {name: _depth_of(readings[name]) for name in names if name in readings}
         counted = {name: await self.count_now(name) for name in names}
         return {name: depth for name, depth in counted.items() if depth is not None}
 
     async def wait_until_ready(self, queue: str, least: int) -> None:
-        """Wait up to 2 s until at least `least` messages are ready. Another client may have taken some of
-        them.
+        """Wait up to 2 s until at least `least` messages are ready. Other clients may have taken
+        some of them.
 
-        A quorum queue requeues the messages of a closed channel some time after the broker has confirmed that
-        the channel is closed. A consumer that starts before that would get the messages behind them.
+        When a channel is closed, a quorum queue requeues its messages some time after the broker
+        has confirmed the close. A consumer that starts earlier would receive other messages first.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _RETURNED_S
@@ -301,7 +316,7 @@ class ManagedBroker:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def depth(self, name: str) -> Depth:
-        """Return the exact depth of one queue. NoSuch if the queue is gone."""
+        """Return the exact depth of a queue. Raises NoSuch if the queue no longer exists."""
         counted = await self.count_now(name)
         if counted is None:
             raise NoSuch("queue", name, "it is known, but it is not on the broker")
@@ -314,7 +329,10 @@ class ManagedBroker:
         return structs.replace(counted, unacked=counts.unacked, held_back=counts.held_back)
 
     async def count_ready(self, name: str) -> tuple[int, int]:
-        """Return the numbers of ready messages and of consumers. UnsafeOperation if they are unknown."""
+        """Return the number of ready messages and the number of consumers.
+
+        Raises UnsafeOperation if they are unknown.
+        """
         depth = await self.depth(name)
         if depth.ready is None:
             raise UnsafeOperation(
@@ -324,7 +342,7 @@ class ManagedBroker:
         return depth.ready, depth.consumers or 0
 
     async def count_now(self, name: str) -> Depth | None:
-        """Count a queue over AMQP. None if there is no queue of that name."""
+        """Count the messages of a queue over AMQP. Returns None if the queue does not exist."""
         async with self.query() as connection:
             channel, now = await connection.open_channel(), self.clock.now()
             try:
@@ -336,7 +354,7 @@ class ManagedBroker:
         return Depth(state.messages, None, state.consumers, "amqp", Moment(now))
 
     async def read_queue(self, name: str) -> QueueReading | None:
-        """Return one queue with its current rate. None without management, or if the queue is gone."""
+        """Read a queue with its current rates. Returns None without management or if it does not exist."""
         if self.management is None:
             return None
         try:
@@ -345,11 +363,14 @@ class ManagedBroker:
             return None
 
     def is_lifted(self, snapshot: BrokerSnapshot, name: str) -> bool:
-        """Return whether a policy of Hopback lifts the queue's limit."""
+        """Return whether Hopback has set a policy that lifts the delivery limit of the queue."""
         return any(limit.queue == name for limit in find_lifted_limits(snapshot.topology.policies))
 
     async def lift(self, snapshot: BrokerSnapshot, name: str) -> str:
-        """Lift the delivery limit and return the name of the policy. UnsafeOperation if no policy can."""
+        """Lift the delivery limit and return the name of the policy.
+
+        Raises UnsafeOperation if a policy cannot lift it.
+        """
         policy = snapshot.policy_to_lift(name)
         if isinstance(policy, str) or self.management is None:
             text = f"the delivery limit of {name!r} cannot be lifted: {policy}"
@@ -359,10 +380,10 @@ class ManagedBroker:
         return policy.name
 
     async def restore(self, name: str) -> None:
-        """Delete the policy that lifts the limit. A missing policy is not an error.
+        """Delete the policy that lifts the delivery limit. It is not an error if there is none.
 
-        UnsafeOperation without management, or if a message has used at least half of the limit, or
-        if a client holds messages.
+        Raises UnsafeOperation without management, if a message has used up half of the limit, or if
+        a client holds messages.
         """
         if self.management is None:
             raise UnsafeOperation(
@@ -375,7 +396,7 @@ class ManagedBroker:
 
 
 class _SharedConnection:
-    """The query connection as one caller sees it: `close` closes only the caller's channels."""
+    """The query connection for one caller. `close` only closes the channels that this caller opened."""
 
     def __init__(
         self,

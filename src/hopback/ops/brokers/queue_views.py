@@ -1,4 +1,4 @@
-"""A dead-letter queue as lists and pages show it. No message is read."""
+"""Describe dead-letter queues for lists and pages, without reading messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def summarize_queues(
     active: Mapping[str, Job],
     now: float,
 ) -> tuple[QueueSummary, ...]:
-    """Return rows of the list. A queue without a depth does not exist on the broker."""
+    """Return the rows of the list. A queue that has no depth does not exist on the broker."""
     readings, rows = snapshot.readings or {}, []
     holding = queues_that_hold_back(readings)
     for found in queues:
@@ -71,7 +71,7 @@ def summarize_queues(
 def _origins(
     found: DeadLetterQueue, readings: Mapping[str, QueueReading] | None, *, consumed: bool
 ) -> tuple[str, ...] | None:
-    """Return the queues of origin with or without a consumer, or None if that is unknown."""
+    """Return the origins with or without a consumer, or None if this is unknown."""
     if readings is None:
         return None
     counts = {name: readings[name].counts.consumers for name in found.origins if name in readings}
@@ -83,7 +83,7 @@ def _origins(
 async def describe_queue(
     broker: ManagedBroker, snapshot: BrokerSnapshot, found: DeadLetterQueue, summary: QueueSummary
 ) -> QueueDetail:
-    """Return the summary with type, limit, cost of reading and possible targets of a re-drive."""
+    """Add type, limit, cost of reading and possible re-drive targets to the summary of a queue."""
     cost, queue = snapshot.cost(found.name), snapshot.effective(found.name)
     live_routes = snapshot.live_routes()
     async with broker.query() as connection:
@@ -104,7 +104,7 @@ async def describe_queue(
 async def _choice(
     connection: Connection, target: Target, found: DeadLetterQueue, live_routes: RoutingTable | None
 ) -> TargetChoice | None:
-    """Return a target as a choice, or None if this queue does not have it."""
+    """Return a target as a choice, or None if it is not available for this queue."""
     ways = known_ways(target, found)
     if target.kind is TargetKind.FAILED_QUEUE and not found.has_plan:
         return None  # the default target is the same

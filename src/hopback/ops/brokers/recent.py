@@ -1,4 +1,4 @@
-"""An expensive answer, computed in the background and shown until a newer one exists."""
+"""Compute an expensive value in the background, and use the previous one in the meantime."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
 
 _LOG = logging.getLogger("hopback.ops")
-_MOMENT_S = 0.1  # seconds that a caller waits for a newer answer before it gets the last one
+_MOMENT_S = 0.1  # seconds to wait for a newer value before the previous one is returned
 
 _T = TypeVar("_T")
 
 
 class NotReadYet(HopbackError):
-    """The first answer takes longer than the caller waits. It is being computed in the background."""
+    """The first value is still being computed in the background."""
 
     remedy: ClassVar[str] = "Ask again in a few seconds."
 
@@ -29,7 +29,7 @@ class NotReadYet(HopbackError):
 
 
 class Recent(Generic[_T]):
-    """Recomputes an answer, once for all callers, when the last one is older than `fresh_s` seconds."""
+    """Recompute a value when it is older than `fresh_s` seconds. All callers share the computation."""
 
     def __init__(self, compute: Callable[[], Awaitable[_T]], fresh_s: float, clock: Clock) -> None:
         self._compute = compute
@@ -42,14 +42,15 @@ class Recent(Generic[_T]):
 
     @property
     def is_computing(self) -> bool:
-        """Whether a newer answer is being computed in the background."""
+        """Whether a newer value is being computed in the background."""
         return self._computing is not None
 
     async def get(self, first_s: float | None = None) -> _T:
-        """Return a new answer if it is computed quickly, otherwise the last one. Wait for the first one.
+        """Return a new value if it can be computed quickly, and the previous one otherwise.
 
-        Raises the error if the computation fails in the meantime, or NotReadYet if the first answer takes
-        longer than `first_s` seconds. None waits until it is there.
+        The first value is awaited for up to `first_s` seconds, or without a limit if this is None.
+        NotReadYet is raised after that time. If the computation fails while waiting, its error is
+        raised.
         """
         while (computing := self._compute_if_old()) is not None:
             await asyncio.wait({computing}, timeout=first_s if self.last is None else _MOMENT_S)
@@ -62,14 +63,14 @@ class Recent(Generic[_T]):
         return cast("_T", self.last)
 
     async def get_soon(self) -> _T | None:
-        """Return the last answer after a short wait at most. None if there is none."""
+        """Wait for a short time at most and return the last value, or None if there is none yet."""
         computing = self._compute_if_old()
         if computing is not None:
             await asyncio.wait({computing}, timeout=_MOMENT_S)
         return self.last
 
     async def wait_for_first(self, seconds: float | None) -> None:
-        """Wait until there is an answer or its computation has failed. NotReadYet after `seconds`."""
+        """Wait until there is a value or its computation has failed. Raises NotReadYet after `seconds`."""
         computing = None if self.last is not None else self._compute_if_old()
         if computing is not None:
             await asyncio.wait({computing}, timeout=seconds)
@@ -77,7 +78,7 @@ class Recent(Generic[_T]):
                 raise NotReadYet
 
     async def compute(self) -> _T:
-        """Compute an answer now, for this caller, and keep it."""
+        """Compute a new value for this caller and store it."""
         drops = self._drops
         answer = await self._compute()
         if drops == self._drops:
@@ -85,11 +86,11 @@ class Recent(Generic[_T]):
         return answer
 
     def expire(self) -> None:
-        """Compute a new answer at the next request. In the meantime, the last answer is shown."""
+        """Compute a new value at the next request. Until it is ready, the previous one is returned."""
         self._computed_at = float("-inf")
 
     def drop(self) -> None:
-        """Forget the last answer and the one that is being computed: both are now outdated."""
+        """Discard the last value and the one being computed, because both are outdated."""
         self._drops += 1
         self.last, self._computing = None, None
         self.expire()
@@ -105,6 +106,6 @@ class Recent(Generic[_T]):
         if self._computing is computing:
             self._computing = None
         error = None if computing.cancelled() else computing.exception()
-        # The page itself reports a broker or a store that does not answer.
+        # Errors of the broker or the store are shown on the page.
         if error is not None and not isinstance(error, HopbackError):
             _LOG.error("an expensive answer could not be computed", exc_info=error)

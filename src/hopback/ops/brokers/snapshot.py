@@ -29,9 +29,9 @@ _MINUS_ONE_SINCE = BrokerVersion(4, 0)
 class BrokerSnapshot:
     """The state of a broker at the time `at`.
 
-    `topology` contains the live and the declared objects. `live` and `readings` are None without management.
-    `ready` and `consumers` are the counts of the queue that the caller asked to count, or 0 without such a
-    queue.
+    `topology` contains both live and declared objects. `live` and `readings` are None without
+    management. `ready` and `consumers` are the counts of the queue that was requested with the
+    snapshot, otherwise 0.
     """
 
     topology: Topology
@@ -46,7 +46,7 @@ class BrokerSnapshot:
     readings: Mapping[str, QueueReading] | None = None
 
     def dead_letter_queue(self, name: str) -> DeadLetterQueue:
-        """Return the dead-letter queue of that name. NoSuch if there is none."""
+        """Return the dead-letter queue with this name. Raises NoSuch if there is none."""
         found = next((each for each in self.dead_letter_queues if each.name == name), None)
         if found is None:
             exists = self.topology.queue(name) is not None
@@ -55,7 +55,7 @@ class BrokerSnapshot:
         return found
 
     def effective(self, name: str) -> Queue | None:
-        """Return the queue with its policies applied. None if the queue is unknown."""
+        """Return a queue with its policies applied, or None if it is unknown."""
         queue = self.topology.queue(name)
         return None if queue is None else self._with_policies(queue, self.topology.policies)
 
@@ -65,7 +65,7 @@ class BrokerSnapshot:
         return replace(queue, arguments=by_operator)
 
     def cost(self, name: str, *, killed: bool = False) -> Cost:
-        """Return the cost of one browse session for each message. A `killed` one cannot requeue them."""
+        """Return the cost of one browse session. A `killed` session cannot requeue its messages."""
         lifting = self.policy_to_lift(name)
         why_not = lifting if isinstance(lifting, str) else ""
         return cost_of_browsing(
@@ -73,7 +73,7 @@ class BrokerSnapshot:
         )
 
     def policy_to_lift(self, name: str) -> Policy | str:
-        """Return the policy that would lift the delivery limit, or the reason why no policy can."""
+        """Return a policy that lifts the delivery limit, or the reason why that is not possible."""
         queue = self.topology.queue(name)
         if self.live is None:
             return "setting a policy needs the management address"
@@ -82,8 +82,8 @@ class BrokerSnapshot:
         if self.version < _MINUS_ONE_SINCE:
             return f"RabbitMQ {self.version} does not support a policy with delivery-limit -1"
         policy = lift_policy(DLQ_LIMIT_PREFIX, queue, self.topology.policies)
-        # This policy has the highest priority for the queue. Reading its pattern for every queue would be
-        # slow.
+        # The new policy has the highest priority, so it applies to the queue. Matching its pattern
+        # against every queue would be slow.
         lifted = self._with_policies(queue, (replace(policy, pattern=".*"),))
         if delivery_limit(lifted, self.version) is not None:
             return (
@@ -92,12 +92,12 @@ class BrokerSnapshot:
         return policy
 
     def is_classic(self, name: str) -> bool:
-        """Whether the queue is known to be classic."""
+        """Whether the queue is known and classic."""
         queue = self.effective(name)
         return queue is not None and queue.type is QueueType.CLASSIC
 
     def design_of(self, queue: str) -> Design | None:
-        """Return the declared design whose dead letters this queue contains, if any."""
+        """Return the declared design that uses this queue for its dead letters, if any."""
         for topology in self.declared:
             if any(plan.parking.queue == queue for plan in topology.plans):
                 return DESIGNS.get(topology.name)
@@ -105,7 +105,7 @@ class BrokerSnapshot:
 
     @property
     def shown_topology(self) -> Topology:
-        """The live objects with the plans that are declared for them, or all declared objects."""
+        """The live objects and the plans declared for them. Without management, all declared objects."""
         if self.live is None:
             return self.topology
         names = {queue.name for queue in self.live.queues}
@@ -114,20 +114,22 @@ class BrokerSnapshot:
         return replace(self.live, plans=tuple(plans), unconsumed=unconsumed)
 
     def live_routes(self) -> RoutingTable | None:
-        """Return the routes read from the broker. None without management, which alone lists them."""
+        """Return the routes read from the broker, or None without management."""
         if self.live is None:
             return None
         return _routing_table(self.live, self.version)
 
     def route(self, exchange: str, routing_key: str) -> tuple[str, ...]:
-        """Return the queues that a publish reaches. KeyError for a missing exchange."""
+        """Return the queues that a published message reaches. Raises KeyError if the exchange is
+        missing.
+        """
         topology = self.live or self.topology
         names = (queue.name for queue in topology.queues)
         exchanges = (*PREDECLARED, *topology.exchanges)
         return RoutingTable(exchanges, names, topology.bindings).route(exchange, routing_key)
 
     def known_routes(self) -> RoutingTable:
-        """Return the routes read from the broker and the declared ones."""
+        """Return the routes read from the broker and those that are declared."""
         return _routing_table(self.topology, self.version)
 
 
@@ -138,7 +140,7 @@ def _routing_table(topology: Topology, version: BrokerVersion) -> RoutingTable:
 
 
 def queues_that_hold_back(readings: Mapping[str, QueueReading]) -> tuple[QueueReading, ...]:
-    """Return the queues whose dead-lettering holds messages back, by name."""
+    """Return the queues that hold back dead letters, sorted by name."""
     holding = (reading for reading in readings.values() if reading.counts.held_back)
     return tuple(sorted(holding, key=lambda reading: reading.queue.name))
 
@@ -146,7 +148,7 @@ def queues_that_hold_back(readings: Mapping[str, QueueReading]) -> tuple[QueueRe
 def held_back_for(
     found: DeadLetterQueue, holding: Iterable[QueueReading]
 ) -> tuple[tuple[str, int], ...]:
-    """Return the counts of this dead-letter queue, its origins and their retry queues."""
+    """Return how many messages this dead-letter queue, its origins and their retry queues hold back."""
     names = {found.name, *found.origins}
     waiting = {name for plan in found.plans for name, _ in retry_queues(plan)}
     return tuple(

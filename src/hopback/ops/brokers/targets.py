@@ -1,7 +1,7 @@
-"""Resolve the re-drive target of a dead letter and check that it exists and routes to a queue.
+"""Resolve the re-drive target of a dead letter, and check that messages would reach a queue.
 
-The check does not publish a message. It declares queues and exchanges passively and reads the routes from the
-topology if one is known.
+No message is published for the check. Queues and exchanges are declared passively, and routes are
+taken from the topology if it is known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _NO_MESSAGE = Received("", "", "")
 _NO_ORIGIN = "the message does not contain the queue it failed in: name a target queue"
-# These reasons are counted. They do not contain names from the message, because those may differ each time.
+# Messages with the same reason are counted together, so reasons must not contain names from
+# messages.
 _UNKNOWN_ORIGIN = (
     "the queue that the message names as its origin is not known to dead-letter to this queue: name a"
     " target queue"
@@ -39,7 +40,7 @@ _NOT_BOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The target of one message, and the plan that defines its attempt headers."""
+    """The target of a message, and the plan that defines its attempt headers."""
 
     plan: Plan
     redrive: Redrive
@@ -52,12 +53,14 @@ def aim_at(
     source: DeadLetterQueue,
     routes: RoutingTable | None = None,
 ) -> Aim | str:
-    """Return the target of a message that failed in the queue `origin`, or the reason why there is none.
+    """Return the target of a message that failed in the queue `origin`, or the reason why there is
+    none.
 
-    The headers that name the origin may be forged. They are trusted only for queues that are known to
-    dead-letter to this queue, and for an exchange only if `routes` lead from it to such a queue.
+    The headers that name the origin may be forged. An origin is only trusted if it is known to
+    dead-letter to this queue. An exchange is only trusted if `routes` lead from it to such an
+    origin.
     """
-    # The plan of the origin if it is known, otherwise the plan of the target.
+    # Use the plan of the origin if there is one. Otherwise use the plan of the target.
     plans = {plan.queue: plan for plan in source.plans}
     plan, queue = plans.get(origin), target.routing_key
     if plan is None and target.kind is TargetKind.QUEUE:
@@ -73,7 +76,7 @@ def aim_at(
 
 
 def target_text(target: Target, source: DeadLetterQueue) -> str:
-    """Describe the target in words. Without a design, the text contains the queue."""
+    """Describe the target. Without a design, the description contains the queue."""
     one = source.main_queue
     match target.kind:
         case TargetKind.DESIGN | TargetKind.FAILED_QUEUE if one is None:
@@ -101,7 +104,7 @@ def target_text(target: Target, source: DeadLetterQueue) -> str:
 
 
 def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
-    """Return the targets that are known before a message is read."""
+    """Return the targets that are known before any message is read."""
     match target.kind:
         case TargetKind.QUEUE:
             return (Redrive("", target.routing_key),)
@@ -116,7 +119,7 @@ def known_ways(target: Target, source: DeadLetterQueue) -> tuple[Redrive, ...]:
 async def target_flaw(
     connection: Connection, way: Redrive, live: RoutingTable | None = None
 ) -> str | None:
-    """Return the reason why a target cannot be used, or None if it leads to a queue."""
+    """Return why a target cannot be used, or None if it leads to a queue."""
     channel = await connection.open_channel()
     try:
         if way.exchange:
@@ -134,8 +137,8 @@ async def target_flaw(
     try:
         found = live.route(way.exchange, way.routing_key)
     except KeyError:
-        # The exchange exists, but the known topology does not contain it. The broker returns unroutable
-        # messages, because they are published as mandatory.
+        # The exchange exists, although the known topology does not contain it. Messages are
+        # published as mandatory, so the broker returns those it cannot route.
         return None
     if found:
         return None
@@ -151,13 +154,14 @@ def _way(
         case TargetKind.FAILED_QUEUE:
             return replace(plan.redrive, exchange="", routing_key=plan.queue)
         case TargetKind.RETRY_EXCHANGE:
-            # The message waits in the retry queue of the first tier.
+            # The message waits in the retry queue of the first tier again.
             if plan.tiers:
                 route = plan.tiers[0].routes[0]
                 return replace(plan.redrive, exchange=route.exchange, routing_key=route.routing_key)
             return f"queue {plan.queue!r} has no retry exchange"
         case TargetKind.ORIGIN_EXCHANGE:
-            # The exchange of the first publish, if it leads to the queue in which the message failed.
+            # Use the exchange of the first publish, but only if it leads to the queue in which the
+            # message failed.
             exchange, key = origin_of(delivery, plan)
             reached: tuple[str, ...] = (key,) if not exchange else ()
             if exchange and routes is not None:
@@ -172,10 +176,11 @@ def _way(
 def queues_reached(
     target: Target, source: DeadLetterQueue, live: RoutingTable | None
 ) -> frozenset[str] | None:
-    """Return the queues that a re-drive to this target can reach, or None if the routes are unknown.
+    """Return the queues that a re-drive to this target can reach, or None if the routes are
+    unknown.
 
-    A retry queue counts as the queue that it leads to. If headers determine the route, the result contains
-    every queue that a message can reach.
+    A retry queue is replaced by the queue it leads to. If the route depends on headers, all queues
+    that a message could reach are returned.
     """
     match target.kind:
         case TargetKind.QUEUE:
