@@ -1,6 +1,6 @@
-"""The HTTP service of the operator tools: dead letters, jobs, topology, checks and audit as API and page.
+"""The HTTP service of the operator tools, which provides an API and a page.
 
-`create_app` returns the ASGI application and `serve` runs it. The package needs the extra `ops`.
+`create_app` returns the ASGI application, and `serve` runs it. The package needs the extra `ops`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The caller, the API keys and the audit, in the API and on the page."""
+"""The API and pages for the signed-in caller, for API keys and for the audit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hopback.ops.http.services import CallerRequest
 
 _Name = Annotated[str, Meta(max_length=255)]
-_DAY_S = 86_400.0  # seconds of a day
+_DAY_S = 86_400.0  # seconds
 
 
 ACCESS = ApiTable()
@@ -74,14 +74,14 @@ class KeyAnswer(Struct, frozen=True, rename="camel"):
 
 
 class MadeKey(Struct, frozen=True, rename="camel"):
-    """A new key with its secret, which is shown only once."""
+    """A new key with its secret. The secret cannot be read again later."""
 
     key: KeyAnswer
     secret: str
 
 
 class KeyList(Struct, frozen=True, rename="camel"):
-    """The API keys, without their secrets."""
+    """The API keys without their secrets."""
 
     items: list[KeyAnswer]
     total: int
@@ -119,13 +119,13 @@ async def _list_keys(call: Call[Empty, None]) -> KeyList:
 
 @ACCESS.row("POST", "/admin/keys", Role.ADMIN, EVERY_QUEUE, body=NewKey, answer=MadeKey, status=201)
 async def _make_key(call: Call[Empty, NewKey]) -> MadeKey:
-    """Create an API key. Its secret is shown only once."""
+    """Create an API key. The response contains its secret, which cannot be read again."""
     secret, key = await _add_key(call, call.body)
     return MadeKey(key_answer(key), secret)
 
 
 async def _add_key(asked: CallerRequest, new: NewKey) -> tuple[str, ApiKey]:
-    """Create a key for the broker of a request. Return its secret and the key."""
+    """Create a key for the broker of the request, and return its secret and the key."""
     services, now = asked.services, asked.services.clock.now()
     secret, key = new_key(
         new.name,
@@ -149,14 +149,14 @@ async def _delete_key(call: CallerRequest) -> None:
 
 @ACCESS.answer(endpoints.AUDIT)
 async def _list_audit(call: Call[AuditQuery, None]) -> AuditList:
-    """List the entries of the audit, the newest first."""
+    """List the audit entries, newest first."""
     entries = await call.operations.audit(call.query)
     more = str(entries[-1].number) if len(entries) == call.query.limit else None
     return AuditList(entries, more)
 
 
-_OLDER = 100  # audit entries on one page. A link leads to older ones.
-_NOTICE_S = 30 * 86_400  # seconds until a notice that was read is shown again: a month
+_OLDER = 100  # audit entries per page. A link leads to older ones.
+_NOTICE_S = 30 * 86_400  # seconds (30 days) after which a notice that was read is shown again
 
 
 ACCESS_PAGES = Pages()

@@ -1,7 +1,7 @@
-"""The dispatcher of the API and its OpenAPI document, both by the table of endpoints.
+"""Dispatch the requests of the API, and write its OpenAPI document. Both use the endpoint tables.
 
-`contract.endpoints` contains the rows that the HTTP client also calls. Rows that only the server needs are
-next to the functions that answer them.
+`contract.endpoints` contains the rows that the HTTP client also uses. The other rows are next to
+the functions that implement them.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ BodyT = TypeVar("BodyT")
 
 @dataclass(frozen=True, slots=True)
 class Call(CallerRequest, Generic[QueryT, BodyT]):
-    """One authorised request with its query and body."""
+    """An authorised request with its query and body."""
 
     query: QueryT
     body: BodyT
     on_progress: OnProgress | None = None
-    """Gets the progress of a request that takes long."""
+    """Receives the progress of long requests."""
 
     @property
     def correlation(self) -> str:
@@ -75,7 +75,10 @@ class Call(CallerRequest, Generic[QueryT, BodyT]):
         return str(self.request.state.correlation)
 
     def refusal(self, error: BaseException) -> Response:
-        """The answer to an error of a stream. It is logged here, because the answer has already started."""
+        """Return the response for an error in a stream.
+
+        The error is logged here, because the service has already started the response.
+        """
         refused = None
         if isinstance(error, Exception):
             refused = self.services.find_refusal(error, self.request)
@@ -89,7 +92,7 @@ class Call(CallerRequest, Generic[QueryT, BodyT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredEndpoint(ApiEndpoint):
-    """An endpoint with the function that answers it."""
+    """An endpoint and the function that implements it."""
 
     call: Callable[[Any], Awaitable[object]]
     summary: str
@@ -99,10 +102,10 @@ _Answers = TypeVar("_Answers", bound="Callable[[Any], Awaitable[object]]")
 
 
 class ApiTable(list[AnsweredEndpoint]):
-    """Endpoints of the API, each above the function that answers it."""
+    """API endpoints and the functions that implement them, registered by decorators."""
 
     def answer(self, endpoint: ApiEndpoint) -> Callable[[_Answers], _Answers]:
-        """Answer an endpoint of the shared table. The docstring of the function is its summary."""
+        """Implement an endpoint of the shared table. The docstring of the function becomes its summary."""
 
         def add(call: _Answers) -> _Answers:
             row = {each.name: getattr(endpoint, each.name) for each in fields(endpoint)}
@@ -119,7 +122,7 @@ class ApiTable(list[AnsweredEndpoint]):
         *queues: QueueRule,
         **more: Any,
     ) -> Callable[[_Answers], _Answers]:
-        """Answer an endpoint that only the server knows. The endpoint is named after the function."""
+        """Implement an endpoint that the client does not need. It is named after the function."""
 
         def add(call: _Answers) -> _Answers:
             first, *words = call.__name__.strip("_").split("_")
@@ -129,7 +132,7 @@ class ApiTable(list[AnsweredEndpoint]):
         return add
 
     def complete(self, endpoints: Sequence[ApiEndpoint]) -> ApiTable:
-        """Answer the remaining endpoints with their operations. Sort the table in this order."""
+        """Implement all other endpoints by calling their operations, and sort the table."""
         answered = {row.name for row in self}
         for endpoint in endpoints:
             if endpoint.name not in answered:
@@ -157,14 +160,13 @@ def _summary(call: Callable[..., object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ApiAnswer:
-    """An answer with a status that differs from its row."""
+    """A response whose status differs from that of its endpoint."""
 
     value: object
     status: int
 
 
 def api_routes(endpoints: Iterable[AnsweredEndpoint], services: Services) -> list[Route]:
-    """The routes of the endpoints."""
     rows: dict[str, dict[str, AnsweredEndpoint]] = {}
     for each in endpoints:
         rows.setdefault(each.path, {})[each.method] = each
@@ -182,7 +184,7 @@ def _route(path: str, methods: dict[str, AnsweredEndpoint], services: Services) 
                 raise
             return problem_response(refused, request.url.path, request.state.correlation)
 
-    # Starlette only calls the answer, so it may be any ASGI application.
+    # Starlette only calls the returned object, so any ASGI application can be returned.
     return PathRoute(path, cast("Any", answer), methods=list(methods))
 
 
@@ -217,7 +219,8 @@ async def _answer(
     call: Call[Any, Any] = Call(request, services, principal, params, query, body)
     if not endpoint.takes_long:
         return await _check_and_answer(endpoint, call)
-    # A quick answer is sent as it is. Callers that accept events get the progress of a longer one.
+    # Send the response directly if it is ready soon. Otherwise, clients that accept events receive
+    # the progress.
     work = LongWork(lambda tell: _check_and_answer(endpoint, replace(call, on_progress=tell)))
     streams = EVENTS in request.headers.get("accept", "")
     if await work.wait(request, AT_ONCE_S if streams else None):
@@ -232,7 +235,7 @@ async def _answer(
 async def _work_events(
     work: LongWork[Response], call: Call[Any, Any]
 ) -> AsyncGenerator[bytes, None]:
-    """Progress events, then an event `answer` with status, location and body of the answer."""
+    """Yield progress events, then an `answer` event with the status, location and body of the response."""
     async for event in work.events():
         yield event
     error = work.task.exception()
@@ -240,8 +243,8 @@ async def _work_events(
 
 
 def answer_event(answer: Response) -> bytes:
-    """An answer as the last event of a long request."""
-    # JSON without line ends is one line of an event.
+    """Convert a response to the last event of a long request."""
+    # JSON is encoded without line breaks, so it fits in one line of an event.
     said = (
         (b'"location":%s,' % encode(answer.headers["location"]))
         if "location" in answer.headers
@@ -252,7 +255,7 @@ def answer_event(answer: Response) -> bytes:
 
 
 async def _check_and_answer(endpoint: AnsweredEndpoint, call: Call[Any, Any]) -> Response:
-    """Check the queues of the request, then answer it."""
+    """Check the permissions for all queues of a request and answer it."""
     request, services = call.request, call.services
     try:
         await require(endpoint.role, endpoint.queues, call)
@@ -276,8 +279,10 @@ async def _check_and_answer(endpoint: AnsweredEndpoint, call: Call[Any, Any]) ->
 
 
 async def _admit(endpoint: AnsweredEndpoint, request: Request, services: Services) -> Principal:
-    """Return the caller of a request. Raise Refused if the request is not permitted. The audit records a
-    refused change.
+    """Identify the caller of a request.
+
+    Raises Refused if the request is not permitted. If it would have changed something, the refusal
+    is recorded in the audit.
     """
     principal = NOBODY
     try:
@@ -316,13 +321,13 @@ async def _body(endpoint: AnsweredEndpoint, request: Request) -> Any:
 
 
 _REF = "#/components/schemas/{name}"
-# Errors of every endpoint: malformed, unauthorised or too many requests.
+# Every endpoint can return these errors, for invalid, unauthorised or too many requests.
 _ALWAYS = (400, 401, 403, 429, 503)
 _PUBLIC = (429, 503)
 
 
 class ProblemDocument(msgspec.Struct, frozen=True, rename="camel"):
-    """An error (RFC 9457). Some kinds have further fields."""
+    """An error (RFC 9457). Some errors have additional fields."""
 
     type: str
     title: str
@@ -338,13 +343,13 @@ _EVENT = {
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
-"""One server-sent event. Its data is JSON."""
+"""A server-sent event. Its data is JSON."""
 
 
 def openapi_document(
     endpoints: Iterable[AnsweredEndpoint], brokers: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the OpenAPI document. Every path also exists under each served broker."""
+    """Return the OpenAPI document. All paths also exist below the path of each broker."""
     rows = list(endpoints)
     types: list[Any] = [ProblemDocument]
     for row in rows:
@@ -431,7 +436,9 @@ def _operation(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, A
 
 
 def _inline(schema: Any, components: Mapping[str, Any]) -> Any:
-    """The schema of a parameter without references. The types of queries are not among the components."""
+    """Replace all references in the schema of a parameter, because query types are not part of the
+    components.
+    """
     if isinstance(schema, dict) and "$ref" in schema:
         return components[schema["$ref"].rpartition("/")[2]]
     if isinstance(schema, dict):
@@ -456,7 +463,7 @@ def _responses(row: AnsweredEndpoint, schemas: Mapping[int, Any]) -> dict[str, A
         content = {JSON: {"schema": schemas[id(kind)]}}
         found[str(status)] = {"description": HTTPStatus(status).phrase, "content": content}
     if row.takes_long:
-        # Events have status 200. The last event contains the status of the answer.
+        # Event streams have status 200. Their last event contains the actual status.
         events = found.setdefault("200", {"description": HTTPStatus.OK.phrase, "content": {}})
         events["content"][EVENTS] = {"schema": _EVENT}
     always = _PUBLIC if row.public else _ALWAYS

@@ -1,4 +1,4 @@
-"""The admin application: its routes, its services and its gate."""
+"""Create the application with its routes, services and gate."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 ENDPOINTS = ApiTable(
     [*DEADLETTERS, *ARCHIVES, *NOTES, *ALERTS, *TOPOLOGY, *ACCESS, *PROBES]
 ).complete(SHARED)
-"""The API of one broker."""
+"""The API endpoints for one broker."""
 PAGES = (
     WORK_PAGES,
     DEADLETTER_PAGES,
@@ -76,18 +76,19 @@ PAGES = (
     TOPOLOGY_PAGES,
     ACCESS_PAGES,
 )
-"""The pages of one broker, in the order in which their paths are matched."""
+"""The pages for one broker. Paths are matched in this order."""
 
 _LOG = logging.getLogger("hopback.ops.http")
 
 _BAD_PATH = Refused(400, "bad-path", "The path: expected UTF-8, percent-encoded.")
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""The only hosts that requests to a service without authentication may name."""
+"""If the service does not require a sign-in, requests must be addressed to one of these hosts."""
 
 FIRST_READ_S = 0.15
-"""Seconds that a page waits for the first reading of a broker: most brokers answer within this time, and the
-page stays below 0.3 s."""
+"""Seconds to wait for the first reading of a broker. Most brokers respond within this time, and
+pages are still served within 0.3 s.
+"""
 
 
 def create_app(
@@ -97,14 +98,18 @@ def create_app(
     link: str | None = None,
     first_read_s: float | None = FIRST_READ_S,
 ) -> ASGIApp:
-    """Return the admin service as an ASGI application.
+    """Create the service as an ASGI application.
 
-    `operations` are those of each broker. The paths without a name serve the first broker. Every named broker
-    is also served under `/brokers/NAME`. `settings` specify who may sign in. Without tokens and keys there,
-    the service does not ask for a sign-in and serves only this machine. `link` is a secret that signs in as
-    an admin, once: the login link of the dev mode. The database of the first journal also contains keys,
-    sessions and alerts. A page waits for the first reading of a broker for at most `first_read_s` seconds,
-    then it shows that the broker is being read. With None, the page waits until the broker has been read.
+    One object in `operations` is needed for each broker. Paths without a broker name refer to the
+    first one. Brokers with a name are also served below `/brokers/NAME`.
+
+    `settings` define who can sign in. If they contain neither tokens nor keys, no sign-in is
+    required, and only requests from this machine are served. `link` is a secret that can be used
+    once to sign in as admin, which is needed for the login link of the dev mode. The database of
+    the first journal also stores keys, sessions and alerts.
+
+    Until a broker has been read for the first time, pages wait for at most `first_read_s` seconds
+    and then show that it is being read. If this is None, they wait without a limit.
     """
     settings = settings or AdminSettings()
     environment = os.environ if environment is None else environment
@@ -124,7 +129,7 @@ def create_app(
             Route("/openapi.json", _openapi(tuple(named))),
             *sign_in_routes(services, templates),
             *page_routes(services, templates),
-            # Colours and charts are those of a rehearsal.
+            # Rehearsals provide the colours and the styles of charts.
             Mount("/static", _Files(directory=STATIC, packages=[("hopback.rehearse", "static")])),
             *([BrokerPaths(named)] if named else []),
         ],
@@ -132,7 +137,7 @@ def create_app(
             400: _refusal_handler(services, templates, _BAD_PATH),
             404: _not_found(services, templates),
             405: _wrong_method,
-            # The shell writes the cause to the log.
+            # The shell logs the cause.
             Exception: _refusal_handler(services, templates, internal_error()),
         },
         lifespan=lifespan_of(services, templates),
@@ -148,7 +153,7 @@ def _services(
     gate: Gate,
     first_read_s: float | None,
 ) -> tuple[Services, ...]:
-    """Return the services of each broker."""
+    """Create the services of each broker."""
     clock = operations[0].clock
     recent = [RecentAnswers(each) for each in operations]
     sources = [
@@ -247,7 +252,7 @@ def _openapi(brokers: tuple[str, ...]) -> Callable[[Request], Awaitable[Response
 
 
 def _not_found(services: Services, templates: Environment) -> Any:
-    """Return the handler for unknown paths."""
+    """Return the handler for paths that do not exist."""
 
     async def answer(request: Request, error: Exception) -> Response:
         path = sent_path(request.scope)
@@ -269,12 +274,12 @@ async def _wrong_method(request: Request, error: Exception) -> Response:
 
 
 def _refusal_handler(services: Services, templates: Environment, refused: Refused) -> Any:
-    """Return a handler that answers browsers with a page and other clients with a problem document."""
+    """Return an error handler. Browsers get a page, and other clients get a problem document."""
 
     async def answer(request: Request, _error: Exception) -> Response:
         path = sent_path(request.scope)
         if "text/html" in request.headers.get("accept", "") and not path.startswith("/admin/"):
-            # If the page also fails, the answer is a problem document.
+            # fall back to a problem document if the page fails too
             with suppress(Exception):
                 return problem_page(services, templates, request, NOBODY, refused)
         return problem_response(refused, path, request.state.correlation)
@@ -283,7 +288,7 @@ def _refusal_handler(services: Services, templates: Environment, refused: Refuse
 
 
 class _Files(StaticFiles):
-    """Static files that browsers cache and revalidate before each use."""
+    """Static files. Browsers may cache them, but have to revalidate them before each use."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
@@ -292,24 +297,22 @@ class _Files(StaticFiles):
 
 
 def page_routes(services: Services, templates: Environment) -> list[BaseRoute]:
-    """Return the routes of one broker's pages."""
     return [route for part in PAGES for route in part.routes(services, templates)]
 
 
 class BrokerPaths(BaseRoute):
-    """Dispatches paths below `/brokers/NAME` to the routes of that broker."""
+    """Dispatch paths below `/brokers/NAME` to the routes of this broker."""
 
     def __init__(self, routers: Mapping[str, Router]) -> None:
         self._routers = routers
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Return whether the path contains the name of a served broker."""
         _, first, name, *_ = *sent_path(scope).split("/", 3), "", ""
         known = scope["type"] == "http" and first == "brokers" and unquote(name) in self._routers
         return (Match.FULL if known else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer with the broker's routes, regardless of how its name is encoded."""
+        """Pass the request to the routes of the broker. Its name may be encoded in different ways."""
         _, _, sent, *rest = sent_path(scope).split("/", 3)
         name = unquote(sent)
         path = "/".join([broker_path(name), *rest])

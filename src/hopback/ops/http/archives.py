@@ -1,4 +1,4 @@
-"""Export downloads and import uploads, in the API and on the page. Both are streamed."""
+"""Download exports and upload imports, in the API and on the page. All content is streamed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,14 @@ ARCHIVES = ApiTable()
 ARCHIVE_PAGES = Pages()
 
 IMPORT_PATH = re.compile(r"(/brokers/[^/]+)?(/admin/dlq)?/queues/[^/]+/import")
-"""Paths with the larger size limit of imports."""
+"""Paths for which the larger size limit of imports applies."""
 
 
 async def _download(lines: AsyncGenerator[bytes, None], name: str) -> Response:
-    """Return the lines as a file. Wait for the first line, so that a refusal is an answer with a status."""
+    """Return the lines as a file.
+
+    The first line is awaited, because the status of the response can no longer change after it.
+    """
     first = await anext(lines, b"")
 
     async def content() -> AsyncIterator[bytes]:
@@ -70,7 +73,8 @@ async def _export_of_job(call: CallerRequest) -> Response:
     """Download the file with the messages that a discard removed."""
     job, operations = await call.job(), call.operations
     folder, path = operations.settings.exports, Path(job.export_to or "/")
-    # A discard by the command may write to any file. Only files in the folder of exports are served.
+    # A discard from the command line can write to any file. Only files in the export folder are
+    # served.
     is_there = path.is_file()  # noqa: ASYNC240  one access to a local folder
     if folder is None or path.parent != folder or not is_there:
         raise Refused(404, "not-found", f"This service does not have the file of job {job.id!r}.")
@@ -87,7 +91,7 @@ async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
 
 async def _import(asked: CallerRequest, lines: AsyncIterator[bytes], reason: str) -> Imported:
     queue, operations = asked.path["queue"], asked.operations
-    await operations.dead_letter_queue(queue)  # NoSuch for other queues
+    await operations.dead_letter_queue(queue)  # raises NoSuch for other queues
     return await operations.import_lines(lines, queue=queue, reason=reason or "import")
 
 
@@ -114,7 +118,7 @@ async def _import_page(visit: Visit) -> Response:
     request = visit.request
     form = FormUpload(request.headers.get("content-type", ""), request.stream())
     file = form.file()
-    first = await anext(file, b"")  # refuse an invalid form before the first publish
+    first = await anext(file, b"")  # check the form before the first message is published
 
     async def pieces() -> AsyncIterator[bytes]:
         yield first
@@ -126,14 +130,16 @@ async def _import_page(visit: Visit) -> Response:
     return visit.page("imported.html", queue=queue, found=found, way=way)
 
 
-# An uploaded file is read in pieces and never kept in memory as a whole. The page sends it as
-# multipart/form-data (RFC 7578) with small fields, followed by one file.
+# Uploaded files are read in pieces and never held in memory as a whole. The page sends them as
+# multipart/form-data (RFC 7578), with some small fields before the file.
 
-# Bytes of a line: a message of 16 MiB, RabbitMQ's default limit, in base64 with its headers. A longer line is
-# refused, because parsing it would block the service for more than 100 ms.
+# Bytes. A line with a message of 16 MiB, the default limit of RabbitMQ, in base64 and with its
+# headers is shorter. Longer lines are refused, because parsing them would block the service for
+# over 100 ms.
 _LONGEST_LINE = 32 * 1024 * 1024
-_LONGEST_FIELD = 8192  # bytes of a field, such as a reason or a name, or of a part's head
-_MOST_FIELDS = 10  # fields of a form. The page sends three.
+# bytes. Limits a field, such as a reason or a name, and the headers of a part.
+_LONGEST_FIELD = 8192
+_MOST_FIELDS = 10  # fields in a form, of which the page sends three
 _BOUNDARY = re.compile(
     r'multipart/form-data *;.*?boundary="?([\w\'()+,./:=?-]{1,70})"?', re.IGNORECASE
 )
@@ -142,8 +148,11 @@ _FILE = re.compile(rb'content-disposition:[^\r\n]*?[; ]filename="([^"\r\n]*)"', 
 
 
 async def lines_in(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Return the lines of a file. Raise BadLine if one is too long, OSError if the upload breaks off."""
-    begun = bytearray()  # the beginning of a line whose end has not arrived
+    """Split an upload into lines.
+
+    Raises BadLine if a line is too long, and OSError if the upload is interrupted.
+    """
+    begun = bytearray()  # an incomplete line
     try:
         async for piece in pieces:
             first, *others = piece.split(b"\n")
@@ -166,7 +175,7 @@ def _bad(what: str) -> Refused:
 
 
 class FormUpload:
-    """The file of a form. It is the last part."""
+    """A form whose last part is a file."""
 
     def __init__(self, content_type: str, pieces: AsyncIterator[bytes]) -> None:
         found = _BOUNDARY.match(content_type)
@@ -174,10 +183,11 @@ class FormUpload:
             raise Refused(415, "not-a-form", "Expected a form with a file (multipart/form-data).")
         self._boundary = b"\r\n--" + found[1].encode()
         self._pieces = pieces
-        self._buffer = b"\r\n"  # the first boundary is at the beginning of the body
+        # makes the first boundary, which has no preceding line break, match too
+        self._buffer = b"\r\n"
 
     async def file(self) -> AsyncIterator[bytes]:
-        """Yield the content of the file."""
+        """Yield the content of the file in pieces."""
         await self._until(self._boundary, _LONGEST_FIELD)
         for _ in range(_MOST_FIELDS):
             while len(self._buffer) < 2:
@@ -201,7 +211,7 @@ class FormUpload:
             if end >= 0:
                 yield self._buffer[:end]
                 return
-            # The buffer may end within a boundary.
+            # The buffer may end with the beginning of a boundary.
             keep = len(self._boundary) - 1
             if len(self._buffer) > keep:
                 yield self._buffer[:-keep]

@@ -1,7 +1,7 @@
-"""The gate of the service: identify callers, refuse cross-site requests, limit the rate.
+"""Identify callers, refuse cross-site requests and limit the rate of requests.
 
-A bearer token or key takes precedence over a cookie. Without sign-in, every caller is the local admin, and
-the service listens only on this machine.
+A bearer token or key takes precedence over a cookie. If no sign-in is configured, every caller is
+the local admin, and the service only listens on this machine.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _EVERYTHING = (Grant(Role.ADMIN, broker="*"),)
 
 LOCAL = Principal("local", "local", "local", _EVERYTHING)
-"""The caller of a service without sign-in."""
+"""The caller of a service that does not require a sign-in."""
 
 
 class LoginLink:
-    """The login link of the dev mode. Its secret opens one session as an admin."""
+    """The login link of the dev mode. Its secret can be used once to sign in as admin."""
 
     def __init__(self, secret: str) -> None:
         self._secret: str | None = secret
 
     def spend(self, shown: str) -> Principal | None:
-        """Return the developer for the right secret, once."""
+        """Return the developer if the secret is correct and has not been used before."""
         if self._secret is None or not hmac.compare_digest(shown.encode(), self._secret.encode()):
             return None
         self._secret = None
@@ -49,7 +49,7 @@ class LoginLink:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Identifies callers. `asks_who` is False in a service without tokens, keys and link."""
+    """Identify callers. `asks_who` is False for a service without tokens, keys and login link."""
 
     clock: Clock
     cookies: SessionCookies
@@ -63,10 +63,11 @@ class Gate:
     asks_who: bool = True
 
     async def identify(self, request: Request) -> Principal | None:
-        """Return the caller, or None if the request has no credentials. Raises Refused for wrong credentials.
+        """Return the caller, or None if the request does not have any credentials.
 
-        Unidentified callers are limited by address: before the check of their credentials, and to a much
-        smaller rate after wrong credentials.
+        The rate of unidentified requests is limited by address. This happens before the credentials
+        are checked. After wrong credentials, a much lower rate applies. Raises Refused if the
+        credentials are wrong.
         """
         header = request.headers.get("authorization")
         if header is not None:
@@ -93,7 +94,7 @@ class Gate:
         return principal
 
     async def believe(self, shown: str) -> Principal:
-        """Return the caller with this token or key. Raises Refused."""
+        """Return the caller with this token or key. Raises Refused if it is not valid."""
         now = self.clock.now()
         if shown.startswith(PREFIX):
             await self.keys.refresh(now)
@@ -109,15 +110,15 @@ class Gate:
             raise unauthorized(f"The token is refused: {error}.") from error
 
     async def sign_in(self, shown: str) -> Principal:
-        """Return the caller who signs in by the form, with a login link, key or token."""
+        """Return the caller who has entered a login secret, key or token in the form."""
         found = None if self.link is None else self.link.spend(shown)
         return found or await self.believe(shown)
 
     def follow_link(self, request: Request, shown: str) -> Principal:
-        """Return the caller who opens the login link. Keys are not accepted in an address.
+        """Return the caller who has opened the login link. A URL cannot contain a key instead.
 
-        The navigation must come from the user or from the page itself: another site must not sign a user
-        in, and a prefetch must not use the link up.
+        The user must have opened it directly or from this page. Other sites must not be able to
+        sign users in, and a prefetch must not use up the link.
         """
         headers = request.headers
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
@@ -134,9 +135,9 @@ class Gate:
         return principal
 
     def refuse_foreign(self, request: Request, *, strict: bool = True) -> None:
-        """Refuse a changing request that another site made the browser send.
+        """Refuse a request to change something if another site caused the browser to send it.
 
-        With `strict`, also refuse a request without a header that shows its origin.
+        If `strict` is True, requests without a header that shows their origin are also refused.
         """
         if request.method not in _SAFE and not is_same_origin(request.headers, silent=not strict):
             raise Refused(
@@ -146,17 +147,18 @@ class Gate:
             )
 
     def take_turn(self, caller: str) -> None:
-        """Refuse a caller who exceeds the request rate."""
+        """Refuse a request if the caller has exceeded the request rate."""
         _wait(self.turns.take(caller))
 
     def take_sign_in(self, address: str) -> None:
-        """Refuse an address that exceeds the rate of sign-ins."""
+        """Refuse a sign-in if the address has exceeded the rate of sign-ins."""
         _wait(self.sign_ins.take(address))
 
 
 def is_same_origin(headers: Headers, *, silent: bool) -> bool:
-    """Whether a browser sent the request from the service's own page. `silent` is the result for a request
-    without the headers that show this.
+    """Return True if a browser sent the request from the service's own page.
+
+    `silent` is returned for requests without the headers that show this.
     """
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:
@@ -164,18 +166,16 @@ def is_same_origin(headers: Headers, *, silent: bool) -> bool:
     if origin is not None:
         try:
             return urlsplit(origin).netloc == headers.get("host")
-        except ValueError:  # for example half an IPv6 address
+        except ValueError:  # for example an incomplete IPv6 address
             return False
     return silent
 
 
 def unauthorized(detail: str) -> Refused:
-    """Return the refusal of an unidentified caller."""
     return Refused(401, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 def forbidden(detail: str = "Insufficient role to access this resource.") -> Refused:
-    """Return the refusal of a caller without the needed role."""
     return Refused(403, "forbidden", detail)
 
 
@@ -189,5 +189,5 @@ def _wait(seconds: float) -> None:
 
 
 def new_secret() -> str:
-    """Return a random secret of 32 bytes."""
+    """Generate a random secret of 32 bytes."""
     return secrets.token_urlsafe(32)

@@ -1,4 +1,4 @@
-"""The API across all brokers of the service: the brokers, their dead-letter queues and metrics."""
+"""The part of the API that covers all brokers of the service."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ BROKERS = ApiTable()
 
 
 class FindQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """Substring of the queue name or of its broker's name."""
+    """`find` is a part of the queue name or of the broker name."""
 
     find: Annotated[str, Meta(max_length=255)] = ""
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1000
 
 
 class BrokerAnswer(Struct, frozen=True, rename="camel"):
-    """A broker that the caller may see. `path` is the prefix of its paths.
+    """A broker that the caller can see. `path` is the prefix of its paths.
 
-    `ready` is false while the broker does not answer. Then `reason` is the error, and the numbers are the
-    last known ones.
+    `ready` is false if the broker does not respond. In this case, `reason` contains the error, and
+    the numbers are from the last successful reading.
     """
 
     name: str
@@ -47,21 +47,24 @@ class BrokerAnswer(Struct, frozen=True, rename="camel"):
 
 
 class BrokerList(Struct, frozen=True, rename="camel"):
-    """The brokers in the order of the settings. Paths without a broker name refer to the first one."""
+    """All brokers, in the order of the settings. Paths without a broker name refer to the first one."""
 
     items: list[BrokerAnswer]
     total: int
 
 
 class BrokerQueue(Struct, frozen=True, rename="camel"):
-    """A dead-letter queue, and the broker it is on."""
+    """A dead-letter queue and the name of its broker."""
 
     broker: str
     summary: QueueSummary = field(name="queue")
 
 
 class AllQueues(Struct, frozen=True, rename="camel"):
-    """The dead-letter queues of all brokers, those with most messages first. `total` counts all matches."""
+    """The dead-letter queues of all brokers, those with the most messages first.
+
+    `total` is the number of all matching queues.
+    """
 
     items: list[BrokerQueue]
     total: int
@@ -69,7 +72,7 @@ class AllQueues(Struct, frozen=True, rename="camel"):
 
 
 async def _visible_brokers(call: Call[Any, None]) -> list[tuple[Services, Principal, Swept | None]]:
-    """Return the brokers that the caller may see, each with the caller's grants and the last reading."""
+    """Return the brokers that the caller can see, with the caller's grants and the last reading."""
     allowed = call.services.shared.visible_to(call.principal)
     found = await read_all([each.recent.sweep for each, _ in allowed])
     return [(*pair, swept) for pair, swept in zip(allowed, found, strict=True)]
@@ -96,7 +99,7 @@ def _answer(services: Services, principal: Principal, swept: Swept | None) -> Br
 
 @BROKERS.row("GET", "/admin/brokers", None, VISIBLE_QUEUES, answer=BrokerList)
 async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
-    """List the brokers that the caller may see, and whether they answer."""
+    """List the brokers that the caller can see, and whether they respond."""
     items = [_answer(*each) for each in await _visible_brokers(call)]
     return BrokerList(items, len(items))
 
@@ -105,7 +108,7 @@ async def _list_brokers(call: Call[Empty, None]) -> BrokerList:
     "GET", "/admin/brokers/queues", None, VISIBLE_QUEUES, query=FindQuery, answer=AllQueues
 )
 async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
-    """List the dead-letter queues of all brokers. The data is some seconds old."""
+    """List the dead-letter queues of all brokers. The data can be some seconds old."""
     seen, wanted = await _visible_brokers(call), call.query.find.lower()
     found = [
         BrokerQueue(services.name, one)
@@ -124,7 +127,7 @@ async def _list_all_queues(call: Call[FindQuery, None]) -> AllQueues:
 
 @BROKERS.row("GET", "/admin/brokers/metrics", None, VISIBLE_QUEUES, media=("text/plain",))
 async def _all_metrics(call: Call[Empty, None]) -> Response:
-    """Return the metrics of all brokers of which the caller may view all queues, labelled `broker`."""
+    """Return the metrics of all brokers whose queues the caller may all view, with a `broker` label."""
     allowed = [
         services
         for services, principal, _ in await _visible_brokers(call)

@@ -1,4 +1,4 @@
-"""The API of dead letters: queues, browse sessions, messages, and jobs that re-drive or discard them."""
+"""The API for dead-letter queues, browse sessions, messages and jobs."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from hopback.ops.contract.surveys import ErrorOverview
 
 DEADLETTERS = ApiTable()
-"""The endpoints whose answers need more than a call of their operation."""
+"""The endpoints that do more than calling an operation."""
 
-_MOST_GROUPS = 1000  # an answer of a few megabytes at most
+_MOST_GROUPS = 1000  # groups per response, which is a few megabytes at most
 
 
 @DEADLETTERS.answer(endpoints.OVERVIEW)
@@ -61,7 +61,9 @@ async def _show_overview(call: Call[Empty, None]) -> Overview:
 
 @DEADLETTERS.answer(endpoints.CANDIDATES)
 async def _list_candidates(call: Call[Empty, None]) -> CandidateList:
-    """List queues with messages and no consumer that may contain dead letters, and earlier answers."""
+    """List queues with messages and without consumers that may contain dead letters, and earlier
+    answers.
+    """
     found = await call.operations.candidates()
     items = call.principal.visible(found.items)
     answers = call.principal.visible(found.answers)
@@ -70,20 +72,22 @@ async def _list_candidates(call: Call[Empty, None]) -> CandidateList:
 
 @DEADLETTERS.answer(endpoints.SURVEY)
 async def _survey_queues(call: Call[Empty, None]) -> ErrorOverview:
-    """Survey every queue that is safe to read and has no active job."""
+    """Survey all queues that can be read without risk and have no active job."""
     return await call.operations.errors(survey=True, on_progress=call.on_progress)
 
 
 @DEADLETTERS.answer(endpoints.SEARCH)
 async def _search_messages(call: Call[Empty, SearchRequest]) -> Response:
-    """Search whole queues. Server-sent events of type `search` contain the hits. Disconnecting cancels."""
+    """Search whole queues. The hits are sent as events of type `search`. Disconnecting cancels the
+    search.
+    """
     asked = structs.replace(call.body, queues=await queues_of_search(call))
     if not asked.queues:
         known = await call.operations.queues()
         names = [one.queue for one in known if call.principal.allows(Role.OPERATOR, one.queue)]
         asked = structs.replace(asked, queues=tuple(names))
     found = call.operations.search(asked)
-    # An invalid request gets an error status, unless the first answer of the broker is slow.
+    # Wait for a moment, so that an invalid request can still be refused with an error status.
     first = asyncio.ensure_future(anext(found))
     if (await asyncio.wait({first}, timeout=AT_ONCE_S))[0]:
         first.result()
@@ -106,7 +110,7 @@ async def _search_stream(
     found: AsyncGenerator[SearchProgress, None],
     call: Call[Empty, SearchRequest],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a search that has started with `first`."""
+    """Yield the events of a running search. `first` is its first progress report."""
 
     async def reports() -> AsyncGenerator[SearchProgress, None]:
         async with aclosing(found):
@@ -124,7 +128,7 @@ async def _search_stream(
 
 @DEADLETTERS.answer(endpoints.OPEN_SESSION)
 async def _open_session(call: Call[Empty, SessionRequest]) -> SessionView:
-    """Open a browse session: hold messages for inspection."""
+    """Open a browse session, which holds messages for inspection."""
     asked, queue = call.body, call.path["queue"]
     return await call.services.hold(call.principal, queue, asked, call.on_progress)
 
@@ -137,13 +141,13 @@ async def _show_session(call: Call[Empty, None]) -> SessionView:
 
 @DEADLETTERS.answer(endpoints.RELEASE)
 async def _release_session(call: Call[Empty, None]) -> None:
-    """End a browse session: requeue its messages in order."""
+    """End a browse session and requeue its messages in order."""
     await call.operations.release(call.path["session"])
 
 
 @DEADLETTERS.answer(endpoints.BODY)
 async def _download_body(call: Call[Empty, None]) -> Response:
-    """Download the body of a message. The audit records it."""
+    """Download the body of a message. This is recorded in the audit."""
     message = call.path["message"]
     body = await call.operations.body(call.path["session"], message)
     return Response(
@@ -155,7 +159,7 @@ async def _download_body(call: Call[Empty, None]) -> Response:
 
 @DEADLETTERS.answer(endpoints.GROUPS)
 async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
-    """Group the dead letters of a session, the largest group first."""
+    """Group the dead letters of a session, largest group first."""
     groups = await call.operations.groups(call.path["session"], call.query.by, call.query.where)
     items = groups.items[:_MOST_GROUPS]
     return structs.replace(groups, items=items, more=len(groups.items) - len(items))
@@ -163,7 +167,7 @@ async def _list_groups(call: Call[GroupQuery, None]) -> Groups:
 
 @DEADLETTERS.answer(endpoints.JOBS)
 async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     asked = call.query
     jobs = await call.operations.jobs(queue=asked.queue, active=asked.active, limit=asked.limit)
     seen = call.principal.visible(jobs)
@@ -172,7 +176,7 @@ async def _list_jobs(call: Call[JobsQuery, None]) -> JobList:
 
 @DEADLETTERS.answer(endpoints.START_JOB)
 async def _create_job(call: Call[Empty, JobRequest]) -> Job | ApiAnswer:
-    """Start a re-drive or a discard. With `dryRun`, only return the plan."""
+    """Start a re-drive or a discard. With `dryRun`, only return its plan."""
     request = call.body
     if isinstance(request, RedriveRequest) and request.change:
         call.need(Role.ADMIN, request.queue)
@@ -181,7 +185,7 @@ async def _create_job(call: Call[Empty, JobRequest]) -> Job | ApiAnswer:
         if not 1 <= len(key) <= 200 or not key.isprintable():
             expected = "Idempotency-Key: expected 1 to 200 printable characters."
             raise Refused(400, "bad-key", expected)
-        key = f"{call.principal.id} {key}"  # keys of different callers are independent
+        key = f"{call.principal.id} {key}"  # callers cannot use each other's keys
     if request.dry_run:
         plan = await call.operations.plan(request, on_progress=call.on_progress)
         return ApiAnswer(plan, status=200)
@@ -191,7 +195,7 @@ async def _create_job(call: Call[Empty, JobRequest]) -> Job | ApiAnswer:
 
 @DEADLETTERS.answer(endpoints.FAILURES)
 async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
-    """List the messages that a job could not move or left out."""
+    """List the messages that a job could not move or has skipped."""
     job, asked = call.path["job"], call.query
     found = await call.operations.failures(job, cursor=asked.cursor, limit=asked.limit)
     more = str(asked.cursor + len(found)) if len(found) == asked.limit else None
@@ -200,7 +204,7 @@ async def _list_failures(call: Call[FailuresQuery, None]) -> FailureList:
 
 @DEADLETTERS.answer(endpoints.FOLLOW_JOB)
 async def _follow_job(call: Call[Empty, None]) -> Response:
-    """Stream a job now and after every change, as server-sent events of type `job`."""
+    """Stream the state of a job as server-sent events of type `job`, now and after every change."""
     job = await call.job()
     events = job_events(call.operations.events(job.id), call.services.add_prefix)
     return call.services.shared.streams.open(events, call.principal)

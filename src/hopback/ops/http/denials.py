@@ -1,4 +1,4 @@
-"""Refused changes in the audit: some as rows, the others counted."""
+"""Record refused changes in the audit. Most are written as entries, and the rest are only counted."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-_PERIOD_S = 60.0  # seconds per count, so that the audit shows an attack while it lasts
-_ROWS_OF_A_STRANGER = 1  # rows per period for unauthenticated requests
-_ROWS_OF_A_CALLER = 20  # rows per period of an authenticated caller
-_MOST_PERIODS = 100  # callers and addresses counted separately: at most 200 rows per minute
+# seconds after which a count is written, so that an attack appears in the audit while it happens
+_PERIOD_S = 60.0
+_ROWS_OF_A_STRANGER = 1  # entries per period for unauthenticated requests
+_ROWS_OF_A_CALLER = 20  # entries per period for an authenticated caller
+# callers and addresses with their own count, which results in up to 200 entries per minute
+_MOST_PERIODS = 100
 _ELSEWHERE = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """One refused change."""
+    """A change that was refused."""
 
     caller: str
-    """The id of the caller, or an empty string if it is not authenticated."""
+    """The id of the caller. It is empty if the caller is not authenticated."""
     name: str
     address: str
     queue: str
@@ -37,7 +39,7 @@ class Denial:
 
 @dataclass(slots=True)
 class _DenialPeriod:
-    """A caller's refusals since `begun`. Unauthenticated callers are counted by address."""
+    """The refusals for a caller since `begun`. Unauthenticated callers are identified by their address."""
 
     begun: float
     first: Denial
@@ -46,7 +48,7 @@ class _DenialPeriod:
 
 
 class Denials:
-    """Decides which refusals become rows of the audit. `write` adds one."""
+    """Write refusals to the audit by calling `write`, or count them if there are too many."""
 
     def __init__(self, clock: Clock, write: Callable[[Denial], Awaitable[None]]) -> None:
         self._clock = clock
@@ -54,7 +56,7 @@ class Denials:
         self._periods: dict[str, _DenialPeriod] = {}
 
     async def add(self, denial: Denial) -> None:
-        """Write the refusal to the audit, or count it."""
+        """Write a refusal to the audit, or count it."""
         await self.flush()
         known = bool(denial.caller)
         key = denial.caller or f"address {denial.address}"
@@ -68,7 +70,7 @@ class Denials:
             period.counted += 1
 
     async def flush(self, *, everything: bool = False) -> None:
-        """Write the counts of the periods that are over, or of all periods when the service ends."""
+        """Write the counts of all periods that have ended, or of all periods if `everything` is True."""
         now = self._clock.now()
         over = [
             key
@@ -93,7 +95,7 @@ class Denials:
 
 
 async def write_denial(operations: Operations, denial: Denial) -> None:
-    """Write a refused change to the audit. A failure is only logged."""
+    """Write a refused change to the audit. If this fails, the failure is only logged."""
     try:
         await operations.note(
             "access.denied",

@@ -1,7 +1,8 @@
-"""Server-sent events: the states of a job, changes on a page and the progress of long operations.
+"""Send server-sent events with the state of a job, changes on a page, or the progress of an
+operation.
 
-An operation that reads a queue may take minutes. It runs in a separate task, which is cancelled when its
-caller disconnects. While it runs, it sends its progress and keep-alive comments.
+Operations that read a queue can take minutes. They run in a separate task that sends progress
+events and keep-alive comments. If the client disconnects, the task is cancelled.
 """
 
 from __future__ import annotations
@@ -39,21 +40,23 @@ if TYPE_CHECKING:
 
 
 class StreamedResponse(StreamingResponse):
-    """A streamed answer. When the reader disconnects, the content is cancelled once and awaited.
+    """A streaming response that, when the client disconnects, cancels its content once and waits
+    for it.
 
-    Starlette cancels the streaming task again on every turn of the event loop, even during its cleanup. A
-    database call that is cancelled like this loses its connection and leaves a task that never ends.
+    Starlette cancels the streaming task again in every iteration of the event loop, even during
+    cleanup. A database call that is cancelled like this loses its connection and leaves a task that
+    never ends.
     """
 
     _streaming: asyncio.Task[None] | None = None
 
     async def stream_response(self, send: Send) -> None:
-        """Send the content in a separate task that is not cancelled together with this one."""
+        """Run the streaming in a separate task, which is not cancelled together with this one."""
         self._streaming = asyncio.create_task(super().stream_response(send), name="streaming")
         await asyncio.shield(self._streaming)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer. Return when the content has ended."""
+        """Send the response and wait until its content has ended."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -66,15 +69,16 @@ class StreamedResponse(StreamingResponse):
 
 
 AT_ONCE_S = 1.0
-"""Seconds. A longer operation reports its progress to callers that accept events."""
-_QUIET_S = 15.0  # seconds without an event before a keep-alive. Proxies close silent connections after 30 s.
-_BETWEEN_S = 0.1  # seconds between two events of a job. A reader cannot follow more.
-_PROGRESS_EVERY_S = 0.5  # seconds between two reports of progress. A reader cannot follow more.
-_BOARD_EVERY_S = 1.0  # seconds between two checks for changes. The sweep is not newer.
-_ROUNDED_S = 0.001  # seconds. A page writes the time of its data in milliseconds.
+"""Seconds. Operations that take longer report their progress to clients that accept events."""
+# seconds without events until a keep-alive is sent. Proxies close silent connections after 30 s.
+_QUIET_S = 15.0
+_BETWEEN_S = 0.1  # seconds between events of a job, because more are not readable
+_PROGRESS_EVERY_S = 0.5  # seconds between progress reports, because more are not readable
+_BOARD_EVERY_S = 1.0  # seconds between checks for changes, which is how often sweeps are made
+_ROUNDED_S = 0.001  # seconds, because pages contain the time of their data in milliseconds
 
-_STILL_HERE = b": still here\n\n"  # a comment, which every client skips
-# The event does not contain the change: the page loads itself again with the rights of its visitor.
+_STILL_HERE = b": still here\n\n"  # comments are ignored by all clients
+# This event does not contain data. The page reloads itself with the permissions of its user.
 _CHANGE = b"event: change\ndata: {}\n\n"
 _END = b"event: end\ndata: {}\n\n"
 
@@ -82,9 +86,9 @@ _END = b"event: end\ndata: {}\n\n"
 async def job_events(
     jobs: AsyncIterator[Job], place: Callable[[Job], object] = lambda job: job
 ) -> AsyncGenerator[bytes, None]:
-    """Yield each change of a job, with at most ten changes per second, and `end` when the job has ended.
+    """Yield each change of a job, at most ten per second, and then an `end` event.
 
-    `place` adds the path prefix of the broker to the paths in a job.
+    `place` adds the path prefix of the broker to the URLs in a job.
     """
     async with aclosing(_newest(jobs)) as found:
         async for job in found:
@@ -96,7 +100,7 @@ async def job_events(
 async def search_events(
     found: AsyncGenerator[SearchProgress, None],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the progress and hits of a search as events of type `search`, then `end`."""
+    """Yield the progress and hits of a search as `search` events, and then an `end` event."""
     async with aclosing(found):
         async for progress in found:
             yield b"event: search\ndata: %s\n\n" % encode(progress)
@@ -106,8 +110,8 @@ async def search_events(
 async def page_search_events(
     found: AsyncGenerator[SearchProgress, None], queue: str = ""
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a search for a page. A refusal becomes a skipped queue, so that the page can show
-    it.
+    """Yield the events of a search for a page. An error is sent as a skipped queue, because the
+    page can show this.
     """
 
     async def reports() -> AsyncGenerator[SearchProgress, None]:
@@ -130,7 +134,7 @@ ValueT = TypeVar("ValueT")
 async def _keep_alive(
     events: AsyncGenerator[bytes, None], on_event: Callable[[], object]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield all events, and a comment after every 15 s without one. `on_event` is called before each."""
+    """Yield all events, and a comment if there was no event for 15 s. `on_event` is called before each."""
     async with aclosing(events):
         coming = asyncio.ensure_future(anext(events, None))
         try:
@@ -149,9 +153,10 @@ async def _keep_alive(
 
 
 class LongWork(Generic[ValueT]):
-    """An operation that may take minutes and runs in a separate task, with its `progress`.
+    """An operation that can take minutes. It runs in a separate task and updates `progress`.
 
-    `work` reports its progress to its argument. If it is cancelled, it requeues the messages that it holds.
+    `work` is called with a function for progress reports. If it is cancelled, it must requeue the
+    messages it holds.
     """
 
     def __init__(self, work: Callable[[OnProgress], Coroutine[Any, Any, ValueT]]) -> None:
@@ -162,9 +167,9 @@ class LongWork(Generic[ValueT]):
         self.progress = progress
 
     async def wait(self, request: Request, seconds: float | None) -> bool:
-        """Wait at most `seconds` and return whether the operation has ended.
+        """Wait for up to `seconds`, and return True if the operation has ended.
 
-        If the caller disconnects, cancel the operation and raise Refused.
+        If the client disconnects, the operation is cancelled and Refused is raised.
         """
         hanging_up = asyncio.create_task(_hung_up(request), name="caller hangs up")
         try:
@@ -182,15 +187,15 @@ class LongWork(Generic[ValueT]):
         return self.task.done()
 
     async def end(self) -> None:
-        """Cancel the operation if it runs. Return when it has requeued its messages."""
+        """Cancel the operation if it is still running, and wait until it has requeued its messages."""
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait({self.task})
         if not self.task.cancelled():
-            self.task.exception()  # retrieve the exception, so that asyncio does not log it
+            self.task.exception()  # retrieve the exception, otherwise asyncio logs it
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the progress as events of type `progress` until the operation has ended."""
+        """Yield `progress` events until the operation has ended."""
         last: LookProgress | None = None
         while not self.task.done():
             if self.progress is not None and self.progress != last:
@@ -200,7 +205,7 @@ class LongWork(Generic[ValueT]):
 
 
 async def page_work_events(work: LongWork[Any]) -> AsyncGenerator[bytes, None]:
-    """Yield the progress of an operation, then `end` when its answer is ready."""
+    """Yield the progress of an operation, and an `end` event when its result is available."""
     async with aclosing(work.events()) as events:
         async for event in events:
             yield event
@@ -213,7 +218,7 @@ async def _hung_up(request: Request) -> None:
 
 
 async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncGenerator[bytes, None]:
-    """Yield an event at each change of a job and at its end."""
+    """Yield an event for each change of a job and when it ends."""
     async with aclosing(_newest(jobs)) as found:
         async for _job in found:
             yield _CHANGE
@@ -223,7 +228,8 @@ async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncGenerator[bytes, None
 async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncGenerator[bytes, None]:
     """Yield an event when depths or jobs have changed since `shown_at`, at most once per second.
 
-    A single broker is read for this as often. Several brokers are only read by their regular sweeps.
+    If there is only one broker, this also reads it. If there are several, only their regular sweeps
+    read them.
     """
     while True:
         if len(sweeps) == 1:
@@ -236,7 +242,7 @@ async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncGen
 
 
 async def _newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job, None]:
-    """Yield the newest state of a job, at most ten times per second."""
+    """Yield the latest state of a job, at most ten times per second."""
     waiting: asyncio.Queue[Job | None] = asyncio.Queue()
     reader = asyncio.create_task(_read(jobs, waiting), name="job events")
     try:
@@ -266,7 +272,7 @@ async def _read(jobs: AsyncIterator[Job], waiting: asyncio.Queue[Job | None]) ->
 
 
 class EventStreams:
-    """Opens event streams and limits their number per caller and in total."""
+    """Open event streams, and limit their number per caller and in total."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
@@ -279,10 +285,11 @@ class EventStreams:
         on_end: Callable[[], Awaitable[object]] | None = None,
         on_event: Callable[[], object] = lambda: None,
     ) -> StreamingResponse:
-        """Return the stream as an answer without caching or buffering. Refused if too many are open.
+        """Return the stream as a response that is neither cached nor buffered.
 
-        Comments in silent times keep the connection open. `on_event` is called before each event and
-        comment, `on_end` when the answer has ended, even if no part of it was sent.
+        Comments keep the connection open if there are no events. `on_event` is called before each
+        event and comment. `on_end` is called when the response has ended, even if it was never
+        sent. Raises Refused if too many streams are open.
         """
         own, limits = self._open[principal.id], self._limits
         if own >= limits.event_streams_per_caller or self._open.total() >= limits.event_streams:
@@ -297,7 +304,7 @@ class EventStreams:
 
 
 class _EventResponse(StreamedResponse):
-    """Decreases the count of streams when it ends, even if no part of it was sent."""
+    """Decrement the number of streams at the end, even if the response was never sent."""
 
     def __init__(
         self,

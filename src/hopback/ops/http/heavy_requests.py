@@ -1,4 +1,6 @@
-"""Limits on requests that take much time or memory: imports, exports, searches, rehearsals and dry runs."""
+"""Limit requests that need much time or memory, such as imports, exports, searches, rehearsals and
+dry runs.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class HeavyRequests:
-    """Counts the heavy requests of the service, per caller and in total."""
+    """Count the heavy requests of each caller and of the whole service."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self._limits = limits
         self._running = CallerCounts()
 
     def begin(self, caller: str) -> Callable[[], None]:
-        """Count another request and return the function that ends it. Refused if too many are running."""
+        """Count a request and return the function that ends it. Raises Refused if too many are running."""
         own, total, limits = self._running[caller], self._running.total(), self._limits
         if own >= limits.heavy_requests_per_caller or total >= limits.heavy_requests:
             raise Refused(
@@ -40,7 +42,7 @@ class HeavyRequests:
         return partial(self._running.drop, caller)
 
     def limit(self, answer: ASGIApp, end: Callable[[], None]) -> ASGIApp:
-        """Return the answer with a limit on its time. `end` is called when it was sent or cut off."""
+        """Return the response with a time limit. `end` is called when it was sent or interrupted."""
 
         async def send_answer(scope: Scope, receive: Receive, send: Send) -> None:
             try:

@@ -1,6 +1,6 @@
-"""API keys: shown once, stored as a hash, limited in role, queues and time.
+"""API keys. They are shown once and stored as a hash. Each has a role, queues and an expiry time.
 
-A key has 32 random bytes, so one round of SHA-256 protects it as well as a slow hash.
+Keys are random and have 32 bytes, so a single round of SHA-256 is as secure as a slow hash.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from hopback.sql.database import SqlDatabase
 
 PREFIX = "hbk_"
-"""The prefix of every key. Scanners for leaked secrets find it."""
+"""The prefix of all keys, which scanners for leaked secrets can find."""
 
-_RANDOM_BYTES = 32  # bytes of a key: as many as SHA-256 has, so that keys cannot be guessed
-_LONGEST_NAME = 100  # characters: one line of a table. A longer name is refused.
+_RANDOM_BYTES = 32  # random bytes in a key, which equals the output size of SHA-256
+_LONGEST_NAME = 100  # characters, to fit in a line of a table. Longer names are refused.
 _FRESH_S = 3.0
-"""Seconds between two reads of the keys. A key that another process revokes is valid for this time."""
+"""Seconds until keys are read again. A key that another process has revoked is accepted for this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is stored. `expires` is in seconds since 1970."""
+    """An API key as it is stored. `expires` is in seconds since 1970."""
 
     id: str
     name: str
@@ -45,22 +45,21 @@ class ApiKey:
     made_at: float | None = None
 
     def principal(self) -> Principal:
-        """The caller that shows this key."""
+        """Return the caller that uses this key."""
         return Principal(f"key:{self.id}", self.name, "key", (self.grant,), self.expires)
 
     def holds(self, now: float) -> bool:
-        """Whether the key has not expired."""
+        """Return True if the key has not expired."""
         return self.expires is None or now < self.expires
 
 
 class BadKeyName(HopbackError):
-    """The name of a key contains characters that page, audit and terminal cannot show."""
+    """A key name contains characters that the page, the audit or a terminal cannot show."""
 
     remedy: ClassVar[str] = "Give it a name without control characters."
 
 
 def is_key_name(name: str) -> bool:
-    """Whether a key may have this name."""
     return (
         1 <= len(name.strip()) <= _LONGEST_NAME
         and len(name) <= _LONGEST_NAME
@@ -69,14 +68,16 @@ def is_key_name(name: str) -> bool:
 
 
 def hash_of(secret: str) -> str:
-    """Return the hash of a key."""
     return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
 
 
 def new_key(
     name: str, grant: Grant, *, expires: float | None, made_by: str, now: float
 ) -> tuple[str, ApiKey]:
-    """Generate a key. Return the secret to show once, and the key to store. Raises BadKeyName."""
+    """Generate a key, and return the secret to show and the key to store.
+
+    Raises BadKeyName if the name is invalid.
+    """
     if not is_key_name(name):
         raise BadKeyName(
             "expected a name for the key of 1 to 100 printable characters, got another"
@@ -87,12 +88,12 @@ def new_key(
 
 
 class KeyRing:
-    """The valid keys: those of the settings, and those that were made while the service ran."""
+    """All keys, from the settings and those created at run time."""
 
     def __init__(self, given: Iterable[KeySettings], database: SqlDatabase) -> None:
         self._database = database
         self.lasts: bool = not isinstance(database, MemoryDatabase)
-        """Whether a new key outlives the process."""
+        """Whether new keys are still valid after a restart."""
         self._given = {
             setting.hash[7:19]: ApiKey(
                 setting.hash[7:19],
@@ -109,11 +110,11 @@ class KeyRing:
 
     @property
     def keys(self) -> tuple[ApiKey, ...]:
-        """Return all keys. Keys from the settings are first."""
+        """All keys, starting with those from the settings."""
         return (*self._given.values(), *self._kept.values())
 
     async def refresh(self, now: float) -> None:
-        """Read the keys of the database again if they were read some seconds ago."""
+        """Read the keys from the database if the last time was some seconds ago."""
         if now - self._read_at >= _FRESH_S:
             found = await self._database.read(
                 lambda execute: execute("SELECT id, document FROM hopback_api_keys ORDER BY id")
@@ -124,7 +125,7 @@ class KeyRing:
             self._read_at = now
 
     async def add(self, key: ApiKey) -> None:
-        """Make the key valid."""
+        """Store a key, which makes it valid."""
         row = {"id": key.id, "document": msgspec.json.encode(key).decode()}
         await self._database.write(
             lambda execute: execute(
@@ -134,11 +135,11 @@ class KeyRing:
         self._kept[key.id] = key
 
     def of(self, broker: str, *, is_first: bool) -> tuple[ApiKey, ...]:
-        """Return the keys that have a grant for the broker."""
+        """Return the keys that grant access to a broker."""
         return tuple(key for key in self.keys if key.grant.holds_at(broker, is_first=is_first))
 
     async def remove(self, key_id: str) -> ApiKey | None:
-        """Revoke a key and return it, or None if there was none. Keys of the settings stay."""
+        """Revoke and return a key. Returns None if it does not exist or is defined in the settings."""
         found = self._kept.pop(key_id, None)
         await self._database.write(
             lambda execute: execute("DELETE FROM hopback_api_keys WHERE id = :id", {"id": key_id})
@@ -146,7 +147,7 @@ class KeyRing:
         return found
 
     def get(self, key_id: str, now: float) -> ApiKey | None:
-        """Return the key of that id if it is valid."""
+        """Return the key with this id if it is valid."""
         key = self._given.get(key_id) or self._kept.get(key_id)
         return key if key is not None and key.holds(now) else None
 

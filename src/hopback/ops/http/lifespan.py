@@ -1,4 +1,4 @@
-"""The background work of the service, from its start to its end."""
+"""The background tasks of the service."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-_COUNTS_EVERY_S = 10.0  # seconds between two writes of refusal counts, and their maximum delay
+_COUNTS_EVERY_S = 10.0  # seconds between writes of refusal counts
 
-_TAKE_OVER_EVERY_S = 5.0  # seconds between two checks for jobs whose processes have died
+_TAKE_OVER_EVERY_S = 5.0  # seconds between checks for jobs whose process has died
 
-_FIRST_S = 1.0  # seconds after which the first reading of the next broker begins
+_FIRST_S = 1.0  # seconds to wait for the first reading of a broker before the next broker is read
 
 _DAY_S = 86_400.0  # seconds
-_RETENTION_EVERY_S = 3600.0  # seconds between two deletions of old jobs, audit entries and exports
+_RETENTION_EVERY_S = 3600.0  # seconds between deletions of old jobs, audit entries and exports
 
 
 def lifespan_of(services: Services, templates: Environment) -> Any:
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        """Run the background work of all brokers while the service runs."""
+        """Run the background tasks of all brokers while the service is running."""
         between_s = BETWEEN_SWEEPS_S / len(services.shared.brokers)
         minutes = services.shared.settings.deadletters.survey_minutes
         survey_s = minutes * 60.0 if minutes else None
@@ -74,10 +74,10 @@ def lifespan_of(services: Services, templates: Environment) -> Any:
 async def _watch(
     services: Services, first: asyncio.Semaphore, delay: float, survey_s: float | None
 ) -> None:
-    """Compute the first answers about a broker, then sweep and survey it until cancelled.
+    """Compute the first answers for a broker. Then sweep and survey it until the task is cancelled.
 
-    At most `FIRST_AT_ONCE` brokers are read for the first time at the same time, so that pages are still
-    served. A broker that does not answer delays the others only briefly.
+    Only `FIRST_AT_ONCE` brokers are read for the first time simultaneously, so that pages can be
+    served meanwhile. A broker that does not respond delays the others only for a short time.
     """
     async with first:
         with suppress(TimeoutError):
@@ -89,7 +89,7 @@ async def _watch(
 
 
 def compile_pages(templates: Environment) -> None:
-    """Compile all pages before the first request needs one. This takes 0.4 s of CPU in total."""
+    """Compile all templates in advance, which takes 0.4 s of CPU time."""
     for name in templates.list_templates(extensions=["html"]):
         templates.get_template(name)
 
@@ -102,7 +102,7 @@ async def _write_counts(services: Services) -> None:
 
 
 async def _take_over(services: Services) -> None:
-    """On every broker that answers, continue the jobs whose processes have died."""
+    """Continue jobs whose processes have died, on all brokers that respond."""
     while True:
         await asyncio.sleep(_TAKE_OVER_EVERY_S)
         for each in services.shared.brokers:
@@ -113,12 +113,12 @@ async def _take_over(services: Services) -> None:
                         job.id,
                         job.queue,
                     )
-            except HopbackError as error:  # the next round asks again
+            except HopbackError as error:  # retried in the next iteration
                 _LOG.info("cannot take over jobs of %s: %s", each.broker.address, error)
 
 
 async def _keep_retention(services: Services) -> None:
-    """Delete old jobs, audit entries and exports, now and every hour."""
+    """Delete old jobs, audit entries and exports now and every hour."""
     days = services.shared.settings.retention
     operations = services.operations
     while True:
@@ -134,6 +134,6 @@ async def _keep_retention(services: Services) -> None:
                 gone = await asyncio.to_thread(delete_exports, operations.settings.exports, before)
                 if gone:
                     await operations.note("exports.retention", details={"files": gone})
-        except Exception as error:  # the next round tries again
+        except Exception as error:  # retried in the next iteration
             _LOG.warning("old jobs and audit could not be deleted", exc_info=error)
         await asyncio.sleep(_RETENTION_EVERY_S)

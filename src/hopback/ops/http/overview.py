@@ -1,4 +1,4 @@
-"""Recent answers about one broker: depths, trends, errors, candidates, the drawing of its topology."""
+"""Recent data about a broker, such as depths, trends, errors, candidates and the topology drawing."""
 
 from __future__ import annotations
 
@@ -24,31 +24,33 @@ if TYPE_CHECKING:
     from hopback.ops.operations import Operations
 
 _FRESH_S = 1.0  # seconds for which requests share a sweep
-# A trend of five minutes, with a sample at each tick in which RabbitMQ counts its queues anew.
+# Trends cover five minutes. RabbitMQ updates its message counts at the same interval as they are
+# sampled.
 _BETWEEN_SAMPLES_S = 5.0
 _SAMPLES = 60
 BETWEEN_SWEEPS_S = 5.0
-"""Seconds between two sweeps without requests: the interval of samples."""
+"""Seconds between sweeps in the background, which is also the sampling interval."""
 FIRST_AT_ONCE = 2
-"""Brokers that are read for the first time at the same time. A larger number delays the pages."""
-_LONGEST_WAIT_S = 2.0  # seconds that the API's list of brokers waits for one that was never read
+"""Number of brokers that are read for the first time simultaneously. Pages become slower if it is
+higher.
+"""
+_LONGEST_WAIT_S = 2.0  # seconds to wait in the API's list of brokers for those that were never read
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The dead-letter queues at the time `at`. `error` is the reason why there is no newer sweep."""
+    """The dead-letter queues at the time `at`. `error` is why there is no newer sweep, if there is one."""
 
     queues: tuple[QueueSummary, ...]
     at: float
     error: Exception | None = None
 
     def age(self, now: float) -> float:
-        """Return the age in seconds."""
         return max(now - self.at, 0.0)
 
 
 class Sweep:
-    """Reads all dead-letter queues at most once a second."""
+    """Read all dead-letter queues, at most once per second."""
 
     def __init__(
         self, read: Callable[[], Awaitable[tuple[QueueSummary, ...]]], clock: Clock
@@ -60,58 +62,63 @@ class Sweep:
         self._trends: dict[str, deque[tuple[float, int]]] = {}
         self._content: object = None
         self.changed_at: float = float("-inf")
-        """The time when the content of a sweep last changed."""
+        """When the content of a sweep has last changed."""
 
     async def get(self) -> Swept:
-        """Return the queues, at most a second old. Raise the error of an unavailable broker."""
+        """Return the queues, which are at most one second old. Raises an error if the broker is
+        unavailable.
+        """
         swept = await self.get_or_last()
         if swept.error is not None:
             raise swept.error
         return swept
 
     async def get_or_last(self, first_s: float | None = None) -> Swept:
-        """Return the same. While the broker is unavailable, return the last sweep with the error.
+        """Return the queues. If the broker is unavailable, the last sweep is returned with the
+        error.
 
-        NotReadYet if the first sweep takes longer than `first_s` seconds. None waits for its end.
+        Raises NotReadYet if the first sweep takes longer than `first_s` seconds. None means no
+        limit.
         """
         return await self._recent.get(first_s)
 
     @property
     def known(self) -> Swept | None:
-        """The last sweep, without a new one. None before the first sweep has ended."""
+        """The last sweep, or None if none has ended yet. Does not start a sweep."""
         return self._recent.last
 
     def forget(self) -> None:
-        """Sweep anew at the next request: the set of dead-letter queues has changed."""
+        """Start a new sweep at the next request, because the set of dead-letter queues has changed."""
         self._succeeded = None
         self._recent.drop()
 
     @property
     def last(self) -> Swept:
-        """The last sweep, empty before the first one. It does not wait."""
+        """The last sweep, or an empty one if none has ended yet. Does not start a sweep."""
         return self.known or Swept((), self._clock.now())
 
     def trend(self, queue: str) -> tuple[tuple[float, int], ...]:
-        """Return the depths of the last minutes, the oldest first."""
+        """Return the depths of the last minutes, oldest first."""
         return tuple(self._trends.get(queue, ()))
 
     async def run(self, delay: float = 0.0) -> None:
-        """Sweep every few seconds without requests, so that trends have samples.
+        """Make a sweep every few seconds, even without requests, to collect samples for trends.
 
-        `delay` distributes the sweeps of many brokers, in seconds before the second sweep.
+        `delay` is the number of seconds before the second sweep. It spreads the sweeps of several
+        brokers.
         """
         with suppress(Exception):
             await self.get()
         await asyncio.sleep(delay)
         while True:
-            with suppress(Exception):  # reported to the next requests
+            with suppress(Exception):  # the next requests report the error
                 await self.get()
             await asyncio.sleep(BETWEEN_SWEEPS_S)
 
     async def _sweep(self) -> Swept:
         try:
             swept = self._succeeded = Swept(await self._read(), self._clock.now())
-        except Exception as error:  # reported to the next requests
+        except Exception as error:  # the next requests report the error
             now = self._clock.now()
             swept = replace(self._succeeded or Swept((), now), error=error)
         else:
@@ -134,7 +141,7 @@ class Sweep:
         return swept
 
     def _record(self, swept: Swept) -> None:
-        """Add the depths of a sweep to the trends."""
+        """Add the depths to the trends."""
         for gone in self._trends.keys() - {summary.queue for summary in swept.queues}:
             del self._trends[gone]
         for summary in swept.queues:
@@ -147,10 +154,10 @@ class Sweep:
 async def read_all(
     sweeps: Sequence[Sweep], first_s: float | None = _LONGEST_WAIT_S
 ) -> list[Swept | None]:
-    """Return the last sweep of each broker. None for a broker that has not answered yet.
+    """Return the last sweep of each broker, or None for brokers that have not responded yet.
 
-    Brokers are swept in the background every few seconds. This only waits for those without a sweep, at most
-    `first_s` seconds. None waits for all of them.
+    Sweeps run in the background, so this only waits for brokers without a sweep. It waits for up to
+    `first_s` seconds, or without a limit if this is None.
     """
     unread = [each for each in sweeps if each.known is None]
     with suppress(TimeoutError):
@@ -161,17 +168,18 @@ async def read_all(
     return [each.known for each in sweeps]
 
 
-_FOLLOWED = 100  # jobs with a speed: more than pages are open at a time
+# jobs with a known speed, which is more than the number of job pages that are open simultaneously
+_FOLLOWED = 100
 
 
 class JobSpeeds:
-    """The speeds of jobs whose pages are open, from the progress that they showed in the last seconds."""
+    """Compute the speeds of jobs from their recent progress, for pages that show them."""
 
     def __init__(self) -> None:
         self._meters: OrderedDict[str, JobMeter] = OrderedDict()
 
     def of(self, job: Job, now: float) -> float | None:
-        """Return messages per second. None if the speed is unknown or 0."""
+        """Return the speed in messages per second, or None if it is unknown or 0."""
         if job.state is not JobState.RUNNING:
             self._meters.pop(job.id, None)
             return None
@@ -183,12 +191,12 @@ class JobSpeeds:
         return meter.rate or None
 
 
-_MOST = 1000  # queues with an insight: a name and a few numbers each
+_MOST = 1000  # queues whose insight is stored, which takes a name and a few numbers each
 
 
 @dataclass(frozen=True, slots=True)
 class Insight:
-    """The most frequent error of a browse session."""
+    """The most frequent error in a browse session."""
 
     error: str
     count: int
@@ -198,18 +206,18 @@ class Insight:
 
 
 class Insights:
-    """The last insight into each queue."""
+    """Store the last insight for each queue."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Insight] = OrderedDict()
 
     @property
     def known(self) -> Mapping[str, Insight]:
-        """By queue."""
+        """The insights by queue name."""
         return self._known
 
     async def remember(self, operations: Operations, view: SessionView) -> None:
-        """Record the most frequent error of a session."""
+        """Store the most frequent error of a session."""
         groups = (await operations.groups(view.id, GroupBy.FINGERPRINT)).items
         if not groups:
             self._known.pop(view.queue, None)
@@ -225,11 +233,11 @@ class Insights:
             self._known.popitem(last=False)
 
 
-_EXPENSIVE_FRESH_S = 10.0  # seconds: candidates and surveys do not change by the second
+_EXPENSIVE_FRESH_S = 10.0  # seconds, because candidates and surveys change slowly
 
 
 class RecentAnswers:
-    """The expensive answers about a broker. All visitors share them."""
+    """Data about a broker that is expensive to compute. It is shared by all visitors."""
 
     def __init__(self, operations: Operations) -> None:
         clock = operations.clock
@@ -242,13 +250,15 @@ class RecentAnswers:
         self.insights: Insights = Insights()
         self.speeds: JobSpeeds = JobSpeeds()
         self.surveying: set[asyncio.Task[ErrorOverview]] = set()
-        """The survey that a visitor started and does not wait for."""
+        """Surveys that a visitor has started without waiting for the result."""
 
     async def compute(self) -> None:
-        """Compute the answers of the first pages. The pages report an unavailable broker."""
+        """Compute the data needed by the first pages. If the broker is unavailable, the pages show
+        the error.
+        """
         with suppress(HopbackError):
             await self.sweep.get()
             await self.drawings.get()
             await self.errors.get()
-        with suppress(HopbackError):  # a broker without management has no candidates
+        with suppress(HopbackError):  # there are no candidates without a management API
             await self.candidates.get()

@@ -1,4 +1,4 @@
-"""Routes of the API and of the pages, by the path as it was sent."""
+"""Routes that match the encoded path."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class PathRoute(Route):
-    """Match the path as it was sent and decode its names once.
+    """Match the path as it was sent, then decode the names in it once.
 
-    The name of a queue may contain a slash, which is sent encoded. If a name were decoded twice, the
-    permission of one queue would be checked and another queue would be used.
+    A queue name can contain an encoded slash. If names were decoded twice, permissions could be
+    checked for a different queue than the one that is used.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match a request. The scope contains the path as it was sent and the decoded names."""
+        """Match a request. The resulting scope contains the path as it was sent and the decoded names."""
         sent = sent_path(scope)
         if (
             unquote(sent) != scope["path"]
-        ):  # Starlette tries the path with and without its last slash
+        ):  # Starlette also tries paths with a slash added or removed
             return super().matches(scope)
         match, child = super().matches({**scope, "path": sent})
         if match is Match.NONE:
@@ -40,6 +40,6 @@ class PathRoute(Route):
 
 
 def sent_path(scope: Scope) -> str:
-    """The path as it was sent, percent-encoded."""
+    """Return the percent-encoded path as it was sent."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     return raw.partition(b"?")[0].decode("latin-1")

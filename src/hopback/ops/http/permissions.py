@@ -1,4 +1,4 @@
-"""Compare a caller's roles with the queues that a request touches."""
+"""Check the caller's role for all queues of a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def require(role: Role | None, rules: Iterable[QueueRule], asked: TouchingRequest) -> None:
-    """Refuse the request unless its caller has the role for every queue that the rules return."""
+    """Raise Refused unless the caller has the role for every queue that the rules return."""
     if role is None:
         return
     for rule in rules:
@@ -37,7 +37,7 @@ async def require(role: Role | None, rules: Iterable[QueueRule], asked: Touching
 def may_begin(
     role: Role | None, rules: Iterable[QueueRule], principal: Principal, path: Mapping[str, str]
 ) -> bool:
-    """Return whether the request may be read at all, before its body and its queues are known."""
+    """Return False if the request can be refused before its body is read and its queues are known."""
     if role is None:
         return True
     rules = tuple(rules)

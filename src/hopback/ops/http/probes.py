@@ -26,7 +26,7 @@ PROBES = ApiTable()
 
 
 class ReadyAnswer(Struct, frozen=True, rename="camel"):
-    """Whether the service can work. Unidentified callers get no address and no error text."""
+    """Whether the service is ready. The address and the error are only included for identified callers."""
 
     ready: bool
     version: str
@@ -50,11 +50,11 @@ async def _healthz(_call: Call[Empty, None]) -> Response:
     further=((503, ReadyAnswer),),
 )
 async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
-    """Report whether the broker answers."""
+    """Report whether the broker responds."""
     services = call.services
     error = (await services.recent.sweep.get_or_last()).error
     known = None
-    with suppress(Refused):  # a probe with wrong credentials is also answered
+    with suppress(Refused):  # a probe with wrong credentials also gets a response
         known = await services.shared.gate.identify(call.request)
     reason = ""
     if error is not None:
@@ -69,7 +69,7 @@ async def _readyz(call: Call[Empty, None]) -> ApiAnswer:
 
 @PROBES.row("GET", "/metrics", Role.VIEWER, EVERY_QUEUE, media=("text/plain",))
 async def _metrics(call: Call[Empty, None]) -> Response:
-    """Return depths and sessions for Prometheus."""
+    """Return depths and browse sessions for Prometheus."""
     await call.services.recent.sweep.get_or_last()
     return Response(
         metrics_of([call.services]), media_type="text/plain; version=0.0.4; charset=utf-8"
@@ -77,7 +77,7 @@ async def _metrics(call: Call[Empty, None]) -> Response:
 
 
 def metrics_of(brokers: Sequence[Services], *, labelled: bool = False) -> str:
-    """Return the metrics of these brokers at the last sweep. With `labelled` they have a label `broker`."""
+    """Return the metrics of the last sweep. If `labelled` is True, they have a `broker` label."""
     up, dead_letters, sessions = [], [], []
     for each in brokers:
         name = f'broker="{_escape(each.name)}"' if labelled else ""

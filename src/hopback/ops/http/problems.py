@@ -1,4 +1,4 @@
-"""Errors as answers: RFC 9457 problem documents with a code and the correlation id of the request."""
+"""Convert errors to problem documents (RFC 9457) with a code and the correlation id of the request."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MEDIA_TYPE = "application/problem+json"
 
 _LOG = logging.getLogger("hopback.ops.http")
 _LOGGED_PATH = 500
-"""Characters of a path in the log. A longer path is cut."""
+"""Characters of a path that are logged. The rest is cut off."""
 
 
 class Refused(errors.HopbackError):
-    """The service refuses a request. Programs read the reason from `status` and `code`."""
+    """The service refuses a request. Programs can read the reason from `status` and `code`."""
 
     remedy: ClassVar[str] = (
         "Read the detail, which contains the value found and the value expected."
@@ -80,8 +80,9 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 
 
 def refusal_of(error: Exception, request: Request | None = None) -> Refused | None:
-    """Return the answer to an error, or None for an unexpected error. The error is logged with the
-    request.
+    """Return the response for an error, or None if the error is unexpected.
+
+    The error is stored in the request, so that it is logged with it.
     """
     if request is not None:
         request.state.refused_for = error
@@ -91,7 +92,8 @@ def refusal_of(error: Exception, request: Request | None = None) -> Refused | No
         url = f"/admin/dlq/jobs/{error.job.id}"
         return Refused(409, "job-conflict", str(error), more={"job": url})
     if isinstance(error, errors.StoreUnavailable):
-        # The error may contain files and hosts, and unauthenticated callers also get this answer.
+        # The error may contain file and host names, and this response is also sent to
+        # unauthenticated callers.
         is_damaged = isinstance(error, errors.StoreDamaged)
         return Refused(
             503,
@@ -112,7 +114,7 @@ def refusal_of(error: Exception, request: Request | None = None) -> Refused | No
 
 
 def trouble_title(error: BaseException | None, broker: str = "The broker") -> str:
-    """Return a title for an error that prevents reading the queues. `broker` is the broker's name in it."""
+    """Return a title for an error that prevents reading queues. `broker` names the broker in the title."""
     if isinstance(error, errors.StoreDamaged):
         return "The database is damaged"
     if isinstance(error, errors.StoreUnavailable):
@@ -123,7 +125,7 @@ def trouble_title(error: BaseException | None, broker: str = "The broker") -> st
 
 
 def internal_error() -> Refused:
-    """Return the answer to an unexpected error. It does not contain the cause, which is in the log."""
+    """Return the response for an unexpected error. The cause is only logged."""
     return Refused(
         500,
         "internal",
@@ -132,7 +134,7 @@ def internal_error() -> Refused:
 
 
 def log_refusal(scope: Scope, status: int) -> None:
-    """Log an error answer with its correlation id, so that an operator can find the cause."""
+    """Log an error response with its correlation id, so that operators can find the cause."""
     state = scope["state"]
     cause = state.get("refused_for")
     code = f" {cause.code}" if isinstance(cause, Refused) else ""

@@ -1,4 +1,4 @@
-"""Serve the application with uvicorn. Without authentication, it listens only on loopback addresses."""
+"""Run the service with uvicorn. If no sign-in is configured, it may only listen on loopback addresses."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-_GRACE_S = 5  # seconds for open requests at shutdown. Event streams would never end.
+_GRACE_S = 5  # seconds for open requests during shutdown, because event streams would never end
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class PublicWithoutAuth(HopbackError):
-    """The service would be reachable from other machines without authentication."""
+    """Other machines could reach the service without authentication."""
 
     remedy: ClassVar[str] = (
         "Configure tokens or keys (--config), or listen on 127.0.0.1 behind a proxy that authenticates."
@@ -36,7 +36,7 @@ class PublicWithoutAuth(HopbackError):
 
 
 def refuse_public(host: str, *, asks_who: bool) -> None:
-    """Refuse an address that other machines can reach, unless callers must authenticate."""
+    """Raise PublicWithoutAuth if other machines can reach the address and no sign-in is configured."""
     is_local = host == "localhost" or is_loopback(host.strip("[]"))
     if not asks_who and not is_local:
         raise PublicWithoutAuth(
@@ -46,20 +46,22 @@ def refuse_public(host: str, *, asks_who: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Timeouts of a connection, in seconds."""
+    """Connection timeouts in seconds."""
 
     head_s: float = 10.0
-    """For a complete head, counted from the connection or from the head's first byte. The slowest client
-    needs one second.
+    """Time to receive a complete request head. It starts with the connection or with the first byte
+    of the head. Even slow clients only need one second.
     """
     idle_s: float = 5.0
-    """Seconds between an answer and the next request."""
+    """Time between a response and the next request."""
     stalled_s: float = 60.0
-    """While the client does not read the answer."""
+    """Time for which a client may stop reading a response."""
 
 
 class _HttpConnection(H11Protocol):
-    """Closes connections with an incomplete head or an unread answer. uvicorn would wait forever."""
+    """Close connections with an incomplete request head or an unread response. uvicorn would wait
+    forever.
+    """
 
     timeouts: Timeouts
     _head: asyncio.TimerHandle | None = None
@@ -70,7 +72,7 @@ class _HttpConnection(H11Protocol):
         self._head = self.loop.call_later(self.timeouts.head_s, self._hang_up)
 
     def data_received(self, data: bytes) -> None:
-        """Stop the timer when the head is complete. A single byte does not restart it."""
+        """Stop the timer when the request head is complete. Partial data does not restart it."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
             _cancel(self._head)
@@ -87,18 +89,20 @@ class _HttpConnection(H11Protocol):
         self.transport.close()
 
     def pause_writing(self) -> None:
-        """Start the timer: the client does not read."""
+        """Start the timer, because the client does not read."""
         super().pause_writing()
         self._stalled = self.loop.call_later(self.timeouts.stalled_s, self._reset)
 
     def _reset(self) -> None:
-        """Discard unsent data, including data in the kernel, which would keep it until the client reads."""
+        """Close the connection without sending the rest. The kernel would otherwise keep it until
+        the client reads.
+        """
         taken = self.transport.get_extra_info("socket")
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
     def resume_writing(self) -> None:
-        """Stop the timer: the client reads again."""
+        """Stop the timer, because the client has resumed reading."""
         super().resume_writing()
         _cancel(self._stalled)
 
@@ -114,7 +118,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 class _HttpServer(uvicorn.Server):
-    """Reports its address as soon as it listens."""
+    """Report the address when the server starts to listen."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[str, int], object]) -> None:
         super().__init__(config)
@@ -122,7 +126,9 @@ class _HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Shut down on SIGINT and SIGTERM. uvicorn would raise the signal again afterwards."""
+        """Shut down on SIGINT and SIGTERM. uvicorn would raise the signal a second time after the
+        shutdown.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -136,7 +142,7 @@ class _HttpServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     async def startup(self, sockets: object = None) -> None:
-        """Listen, then report the address."""
+        """Start to listen and report the address."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -157,7 +163,10 @@ async def serve(
     proxied: bool = False,
     timeouts: Timeouts = _PATIENT,
 ) -> None:
-    """Serve until a signal arrives. `on_ready` gets the host and the port. Port 0 selects a free one."""
+    """Run the service until it receives a signal.
+
+    `on_ready` is called with the host and the port. If `port` is 0, a free port is used.
+    """
     connection = type("_HttpConnection", (_HttpConnection,), {"timeouts": timeouts})
     config = uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""The parts of the service that answers are made from, and the audit of refusals."""
+"""The objects that are used to answer requests."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _LOG = logging.getLogger("hopback.ops.http")
 ValueT = TypeVar("ValueT")
 
 NOBODY = Principal("", "nobody", "nobody", ())
-"""An unauthenticated caller."""
+"""A caller that is not authenticated."""
 
 
 @dataclass(slots=True)
 class SharedServices:
-    """The parts of the service that all brokers share. `brokers` are in the order of the settings.
+    """The objects shared by all brokers. `brokers` have the order of the settings.
 
-    `first_read_s` is the longest wait of a page for the first reading of a broker, in seconds. None waits
-    until it was read. `opening` counts the browse sessions that are being opened, by the id of their caller.
+    `first_read_s` limits how long a page waits for the first reading of a broker, in seconds. None
+    means no limit. `opening` counts, for each caller id, the browse sessions that are being opened.
     """
 
     settings: AdminSettings
@@ -64,16 +64,16 @@ class SharedServices:
     opening: CallerCounts = field(default_factory=CallerCounts)
 
     def visible_to(self, principal: Principal) -> list[tuple[Services, Principal]]:
-        """Return the brokers that the caller may see, each with the caller's grants for it."""
+        """Return the brokers that the caller can see, with the caller's grants for each of them."""
         callers = [(each, each.caller_here(principal)) for each in self.brokers]
         return [(each, caller) for each, caller in callers if caller.role is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts that answer requests about one broker. `prefix` is the beginning of its paths.
+    """The objects used to answer requests about one broker. `prefix` is the beginning of its paths.
 
-    `working` are the forms whose work a visitor waits for, by id.
+    `working` contains the forms, by id, that are being processed while their visitor waits.
     """
 
     operations: Operations
@@ -85,35 +85,34 @@ class Services:
 
     @property
     def broker(self) -> ManagedBroker:
-        """The broker that the requests are about."""
+        """The broker that requests are about."""
         return self.operations.broker
 
     @property
     def name(self) -> str:
-        """The broker's name in the settings, or an empty string for one without."""
+        """The name of the broker in the settings. It is empty if the broker does not have one."""
         return self.broker.name
 
     @property
     def clock(self) -> Clock:
-        """The clock of the service."""
         return self.broker.clock
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the broker of the paths without a name."""
+        """Whether paths without a broker name refer to this broker."""
         return self.operations is self.shared.brokers[0].operations
 
     @property
     def spans_brokers(self) -> bool:
-        """Whether this answers under the paths without a name, for several brokers."""
+        """Whether requests are for paths without a broker name, and there are several brokers."""
         return not self.prefix and len(self.shared.brokers) > 1
 
     def add_prefix(self, value: ValueT) -> ValueT:
-        """Return an answer of the operations with its paths below the prefix."""
+        """Add the path prefix to a value returned by the operations."""
         return add_prefix(value, self.prefix) if self.prefix else value
 
     def find_refusal(self, error: Exception, request: Request) -> Refused | None:
-        """Return the refusal for a known error, with its paths below the prefix."""
+        """Return the refusal for a known error, with the path prefix added."""
         refused = refusal_of(error, request)
         job = None if refused is None else refused.more.get("job")
         if refused is None or not self.prefix or not isinstance(job, str):
@@ -129,11 +128,11 @@ class Services:
         return self.shared.gate.keys.of(self.name, is_first=self.is_first)
 
     def grant(self, role: Role, queues: tuple[str, ...]) -> Grant:
-        """Return a grant for this broker. A grant for the first broker does not name it."""
+        """Create a grant for this broker. A grant for the first broker does not contain its name."""
         return Grant(role, queues, "" if self.is_first else self.name)
 
     async def remove_key(self, key_id: str) -> ApiKey:
-        """Revoke a key of this broker. Refused if it has no key of that id."""
+        """Revoke a key for this broker. Raises Refused if there is no such key."""
         await self.shared.gate.keys.refresh(self.clock.now())
         known = any(key.id == key_id for key in self.keys)
         found = await self.shared.gate.keys.remove(key_id) if known else None
@@ -142,11 +141,13 @@ class Services:
         return found
 
     def has(self, broker: str) -> bool:
-        """Whether the name is that of this broker. An empty name is that of the first one."""
+        """Return True if this is the name of the broker. An empty name refers to the first broker."""
         return broker == self.name or (self.is_first and not broker)
 
     def manages(self, principal: Principal) -> bool:
-        """Whether the caller administers the service itself: an admin of the first broker does."""
+        """Return True if the caller can administer the whole service. This requires an admin of the
+        first broker.
+        """
         return self.is_first and principal.allows_everywhere(Role.ADMIN)
 
     def caller_here(self, principal: Principal) -> Principal:
@@ -154,13 +155,13 @@ class Services:
         return principal.at(self.name, is_first=self.is_first)
 
     def on_behalf_of(self, principal: Principal) -> Operations:
-        """Return the operations on behalf of this caller."""
+        """Return operations that act for this caller."""
         return self.operations.on_behalf_of(who(principal))
 
     def check_room(self, principal: Principal) -> None:
-        """Refuse a browse session beyond the limits of one caller or of all callers together."""
+        """Raise Refused if the caller, or all callers together, would have too many browse sessions."""
         limits = self.shared.settings.limits
-        # The sessions of all brokers share the memory of one process.
+        # The limits apply to all brokers together, because they share the memory of the process.
         open_now = [view for each in self.shared.brokers for view in each.operations.sessions()]
         opening = self.shared.opening
         own = sum(view.by_id == principal.id for view in open_now) + opening[principal.id]
@@ -194,7 +195,9 @@ class Services:
         asked: SessionRequest,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Open a browse session for a caller. A cancelled request releases it: the caller has no id."""
+        """Open a browse session. It is released if the request is cancelled, because the caller
+        does not know its id.
+        """
         self.check_room(principal)
         operations = self.on_behalf_of(principal)
         self.shared.opening[principal.id] += 1
@@ -212,7 +215,7 @@ class Services:
     async def record_denial(
         self, principal: Principal, request: Request, refused: Refused, queue: str
     ) -> None:
-        """Record a refused change in the audit. Refusals with status 429 are not."""
+        """Record a refused change in the audit. Refusals with status 429 are not recorded."""
         if refused.status == 429:
             return
         details = {
@@ -227,7 +230,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class CallerRequest:
-    """One request of an identified caller: a call of the API or a visit to a page."""
+    """A request of an identified caller, either to the API or to a page."""
 
     request: Request
     services: Services
@@ -236,12 +239,12 @@ class CallerRequest:
 
     @property
     def operations(self) -> Operations:
-        """The operations on behalf of the caller."""
+        """Operations that act for the caller."""
         return self.services.on_behalf_of(self.principal)
 
     @property
     def session(self) -> SessionView:
-        """The browse session in the path. SessionOver if it has ended."""
+        """The browse session in the path. Raises SessionOver if it has ended."""
         return self.operations.session(self.path["session"])
 
     async def job(self) -> Job:
@@ -249,13 +252,13 @@ class CallerRequest:
         return await self.operations.job(self.path["job"])
 
     def need(self, role: Role, queue: str) -> None:
-        """Refuse unless the caller has the role for that queue."""
+        """Raise Refused unless the caller has the role for the queue."""
         if not self.principal.allows(role, queue):
             raise forbidden(f"Expected the role {role} for queue {queue!r}.")
 
 
 def add_prefix(value: ValueT, prefix: str) -> ValueT:
-    """Return a value of the contract with its paths below this prefix."""
+    """Add a prefix to the paths in a value."""
     match value:
         case Job() | SessionView():
             return structs.replace(value, url=prefix + value.url)
@@ -271,5 +274,5 @@ def add_prefix(value: ValueT, prefix: str) -> ValueT:
 
 
 def who(principal: Principal) -> Who:
-    """Return the caller as operations record it."""
+    """Convert a caller to the form in which operations record it."""
     return Who(principal.id, principal.name)

@@ -1,4 +1,4 @@
-"""The cookies of the page: signed sessions that can be ended before they expire."""
+"""Signed session cookies of the page. Sessions can be ended before they expire."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ if TYPE_CHECKING:
     from hopback.sql.database import Execute, SqlDatabase
 
 COOKIE = "hopback_session"
-"""The name of the cookie. On HTTPS it has the prefix `__Host-`."""
+"""The name of the session cookie. It has the prefix `__Host-` if HTTPS is used."""
 
 _AUDIENCE = "hopback-page"
-_ID_BYTES = 16  # random bytes of a session id, so that ids cannot be guessed
+_ID_BYTES = 16  # random bytes in a session id, so that it cannot be guessed
 _ENDED_FRESH_S = 3.0
-"""Seconds between two reads of the ended sessions. A session that another process ends is valid for this
-time."""
+"""Seconds until the list of ended sessions is read again. A session that another process has ended
+is accepted for this time.
+"""
 
 
 def cookie_name(*, secure: bool) -> str:
-    """Return the name of the session cookie. Browsers bind the prefix `__Host-` to this host and HTTPS."""
+    """Return the name of the session cookie. Browsers only accept the prefix `__Host-` for HTTPS
+    and bind the cookie to this host.
+    """
     return f"__Host-{COOKIE}" if secure else COOKIE
 
 
 def set_cookie(answer: Response, name: str, value: str, seconds: int, *, secure: bool) -> None:
-    """Set a cookie that scripts and other sites cannot use."""
+    """Set a cookie that is not available to scripts or in requests from other sites."""
     answer.set_cookie(name, value, max_age=seconds, httponly=True, secure=secure, samesite="lax")
 
 
 class SessionCookies:
-    """Writes and reads session cookies."""
+    """Create and verify session cookies."""
 
     def __init__(
         self,
@@ -60,9 +63,9 @@ class SessionCookies:
         self.seconds = seconds
 
     def write(self, principal: Principal, now: float, session: str = "") -> tuple[str, int]:
-        """Return the cookie of a signed-in user and its validity in seconds.
+        """Return the cookie of a signed-in user and its lifetime in seconds.
 
-        `session` is the id of an existing OIDC session.
+        `session` is the id of the OIDC session, if there is one.
         """
         end = min(now + self.seconds, principal.until or float("inf"))
         granted = (*principal.grants, *principal.elsewhere)
@@ -79,8 +82,8 @@ class SessionCookies:
         return jwt.encode(claims, self._secret, algorithm="HS256"), max(int(end - now), 0)
 
     async def read(self, value: str, now: float) -> Principal | None:
-        """Return the user, or None if the cookie is invalid or expired, or if its session or key has
-        ended.
+        """Return the signed-in user. Returns None if the cookie is invalid or expired, or if the
+        session or key is no longer valid.
         """
         claims = await self._claims(value, now)
         if claims is None:
@@ -88,7 +91,7 @@ class SessionCookies:
         if claims["kind"] == "key":
             key = self._keys.get(claims["sub"].removeprefix("key:"), now)
             return None if key is None else key.principal()
-        if claims["kind"] == "oidc":  # its roles may have changed, and it may have ended
+        if claims["kind"] == "oidc":  # its roles may have changed, or it may have ended
             return None if self._oidc is None else await self._oidc.find(claims["jti"], now)
         grants = tuple(
             Grant(Role(role), tuple(queues), broker)
@@ -99,9 +102,9 @@ class SessionCookies:
         )
 
     async def end(self, value: str, now: float) -> str:
-        """End the session of this cookie. A wrong cookie is ignored.
+        """End a session. Does nothing if the cookie is invalid.
 
-        Return the provider's address for signing out there, or an empty string if there is none.
+        Returns the address for signing out at the provider, or an empty string if there is none.
         """
         claims = await self._claims(value, now)
         if claims is None:
@@ -114,7 +117,7 @@ class SessionCookies:
         return ""
 
     async def _claims(self, value: str, now: float) -> dict[str, Any] | None:
-        """Return the claims of a valid cookie whose session has not ended."""
+        """Return the claims of a valid cookie, unless its session has ended."""
         try:
             claims: dict[str, Any] = jwt.decode(
                 value,

@@ -1,6 +1,7 @@
-"""The settings file of the service: sign-in, limits, retention, alerts, brokers.
+"""The settings file of the service.
 
-It is a TOML file without secrets. For each secret it names an environment variable.
+It is a TOML file with settings for sign-in, limits, retention, alerts and brokers. It does not
+contain secrets. Instead, it names the environment variables that contain them.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
 class BadSettings(HopbackError):
-    """The settings of the service are wrong."""
+    """The settings of the service are invalid."""
 
     remedy: ClassVar[str] = "Correct the named entry. The guide of the page shows a whole file."
 
 
 class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """An API key, stored as its hash."""
+    """An API key. Only its hash is stored."""
 
     name: _Text
     hash: Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
@@ -51,11 +52,13 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
     queues: tuple[_Text, ...] = EVERYTHING
     expires: float | None = None
     broker: str = ""
-    """Name or pattern of brokers. Empty means the first broker."""
+    """The name of a broker or a pattern. If it is empty, it refers to the first broker."""
 
 
 class AccessSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Sign-in. Without tokens and keys there is none, and the service serves only this machine."""
+    """Sign-in. If neither tokens nor keys are set, there is none, and the service is only available
+    on this machine.
+    """
 
     jwt: JwtSettings | None = None
     oidc: OidcSettings | None = None
@@ -66,19 +69,21 @@ class AccessSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of requests. Rates apply to each caller."""
+    """Limits for requests. Rates apply to each caller."""
 
     request_bytes: _Positive = 1024 * 1024
     request_seconds: Annotated[float, Meta(gt=0, le=3600)] = 30.0
-    """For a whole request body. Then the answer is 408."""
+    """Time to receive a whole request body. If it is exceeded, the status is 408."""
     import_bytes: _Positive = 256 * 1024 * 1024
     import_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
-    """For an imported file."""
+    """Time to receive an imported file."""
     requests_per_second: _Positive = 1000
     burst: _Positive = 2000
     sign_ins_per_minute: _Positive = 20
     failures_per_minute: _Positive = 60
-    """Wrong credentials of one address. Then the answer is 429 without a check."""
+    """Wrong credentials from the same address. Above this rate, credentials are not checked and the
+    status is 429.
+    """
     event_streams: _Positive = 200
     event_streams_per_caller: _Positive = 20
     sessions: _Positive = 20
@@ -88,38 +93,44 @@ class RequestLimits(Struct, frozen=True, forbid_unknown_fields=True):
     """Imports, exports, searches, rehearsals and dry runs that run at the same time."""
     heavy_requests_per_caller: _Positive = 4
     heavy_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 3600.0
-    """The answer of a heavy request is cut off after this time."""
+    """A heavy request is interrupted after this time."""
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Days for which audit, finished jobs and files of discards are kept. 0 keeps them forever."""
+    """Days after which audit entries, finished jobs and files of discarded messages are deleted. 0
+    means never.
+    """
 
     audit_days: _Days = AUDIT_DAYS
     job_days: _Days = JOB_DAYS
     export_days: _Days = 0
-    """The files are the last copies of discarded messages, so they are kept by default."""
+    """These files are kept by default, because they are the only copies of discarded messages."""
 
 
 class JobSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Handling of jobs whose process has died."""
+    """Settings for jobs whose process has died."""
 
     lease_seconds: Annotated[float, Meta(ge=1, le=3600)] = 30.0
-    """A process that does not renew its lease for this time counts as dead. Use one value per store."""
+    """A process is considered dead if it does not renew its lease for this time. All processes with
+    the same store must use the same value.
+    """
     take_over: bool = False
-    """Resume the jobs of dead processes automatically."""
+    """Automatically resume jobs whose process has died."""
 
 
 class DeadLetterSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Features for callers who may re-drive."""
+    """Features for callers who are allowed to re-drive messages."""
 
     editing: bool = False
-    """Allow to send a changed copy of a dead letter back."""
+    """Allow callers to send an edited copy of a dead letter."""
     survey_minutes: Annotated[int, Meta(ge=0, le=1440)] = 0
-    """Minutes between surveys of all queues that are safe to read. 0 surveys only on request."""
+    """Minutes between automatic surveys of all queues that can be read without risk. With 0,
+    surveys are only made on request.
+    """
 
 
 class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole settings file."""
+    """The content of the settings file."""
 
     auth: AccessSettings = field(default_factory=AccessSettings)
     limits: RequestLimits = field(default_factory=RequestLimits)
@@ -128,7 +139,7 @@ class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
     alerts: AlertSettings = field(default_factory=AlertSettings)
     jobs: JobSettings = field(default_factory=JobSettings)
     brokers: tuple[BrokerSettings, ...] = ()
-    """The brokers of the service. The first one is also served under the paths without a name."""
+    """The brokers of the service. Paths without a broker name refer to the first one."""
 
     @property
     def asks_who(self) -> bool:
@@ -138,7 +149,7 @@ class AdminSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_settings(path: Path, environment: Mapping[str, str]) -> AdminSettings:
-    """Read a settings file. Raises BadSettings with the wrong entry."""
+    """Read a settings file. Raises BadSettings if an entry is invalid."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -151,7 +162,7 @@ def read_settings(path: Path, environment: Mapping[str, str]) -> AdminSettings:
 def parse_settings(
     document: Mapping[str, object], environment: Mapping[str, str], where: str
 ) -> AdminSettings:
-    """Read settings from a document. `where` is its name in errors."""
+    """Read settings from a parsed document. `where` is its name in error messages."""
     try:
         settings = msgspec.convert(document, AdminSettings)
     except msgspec.ValidationError as error:
@@ -179,14 +190,14 @@ def _problems(settings: AdminSettings, environment: Mapping[str, str]) -> Iterat
             yield f"auth.jwt.secret_env: expected at least {_SECRET_BYTES} bytes in {name}"
     if auth.oidc is not None and (problem := auth.oidc.problem(environment)) is not None:
         yield problem
-    # Without the variable a random secret is used, and the log reports it.
+    # If the variable is not set, a random secret is used and this is logged.
     secret = environment.get(auth.session_secret_env)
     if secret is not None and len(secret.encode()) < _SECRET_BYTES:
         expected = f"at least {_SECRET_BYTES} bytes in {auth.session_secret_env}"
         yield f"auth.session_secret_env: expected {expected}"
     if (problem := settings.alerts.problem(environment)) is not None:
         yield problem
-    # A grant for an unknown broker is a mistake, because it has no effect.
+    # A grant for an unknown broker has no effect, so it must be a mistake.
     names = broker_names(settings.brokers)
     asked = [("auth.grants", each.grant) for each in auth.grants]
     asked += [("auth.keys", Grant(key.role, key.queues, key.broker)) for key in auth.keys]

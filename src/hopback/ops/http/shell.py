@@ -1,4 +1,4 @@
-"""The outermost layer of the application: limits and headers of every request and answer."""
+"""The outermost ASGI application, which applies limits and sets headers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
     " connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
-"""No inline scripts or styles, no content of other hosts."""
+"""No inline scripts, no inline styles, and no content from other hosts."""
 
 _HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -48,11 +48,11 @@ _HEADERS = {
 
 
 _HSTS = "max-age=31536000"
-"""Browsers that used HTTPS use no other scheme for this host for a year."""
+"""Browsers that have used HTTPS only use HTTPS for this host for one year."""
 
 
 class Shell:
-    """The outermost layer of the application."""
+    """Apply limits and set headers for all requests."""
 
     def __init__(
         self, app: ASGIApp, *, limits: RequestLimits, hosts: frozenset[str] | None
@@ -62,7 +62,7 @@ class Shell:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, even if the application fails."""
+        """Handle a request, and send an error response if the application fails."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -78,7 +78,7 @@ class Shell:
             seconds = self._limits.import_seconds if imports else self._limits.request_seconds
             self._check(headers, most)
             await self._app(scope, _limit_body(receive, most, seconds), sending)
-        except Exception as error:  # an unexpected error is answered and logged
+        except Exception as error:  # unexpected errors are answered and logged
             refused = refusal_of(error, Request(scope))
             if refused is None:
                 _LOG.error("request %s failed", correlation, exc_info=error)
@@ -86,7 +86,9 @@ class Shell:
                 answer = problem_response(refused or internal_error(), scope["path"], correlation)
                 await answer(scope, receive, sending)
             elif not sending.ended:
-                raise  # the server closes the connection, so that the answer does not look complete
+                # the server closes the connection, so that clients recognise the response as
+                # incomplete
+                raise
 
     def _check(self, headers: Headers, most: int) -> None:
         if self._hosts is not None and host_of(headers) not in self._hosts:
@@ -96,7 +98,8 @@ class Shell:
                 "This service serves this machine only, under localhost or 127.0.0.1.",
             )
         if "content-length" in headers and "transfer-encoding" in headers:
-            # A proxy that reads the other header would take the rest of the body for a request.
+            # A proxy that uses the other header would treat the rest of the body as another
+            # request.
             raise Refused(
                 400,
                 "bad-request",
@@ -111,7 +114,7 @@ class Shell:
 
 
 class _Sending:
-    """Adds the headers of every answer."""
+    """Set the headers of every response."""
 
     def __init__(self, send: Send, correlation: str, scope: Scope) -> None:
         self._send = send
@@ -138,13 +141,13 @@ class _Sending:
 
 
 def _limit_body(receive: Receive, most: int, seconds: float) -> Receive:
-    """Limit the size and the duration of a request body."""
+    """Limit the size of a request body and the time to receive it."""
     read, whole = 0, False
     deadline: float | None = None
 
     async def receive_within() -> Message:
         nonlocal read, whole, deadline
-        if whole:  # the next message is the end of the connection, and it has no time limit
+        if whole:  # the next message is the disconnect, for which there is no time limit
             return await receive()
         deadline = deadline or asyncio.get_running_loop().time() + seconds
         try:
@@ -165,17 +168,16 @@ def _limit_body(receive: Receive, most: int, seconds: float) -> Receive:
 
 
 def too_large(most: int) -> Refused:
-    """Return the refusal of a request that is too large."""
     return Refused(413, "too-large", f"The request is larger than {most} bytes.")
 
 
 def _correlation(headers: Headers) -> str:
-    """Return the caller's correlation id if it is well-formed, otherwise a new one."""
+    """Return the correlation id of the request if it is valid, or a new one."""
     given = headers.get("x-correlation-id", "")
     return given if _CORRELATION.fullmatch(given) else secrets.token_hex(16)
 
 
 def host_of(headers: Headers) -> str:
-    """Return the requested host without its port."""
+    """Return the host name of the request without the port."""
     host = headers.get("host", "")
     return host.rpartition(":")[0] if re.search(r":\d+$", host) else host

@@ -1,4 +1,4 @@
-"""Sign-in and sign-out: the pages that need no session."""
+"""Sign-in and sign-out. These pages do not require a session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def sign_in_routes(services: Services, templates: Environment) -> list[Route]:
-    """Return the routes of sign-in and sign-out."""
     pages = SignInPages(services, templates)
     return [
         Route("/login", pages.show, methods=["GET"]),
@@ -35,14 +34,14 @@ def sign_in_routes(services: Services, templates: Environment) -> list[Route]:
 
 
 class SignInPages:
-    """Answers the requests of users who sign in or out."""
+    """Handle the requests for signing in and out."""
 
     def __init__(self, services: Services, templates: Environment) -> None:
         self.services = services
         self._templates = templates
 
     async def show(self, request: Request) -> Response:
-        """Show the form. A login link signs in immediately."""
+        """Show the sign-in form. If the request contains a login link, sign in directly."""
         token = request.query_params.get("token")
         onward = own_page(request.query_params.get("next", "/"))
         if token is not None:
@@ -54,7 +53,7 @@ class SignInPages:
         return self.form(request, onward)
 
     async def sign_in(self, request: Request) -> Response:
-        """Exchange a key or token for a session cookie."""
+        """Sign in with the key or token from the form."""
         fields = dict(await form_fields(request))
         try:
             self.services.shared.gate.refuse_foreign(request)
@@ -66,7 +65,7 @@ class SignInPages:
         )
 
     async def sign_out(self, request: Request) -> Response:
-        """End the session. Copies of its cookie also become invalid."""
+        """End the session, so that copies of its cookie also become invalid."""
         gate, secure = self.services.shared.gate, request.url.scheme == "https"
         try:
             gate.refuse_foreign(request)
@@ -81,7 +80,8 @@ class SignInPages:
             )
         answer = see_other("/login")
         if elsewhere:
-            # The page's policy lets a form lead only to this service, so a page links to the provider.
+            # The content security policy does not allow a form to redirect to the provider, so show
+            # a link to it.
             text = self._templates.get_template("signed_out.html").render(
                 **frame_values(self.services, request, None), told=[], elsewhere=elsewhere
             )
@@ -107,7 +107,7 @@ class SignInPages:
     async def welcome(
         self, request: Request, onward: str, principal: Principal, session: str = ""
     ) -> Response:
-        """Set the session cookie and open the page `onward`."""
+        """Set the session cookie and redirect to the page `onward`."""
         await self.services.on_behalf_of(principal).note(
             "access.sign-in", details={"address": address_of(request), "by": principal.kind}
         )
@@ -118,12 +118,12 @@ class SignInPages:
         return answer
 
     async def refuse(self, request: Request, onward: str, refused: Refused) -> Response:
-        """Record the refusal in the audit and show the form with its reason."""
+        """Record the refusal in the audit and show the form with the reason."""
         await self.services.record_denial(NOBODY, request, refused, "")
         return self.form(request, onward, refused)
 
     def form(self, request: Request, onward: str, refused: Refused | None = None) -> Response:
-        """Show the form, with the reason of a refusal."""
+        """Show the form, with the reason if a sign-in was refused."""
         oidc = self.services.shared.gate.oidc
         text = self._templates.get_template("login.html").render(
             **frame_values(self.services, request, None),

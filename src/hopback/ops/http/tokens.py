@@ -1,7 +1,7 @@
-"""Bearer tokens: JSON Web Tokens of an issuer that the settings name.
+"""Verify bearer tokens, which are JSON Web Tokens of the issuer in the settings.
 
-A token is accepted if its signature, issuer, audience and times are right. The settings specify the allowed
-algorithms. The algorithm of the token's header is never trusted.
+Signature, issuer, audience and times of a token must be valid. The settings define the allowed
+algorithms, so the algorithm in the header of a token does not have to be trusted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
 class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The check of bearer tokens, by published keys (`jwks_url`) or by a shared secret (`secret_env`)."""
+    """How bearer tokens are verified: with published keys (`jwks_url`) or with a shared secret
+    (`secret_env`).
+    """
 
     issuer: _Text
     audience: _Text
@@ -45,11 +47,13 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def usable_algorithms(self) -> tuple[str, ...]:
-        """The accepted algorithms, either asymmetric or shared-secret ones, never `none`."""
+        """The accepted algorithms. They are all asymmetric or all use the shared secret. `none` is
+        never accepted.
+        """
         return self.algorithms or (("HS256",) if self.secret_env else ("RS256", "ES256"))
 
     def problem(self) -> str | None:
-        """Return the first error, or None if there is none."""
+        """Return the first problem in these settings, or None."""
         if bool(self.jwks_url) == bool(self.secret_env):
             return "auth.jwt: expected either jwks_url or secret_env, got " + (
                 "both" if self.jwks_url else "neither"
@@ -64,13 +68,13 @@ class JwtSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GrantSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The grant for a role of a token."""
+    """Grants access to callers whose tokens contain a role."""
 
     claim: _Text
     role: Role
     queues: tuple[_Text, ...] = EVERYTHING
     broker: str = ""
-    """Name or pattern of brokers. Empty means the first broker."""
+    """The name of a broker or a pattern. If it is empty, it refers to the first broker."""
 
     @property
     def grant(self) -> Grant:
@@ -79,40 +83,40 @@ class GrantSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_safe_address(url: str) -> bool:
-    """Whether an address is HTTPS, or plain HTTP on a loopback address."""
+    """Return True if the URL uses HTTPS, or HTTP with a loopback address."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
         if parts.scheme == "https":
             return bool(host)
         return parts.scheme == "http" and ipaddress.ip_address(host).is_loopback
-    except ValueError:  # not a URL, or a host name with plain HTTP
+    except ValueError:  # not a URL, or HTTP with a host name
         return False
 
 
 _KEYS_FRESH_S = 300.0
-"""Seconds that published keys are used. Issuers publish a key long before they sign with it."""
+"""Seconds until published keys are read again. Issuers publish new keys long before they use them."""
 _AGAIN_S = 10.0
-"""Seconds between two requests for an unknown key id, so that forged ids do not cause a request each."""
+"""Seconds between requests for unknown key ids. Without this, every forged id would cause a request."""
 _FETCH_S = 5.0
-"""Seconds for the issuer's answer, because a caller waits for it."""
+"""Seconds to wait for the issuer, because a caller is waiting for the result."""
 _MOST_BYTES = 256 * 1024
-"""Bytes of the issuer's document: a hundred keys with certificates. A larger one is refused."""
+"""Maximum size of the issuer's document in bytes, enough for a hundred keys with certificates."""
 _LAST_MOMENT = 253_402_300_799
-"""The end of the year 9999 in seconds, beyond which Python has no dates."""
+"""The end of the year 9999, in seconds since 1970. Python does not support later dates."""
 _ODD_TIME = "one of its times (exp, nbf, iat) is not a valid time"
 
 
 class BadToken(Exception):
-    """A token is refused. The text has the reason, without the token."""
+    """A token was refused. The message is the reason and does not contain the token."""
 
 
 KeySource: TypeAlias = Callable[[str | None], Awaitable[Any]]
-"""Returns the key of an id that verifies tokens. Raises BadToken if there is none."""
+"""A function that returns the key with an id. Raises BadToken if there is none."""
 
 
 class Jwks:
-    """The published keys of an issuer. `fetch` returns their document."""
+    """The published keys of an issuer. `fetch` downloads them."""
 
     def __init__(self, fetch: Callable[[], Awaitable[Any]], clock: Clock) -> None:
         self._fetch = fetch
@@ -122,7 +126,9 @@ class Jwks:
         self._lock = asyncio.Lock()
 
     async def __call__(self, kid: str | None) -> Any:
-        """Return the key of that id. Read the document again if it is old or lacks the key."""
+        """Return the key with this id. The keys are downloaded again if they are old or do not
+        include it.
+        """
         if self._is_due(kid):
             async with self._lock:
                 if self._is_due(kid):
@@ -139,12 +145,12 @@ class Jwks:
         return age > _KEYS_FRESH_S or (kid not in self._keys and age > _AGAIN_S)
 
     async def _refresh(self) -> None:
-        """Read the document. While the issuer does not answer, the known keys stay valid."""
+        """Download the keys. If the issuer does not respond, the known keys stay valid."""
         self._tried = self._clock.now()
         try:
             document = await self._fetch()
             keys = jwt.PyJWKSet.from_dict(document).keys
-        except Exception as error:  # the issuer may answer anything
+        except Exception as error:  # the response of the issuer can be anything
             if not self._keys:
                 raise BadToken("the keys of the issuer cannot be read now") from error
             return
@@ -152,10 +158,10 @@ class Jwks:
 
 
 async def fetch_json(url: str, *, bearer: str = "") -> Any:
-    """Return a JSON document of a trusted server, bounded in time and size. `bearer` is its credential.
+    """Download a JSON document from a trusted server, with limits for time and size.
 
-    Redirects are not followed and proxies of the environment are not used, because the document decides
-    which tokens are accepted.
+    `bearer` is the token sent to the server. Redirects and proxies from the environment are not
+    used, because the document decides which tokens are accepted.
     """
     import httpx
 
@@ -175,7 +181,7 @@ async def fetch_json(url: str, *, bearer: str = "") -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """The user of a token."""
+    """The user that a token belongs to."""
 
     subject: str
     name: str
@@ -183,7 +189,7 @@ class Person:
 
 
 _LONGEST_SUBJECT = 255
-"""Characters, as OpenID Connect specifies. A token with a longer subject is refused."""
+"""Characters. OpenID Connect specifies this limit. A token with a longer subject is refused."""
 _LONGEST_NAME = 200
 """Bytes of a display name. The rest is cut off."""
 
@@ -191,7 +197,7 @@ _LONGEST_NAME = 200
 def token_reader(
     settings: JwtSettings, grants: Sequence[GrantSettings], secret: str, clock: Clock
 ) -> TokenReader:
-    """Check tokens with the shared secret, or with the issuer's published keys if there is no secret."""
+    """Create a token reader that uses the shared secret, or published keys if there is no secret."""
 
     async def share(_kid: str | None) -> str:
         return secret
@@ -201,7 +207,7 @@ def token_reader(
 
 
 class TokenReader:
-    """Identifies callers by their tokens."""
+    """Verify tokens and identify callers."""
 
     def __init__(
         self, settings: JwtSettings, grants: Sequence[GrantSettings], keys: KeySource
@@ -212,11 +218,11 @@ class TokenReader:
 
     @property
     def leeway_s(self) -> int:
-        """Allowed difference between clocks, in seconds."""
+        """Allowed clock difference in seconds."""
         return self._settings.leeway_seconds
 
     async def read(self, token: str) -> Principal:
-        """Return the caller of a token. Raises BadToken."""
+        """Return the caller of a token. Raises BadToken if it is refused."""
         claims = await self.claims(token)
         found = self.person(claims)
         return self.principal_of(
@@ -224,7 +230,7 @@ class TokenReader:
         )
 
     async def claims(self, token: str) -> dict[str, Any]:
-        """Return the claims of a token. Raises BadToken."""
+        """Return the claims of a token. Raises BadToken if it is refused."""
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in self._settings.usable_algorithms:
@@ -252,7 +258,7 @@ class TokenReader:
         return claims
 
     def person(self, claims: Mapping[str, Any]) -> Person:
-        """Return the user and the roles of the claims."""
+        """Return the user that the claims describe, with the user's roles."""
         subject = str(claims["sub"])
         if not (subject.isprintable() and len(subject) <= _LONGEST_SUBJECT):
             raise BadToken(
@@ -262,15 +268,16 @@ class TokenReader:
         found = claim_at(claims, self._settings.roles_claim)
         roles = [found] if isinstance(found, str) else found if isinstance(found, list) else []
         shown = name if isinstance(name, str) and name else subject
-        # Names appear in the audit, in logs and on terminals.
+        # Names are written to the audit, to logs and to terminals.
         return Person(subject, clip(printable(shown), _LONGEST_NAME), tuple(map(str, roles)))
 
     def principal_of(
         self, kind: str, subject: str, name: str, roles: Iterable[str], *, until: float
     ) -> Principal:
-        """Return a caller with these roles who is signed in by `kind` until the given time.
+        """Return a caller with these roles. `kind` is how the caller has signed in, and `until` is
+        the expiry time.
 
-        The grants of the settings define the roles. Without grants, Hopback's role names are used.
+        The settings can define grants for roles. If they don't, Hopback's own role names are used.
         """
         grants: list[Grant] = []
         for role in roles:
@@ -282,8 +289,9 @@ class TokenReader:
 
 
 def claim_at(claims: Mapping[str, Any], path: str) -> object:
-    """Return the claim at a dotted path, or None if it is missing. A claim with dots in its name takes
-    precedence.
+    """Return the claim at a dotted path, or None if it is missing.
+
+    A claim whose name contains dots takes precedence.
     """
     if path in claims:
         return claims[path]

@@ -1,4 +1,4 @@
-"""The topology of the broker in the API and on the page, with its hazards, routes and planned changes."""
+"""Show the topology of the broker, with its hazards and routes, in the API and on the page."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class Format(StrEnum):
 
 
 class TopologyQuery(Struct, frozen=True, forbid_unknown_fields=True):
-    """The format of the answer."""
+    """The format of the response."""
 
     format: Format = Format.JSON
 
 
 class TopologyAnswer(Struct, frozen=True, rename="camel"):
-    """The topology of the broker. `live` is false if only declared objects are known."""
+    """The topology of the broker. `live` is false if it only contains declared objects."""
 
     broker: str
     broker_version: str
@@ -66,7 +66,7 @@ class TopologyAnswer(Struct, frozen=True, rename="camel"):
 
 
 class CheckAnswer(Struct, frozen=True, rename="camel"):
-    """The hazards in the topology of the broker, errors first."""
+    """The hazards in the topology of the broker, sorted by severity."""
 
     broker_version: str
     read_at: Moment
@@ -75,14 +75,14 @@ class CheckAnswer(Struct, frozen=True, rename="camel"):
 
 
 class RouteQuery(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """The exchange and routing key of a publish."""
+    """The exchange and the routing key of a message."""
 
     exchange: _Name = ""
     routing_key: _Name = ""
 
 
 class RouteAnswer(Struct, frozen=True, rename="camel"):
-    """The queues that a publish would reach."""
+    """The queues that would receive a message."""
 
     exchange: str
     routing_key: str
@@ -104,7 +104,7 @@ class StepAnswer(Struct, frozen=True, rename="camel"):
 
 
 class DifferenceAnswer(Struct, frozen=True, rename="camel"):
-    """A field of an object whose value on the broker differs."""
+    """A field whose value on the broker is different."""
 
     field: str
     desired: str
@@ -113,7 +113,7 @@ class DifferenceAnswer(Struct, frozen=True, rename="camel"):
 
 
 class ConflictAnswer(Struct, frozen=True, rename="camel"):
-    """An object that exists and differs."""
+    """An object that exists but is different."""
 
     kind: str
     name: str
@@ -153,7 +153,7 @@ async def _show_topology(call: Call[TopologyQuery, None]) -> object:
             return Response(msgspec.json.encode(definitions), media_type=_DEFINITIONS)
         case Format.ASYNCAPI:
             return Response(msgspec.json.encode(write_asyncapi(topology)), media_type=_ASYNCAPI)
-    # List every queue without a declared plan.
+    # Include all queues without a declared plan.
     planned = {plan.queue for plan in topology.plans}
     others = frozenset(queue.name for queue in topology.queues) - planned
     return TopologyAnswer(
@@ -201,7 +201,7 @@ async def _ask_route(call: Call[RouteQuery, None]) -> RouteAnswer:
     answer=PlannedAnswer,
 )
 async def _plan_topology(call: Call[Empty, DesiredTopology]) -> PlannedAnswer:
-    """Compare a topology with the broker and list the required changes. The broker is not changed."""
+    """Compare a topology with the broker and list the changes it needs. The broker is not changed."""
     desired = from_document(call.body.topology, where="topology")
     broker = call.services.broker
     async with broker.query() as connection:
@@ -233,13 +233,13 @@ def _text(value: object) -> str:
 
 TOPOLOGY_PAGES = Pages()
 
-_ROWS = 200  # queues and exchanges on the page. The search field finds the others.
-_BINDINGS = 20  # bindings of an exchange on the page. The definitions contain all.
-_PLACES = 50  # findings of a rule on the page of checks. The API returns all.
+_ROWS = 200  # queues and exchanges on the page. Others can be found with the search field.
+_BINDINGS = 20  # bindings per exchange on the page. The definitions contain all of them.
+_PLACES = 50  # findings per rule on the page. The API returns all of them.
 
 
 async def _read_drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
-    """Return the map of the whole broker, with the readings of the queues that the visitor may see."""
+    """Return the drawing of the broker. It only contains readings of queues that the visitor may view."""
     drawing = await visit.services.recent.drawings.get(first_s)
     readings = drawing.snapshot.readings or {}
     principal = visit.principal
@@ -248,7 +248,7 @@ async def _read_drawing(visit: Visit, first_s: float | None) -> TopologyDrawing:
 
 
 async def _list_queues(visit: Visit, first_s: float | None) -> frozenset[str]:
-    """Return the listed dead-letter queues, with those that operators added and without ignored ones."""
+    """Return the known dead-letter queues, including those added by operators."""
     swept = await visit.services.recent.sweep.get_or_last(first_s)
     return frozenset(each.queue for each in swept.queues)
 
@@ -301,11 +301,13 @@ _INPUTS = (
     ("consumers", "Consumers", "4×10"),
     ("fail", "Runs that fail", "0%"),
 )
-"""Name, label and example of each input of a rehearsal. The command has the same notation for the values."""
+"""Name, label and example for each input of a rehearsal. The values have the same format as in the
+command.
+"""
 _OUTAGE_START_S = 300.0
-"""Seconds before the outage, so that the charts also show normal operation."""
+"""Seconds before the outage starts, so that the charts also show normal operation."""
 _LONGEST_OUTAGE_S = 7 * 86_400.0
-"""Seconds: one week. A longer rehearsal takes too long for a page."""
+"""Seconds (one week). A longer rehearsal would take too long for a page."""
 
 
 async def _queue_in_query(visit: Visit) -> tuple[str, ...]:
@@ -320,7 +322,7 @@ async def _queue_in_query(visit: Visit) -> tuple[str, ...]:
     reads_broker=True,
 )
 async def _rehearse(visit: Visit) -> Response:
-    """Show the simulated effect of an outage on a queue. The form contains the present rate."""
+    """Show the effect of an outage on a queue. The form is filled with the current rate."""
     queue = visit.field("queue")
     broker = visit.services.broker
     snapshot = await broker.recent_snapshot()
@@ -347,9 +349,10 @@ async def _rehearse(visit: Visit) -> Response:
         try:
             scenario = _scenario(snapshot, queue, said)
         except (ValueError, InvalidTopology) as error:
-            status, trouble = 400, str(error)  # the form keeps its values for correction
+            status, trouble = 400, str(error)  # show the form with the same values again
         else:
-            # The runs of the model take milliseconds each. In a thread they do not delay other requests.
+            # The simulation takes milliseconds per run. Use a thread, so that other requests are
+            # not delayed.
             answer = await asyncio.to_thread(_rehearsal_of, snapshot, scenario)
     return visit.page(
         "rehearse.html",
@@ -365,7 +368,7 @@ async def _rehearse(visit: Visit) -> Response:
 
 
 def _scenario(snapshot: BrokerSnapshot, queue: str, said: dict[str, str]) -> Scenario:
-    """Return the scenario of the form. ValueError or InvalidTopology if a value is invalid."""
+    """Parse the form. Raises ValueError or InvalidTopology if a value is invalid."""
     from hopback.rehearse import quantities, station
     from hopback.rehearse.scenario import Load, Outage, RateStep, Scenario
 
@@ -418,7 +421,7 @@ async def _checks(visit: Visit) -> Response:
         if finding.severity.value in counts:
             counts[finding.severity.value] += 1
     words = [count_of(number, word) for word, number in counts.items()]
-    # Findings are sorted by severity, then by rule.
+    # Findings are already sorted by severity and then by rule.
     groups = [
         (severity, [(rule, list(group)) for rule, group in groupby(found, lambda one: one.rule)])
         for severity, found in groupby(drawing.findings, lambda one: one.severity.value)

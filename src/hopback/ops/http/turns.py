@@ -1,4 +1,4 @@
-"""How often and how much a caller may ask: turns per second, and counts of open requests."""
+"""Limit the rate of requests and count the open requests of each caller."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-_MOST_CALLERS = 10_000  # about 2 MB of memory. A forgotten caller starts again with all its turns.
-_IPV6_SITE = 64  # bits of a site's prefix: a caller can use all 2^64 addresses of its site
+# callers, which need about 2 MB of memory. A caller that was forgotten starts with all turns again.
+_MOST_CALLERS = 10_000
+# bits of the prefix of an IPv6 site, whose 2^64 addresses can all be used by one caller
+_IPV6_SITE = 64
 
 
 class TurnKeeper:
-    """Limits each caller to `rate` turns per second, with bursts of up to `burst` turns."""
+    """Limit each caller to `rate` requests per second, with bursts of up to `burst` requests."""
 
     def __init__(self, rate: float, burst: int, time: Callable[[], float]) -> None:
         self._rate = rate
@@ -25,10 +27,10 @@ class TurnKeeper:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: str) -> float:
-        """Take a turn and return 0, or return the seconds until the caller's next turn."""
+        """Take a turn and return 0. If there is none left, return the seconds until the next one."""
         now = self._time()
         left, since = self._left.pop(caller, (self._burst, now))
-        # A clock that was set back neither adds nor removes turns.
+        # If the clock is set back, no turns are added or removed.
         left = min(left + max(now - since, 0.0) * self._rate, self._burst)
         taken = left >= 1.0
         self._left[caller] = (left - 1.0 if taken else left, now)
@@ -38,18 +40,18 @@ class TurnKeeper:
 
 
 class CallerCounts(Counter[str]):
-    """Counts per caller. A caller without a count takes no memory."""
+    """Count per caller. A caller with a count of zero does not use memory."""
 
     def drop(self, caller: str) -> None:
-        """Decrement a caller's count."""
         self[caller] -= 1
         if not self[caller]:
             del self[caller]
 
 
 def address_of(request: Request) -> str:
-    """Return the client's address, or its site (/64) for IPv6. With `--proxied`, the proxy reports the
-    address.
+    """Return the client's address. For IPv6 it is the address of the site (/64).
+
+    With `--proxied`, the address is reported by the proxy.
     """
     host = "unknown" if request.client is None else request.client.host
     try:
