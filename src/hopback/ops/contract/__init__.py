@@ -1,4 +1,4 @@
-"""The values, requests and answers of the operations on dead letters."""
+"""The values, requests and results of the operations on dead letters."""
 
 from __future__ import annotations
 

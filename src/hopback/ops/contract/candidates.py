@@ -1,4 +1,4 @@
-"""Queues that may contain dead letters, and the operators' answers about them."""
+"""Queues that may contain dead letters, and what operators have answered about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 
 class QueueCandidate(Struct, frozen=True, rename="camel"):
-    """A queue with messages and without a consumer that is not known as a dead-letter queue.
+    """A queue that has messages but no consumer, and is not known as a dead-letter queue.
 
     `is_likely` is True if its name suggests failures, for example `orders.errors`.
     """
@@ -20,7 +20,9 @@ class QueueCandidate(Struct, frozen=True, rename="camel"):
 
 
 class CandidateList(Struct, frozen=True, rename="camel"):
-    """The candidates, likely ones and those with most messages first, and the previous answers."""
+    """The candidates and all earlier answers. Likely candidates come first, then those with the
+    most messages.
+    """
 
     items: tuple[QueueCandidate, ...]
     total: int
@@ -34,13 +36,15 @@ class CandidateAnswer(StrEnum):
     ADD = "add"
     """The queue contains dead letters."""
     IGNORE = "ignore"
-    """The queue does not contain dead letters. It is not listed and not proposed again."""
+    """The queue does not contain dead letters. It is neither listed nor proposed again."""
     FORGET = "forget"
-    """Delete the answer. The queue is classified by the topology of the broker."""
+    """Delete the answer, so that the queue is classified by the topology of the broker."""
 
 
 class QueueAnswer(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """An answer about one queue. Its messages failed in `main_queue`, which is empty if unknown."""
+    """An answer about a queue. `main_queue` is the queue in which its messages failed, or empty if
+    unknown.
+    """
 
     queue: Annotated[str, Meta(min_length=1, max_length=255)]
     answer: CandidateAnswer

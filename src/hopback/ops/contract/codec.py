@@ -1,6 +1,7 @@
-"""Values of the contract as JSON and back, and their schema, by msgspec.
+"""Convert the values of the contract to and from JSON, and describe their schema. This uses
+msgspec.
 
-HTTP, commands, pages, events and OpenAPI read and write the values of the contract by this module.
+The HTTP API, commands, pages, events and the OpenAPI document all use this module.
 """
 
 from __future__ import annotations
@@ -23,21 +24,22 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT")
 
 _PATH = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
-_SHOWN = 80  # characters of a wrong value: enough to recognise it, too few for a payload
+# characters of an invalid value that are shown, to recognise it without showing a whole payload
+_SHOWN = 80
 
 
 def to_json(value: object) -> Any:
-    """Return the value as JSON objects, lists, strings and numbers."""
+    """Convert a value to JSON objects, lists, strings and numbers."""
     return msgspec.json.decode(encode(value))
 
 
 def encode(value: object) -> bytes:
-    """Return the value as an encoded JSON document."""
+    """Encode a value as a JSON document."""
     return msgspec.json.encode(value, enc_hook=_write)
 
 
 def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
-    """The value in a JSON document. BadRequest lists every wrong field."""
+    """Read a value from a JSON document. Raises BadRequest with all invalid fields."""
     try:
         found = decode(data)
     except ValueError as error:
@@ -46,7 +48,7 @@ def from_json(kind: type[ValueT], data: bytes | str) -> ValueT:
 
 
 def decode(data: bytes | str) -> Any:
-    """The content of a JSON document. ValueError if it is not JSON, or nested too deeply."""
+    """Parse a JSON document. Raises ValueError if it is not valid or nested too deeply."""
     try:
         return msgspec.json.decode(data)
     except RecursionError:
@@ -54,9 +56,9 @@ def decode(data: bytes | str) -> Any:
 
 
 def convert(kind: type[ValueT], found: object, *, strict: bool = True) -> ValueT:
-    """The value in these objects. BadRequest lists every wrong field.
+    """Read a value from parsed JSON. Raises BadRequest with all invalid fields.
 
-    `strict` False also reads numbers and booleans from text, for queries and forms.
+    If `strict` is False, numbers and booleans can also be strings, as in queries and forms.
     """
     try:
         return msgspec.convert(found, kind, strict=strict, dec_hook=_read)
@@ -73,7 +75,7 @@ def check(kind: Any, value: object) -> None:
 
 
 def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
-    """The steps of a JSON patch. BadRequest of the field `change` if it is not valid."""
+    """Read the operations of a JSON patch. Raises BadRequest for the field `change` if it is not valid."""
     try:
         steps: tuple[PatchOperation, ...] = from_json(Patch, text)
     except BadRequest as wrong:
@@ -89,7 +91,7 @@ def read_patch(text: bytes | str) -> tuple[PatchOperation, ...]:
 def schemas(
     kinds: Iterable[Any], ref_template: str = "#/components/schemas/{name}"
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    """JSON schemas of these types, and the components that they refer to by name."""
+    """Return JSON schemas of types, and the named components that they refer to."""
     return msgspec.json.schema_components(kinds, schema_hook=_describe, ref_template=ref_template)
 
 
@@ -113,7 +115,9 @@ def _describe(kind: type) -> dict[str, Any]:
 
 
 def _problems(kind: Any, found: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
-    """The path of each wrong field and the expected value. msgspec alone reports only the first."""
+    """Yield the path and the expected value of each invalid field. msgspec itself only reports the
+    first.
+    """
     kind = _union_member(kind, found)
     try:
         msgspec.convert(found, kind, strict=strict, dec_hook=_read)
@@ -135,7 +139,7 @@ def _problems(kind: Any, found: Any, at: str, *, strict: bool) -> Iterator[tuple
 
 
 def _union_member(kind: Any, found: Any) -> Any:
-    """The member of a tagged union that the document names, or `kind` itself."""
+    """Return the member of a tagged union that the document names, or the type itself."""
     for member in get_args(kind) if isinstance(found, dict) else ():
         config = getattr(member, "__struct_config__", None)
         if config is not None and config.tag and found.get(config.tag_field) == config.tag:
@@ -144,11 +148,11 @@ def _union_member(kind: Any, found: Any) -> Any:
 
 
 def _explain(text: str, found: Any, at: str) -> tuple[str, str]:
-    """The message of msgspec as a path and the expected value, with the value found."""
+    """Convert an error message of msgspec to a path and the expected value."""
     match = _PATH.fullmatch(text)
     what, path = (text, "") if match is None else (match["what"], match["path"] or "")
     expected = what.removeprefix("Expected ").replace("`", "")
-    # msgspec describes the object that it found. Our errors describe the expected object.
+    # msgspec describes the object it has found. Our errors describe the expected object.
     expected = expected.replace("Object contains unknown", "an object without the unknown", 1)
     expected = expected.replace("Object missing", "an object with the missing", 1)
     shown = "" if path or isinstance(found, dict) or ", got " in what else f", got {found!r}"

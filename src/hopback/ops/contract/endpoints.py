@@ -1,8 +1,9 @@
-"""The endpoints that a server and its HTTP client share, as a table.
+"""The table of endpoints that the server and its HTTP client share.
 
-The server answers each row, the client of `--server` calls it, and OpenAPI and the authorisation check are
-derived from it. A row with an `operation` calls the method of that name of `DeadLetters`. The names in the
-path are its first arguments, the fields of query and body are the others.
+The server implements each endpoint, and the client used with `--server` calls it. The OpenAPI
+document and permission checks are derived from the table. If an endpoint has an `operation`, this
+is the method of `DeadLetters` with the same name. The names in the path are its first arguments.
+The fields of query and body are its other arguments.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
 
 
 JSON = "application/json"
-"""The media type of most answers."""
+"""The media type of most responses."""
 EVENTS = "text/event-stream"
 NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
@@ -97,9 +98,10 @@ class Empty(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class ApiEndpoint:
-    """One endpoint. `name` is its operation id in OpenAPI.
+    """An endpoint of the API. `name` is its operation id in OpenAPI.
 
-    `role` None: every authenticated caller may call it. `public`: unauthenticated callers may, too.
+    If `role` is None, all authenticated callers can use it. If `public` is True, unauthenticated
+    callers can also use it.
     """
 
     name: str
@@ -107,29 +109,35 @@ class ApiEndpoint:
     path: str
     role: Role | None
     queues: tuple[QueueRule, ...]
-    """The queues that a request touches. The caller needs the role for each of them."""
+    """The queues that a request affects. The caller needs the role for each of them."""
     operation: str = ""
-    """The method of `DeadLetters` that answers it."""
+    """The method of `DeadLetters` that implements the endpoint."""
     query: type = Empty
     body: Any = None
     body_optional: bool = False
     answer: Any = None
     result: str = ""
-    """The field of the answer that the operation returns. Empty if it returns the whole answer."""
+    """The field of the response that contains the result of the operation. If it is empty, the
+    result is the whole response.
+    """
     status: int = 200
     location: str = ""
-    """The path of the created resource, for the header Location. `{id}` is the id in the answer."""
+    """The path of the created resource for the Location header. `{id}` is replaced with the id in
+    the response.
+    """
     errors: tuple[int, ...] = ()
     media: tuple[str, ...] = (JSON,)
     headers: tuple[tuple[str, str], ...] = ()
-    """Headers that a caller may send, each with its purpose."""
+    """The headers that a client can send, with their descriptions."""
     further: tuple[tuple[int, Any], ...] = ()
-    """Other successful answers: their statuses and types."""
+    """Other successful responses, with status and type."""
     takes_long: bool = False
-    """It may take minutes. It ends when its caller disconnects. Callers that accept events get progress."""
+    """A request can take minutes and is cancelled if the client disconnects. Clients that accept
+    events receive its progress.
+    """
     public: bool = False
     is_heavy: bool = False
-    """It may take much time or memory. The number of such requests is limited per caller."""
+    """A request can need much time or memory. The number of such requests is limited."""
 
     @property
     def path_names(self) -> list[str]:
@@ -137,21 +145,23 @@ class ApiEndpoint:
 
     @property
     def interface(self) -> Any:
-        """The method of the interface that the operation names."""
+        """The method of the interface that implements the operation."""
         owner, _, name = self.operation.rpartition(".")
         return getattr(GroupNotes if owner == "notes" else DeadLetters, name)
 
     def read_arguments(
         self, given: Sequence[object], named: Mapping[str, object]
     ) -> tuple[list[str], Any, Any]:
-        """The path parameters, the query and the body for a call of the operation."""
+        """Return the path parameters, the query and the body for calling an operation with these
+        arguments.
+        """
         bound = dict(signature(self.interface).bind(None, *given, **named).arguments)
         del bound["self"]
         path = [str(bound.pop(next(iter(bound)))) for _ in self.path_names]
         return path, _gather(self.query, bound), _gather(self.body, bound)
 
     def write_arguments(self, *parts: object) -> tuple[list[object], dict[str, object]]:
-        """The arguments of the operation that a query and a body contain."""
+        """Return the arguments of the operation that are contained in a query and a body."""
         known = signature(self.interface).parameters
         whole: list[object] = []
         fields: dict[str, object] = {}
@@ -165,7 +175,7 @@ class ApiEndpoint:
 
 
 def _gather(kind: Any, given: Mapping[str, object]) -> Any:
-    """The argument of this type, or a value of it made from the arguments with its field names."""
+    """Return the argument of this type, or create it from the arguments with its field names."""
     if kind is None or kind is Empty:
         return None
     for value in given.values():
@@ -179,7 +189,7 @@ _SESSION = "/admin/dlq/sessions/{session}"
 _MESSAGE = f"{_SESSION}/messages/{{message}}"
 _JOBS = "/admin/dlq/jobs"
 _JOB = f"{_JOBS}/{{job}}"
-_KEY = (("Idempotency-Key", "The same key again finds the job that is there."),)
+_KEY = (("Idempotency-Key", "A request with the same key returns the existing job."),)
 
 # fmt: off
 OVERVIEW = ApiEndpoint("showOverview", "GET", "/admin/dlq/overview", Role.VIEWER, (VISIBLE_QUEUES,),
@@ -284,6 +294,6 @@ AUDIT = ApiEndpoint("listAudit", "GET", "/admin/audit", Role.ADMIN, (EVERY_QUEUE
 # fmt: on
 
 SHARED = tuple(value for value in list(globals().values()) if isinstance(value, ApiEndpoint))
-"""Every row above."""
+"""All endpoints above."""
 
 BY_OPERATION = {row.operation: row for row in SHARED if row.operation}

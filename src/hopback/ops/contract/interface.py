@@ -1,7 +1,8 @@
-"""The operations on dead letters: one interface, implemented in this process and by HTTP.
+"""The interface of the operations on dead letters.
 
-`Operations` implements it here, `RemoteDeadLetters` by a server. Both take and return the values of the
-contract. The first paragraph of a docstring is the summary of its endpoint in OpenAPI and in the reference.
+`Operations` implements it in this process, and `RemoteDeadLetters` by calling a server. Both use
+the values of the contract. The first paragraph of a method's docstring is the summary of its
+endpoint in OpenAPI and in the reference.
 """
 
 from __future__ import annotations
@@ -52,46 +53,48 @@ if TYPE_CHECKING:
 class DeadLetters(Protocol):
     """The operations on dead letters.
 
-    Every method raises `NoSuch` for an unknown name, `BadRequest` or `BadFilter` for a request that cannot
-    be carried out, `UnsafeOperation` if messages could be lost, `JobConflict` if the queue has another job,
-    `NotAllowed` if it is switched off or not granted, and `BrokerError` if the broker fails. Operations that
-    read a queue report their progress to `on_progress`. If they are cancelled, they requeue their messages.
+    All methods can raise `NoSuch` for an unknown name, `BadRequest` or `BadFilter` for an invalid
+    request, `UnsafeOperation` if messages could be lost, `JobConflict` if the queue already has a
+    job, `NotAllowed` if the operation is disabled or not permitted, and `BrokerError` if the broker
+    fails. Operations that read a queue report their progress to `on_progress`. When they are
+    cancelled, they requeue their messages.
     """
 
     @property
     def runs_jobs_here(self) -> bool:
-        """Whether a job ends with this process."""
+        """Whether jobs end when this process ends."""
 
     @property
     def keeps_jobs(self) -> bool:
-        """Whether a job can be resumed when the process that ran it has ended."""
+        """Whether a job can be resumed after its process has ended."""
 
     def on_behalf_of(self, who: Who) -> Self:
-        """Return the operations on behalf of this person. A server knows its caller by the token."""
+        """Return operations that act for a user. A server identifies the user by the token instead."""
 
     async def close(self) -> None:
-        """Release every session and interrupt every job of this process. Safe to repeat."""
+        """Release all sessions and interrupt all jobs of this process. Can be called repeatedly."""
 
     async def queues(self) -> tuple[QueueSummary, ...]:
         """List the dead-letter queues by name, with their depths. No message is read."""
 
     async def queue(self, name: str, /) -> QueueDetail:
-        """Return one queue: exact depth, type, limit, browsing cost, origins, targets, active job."""
+        """Return one queue with its depth, type, limit, browsing cost, origins, targets and active job."""
 
     async def candidates(self) -> CandidateList:
-        """List queues that have messages and no consumer and may contain dead letters."""
+        """List queues that have messages but no consumer and may contain dead letters."""
 
     async def answer_candidate(self, answer: QueueAnswer, /) -> None:
-        """Declare whether a queue contains dead letters. The audit records it."""
+        """Declare whether a queue contains dead letters. This is recorded in the audit."""
 
     async def lift_limit(self, queue: str, *, reason: str = "") -> str:
-        """Lift the delivery limit of a queue by a policy and return its name.
+        """Lift the delivery limit of a queue with a policy, and return the name of the policy.
 
-        UnsafeOperation without management, or if an operator policy or an argument sets the limit.
+        Raises UnsafeOperation without management, or if an operator policy or an argument sets the
+        limit.
         """
 
     async def restore_limit(self, queue: str, *, reason: str = "") -> None:
-        """Restore the delivery limit of a queue. Refused while the limit would drop messages."""
+        """Restore the delivery limit of a queue. This is refused if the limit would remove messages."""
 
     async def open_session(
         self,
@@ -100,43 +103,47 @@ class DeadLetters(Protocol):
         *,
         on_progress: OnProgress | None = None,
     ) -> SessionView:
-        """Open a browse session. `force` accepts the danger of looking, `lift` removes it by a policy."""
+        """Open a browse session. `force` accepts that messages can be lost, and `lift` prevents
+        this with a policy.
+        """
 
     async def renew(self, session: str, /, seconds: float | None = None) -> SessionView:
-        """Extend a browse session by its original time, or by a number of seconds."""
+        """Extend a browse session by its original duration, or by a number of seconds."""
 
     async def release(self, session: str, /) -> None:
-        """Requeue all messages of a session, in order. A session that has ended is not an error."""
+        """Requeue all messages of a session in order. It is not an error if the session has already
+        ended.
+        """
 
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, limit: int = 20
     ) -> Page:
-        """List the dead letters of a session that match the filter, after the cursor."""
+        """List the dead letters of a session that match a filter, starting at the cursor."""
 
     async def message(self, session: str, message: str, /) -> MessageView:
-        """Return a message with its history, headers, payload and target. The audit records it."""
+        """Return a message with its history, headers, payload and target. This is recorded in the audit."""
 
     async def body(self, session: str, message: str, /) -> bytes:
-        """Return the body of a message. The audit records it."""
+        """Return the body of a message. This is recorded in the audit."""
 
     async def groups(self, session: str, by: str = GroupBy.FINGERPRINT, where: str = "") -> Groups:
-        """Group the dead letters of a session, the largest group first."""
+        """Group the dead letters of a session, largest group first."""
 
     async def errors(
         self, *, survey: bool = False, on_progress: OnProgress | None = None
     ) -> ErrorOverview:
-        """List the errors of all queues as of their last survey.
+        """List the errors in all queues, as found by their last survey.
 
-        `survey` surveys all queues first.
+        If `survey` is True, all queues are surveyed first.
         """
 
     async def trend(self, queue: str, /) -> QueueTrend:
-        """Return the stored depths of a queue over the last month."""
+        """Return the recorded depths of a queue over the last month."""
 
     def search(self, request: SearchRequest) -> AsyncGenerator[SearchProgress, None]:
         """Search whole queues. Closing the generator cancels the search.
 
-        A complete search for the returned messages of a job records their number with the job.
+        A complete search for the returned messages of a job stores their number with the job.
         """
 
     async def plan(
@@ -155,11 +162,11 @@ class DeadLetters(Protocol):
         *,
         on_progress: OnProgress | None = None,
     ) -> Job:
-        """Start a job and return it. It runs in the background.
+        """Start a job in the background and return it.
 
-        CountMismatch if the number of selected messages is not the expected one. A repeated `key` returns the
-        existing job. If the caller is cancelled before the job is saved, no job is started. If it is
-        cancelled later, the job continues.
+        Raises CountMismatch if the number of selected messages differs from the expected one. If a
+        job with the same `key` exists, that job is returned. If the caller is cancelled before the
+        job is stored, no job is started. If the caller is cancelled later, the job continues.
         """
 
     async def job(self, job: str, /) -> Job:
@@ -168,47 +175,48 @@ class DeadLetters(Protocol):
     async def jobs(
         self, *, queue: str = "", active: bool = False, limit: int = 100
     ) -> tuple[Job, ...]:
-        """List jobs, the newest first."""
+        """List jobs, newest first."""
 
     async def failures(
         self, job: str, /, *, cursor: int = 0, limit: int = 100
     ) -> tuple[FailedMessage, ...]:
-        """List the messages that a job could not move or left out. They are still in the queue."""
+        """List the messages that a job could not move or has skipped. They are still in the queue."""
 
     def events(self, job: str, /) -> AsyncIterator[Job]:
         """Yield the job now and after every change until it has ended."""
 
     async def wait(self, job: str, /) -> Job:
-        """Return when the job is neither running nor paused."""
+        """Wait until the job is neither running nor paused."""
 
     async def pause(self, job: str, /) -> Job:
-        """Pause a job of any process after the messages in flight."""
+        """Pause a job after the messages in flight. The job can belong to another process."""
 
     async def resume(self, job: str, /) -> Job:
         """Resume a job that is paused, interrupted, stopped or failed."""
 
     async def cancel(self, job: str, /) -> Job:
-        """Cancel a job after the messages in flight. Requeue the others."""
+        """Cancel a job after the messages in flight. The other messages are requeued."""
 
     async def interrupt(self, job: str, /) -> Job:
         """Stop a job of this process after the messages in flight are confirmed. It can be resumed.
 
-        For a process that is about to exit: the operations are closed. A job of another process continues.
+        This is used when the process is about to exit, and the operations are closed. A job of
+        another process continues.
         """
 
     async def set_rate(self, job: str, /, rate: float | None) -> Job:
-        """Change the rate of a job, in messages per second. No rate means no limit."""
+        """Change the rate of a job, in messages per second. None removes the limit."""
 
     async def retry_failures(self, job: str, /, *, reason: str = "") -> Job:
         """Start a job for the messages that another job could not move."""
 
     async def edit_and_redrive(self, session: str, message: str, /, request: EditRequest) -> str:
-        """Send a changed copy of a message back and return its id. The original stays in the queue."""
+        """Re-drive an edited copy of a message and return its id. The original stays in the queue."""
 
     def export(
         self, queue: str, selection: Selection = WHOLE_QUEUE, *, force: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """Export messages as lines of JSON. No message is removed."""
+        """Export messages as lines of JSON without removing them."""
 
     async def import_lines(
         self,
@@ -218,20 +226,21 @@ class DeadLetters(Protocol):
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """Publish exported messages, each confirmed, into their original queue or into `queue`.
+        """Publish exported messages to their original queue or to `queue`. Each is confirmed by the
+        broker.
 
-        The audit has an entry from the start, and a second one with the result.
+        The start and the result of the import are recorded in the audit.
         """
 
     @property
     def notes(self) -> GroupNotes:
-        """Notes on groups, saved filters and the history of groups."""
+        """Operations on group notes, saved filters and the history of groups."""
 
     async def alerts(self) -> AlertList:
-        """List firing and pending alerts, and alerts resolved within a week."""
+        """List firing and pending alerts, and those resolved within the last week."""
 
     async def test_alert(self, target: str, /) -> AlertTestResult:
         """Send a test message to an alert target and report whether it was accepted."""
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
-        """List the entries of the audit, the newest first."""
+        """List the audit entries, newest first."""

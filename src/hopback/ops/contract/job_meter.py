@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hopback.ops.contract.values import Counts
 
-_SPAN_S = 10.0  # seconds over which the rate is measured: steady, but follows a new rate
+# seconds over which the rate is measured. It is steady, but still follows a change of the rate.
+_SPAN_S = 10.0
 
 
 class JobMeter:
-    """The rate of finished messages over the last `_SPAN_S` seconds, without earlier pauses."""
+    """Measure the rate of finished messages over the last `_SPAN_S` seconds."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
@@ -25,7 +26,7 @@ class JobMeter:
 
     @property
     def rate(self) -> float | None:
-        """Messages per second. None before the second sample."""
+        """Messages per second, or None if there are less than two samples."""
         if len(self._samples) < 2:
             return None
         (began, before), (now, after) = self._samples[0], self._samples[-1]

@@ -1,7 +1,8 @@
-"""The options of a job, read from the fields of its request that define them.
+"""The options of a job. They are read from the fields of its request, where they are defined.
 
-A field of a request with an `option` in its type is an option. Its type, default, bounds and text define the
-check of the codec, the schema of the API, the command option, the form field and the row of the reference.
+A field is an option if its type has an `option`. Its type, default, limits and text are used to
+validate requests, and to derive the API schema, the command option, the form field and the row in
+the reference.
 """
 
 from __future__ import annotations
@@ -23,28 +24,30 @@ _TYPES: dict[type, type] = {
 
 
 def option(flag: str, metavar: str, text: str, **more: Any) -> Meta:
-    """Describe an option. `more` replaces derived properties of the `JobOption`, for example `least`."""
+    """Describe an option. `more` overrides derived properties of the `JobOption`, for example `least`."""
     return Meta(description=text, extra={"flag": flag, "metavar": metavar, "text": text, **more})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOption:
-    """One option of a job."""
+    """An option of a job."""
 
     name: str
     """The name of the field."""
     owner: str
-    """The field of the request that contains it, for example `pace`. Empty for the request itself."""
+    """The field of the request that contains this one, for example `pace`. It is empty for fields
+    of the request itself.
+    """
     json: str
-    """The name of the field in JSON, without that of its owner."""
+    """The name of the field in JSON, without the name of its owner."""
     flag: str
     metavar: str
     text: str
     kind: type
-    """int, float, str or bool, or object for options whose commands and forms have their own reader."""
+    """int, float, str or bool. If it is object, commands and forms parse the option themselves."""
     default: Any
     least: int | None = None
-    """The smallest number, or the bound above which it must be if `is_above`."""
+    """The minimum. If `is_above` is True, the value must be higher than it."""
     most: int | None = None
     is_above: bool = False
     redrive_only: bool = False
@@ -55,7 +58,7 @@ class JobOption:
 
     @property
     def bounds_text(self) -> str:
-        """The allowed values in words."""
+        """Describe the allowed values."""
         if self.kind not in (int, float):
             return ""
         start = f"a number {'above' if self.is_above else 'from'} {self.least:,.0f}"
@@ -64,7 +67,7 @@ class JobOption:
 
 @cache
 def options_of(kind: type[Struct]) -> tuple[JobOption, ...]:
-    """The options of a request, or of a part of it."""
+    """Return the options of a request or of a part of it."""
     return tuple(_options(inspect.type_info(kind), ""))
 
 
@@ -96,7 +99,7 @@ def _options(struct: Any, owner: str) -> list[JobOption]:
 
 
 def _unwrap(kind: Any) -> tuple[Any, dict[str, Any]]:
-    """The type without its metadata and None, and the description of its option."""
+    """Remove the metadata and None from a type. Returns it with the description of its option."""
     extra: dict[str, Any] = {}
     while isinstance(kind, inspect.Metadata | inspect.UnionType):
         if isinstance(kind, inspect.Metadata):
@@ -107,7 +110,7 @@ def _unwrap(kind: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def with_options(kind: type[StructT], given: dict[str, Any], **further: Any) -> StructT:
-    """A request with these options by name, and further fields."""
+    """Create a request from options by name and other fields."""
     parts: dict[str, dict[str, Any]] = {"": further}
     for each in options_of(kind):
         if each.name in given:

@@ -1,7 +1,7 @@
-"""The queues that a request reads, writes or configures.
+"""Rules that determine which queues a request reads, writes or configures.
 
-Every endpoint of the API and every action of a page lists its rules. The dispatchers resolve them before they
-answer: the caller needs the role of the endpoint for each queue that a rule returns.
+Every API endpoint and every action of a page lists its rules. They are evaluated before the request
+is answered. The caller needs the role of the endpoint for each queue that a rule returns.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BodyT = TypeVar("BodyT", covariant=True)
 
 
 class TouchingRequest(Protocol):
-    """The parts of an API call and of a visit to a page that rules read."""
+    """The parts of an API call or a page visit that rules can read."""
 
     @property
     def principal(self) -> Principal: ...
@@ -51,17 +51,19 @@ class RequestBody(TouchingRequest, Protocol[BodyT]):
 
 @dataclass(frozen=True, slots=True)
 class QueueRule:
-    """One source of queue names. `text` completes the sentence "needs the role for …"."""
+    """A rule that returns queue names. `text` completes the sentence "needs the role for …"."""
 
     text: str
     find: Callable[[Any], Awaitable[Iterable[str] | None]] | None = None
-    """Return the queues of a request, or None if they are unknown: then the role must hold for all queues."""
+    """Returns the queues of a request. If they are unknown it returns None, and the role is
+    required for all queues.
+    """
     is_everywhere: bool = False
-    """The role must hold for all queues."""
+    """The role is required for all queues."""
     is_in_path: bool = False
-    """The path names the queue, so the role is checked before the request is read."""
+    """The path contains the queue, so the role can be checked before the request is read."""
     find_role: Callable[[Any], Awaitable[Role]] | None = None
-    """Return the role that replaces the role of the endpoint."""
+    """Returns a role that is required instead of the role of the endpoint."""
 
 
 async def _path_queue(asked: TouchingRequest) -> Iterable[str]:
@@ -122,7 +124,7 @@ async def targets_of_job(asked: TouchingRequest, job: Job) -> Iterable[str] | No
 
 
 async def targets_of(asked: TouchingRequest, queue: str, target: Target) -> Iterable[str] | None:
-    """Return the queues that a re-drive of `queue` to `target` publishes to."""
+    """Return the queues to which a re-drive of `queue` to `target` publishes messages."""
     return await asked.operations.queues_reached(queue, target)
 
 

@@ -1,7 +1,8 @@
-"""The requests of operators: frozen values with their defaults and bounds.
+"""The requests of operators, with their defaults and limits.
 
-Bounds and defaults are defined only here. `codec` refuses unknown fields. The answers are in `values`.
-`Settings` contains the limits of the process that runs the operations.
+Limits and defaults are only defined here. Requests are immutable, and `codec` refuses unknown
+fields. The results are in `values`. `Settings` contains the limits of the process that runs the
+operations.
 """
 
 from __future__ import annotations
@@ -20,47 +21,54 @@ if TYPE_CHECKING:
 
 
 HIGHEST_RATE = 1_000_000
-"""Messages per second. No broker confirms as many, so the limit only stops mistakes."""
+"""Messages per second. No broker is as fast, so this limit only catches mistakes."""
 LONGEST_WATCH_S = 86_400
-"""Seconds between two stages of a ramp: one day. A longer wait is a mistake."""
+"""Seconds (one day) between two stages of a ramp. A longer wait is a mistake."""
 LONGEST_FOUND_WATCH_S = 480
-"""Longest wait that a job chooses itself, in seconds. Three end before the consumer timeout (30 min)."""
+"""Seconds. Longest watch time that a job chooses itself. Three of them end before the consumer
+timeout (30 min).
+"""
 MOST_HELD = 10_000
-"""Messages of one browse session. A process has memory for them. Larger requests are refused."""
+"""Messages in a browse session, for which a process has enough memory. Larger requests are refused."""
 LARGEST_PAGE = 200
-"""Messages of one answer. A client asks for more page by page."""
+"""Messages in a response. Clients can request further pages."""
 MOST_IN_FLIGHT = 10_000
-"""Unconfirmed messages of one job. Broker and process have memory for them. Larger requests are refused."""
+"""Unconfirmed messages of a job, for which broker and process have enough memory. Larger requests
+are refused.
+"""
 MOST_REDRIVES = 1000
-"""Largest number of earlier re-drives of a message. A higher limit would not stop a loop."""
+"""Maximum limit for earlier re-drives of a message. A higher limit would not stop a loop."""
 RAMP = (1, 5, 25)
-"""The stages of a careful start: one message, five, twenty-five, then the rest.
+"""The stages of a careful start. The job sends 1, 5 and 25 messages before the rest.
 
-The page proposes a ramp, because an operator checks the first messages anyway. The default of `Pace` has no
-ramp: scripts that call the API, the library or the command wait for the end of a job.
+The page proposes a ramp, because operators check the first messages anyway. `Pace` has no ramp by
+default, because scripts that use the API, the library or the command wait for the end of a job.
 """
 
-_LONGEST_PAUSE_S = 30.0  # seconds between two tries of a message. Most alarms end earlier.
-_MOST_STEPS = 50  # steps of a change. Each runs for every message and is shown in the review.
-_MOST_DOUBLINGS = 16  # doublings of a pause. It has reached the longest one by then.
+# seconds between two attempts to send a message. Most alarms of a broker end earlier.
+_LONGEST_PAUSE_S = 30.0
+# operations in a change. All of them are applied to each message and shown in the review.
+_MOST_STEPS = 50
+# number of times a pause is doubled. It has reached the longest pause by then.
+_MOST_DOUBLINGS = 16
 
 _Stages = Annotated[tuple[Annotated[int, Meta(ge=1, le=1_000_000)], ...], Meta(max_length=20)]
 Rate = Annotated[float, Meta(gt=0, le=HIGHEST_RATE)]
-# A name in AMQP has at most 255 bytes.
+# AMQP names have at most 255 bytes.
 _Name = Annotated[str, Meta(max_length=255)]
 _QueueName = Annotated[str, Meta(min_length=1, max_length=255)]
-# One line of the audit.
+# A reason is one line in the audit.
 _Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
-# A page of terms. Longer filters are mistakes.
+# A filter this long fills a page. Longer ones are mistakes.
 _FilterText = Annotated[str, Meta(max_length=4096)]
 _Cursor = Annotated[int, Meta(ge=0, le=2**31)]
 _Ids = Annotated[tuple[_Name, ...], Meta(max_length=2000)]
 
 LONGEST_SESSION_S = 1500
-"""Seconds from the opening of a browse session to its end. The consumer timeout of a broker is 30 min."""
+"""Seconds until a browse session ends. The consumer timeout of a broker is 30 min."""
 _SessionSeconds = Annotated[float, Meta(ge=1, le=LONGEST_SESSION_S)]
 _SessionMessages = Annotated[int, Meta(ge=1, le=MOST_HELD)]
-# Messages. A search reads as many.
+# A session can skip as many messages as a search reads.
 _Skipped = Annotated[int, Meta(ge=0, le=5_000_000)]
 _SessionBytes = Annotated[int, Meta(ge=1, le=256 * 1024 * 1024)]
 
@@ -70,31 +78,35 @@ class _Asked(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
 
 class Who(Struct, frozen=True, rename="camel"):
-    """The person or program that acts: a permanent id and a display name."""
+    """The user or program that sends a request, with a permanent id and a display name."""
 
     id: str = ""
     name: str = ""
 
 
 NOBODY = Who()
-"""An unnamed caller, for example a script."""
+"""A caller without a name, for example a script."""
 
 
 class TargetKind(StrEnum):
-    """The kinds of targets of a re-drive."""
+    """The targets of a re-drive."""
 
     DESIGN = "design"
-    """The target in the plan of the queue. Without a plan, the queue that failed."""
+    """The target in the plan of the queue. If there is no plan, it is the queue in which the
+    message failed.
+    """
     FAILED_QUEUE = "failed-queue"
     RETRY_EXCHANGE = "retry-exchange"
     ORIGIN_EXCHANGE = "origin-exchange"
-    """The exchange of the first publish. Every other queue that is bound to it gets the message again."""
+    """The exchange of the first publish. All other queues bound to it also receive the message again."""
     QUEUE = "queue"
     EXCHANGE = "exchange"
 
 
 class Target(_Asked, frozen=True):
-    """The target of a re-drive. `reset` restarts the count of attempts. None leaves that to the plan."""
+    """The target of a re-drive. `reset` is whether to reset the attempts. If it is None, the plan
+    decides.
+    """
 
     kind: TargetKind = TargetKind.DESIGN
     exchange: _Name = ""
@@ -103,7 +115,7 @@ class Target(_Asked, frozen=True):
 
     @property
     def warning(self) -> str:
-        """A warning for operators who choose it."""
+        """A warning for operators who choose this target."""
         if self.kind is TargetKind.ORIGIN_EXCHANGE:
             return "every queue bound to the exchange gets the message again, not only the one that failed"
         return ""
@@ -117,11 +129,11 @@ class Target(_Asked, frozen=True):
 
 
 BY_DESIGN = Target()
-"""The target in the design."""
+"""The target defined by the design."""
 
 
 class GroupBy(StrEnum):
-    """The properties by which dead letters are grouped."""
+    """The properties by which dead letters can be grouped."""
 
     FINGERPRINT = "fingerprint"
     REASON = "reason"
@@ -133,8 +145,8 @@ class GroupBy(StrEnum):
 class SessionRequest(_Asked, frozen=True):
     """How many messages a session holds, and for how long.
 
-    The first `skip` messages are passed over. The broker holds them until the session ends, and this process
-    does not keep them. `force` accepts the danger of looking, `lift` removes it by a policy.
+    The first `skip` messages are not part of the session. The broker keeps them unacked until the
+    session ends. `force` accepts that messages can be lost, and `lift` prevents this with a policy.
     """
 
     limit: _SessionMessages = 100
@@ -146,17 +158,17 @@ class SessionRequest(_Asked, frozen=True):
 
 
 USUAL_SESSION = SessionRequest()
-"""A hundred messages for five minutes."""
+"""Up to 100 messages for five minutes."""
 
 
 class Renewal(_Asked, frozen=True):
-    """The time by which a session is extended. None is its original time."""
+    """The time by which to extend a session. If it is None, the original duration is used."""
 
     seconds: _SessionSeconds | None = field(default=None, name="ttlSeconds")
 
 
 class MessagesQuery(_Asked, frozen=True, omit_defaults=True):
-    """A filter and a page of dead letters."""
+    """A filter, and the part of the dead letters to return."""
 
     where: _FilterText = field(default="", name="filter")
     cursor: _Cursor = 0
@@ -164,7 +176,7 @@ class MessagesQuery(_Asked, frozen=True, omit_defaults=True):
 
 
 class GroupQuery(_Asked, frozen=True, omit_defaults=True):
-    """A grouping. `by` is one of `GroupBy`, `header.NAME` or `payload.PATH`."""
+    """How to group dead letters. `by` is one of `GroupBy`, `header.NAME` or `payload.PATH`."""
 
     by: Annotated[str, Meta(max_length=512)] = GroupBy.FINGERPRINT.value
     where: _FilterText = field(default="", name="filter")
@@ -173,10 +185,11 @@ class GroupQuery(_Asked, frozen=True, omit_defaults=True):
 class Pace(_Asked, frozen=True):
     """The speed of a job and its checks for returned messages.
 
-    `rate` is in messages per second. None is without a limit. Between the stages of `ramp` the job waits
-    `watch_s` seconds and stops if more than `max_returned` messages return. None waits as long as the
-    retries of the design take, at most eight minutes. A refused message is sent `tries` times before the
-    job stops. The pauses between the tries grow from `pause_s` seconds.
+    `rate` is in messages per second. None means no limit. After each stage of `ramp`, the job waits
+    `watch_s` seconds and stops if more than `max_returned` messages have returned. If `watch_s` is
+    None, it waits as long as the retries of the design take, but at most eight minutes. If a
+    message is refused, the job tries to send it `tries` times before it stops. The pause between
+    attempts grows from `pause_s` seconds.
     """
 
     rate: Annotated[
@@ -227,11 +240,11 @@ class Pace(_Asked, frozen=True):
     )
 
     def pause(self, attempt: int) -> float:
-        """Seconds to wait before the next attempt."""
+        """Return the seconds to wait before the next attempt."""
         return min(self.pause_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS), _LONGEST_PAUSE_S)
 
     def stage_ends(self) -> frozenset[int]:
-        """The numbers of sent messages at which the job waits for returned messages."""
+        """Return the numbers of sent messages after which the job watches for returned messages."""
         sums, total = [], 0
         for size in self.ramp:
             total += size
@@ -240,22 +253,22 @@ class Pace(_Asked, frozen=True):
 
 
 UNHURRIED = Pace()
-"""Without a rate and without a ramp."""
+"""No rate limit and no ramp."""
 
 
 class Selection(_Asked, frozen=True, kw_only=True):
-    """Messages of one dead-letter queue, and their number once they were counted.
+    """Some or all messages of a dead-letter queue, and how many they are if they were counted.
 
-    Without a `session` these are the first `limit` messages of the queue: by default, all messages that
-    are ready when they are counted. With a `session` they are the messages `ids` that this browse session
-    holds, or all of its messages. `filter` leaves out messages that do not match. A family, or group, of
-    failures is the filter `group:FINGERPRINT`.
+    Without `session`, these are the first `limit` messages of the queue. By default they are all
+    messages that are ready when they are counted. With `session`, they are the messages of this
+    browse session, or only those in `ids`. Messages that do not match `filter` are excluded. A
+    group of failures is selected with the filter `group:FINGERPRINT`.
 
-    A plan returns the selection with `queue`, `limit` and `count` set: a job that starts with it moves
-    no message that arrived after the plan. `count` is the number of messages that match. It is exact
-    unless `estimate` gives the reason why it is not. `last_digest` is the digest of the last message that the
-    plan has read, and `place` its position in the queue: from its new position the start of the job knows
-    how many messages have left the queue since.
+    A plan returns the selection with `queue`, `limit` and `count`. A job that is started with it
+    does not move messages that have arrived after the plan was made. `count` is the number of
+    matching messages. If it is not exact, `estimate` explains why. `last_digest` is the digest of
+    the last message read by the plan, and `place` is its position in the queue. When the job
+    starts, the new position of this message shows how many messages have left the queue since.
     """
 
     session: _Name = ""
@@ -281,7 +294,7 @@ class Selection(_Asked, frozen=True, kw_only=True):
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan has counted it."""
+        """Whether a plan has counted the messages."""
         return self.count is not None
 
     def __str__(self) -> str:
@@ -299,23 +312,24 @@ WHOLE_QUEUE = Selection()
 
 
 class ExportRequest(_Asked, frozen=True):
-    """The messages to export. `force` accepts that looking could lose messages."""
+    """The messages to export. `force` accepts that browsing could lose messages."""
 
     selection: Selection = WHOLE_QUEUE
     force: bool = False
 
 
 class ImportQuery(_Asked, frozen=True, omit_defaults=True):
-    """The reason of an import."""
+    """The reason for an import."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class PatchOperation(Struct, frozen=True, forbid_unknown_fields=True):
-    """One step: `add`, `replace` or `remove` the value at `path`, or `test` that it equals `value`.
+    """An operation of a JSON patch, which adds, replaces, removes or tests the value at `path`.
 
-    A path is a JSON pointer like `/order/lines/0/sku`. In a name, `~1` is a slash and `~0` a tilde. `-` at
-    the end is the position after the last item of a list. All operations except `remove` need a `value`.
+    The path is a JSON pointer such as `/order/lines/0/sku`. In names, `~1` stands for a slash and
+    `~0` for a tilde. `-` at the end means the position after the last item of a list. `value` is
+    required for all operations except `remove`.
     """
 
     op: Literal["add", "replace", "remove", "test"]
@@ -330,21 +344,22 @@ class PatchOperation(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Patch = Annotated[tuple[PatchOperation, ...], Meta(max_length=_MOST_STEPS)]
-"""A JSON patch (RFC 6902): the steps of a change in order."""
+"""A JSON patch (RFC 6902), which is a list of operations."""
 
 
 class JobKind(StrEnum):
-    """The action of a job on its messages."""
+    """What a job does with its messages."""
 
     REDRIVE = "re-drive"
     DISCARD = "discard"
 
 
 class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
-    """The fields of every request for a job.
+    """The fields that all requests for jobs have.
 
-    A job starts only if its selection has `expected_count` messages. None accepts every number. `force`
-    accepts the cost of looking. `dry_run` asks a server for the plan instead of the job.
+    A job only starts if its selection contains `expected_count` messages. If this is None, any
+    number is accepted. `force` accepts that browsing could lose messages. If `dry_run` is True, a
+    server returns the plan and does not start the job.
     """
 
     kind: ClassVar[JobKind]
@@ -365,8 +380,9 @@ class _JobRequest(_Asked, frozen=True, kw_only=True, tag_field="kind"):
 class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE.value):
     """Send messages of a dead-letter queue back.
 
-    Messages that were re-driven `max_redrives` times are left out. 0 means no limit. `change` changes each
-    body before it is sent. The originals are written to a file first.
+    Messages that have already been re-driven `max_redrives` times are skipped. 0 means no limit.
+    `change` is applied to each body before it is sent. In this case, the original messages are
+    first written to a file.
     """
 
     kind: ClassVar[JobKind] = JobKind.REDRIVE
@@ -387,10 +403,10 @@ class RedriveRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.REDRIVE
 
 
 class DiscardRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.DISCARD.value):
-    """Remove messages of a dead-letter queue for good.
+    """Permanently remove messages from a dead-letter queue.
 
-    `confirm` repeats the queue's name. Each message is written to a file before it is removed, unless
-    `export` is False.
+    `confirm` must be the name of the queue. Each message is written to a file before it is removed,
+    unless `export` is False.
     """
 
     kind: ClassVar[JobKind] = JobKind.DISCARD
@@ -401,16 +417,17 @@ class DiscardRequest(_JobRequest, frozen=True, kw_only=True, tag=JobKind.DISCARD
 
 
 JobRequest: TypeAlias = RedriveRequest | DiscardRequest
-"""A request for a job. Command, HTTP, page and journal use this form."""
+"""A request for a job, as used by the command, HTTP, the page and the journal."""
 
 
 class Submission(_Asked, frozen=True, kw_only=True):
-    """Facts about a job that its caller knows. A request from another machine cannot contain them.
+    """Properties of a job that only a local caller can set. They cannot be sent to a server.
 
-    A second submission with the same `key` finds the first job. `operation` is the correlation id of the
-    sent messages, by default the job's id. `stamped` also writes the `x-redriven-…` headers. None leaves
-    that to the design. `export_to` is the file to which a discard writes. If it is empty, the file is named
-    after the job and is in the folder of exports. A name that ends in `.zst` is compressed.
+    If a job with the same `key` exists, that job is used. `operation` is the correlation id of the
+    sent messages. The default is the id of the job. `stamped` is whether to also write the
+    `x-redriven-…` headers. If it is None, the design decides. `export_to` is the file to which a
+    discard writes. By default, the file is named after the job and is in the export folder. It is
+    compressed if its name ends with `.zst`.
     """
 
     key: str | None = None
@@ -424,7 +441,7 @@ BY_CALLER = Submission()
 
 
 class JobsQuery(_Asked, frozen=True, omit_defaults=True):
-    """The jobs to list."""
+    """Which jobs to list."""
 
     queue: _Name = ""
     active: bool = False
@@ -432,35 +449,35 @@ class JobsQuery(_Asked, frozen=True, omit_defaults=True):
 
 
 class FailuresQuery(_Asked, frozen=True, omit_defaults=True):
-    """The failures of a job to list, from number `cursor` on."""
+    """Which failures of a job to list, starting with number `cursor`."""
 
     cursor: _Cursor = 0
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
 class NewRate(_Asked, frozen=True):
-    """A new rate in messages per second. Null is without a limit."""
+    """A new rate in messages per second. Null means no limit."""
 
     rate: Rate | None
 
 
 class RetryRequest(_Asked, frozen=True):
-    """The reason of another try."""
+    """The reason for another attempt."""
 
     reason: _Reason
 
 
 class LimitReason(_Asked, frozen=True):
-    """The reason for which a delivery limit is lifted or restored."""
+    """The reason for lifting or restoring a delivery limit."""
 
     reason: Annotated[str, Meta(max_length=1000)] = ""
 
 
 class Edit(_Asked, frozen=True):
-    """The changes in a copy of a message. None keeps the value of the original.
+    """The changes in a copy of a message. None keeps the original value.
 
-    `headers` are set, `without` are removed. The headers of Hopback and of the broker cannot be edited. In
-    JSON the body is base64.
+    `headers` are set, and `without` are removed. The headers of Hopback and of the broker cannot be
+    edited. The body is base64 in JSON.
     """
 
     body: bytes | None = None
@@ -470,7 +487,7 @@ class Edit(_Asked, frozen=True):
 
 
 class EditRequest(_Asked, frozen=True, kw_only=True):
-    """A changed copy that is sent back. The original stays in the queue."""
+    """A request to send an edited copy of a message. The original stays in the queue."""
 
     edit: Edit
     reason: _Reason
@@ -478,19 +495,21 @@ class EditRequest(_Asked, frozen=True, kw_only=True):
 
 
 class NotesQuery(_Asked, frozen=True, omit_defaults=True):
-    """A group of failures. Empty for all groups of the queue."""
+    """The group of failures. If it is empty, all groups of the queue are selected."""
 
     group: Annotated[str, Meta(max_length=64)] = ""
 
 
 class AlertTestRequest(_Asked, frozen=True):
-    """The target that gets a test message."""
+    """The target to which a test message is sent."""
 
     target: Annotated[str, Meta(min_length=1, max_length=100)]
 
 
 class AuditQuery(_Asked, frozen=True, omit_defaults=True):
-    """The entries of the audit to list, the newest first. Empty fields match all. `before` is a number."""
+    """Which audit entries to list, newest first. Empty fields match all entries. `before` is the
+    number of an entry.
+    """
 
     by: _Name = ""
     action: _Name = ""
@@ -506,12 +525,13 @@ NEWEST = AuditQuery()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Limits and switches of the process that runs the operations.
+    """The limits and switches of the process that runs the operations.
 
-    `exports` is the folder for the files of discards. If it is None, every discard has to name a file.
-    `editing` allows re-drives of changed copies. A dry run reads at most `scan` messages, with a filter at
-    most `count_scan` messages. A job is interrupted if its broker is unavailable for `patience_s` seconds.
-    After `per_turn` sent messages other tasks of the process run.
+    `exports` is the folder for files of discarded messages. If it is None, every discard must
+    specify a file. `editing` allows users to re-drive edited copies. A dry run reads up to `scan`
+    messages, or up to `count_scan` messages if there is a filter. A job is interrupted if its
+    broker is unavailable for `patience_s` seconds. After sending `per_turn` messages, a job lets
+    other tasks of the process run.
     """
 
     exports: Path | None = None

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 
 MOST_WALKED = 5_000_000
-"""Largest number of messages that one search reads. With more, the broker's timeout would requeue them."""
+"""Messages that one search can read. If it read more, the broker's consumer timeout would requeue them."""
 
 
 class SearchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A filter and the queues to search, all without a list. At most `limit` hits are reported.
+    """A filter and the queues to search. Without `queues`, all queues are searched.
 
-    With `by`, all matching messages are also counted in groups. `first` limits the number of messages that
-    are read from each queue. `job` searches the queue of a re-drive for its messages that died again. A
-    request with `by` or `job` does not need a filter.
+    At most `limit` hits are reported. If `by` is set, all matching messages are also counted in
+    groups. `first` limits how many messages are read from each queue. `job` searches the queue of a
+    re-drive for its messages that were dead-lettered again. The filter is optional if `by` or `job`
+    is set.
     """
 
     where: Annotated[str, Meta(max_length=4096)] = field(default="", name="filter")
@@ -38,15 +39,15 @@ class SearchRequest(Struct, frozen=True, rename="camel", forbid_unknown_fields=T
     job: Annotated[str, Meta(max_length=255)] = ""
 
     def of_job(self, queue: str) -> SearchRequest:
-        """Return the request as a search of the job's queue."""
+        """Return the request as a search in the queue of its job."""
         return replace(self, where=f"job:{self.job} {self.where}".strip(), queues=(queue,), job="")
 
 
 class SearchHit(Struct, frozen=True, rename="camel"):
-    """A matching message. `excerpt` is the part of its body around the first searched word.
+    """A matching message. `excerpt` is the part of its body around the first matching word.
 
-    A session with `skip` one less than its `place` opens it. If `session` is set, that browse session holds
-    it already.
+    To open the message, create a session with `skip` one less than its `place`. If `session` is
+    set, the message is already held by this browse session.
     """
 
     dead_letter: DeadLetter = field(name="letter")
@@ -55,19 +56,20 @@ class SearchHit(Struct, frozen=True, rename="camel"):
 
 
 class SkippedQueue(Struct, frozen=True, rename="camel"):
-    """A queue that was not searched, and the reason."""
+    """A queue that was not searched, with the reason."""
 
     queue: str
     reason: str
 
 
 class SearchProgress(Struct, frozen=True, rename="camel", kw_only=True):
-    """The progress of a search. `hits` are new since the last report, `matching` counts all of them.
+    """The progress of a search. `hits` are new since the last report, while `matching` counts all
+    of them.
 
-    `seen` of `total` messages were read. The broker holds `held` messages of the present queue for the
-    search. `not_looked_into` messages have bodies beyond the limits of a search. The last report contains
-    the requested `groups`, the largest first, the number of messages `beyond` the first ones, and the
-    messages that could not be read because other consumers hold them.
+    `seen` of `total` messages were read. The broker holds `held` messages of the current queue for
+    the search. `not_looked_into` messages have bodies that exceed the limits of a search. The last
+    report also contains the requested `groups`, largest first, the number of messages `beyond` the
+    first ones, and the messages that were not read because other consumers hold them.
     """
 
     queue: str = ""
@@ -93,7 +95,7 @@ async def survey_queue(
     limit: int | None = None,
     force: bool = False,
 ) -> Survey:
-    """Group a whole queue, or its first `limit` messages, in one search."""
+    """Group a whole queue, or its first `limit` messages, with one search."""
     request = SearchRequest(where, (queue,), 0, force, by, limit)
     return await collect_survey(request, dead_letters.search(request))
 
@@ -101,7 +103,7 @@ async def survey_queue(
 async def collect_survey(
     request: SearchRequest, progress: AsyncGenerator[SearchProgress, None]
 ) -> Survey:
-    """Wait for the end of a search of one queue and return its groups."""
+    """Wait until a search of one queue has ended, and return its groups."""
     last = SearchProgress()
     async with aclosing(progress):
         async for report in progress:

@@ -1,4 +1,4 @@
-"""The errors of all queues, and the depth of each queue over time."""
+"""The errors in all queues, and the depths of queues over time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hopback.ops.contract.values import (  # noqa: TC001  msgspec reads them at 
 
 
 class HourCount(Struct, frozen=True, rename="camel"):
-    """The number of messages whose last failure was in the hour that begins at this time."""
+    """The number of messages whose last failure was in the hour starting at this time."""
 
     at: Moment
     count: int
 
 
 class ErrorInQueue(Struct, frozen=True, rename="camel"):
-    """The number of messages with an error in one queue.
+    """How many messages of a queue have an error.
 
-    `by_hour` counts those that failed within the 48 hours before the survey. Hours without a failure and
-    messages without a recorded time are left out.
+    `by_hour` only counts failures within 48 hours before the survey. It does not include hours
+    without failures or messages without a recorded time.
     """
 
     queue: str
@@ -31,10 +31,10 @@ class ErrorInQueue(Struct, frozen=True, rename="camel"):
 
 
 class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):
-    """One error in all queues. `first_seen` is the time of the first survey that found it.
+    """An error in all queues. `first_seen` is the time of the first survey that has found it.
 
-    `is_new` is True if that was within the last day and its queues were surveyed before. `discarded` counts
-    the discarded messages with this error by their queue.
+    `is_new` is True if the error was first found within the last day, although its queues had been
+    surveyed before. `discarded` counts the discarded messages with this error by queue.
     """
 
     fingerprint: str
@@ -51,7 +51,7 @@ class ErrorGroup(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SurveyedArchive(Struct, frozen=True, rename="camel", kw_only=True):
-    """A file of a discard, with the time of its last survey and the number of its messages."""
+    """A file of discarded messages, with the time of its last survey and the number of its messages."""
 
     file: str
     queue: str
@@ -60,10 +60,10 @@ class SurveyedArchive(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
-    """The last survey of a queue. `why_not` is the reason why the queue is not surveyed now.
+    """The last survey of a queue. `why_not` explains why the queue cannot be surveyed now.
 
-    `held` are the messages that the survey could not read because other consumers held them. Of a stream,
-    `seen` counts the messages of all surveys.
+    `held` are messages that the survey could not read because other consumers held them. For a
+    stream, `seen` counts the messages of all surveys.
     """
 
     queue: str
@@ -77,10 +77,11 @@ class SurveyedQueue(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
-    """The errors of all surveyed queues, the most frequent first.
+    """The errors of all surveyed queues, most frequent first.
 
-    `archives` are the surveyed files of discards. `survey_s` is the time between two surveys, None if they
-    run only on request. `running` is the progress of a survey in the answering process.
+    `archives` are the surveyed files of discarded messages. `survey_s` is the time between two
+    automatic surveys, or None if there are none. `running` is the progress of a survey that is
+    running in the same process.
     """
 
     items: tuple[ErrorGroup, ...] = ()
@@ -92,16 +93,18 @@ class ErrorOverview(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class TrendSample(Struct, frozen=True, rename="camel"):
-    """The number of messages in a queue at a time."""
+    """The number of messages in a queue at a certain time."""
 
     at: Moment
     messages: int
 
 
 class QueueTrend(Struct, frozen=True, rename="camel"):
-    """The depth of a queue, the oldest first: every hour of a month, every five minutes of a day.
+    """The depth of a queue over time, oldest first.
 
-    `arrived` is the sum of all growth in the last day: the smallest possible number of arrived messages.
+    There is a sample for every hour of the last month, and for every five minutes of the last day.
+    `arrived` is the sum of all increases in the last day, which is the minimum number of arrived
+    messages.
     """
 
     queue: str

@@ -1,7 +1,8 @@
-"""The answers of operations: frozen values for the library, the HTTP API, the command and the page.
+"""The results of operations for the library, the HTTP API, the command and the page.
 
-`requests` contains the requests. `codec` converts both to and from JSON with names in camelCase and times in
-RFC 3339. A field whose JSON name differs specifies it with `name`. Fields are added, never removed.
+`requests` contains the requests. `codec` converts both to and from JSON, where names are in
+camelCase and times are in RFC 3339. If the JSON name of a field differs, it is specified with
+`name`. Fields may be added, but are never removed.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class Moment(float):
 
 
 class _AnswerStruct(Struct, frozen=True, rename="camel"):
-    """An answer. Unknown fields are ignored, so clients can read the answers of newer servers."""
+    """A result. Unknown fields are ignored, so that clients can read results of newer servers."""
 
 
 class Price(StrEnum):
-    """The cost of browsing for each message that a session holds."""
+    """The cost of browsing for each message in a session."""
 
     FREE = "free"
     COUNTED = "counted"
@@ -56,10 +57,11 @@ class Price(StrEnum):
 
 
 class Cost(_AnswerStruct, frozen=True):
-    """The cost of one browse session and its explanation. `limit` is None without a delivery limit.
+    """The cost of a browse session, with an explanation. `limit` is None if there is no delivery
+    limit.
 
-    If `can_lift`, Hopback can lift the limit by a policy, which makes browsing free. If `is_stream`, messages
-    are read as copies and do not have to be requeued.
+    If `can_lift` is True, Hopback can lift the limit with a policy, which makes browsing free. If
+    `is_stream` is True, messages are only copied and do not have to be requeued.
     """
 
     price: Price
@@ -71,18 +73,21 @@ class Cost(_AnswerStruct, frozen=True):
 
     @property
     def is_by_nack(self) -> bool:
-        """Whether browsing is free only with `basic.nack`. A closed channel counts as a delivery."""
+        """Whether browsing is only free with `basic.nack`. Closing the channel would count as a
+        delivery.
+        """
         return self.price is Price.FREE and self.limit is not None
 
 
 class Depth(_AnswerStruct, frozen=True):
-    """The number of messages in a queue, with the source and the age of the numbers. None is unknown.
+    """The number of messages in a queue. None means unknown.
 
-    If `source` is `amqp`, the number of ready messages is exact. If it is `management`, all numbers may have
-    been `lag_s` seconds old when they were read. `held_back` counts messages that dead-lettering could not
-    deliver yet. `held_here` counts the messages in sessions of this process and is exact. `total` is the sum
-    of ready and unacked messages. For `amqp` it is the sum of ready messages and `held_here`, because the
-    number of unacked messages is older. `age_s` is the greatest possible age of the numbers in seconds.
+    If `source` is `amqp`, the number of ready messages is exact. If it is `management`, all numbers
+    may already have been `lag_s` seconds old when they were read. `age_s` is the maximum age in
+    seconds. `held_back` counts messages that the broker could not dead-letter yet. `held_here` is
+    the exact number of messages in sessions of this process. `total` is the sum of ready and
+    unacked messages. If `source` is `amqp`, it is the sum of ready messages and `held_here`,
+    because the number of unacked messages is older.
     """
 
     ready: int | None = field(name="messagesReady")
@@ -101,7 +106,7 @@ class Depth(_AnswerStruct, frozen=True):
         force_setattr(self, "total", None if self.ready is None else self.ready + beside)
 
     def age(self, now: float) -> float:
-        """Return the greatest possible age of the numbers in seconds."""
+        """Return the maximum age of the numbers in seconds."""
         return max(now - self.read_at, 0.0) + self.lag_s
 
     def shown_at(self, now: float) -> Depth:
@@ -110,17 +115,17 @@ class Depth(_AnswerStruct, frozen=True):
 
 
 class HeldBack(_AnswerStruct, frozen=True):
-    """Messages that the broker holds back in a queue because the next queue does not accept them."""
+    """Messages that the broker holds back in a queue, because the next queue does not accept them."""
 
     queue: str
     messages: int
 
 
 class TargetChoice(_AnswerStruct, frozen=True):
-    """A possible target of a re-drive from this queue.
+    """A possible target for re-driving messages of a queue.
 
-    `exchange` and `routing_key` are None if they differ between messages. `flaw` is the reason why the target
-    cannot be used, None if it can.
+    `exchange` and `routing_key` are None if they are not the same for all messages. `flaw` is why
+    the target cannot be used, or None if it can.
     """
 
     kind: TargetKind
@@ -133,14 +138,15 @@ class TargetChoice(_AnswerStruct, frozen=True):
 
 
 class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
-    """A dead-letter queue in a list. `exists` is False if the queue is declared but not on the broker.
+    """A dead-letter queue in a list. `exists` is False if the queue is declared but missing on the
+    broker.
 
-    `known_by` is the reason why it counts as a dead-letter queue: `plan`, `dead-lettering`, `name` or
-    `operator`. `state`, `idle_since` and `held_back` need the management API. `held_back` counts the messages
-    to or from a queue of origin that the broker holds back, by the queue that contains them. `HELD_BACK`
-    explains it. The counts of `depth` are repeated here. `consumed` and `unconsumed` are the queues of origin
-    with and without a consumer, None if unknown. `foreign_consumers` is the number of consumers without that
-    of a running job.
+    `known_by` is how the queue was recognised: `plan`, `dead-lettering`, `name` or `operator`.
+    `state`, `idle_since` and `held_back` require the management API. `held_back` contains the
+    queues that hold back messages to or from an origin, as described by `HELD_BACK`. The counts of
+    `depth` are repeated in the summary. `consumed` and `unconsumed` are the origins with and
+    without a consumer, or None if this is unknown. `foreign_consumers` is the number of consumers
+    excluding that of a running job.
     """
 
     queue: str
@@ -168,18 +174,19 @@ class QueueSummary(_AnswerStruct, frozen=True, kw_only=True):
         force_setattr(self, "messages_ready", self.depth.ready)
         force_setattr(self, "messages_unacknowledged", self.depth.unacked)
         force_setattr(self, "consumers", self.depth.consumers)
-        # A running job has one consumer.
+        # a running job has one consumer
         own = self.active_job is not None and self.active_job.state is JobState.RUNNING
         others = None if self.consumers is None else max(self.consumers - own, 0)
         force_setattr(self, "foreign_consumers", others)
 
 
 class QueueDetail(QueueSummary, frozen=True, kw_only=True):
-    """The properties of one dead-letter queue. No message is read for them.
+    """The properties of a dead-letter queue, which are determined without reading messages.
 
-    `type` is None if only the name is known. `limit` is the effective delivery limit, None without one.
-    `limit_lifted` is True if Hopback has lifted it by a policy, `can_lift` if Hopback can. `cost` is the cost
-    of browsing, `job_cost` the cost of a job that is killed while it holds messages.
+    `type` is None if only the name is known. `limit` is the effective delivery limit, or None if
+    there is none. `limit_lifted` is True if Hopback has lifted it with a policy, and `can_lift` is
+    True if this is possible. `cost` is the cost of browsing. `job_cost` is the cost if a job is
+    killed while it holds messages.
     """
 
     type: QueueType | None
@@ -193,7 +200,7 @@ class QueueDetail(QueueSummary, frozen=True, kw_only=True):
 
 
 class Overview(_AnswerStruct, frozen=True):
-    """Every dead-letter queue that the caller may see, read at one time. No message is read."""
+    """All dead-letter queues that the caller may view, read at the same time. No message is read."""
 
     items: tuple[QueueSummary, ...]
     total: int
@@ -202,15 +209,17 @@ class Overview(_AnswerStruct, frozen=True):
 
 
 class DeadLetter(_AnswerStruct, frozen=True):
-    """One dead letter without its body. Its texts are valid in JSON.
+    """A dead letter without its body. All of its strings can be represented in JSON.
 
-    `id` consists of the position in the session and the start of `digest`, a hash of body and properties that
-    browsing does not change. `reason` is the broker's reason (`rejected`, `expired`, `maxlen`,
-    `delivery_limit`), `parked` if a consumer published the message to this queue, else `unknown`.
-    `recorded_by` is the framework that recorded the failure, for example `hopback`, or empty. `sent` is the
-    time of creation in the envelope. Unknown times are None. `attempts` counts the runs of the handler, by
-    the record of the consumer or by the rejects and retry cycles in the broker's headers. It is a minimum if
-    `attempts_at_least`. `delivery_count` is the count of the quorum queue.
+    `id` consists of the position in the session and the start of `digest`. This is a hash of body
+    and properties that does not change when the message is browsed. `reason` is the reason reported
+    by the broker (`rejected`, `expired`, `maxlen`, `delivery_limit`). It is `parked` if a consumer
+    has published the message to this queue, and `unknown` otherwise. `recorded_by` is the framework
+    that has recorded the failure, for example `hopback`, or empty. `sent` is the creation time in
+    the envelope. Unknown times are None. `attempts` counts how often the handler was run, as
+    recorded by the consumer or derived from the rejects and retry cycles in the broker's headers.
+    If `attempts_at_least` is True, it is a minimum. `delivery_count` is the count of the quorum
+    queue.
     """
 
     id: str
@@ -239,12 +248,12 @@ class DeadLetter(_AnswerStruct, frozen=True):
     attempts_at_least: bool = False
 
     def age(self, now: float) -> float | None:
-        """Return the seconds since the last failure, None if its time is unknown."""
+        """Return the seconds since the last failure, or None if its time is unknown."""
         return None if self.last_failed is None else max(now - self.last_failed, 0.0)
 
 
 class Group(_AnswerStruct, frozen=True):
-    """Dead letters with the same value of a property, with one of them as a sample."""
+    """Dead letters with the same value of a property. One of them is included as a sample."""
 
     key: str
     count: int
@@ -254,10 +263,10 @@ class Group(_AnswerStruct, frozen=True):
 
 
 class Groups(_AnswerStruct, frozen=True):
-    """The groups of a session, the largest first. `more` is the number of omitted groups.
+    """The groups of a session, largest first. `more` is the number of omitted groups.
 
-    `by` is one of `GroupBy`, `header.NAME` or `payload.PATH`. `not_looked_into` messages have bodies that the
-    filter could not read. They may match.
+    `by` is one of `GroupBy`, `header.NAME` or `payload.PATH`. `not_looked_into` messages may also
+    match, but have bodies that the filter could not read.
     """
 
     by: str
@@ -268,7 +277,7 @@ class Groups(_AnswerStruct, frozen=True):
 
 
 class LookProgress(_AnswerStruct, frozen=True):
-    """The progress of an operation that reads queues: the present queue and the number of read messages."""
+    """The progress of an operation that reads queues, with the current queue and the messages read."""
 
     queue: str
     seen: int
@@ -276,13 +285,13 @@ class LookProgress(_AnswerStruct, frozen=True):
 
 
 OnProgress: TypeAlias = "Callable[[LookProgress], object]"
-"""Called with the progress of an operation that may take minutes."""
+"""A function that receives the progress of a long operation."""
 
 
 class HeldMessages(_AnswerStruct, frozen=True):
     """Messages that could not be read because consumers hold them.
 
-    `count` is None if the broker has not counted them yet, or without a management API.
+    `count` is None without a management API, or if the broker has not counted them yet.
     """
 
     queue: str
@@ -293,8 +302,8 @@ class HeldMessages(_AnswerStruct, frozen=True):
 class Survey(_AnswerStruct, frozen=True):
     """The groups of a whole queue, and the number of messages that were read.
 
-    `not_looked_into` messages have bodies that the filter could not read. They may match. `held` messages
-    were not read because consumers hold them.
+    `not_looked_into` messages may also match, but have bodies that the filter could not read.
+    `held` messages were not read because consumers hold them.
     """
 
     queue: str
@@ -308,9 +317,10 @@ class Survey(_AnswerStruct, frozen=True):
 
 
 class Page(_AnswerStruct, frozen=True):
-    """Some dead letters of a session. `next` is the cursor of the next page, None on the last page.
+    """A page of dead letters. `next` is the cursor of the next page, or None on the last page.
 
-    `not_looked_into` messages have bodies too large or deeply nested for `payload.` terms. They may match.
+    `not_looked_into` messages may also match, but have bodies that are too large or too deeply
+    nested for `payload.` terms.
     """
 
     dead_letters: tuple[DeadLetter, ...] = field(name="items")
@@ -320,14 +330,16 @@ class Page(_AnswerStruct, frozen=True):
 
 
 class TimelineEntry(_AnswerStruct, frozen=True):
-    """One event in the history of a message. `time` is None if it was not recorded."""
+    """An event in the history of a message. `time` is None if it was not recorded."""
 
     time: Moment | None = field(name="at")
     what: str
 
 
 class FailureRecord(_AnswerStruct, frozen=True):
-    """The failure as recorded by the consumer or its framework: the original exception, not its wrappers."""
+    """A failure as recorded by the consumer or its framework. It is the original exception without
+    wrappers.
+    """
 
     type: str
     message: str
@@ -337,9 +349,10 @@ class FailureRecord(_AnswerStruct, frozen=True):
 
 
 class WayCheck(_AnswerStruct, frozen=True):
-    """An exchange and routing key of a re-drive. `flaw` is the reason why they cannot be used.
+    """The exchange and routing key of a re-drive. `flaw` is why they cannot be used, if there is a
+    reason.
 
-    `count` is the number of read messages that would be published to them.
+    `count` is the number of messages read so far that would be published to them.
     """
 
     exchange: str
@@ -349,7 +362,7 @@ class WayCheck(_AnswerStruct, frozen=True):
 
 
 class HeaderView(_AnswerStruct, frozen=True):
-    """A header with its AMQP type. A value without a JSON equivalent is converted to text."""
+    """A header with its AMQP type. A value that JSON does not support is converted to a string."""
 
     name: str
     type: str
@@ -357,11 +370,13 @@ class HeaderView(_AnswerStruct, frozen=True):
 
 
 class MessageView(_AnswerStruct, frozen=True, kw_only=True):
-    """One message with its history, headers and payload. `payload` is parsed if it is JSON and not too large.
+    """A message with its history, headers and payload. `payload` is parsed if it is JSON and not
+    too large.
 
-    `sentence` summarises the failure. `failure` is the consumer's record with its stack, if there is one.
-    `way` is the default target of a re-drive. If it is None, `no_way` is the reason. `more_headers` is the
-    number of headers that are omitted here and included in an export.
+    `sentence` is a summary of the failure. `failure` is the record of the consumer with its stack,
+    if there is one. `way` is the default target of a re-drive. If it is None, `no_way` is the
+    reason. `more_headers` is the number of headers that are omitted here. An export contains all of
+    them.
     """
 
     dead_letter: DeadLetter = field(name="letter")
@@ -380,12 +395,12 @@ class MessageView(_AnswerStruct, frozen=True, kw_only=True):
 
 
 class SessionView(_AnswerStruct, frozen=True, kw_only=True):
-    """A browse session. It is `complete` if it holds all messages that were ready.
+    """A browse session. `complete` is True if it holds all messages that were ready.
 
-    `order_kept` is False if the queue will put the messages behind others that were requeued earlier.
-    `skipped` messages are ahead of the held ones. The broker keeps them unacked until the session ends.
-    `ready` is the number of ready messages when the session was opened. Other sessions of this process held
-    `held_by_others` messages.
+    `order_kept` is False if the queue is going to requeue the messages behind others that were
+    requeued earlier. `skipped` messages are ahead of the held ones, and the broker keeps them
+    unacked until the session ends. `ready` is the number of ready messages when the session was
+    opened. At that time, other sessions of this process held `held_by_others` messages.
     """
 
     id: str
@@ -416,7 +431,7 @@ class LimitPolicy(_AnswerStruct, frozen=True):
 
 
 class EditedCopy(_AnswerStruct, frozen=True):
-    """The copy that was sent: its new message id."""
+    """The new message id of an edited copy."""
 
     message_id: str
 
@@ -426,26 +441,28 @@ class JobState(StrEnum):
     PAUSED = "paused"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
-    """The connection or the process of the job ended. No message is lost, and the job can be resumed."""
+    """The connection or process of the job has ended. No message is lost, and the job can be resumed."""
     COMPLETED = "completed"
     FAILED = "failed"
-    """The job stopped because of an error, which its reason names. It can be resumed after the repair."""
+    """The job has stopped because of an error. Its reason names the error. It can be resumed after
+    the repair.
+    """
     STOPPED = "stopped"
-    """The job stopped because messages that it had sent died again. It can be resumed."""
+    """The job has stopped because messages it had sent were dead-lettered again. It can be resumed."""
 
 
 ACTIVE = frozenset({JobState.RUNNING, JobState.PAUSED})
-"""The states in which no other job can start on the queue."""
+"""The states in which no other job can start for the queue."""
 
 
 class Counts(_AnswerStruct, frozen=True):
-    """The progress of a job, in numbers of messages.
+    """The progress of a job in numbers of messages.
 
-    `selected` is the size of the selection. Each of its messages is `done`, `skipped` (left out by the filter
-    or the loop guard), `failed`, `gone` (it left the queue without the job) or `remaining`. `returned` counts
-    requeued messages. `arrived_meanwhile` counts messages that arrived while the job ran, which it does not
-    touch. `came_back` counts messages that the job sent and that are dead again, None if they were not
-    counted. It is a minimum if `came_back_at_least`.
+    `selected` is the size of the selection. Each of these messages is `done`, `skipped` (excluded
+    by the filter or the loop guard), `failed`, `gone` (it left the queue without the job) or
+    `remaining`. `returned` messages were requeued. `arrived_meanwhile` messages arrived while the
+    job was running, and are not moved. `came_back` messages were sent by the job and dead-lettered
+    again. It is None if they were not counted, and a minimum if `came_back_at_least` is True.
     """
 
     selected: int = 0
@@ -465,12 +482,14 @@ class Counts(_AnswerStruct, frozen=True):
 
 
 class Job(_AnswerStruct, frozen=True, kw_only=True):
-    """A re-drive or a discard. `state_reason` explains its state, `reason` is that of its author.
+    """A re-drive or a discard. `state_reason` explains its state, and `reason` is the reason given
+    by its author.
 
-    `selection` is the selection at the start. `rate` is the present limit in messages per second, None
-    without a limit. `target` is the target in words, `target_choice` as it was chosen. `run` counts starts
-    and resumptions, `changes` the saved changes. `watch_s` is the watch time in seconds after each stage
-    of the ramp and at the end, None if the job does not watch. `watch_text` explains it.
+    `selection` is the selection at the start. `rate` is the current limit in messages per second,
+    or None if there is none. `target` describes the target, and `target_choice` is the target as it
+    was chosen. `run` counts starts and resumptions, and `changes` counts saved changes. `watch_s`
+    is the watch time in seconds after each stage of the ramp and at the end, or None if the job
+    does not watch. `watch_text` explains it.
     """
 
     id: str
@@ -497,7 +516,7 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
     watch_s: float | None = field(default=None, name="watchSeconds")
     watch_text: str = ""
     duplicates: str = ""
-    """The number of messages that may have been delivered twice, in words, for a resumed re-drive."""
+    """For a resumed re-drive, a description of how many messages may have been delivered twice."""
 
     def __post_init__(self) -> None:
         if not self.url:
@@ -505,12 +524,12 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether the job runs or is paused, so that no other job can start on its queue."""
+        """Whether the job is running or paused. In these states, no other job can start for its queue."""
         return self.state in ACTIVE
 
     @property
     def matching(self) -> int:
-        """The number of selected messages that match the filter, as of the start."""
+        """The number of selected messages that match the filter, as counted at the start."""
         known = self.selection.count
         return self.counts.selected if known is None else known
 
@@ -525,14 +544,14 @@ class Job(_AnswerStruct, frozen=True, kw_only=True):
 
 
 class JobList(_AnswerStruct, frozen=True):
-    """Jobs, the newest first."""
+    """Jobs, newest first."""
 
     items: tuple[Job, ...]
     total: int
 
 
 class FailedMessage(_AnswerStruct, frozen=True):
-    """A message that a job could not move, or left out. It is still in its queue."""
+    """A message that a job could not move or has skipped. It is still in its queue."""
 
     id: str
     digest: str
@@ -542,23 +561,27 @@ class FailedMessage(_AnswerStruct, frozen=True):
 
 
 class FailureList(_AnswerStruct, frozen=True):
-    """Messages that a job could not move. `cursor` is that of the next page, null on the last page."""
+    """Messages that a job could not move. `cursor` is the cursor of the next page, or null on the
+    last page.
+    """
 
     items: tuple[FailedMessage, ...]
     cursor: str | None
 
 
 class LeftOutCount(_AnswerStruct, frozen=True):
-    """The number of read messages that the job would leave out, and the reason."""
+    """How many of the messages read by the plan would be skipped, with the reason."""
 
     reason: str
     count: int
 
 
 class ChangeSample(_AnswerStruct, frozen=True):
-    """The effect of a change on one message: the changed lines, or the reason why it cannot be made.
+    """The effect of a change on a message. It contains the changed lines, or the reason why it
+    cannot be changed.
 
-    The first character of a line is its mark: `-` removed, `+` added, ` ` unchanged, `…` omitted.
+    Each line starts with `-` if it is removed, `+` if it is added, a space if it is unchanged, and
+    `…` if lines are omitted.
     """
 
     id: str
@@ -567,7 +590,7 @@ class ChangeSample(_AnswerStruct, frozen=True):
 
 
 class ReachedQueue(_AnswerStruct, frozen=True):
-    """A queue that messages of a re-drive would reach, with its present consumers and messages.
+    """A queue that messages of a re-drive would reach, with its current consumers and messages.
 
     Unknown numbers are None.
     """
@@ -578,18 +601,21 @@ class ReachedQueue(_AnswerStruct, frozen=True):
 
 
 class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
-    """The plan of a job: the answer of a dry run.
+    """The plan of a job, which is the result of a dry run.
 
-    `selection` is the counted selection. A job that starts with it moves exactly these messages. `selected`
-    is the number of messages that the job reads, `seen` the number that the plan has read, and `matching` the
-    number of those that match the filter. `reasons`, `errors`, `ways` and `left_out` count these messages.
-    `order` describes whether messages keep their order. A plan with `flaws` does not start. `export_to` is
-    the file on the machine of the job to which a discard writes each message first, or a re-drive with a
-    change the originals. It is empty without a file. With a ramp, the job watches for `watch_s` seconds after
-    each stage and at the end. `watch_text` explains that time. `conflict` is another job that prevents this
-    one. `reaches` are the queues that the ways lead to, with their present consumers. `changes` previews a
-    change on some messages. `stop_rule` is the condition under which the job stops itself, `duplicates` the
-    number of messages that may be delivered twice, both in words.
+    `selection` is the counted selection. A job that is started with it moves exactly these
+    messages. The job reads `selected` messages. The plan has read `seen` of them, of which
+    `matching` match the filter. `reasons`, `errors`, `ways` and `left_out` only count messages that
+    the plan has read. `reaches` are the queues that the ways lead to, with their current consumers.
+    `order` describes whether messages keep their order. `changes` shows the effect of a change on
+    some messages.
+
+    A plan with `flaws` cannot be started. `conflict` is another job that prevents this one.
+    `export_to` is a file on the machine of the job. A discard writes all messages to it, and a
+    re-drive with a change writes the originals. It is empty if there is no file. If there is a
+    ramp, the job watches for `watch_s` seconds after each stage and at the end, which `watch_text`
+    explains. `stop_rule` describes when the job stops itself. `duplicates` describes how many
+    messages could be delivered twice.
     """
 
     kind: JobKind
@@ -626,8 +652,8 @@ class JobPlan(_AnswerStruct, frozen=True, kw_only=True):
 class Imported(_AnswerStruct, frozen=True):
     """The result of an import.
 
-    The first `lines` lines are confirmed or empty. To continue the import, skip them. `problem` is the error
-    that stopped it, empty after a complete import.
+    The first `lines` lines were confirmed or are empty. To continue the import, skip them.
+    `problem` is the error that stopped it, or empty if the import is complete.
     """
 
     lines: int
@@ -636,10 +662,11 @@ class Imported(_AnswerStruct, frozen=True):
 
 
 class AuditEntry(_AnswerStruct, frozen=True):
-    """One action. `number` orders the entries. It is assigned on writing and 0 before.
+    """An action in the audit. `number` is the order of the entries. It is 0 until the entry is
+    written.
 
     `action` is a name with a dot, for example `job.start` or `session.open`. `result` is `ok`,
-    `refused` or `failed`. `details` contains numbers and texts, never secrets or payloads.
+    `refused` or `failed`. `details` contains numbers and strings, but neither secrets nor payloads.
     """
 
     at: Moment
@@ -654,7 +681,7 @@ class AuditEntry(_AnswerStruct, frozen=True):
 
 
 class AuditList(_AnswerStruct, frozen=True):
-    """Entries of the audit, the newest first. `cursor` is that of the next page, null on the last page."""
+    """Audit entries, newest first. `cursor` is the cursor of the next page, or null on the last page."""
 
     items: tuple[AuditEntry, ...]
     cursor: str | None = None

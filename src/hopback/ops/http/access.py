@@ -96,7 +96,6 @@ async def _show_me(call: Call[Empty, None]) -> MeAnswer:
 
 
 def key_answer(key: ApiKey) -> KeyAnswer:
-    """A key without its secret."""
     return KeyAnswer(
         key.id,
         key.name,
