@@ -1,4 +1,4 @@
-"""Alerts on dead letters: rules, delivery, API and page."""
+"""Alerts on dead letters, with their rules, delivery, API and page."""
 
 from __future__ import annotations
 

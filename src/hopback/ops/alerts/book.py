@@ -1,4 +1,4 @@
-"""The tables of alerts: the alerts, the notices to send about them, and the lease of the sending service."""
+"""The database tables for alerts, for the notices about them, and for the lease of the sending service."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class WaitingNotice:
 
 
 class AlertBook:
-    """Reads and writes the tables of alerts.
+    """Read and write the tables of alerts.
 
-    Several services may use one database. Only the owner of the lease writes. A writer checks its lease in
-    the transaction of the change and raises LeaseLost if another service has it.
+    Several services can use the same database, but only the owner of the lease writes. The lease is
+    checked in the same transaction as the change. LeaseLost is raised if another service has it.
     """
 
     def __init__(self, database: SqlDatabase) -> None:
         self._database = database
 
     async def lead(self, owner: str, now: float, seconds: float) -> bool:
-        """Take or renew the lease. Return False if another service has it."""
+        """Take or renew the lease. Returns False if another service has it."""
         found = await self._write(
             "INSERT INTO hopback_leases (name, leased_by, leased_until)"
             " VALUES ('alerts', :owner, :until)"
@@ -53,19 +53,18 @@ class AlertBook:
         return bool(found)
 
     async def step_down(self, owner: str) -> None:
-        """Release the lease, so that another service need not wait for its end."""
+        """Release the lease, so that another service does not have to wait until it expires."""
         await self._write(
             "DELETE FROM hopback_leases WHERE name = 'alerts' AND leased_by = :owner",
             {"owner": owner},
         )
 
     async def alerts(self) -> tuple[Alert, ...]:
-        """Return all alerts."""
         rows = await self._read("SELECT document FROM hopback_alerts ORDER BY id", {})
         return tuple(from_json(Alert, document) for (document,) in rows)
 
     async def save(self, owner: str, now: float, decision: AlertDecision) -> None:
-        """Write the changed alerts, delete the forgotten ones and add the notices."""
+        """Store the changed alerts, delete those to forget, and add the notices."""
         await self._database.write(partial(_save, owner, now, decision))
 
     async def next_notices(self, now: float) -> tuple[WaitingNotice, ...]:
@@ -82,7 +81,9 @@ class AlertBook:
         )
 
     async def end_notice(self, owner: str, number: int, now: float, error: str = "") -> None:
-        """Record that the target accepted a notice, or that the service gave up with this error."""
+        """Record that the target accepted a notice, or that the service has given up because of an
+        error.
+        """
         await self._change_notice(
             owner, now, number, "ended_at = :now, error = :error", {"error": error or None}
         )
@@ -96,15 +97,16 @@ class AlertBook:
         await self._change_notice(owner, now, number, changes, values)
 
     async def forget(self, before: float) -> None:
-        """Delete notices that ended before the given time."""
+        """Delete notices that were completed before a certain time."""
         await self._write(
             "DELETE FROM hopback_alert_notices WHERE ended_at < :before", {"before": before}
         )
 
     async def list_alerts(self, kinds: Mapping[str, str] | None = None) -> AlertList:
-        """List alerts, firing and newest first, and the targets.
+        """Return the alerts, firing and newest first, and the targets.
 
-        `kinds` contains the kind of each target in the settings. Without it, list the targets of the notices.
+        `kinds` maps the targets in the settings to their kinds. If it is None, the targets of all
+        notices are returned.
         """
         found = sorted(
             await self.alerts(),
@@ -121,7 +123,9 @@ class AlertBook:
         return AlertList(tuple(found), len(found), targets=targets)
 
     async def _targets(self) -> dict[str, tuple[int, Moment | None, str]]:
-        """By target: the number of waiting notices, the last acceptance, and the error since then."""
+        """Return the number of waiting notices, the time of the last delivery and the error since
+        then, by target.
+        """
         rows = await self._read(
             "SELECT one.target, one.waiting, one.sent_at, failed.error, failed.ended_at FROM ("
             " SELECT target, COUNT(CASE WHEN ended_at IS NULL THEN 1 END) AS waiting,"

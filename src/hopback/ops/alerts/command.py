@@ -1,4 +1,4 @@
-"""`hopback alerts`: list alerts and test targets."""
+"""The commands of `hopback alerts`, which list alerts and test targets."""
 
 from __future__ import annotations
 

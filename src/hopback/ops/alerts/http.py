@@ -1,4 +1,4 @@
-"""Alerts in the API and on the page."""
+"""The API and pages for alerts."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ if TYPE_CHECKING:
     from hopback.ops.http.services import CallerRequest
 
 ALERTS = ApiTable()
-"""The endpoints of alerts."""
+"""The API endpoints for alerts."""
 
 
 @ALERTS.answer(endpoints.ALERTS)
 async def _list_alerts(call: CallerRequest) -> AlertList:
-    """List firing and pending alerts, and alerts resolved within a week."""
+    """List firing and pending alerts, and those resolved within the last week."""
     found = await call.services.shared.alerting.list_alerts()
     here = (one for one in found.items if call.services.has(one.broker))
     items = call.principal.visible(here)
     if not call.services.manages(call.principal):
         return AlertList(items, len(items))
-    return structs.replace(found, items=items, total=len(items))  # admins see rules and targets
+    # only admins see rules and targets
+    return structs.replace(found, items=items, total=len(items))
 
 
 @ALERTS.answer(endpoints.TEST_ALERT)
@@ -54,7 +55,7 @@ async def _send_test(asked: CallerRequest, target: str) -> AlertTestResult:
 
 
 ALERT_PAGES = Pages()
-"""The pages of alerts."""
+"""The pages for alerts."""
 
 
 @ALERT_PAGES.post("/alerts/test", Role.ADMIN, EVERY_QUEUE)
@@ -76,7 +77,7 @@ async def _alerts(visit: Visit, tested: AlertTestResult | None = None) -> Respon
         manages=visit.services.manages(visit.principal),
         rules=found.rules,
         targets=found.targets,
-        # A notice that is newer than the last acceptance still waits.
+        # A notice is still waiting if it is newer than the last one that was accepted.
         taken={one.name: one.sent_at or 0.0 for one in found.targets},
         tested=tested,
     )

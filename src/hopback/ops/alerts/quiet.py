@@ -1,4 +1,4 @@
-"""Quiet times, in which no notices are sent."""
+"""Quiet times, during which no notices are sent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ _QUIET = re.compile(
     r"(?P<days>[a-z]{3}(?:[ ,]+[a-z]{3})*)?"
     r" *(?:(?P<h1>[0-2]\d):(?P<m1>[0-5]\d) *- *(?P<h2>[0-2]\d):(?P<m2>[0-5]\d))?"
 )
-_DAY_MIN = 24 * 60  # minutes of a day
+_DAY_MIN = 24 * 60  # minutes
 
 
 @dataclass(frozen=True, slots=True)
 class QuietTime:
-    """Minutes of the day on the days on which they begin. An `end` before `start` is on the next day."""
+    """A quiet time in minutes of the day. `days` are the days on which it starts.
+
+    If `end` is before `start`, it ends on the next day.
+    """
 
     days: frozenset[int]
     start: int
     end: int
 
     def holds(self, moment: datetime) -> bool:
-        """Whether the quiet time includes the given time."""
+        """Return whether the quiet time includes a time."""
         minute = moment.hour * 60 + moment.minute
         yesterday = (moment - timedelta(days=1)).weekday()
         if self.start < self.end:
@@ -33,7 +36,7 @@ class QuietTime:
 
 
 def parse_quiet(text: str) -> QuietTime:
-    """Read `22:00-06:00`, `sat sun` or `fri 18:00-24:00`. Raises ValueError."""
+    """Parse a quiet time such as `22:00-06:00`, `sat sun` or `fri 18:00-24:00`. Raises ValueError."""
     found = _QUIET.fullmatch(text.strip().lower())
     days = re.findall("[a-z]{3}", found["days"] or "") if found is not None else []
     if found is None or not text.strip() or not set(days) <= set(_DAYS):

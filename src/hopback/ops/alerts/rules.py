@@ -1,8 +1,9 @@
-"""Decide which alerts fire and which notices to send. Pure.
+"""Decide which alerts are firing and which notices have to be sent.
 
-`decide_alerts` takes the state of the brokers, the rules, the known alerts and the time. It returns the
-changed and forgotten alerts and the notices. A caller that saves the decision in one transaction and sends
-the notices afterwards sends every notice at least once.
+`decide_alerts` is a pure function. It takes the state of the brokers, the rules, the known alerts
+and the time. It returns the alerts to store and to delete, and the notices. If the caller stores
+the decision in one transaction and sends the notices afterwards, every notice is sent at least
+once.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ if TYPE_CHECKING:
     from hopback.ops.contract.surveys import ErrorGroup
 
 
-_LONGEST_TEXT = 300  # characters of an error in a notice, because notices may be read on a phone
-_MOST_IN_NOTICE = 50  # firing alerts in a notice, and as many resolved ones. The page shows all.
-_KEPT_S = 7 * 86_400.0  # seconds that resolved alerts are shown: a week, for a weekly review
+_LONGEST_TEXT = 300  # characters of an error in a notice, which may be read on a phone
+# firing alerts in a notice, and the same number of resolved ones. The page shows all.
+_MOST_IN_NOTICE = 50
+# seconds (one week) for which resolved alerts are shown, so that they can be reviewed weekly
+_KEPT_S = 7 * 86_400.0
 _STOPPED = {JobState.FAILED: "has failed", JobState.INTERRUPTED: "was interrupted"}
 
 
@@ -46,8 +49,8 @@ _STOPPED = {JobState.FAILED: "has failed", JobState.INTERRUPTED: "was interrupte
 class QueueSeen:
     """The current state of a dead-letter queue. Unknown values are None.
 
-    `past` has earlier depths, the oldest first. `oldest` is the time at which the oldest surveyed message
-    failed. Surveys have found `new_errors`. `unconsumed` are queues of origin that have lost their
+    `past` contains earlier depths, oldest first. `oldest` is when the oldest surveyed message
+    failed. `new_errors` were found by surveys. `unconsumed` are the origins that have lost their
     consumers.
     """
 
@@ -62,7 +65,7 @@ class QueueSeen:
 
 @dataclass(frozen=True, slots=True)
 class AlertInput:
-    """The current state of a broker that answers. Alerts of other brokers do not change."""
+    """The current state of a broker that responds. Alerts for other brokers do not change."""
 
     broker: str
     queues: tuple[QueueSeen, ...] = ()
@@ -71,7 +74,7 @@ class AlertInput:
 
 @dataclass(frozen=True, slots=True)
 class AlertDecision:
-    """Alerts to save, ids of alerts to delete, and notices to send."""
+    """The alerts to store, the ids of alerts to delete, and the notices to send."""
 
     changed: tuple[Alert, ...] = ()
     forgotten: tuple[str, ...] = ()
@@ -80,7 +83,7 @@ class AlertDecision:
 
 @dataclass(frozen=True, slots=True)
 class _Sighting:
-    """A condition that holds, and the seconds for which it is known to hold."""
+    """A condition that is met, and for how many seconds it is known to have been met."""
 
     text: str
     held_for: float = 0.0
@@ -93,10 +96,11 @@ def decide_alerts(
     now: float,
     served: Sequence[str] = (),
 ) -> AlertDecision:
-    """Return the changes of the alerts and the notices.
+    """Decide how alerts change and which notices are sent.
 
-    `served` names the brokers of the service, including those that do not answer. The first one takes over
-    alerts without a broker's name. Alerts of a broker that is no longer served are resolved.
+    `served` contains the names of all brokers of the service, including those that do not respond.
+    Alerts without a broker name are assigned to the first one. Alerts for brokers that are no
+    longer served are resolved.
     """
     rules = settings.rules
     by_name = {rule.name: rule for rule in rules}
@@ -157,7 +161,7 @@ def _begin(rule: AlertRule, key: AlertKey, sighting: _Sighting, now: float) -> A
 
 
 def _patience(rule: AlertRule) -> float:
-    """Return the seconds for which the condition must hold before the alert fires."""
+    """Return for how many seconds the condition must be met until the alert fires."""
     return rule.older_than_seconds if rule.kind is AlertKind.OLDEST_AGE else rule.for_seconds
 
 
@@ -170,7 +174,7 @@ def _follow(
     now: float,
     settings: AlertSettings,
 ) -> Alert | None:
-    """Return the alert after this look, None to delete it."""
+    """Return the new state of the alert, or None to delete it."""
     sighting = held.get(alert.key)
     if sighting is not None and rule is not None:
         if alert.state is AlertState.PENDING:
@@ -180,7 +184,7 @@ def _follow(
         resolved = alert.resolved_at
         untold = any(told.state is AlertState.FIRING for told in alert.told.values())
         if resolved is not None and untold and now - resolved < settings.wait_seconds:
-            # No notice has reported it as resolved, so it continues.
+            # No notice has reported that the alert was resolved, so it is still the same alert.
             return replace(alert, state=AlertState.FIRING, resolved_at=None)
         return alert
     if rule is not None and (
@@ -204,7 +208,7 @@ def _notice(
     now: float,
     settings: AlertSettings,
 ) -> tuple[dict[str, Alert], AlertNotice | None]:
-    """Return the notice that is due for a target, and the alerts that record it."""
+    """Return the alerts with the notice recorded, and the notice if one is due for the target."""
     firing: list[Alert] = []
     resolved: list[Alert] = []
     is_due, moment = False, datetime.fromtimestamp(now, ZoneInfo(settings.time_zone))
@@ -251,7 +255,7 @@ def _notice(
 def _look(
     rules: Iterable[AlertRule], seen: Iterable[AlertInput], now: float
 ) -> tuple[dict[AlertKey, _Sighting], frozenset[tuple[str, str, str]]]:
-    """Return the conditions that hold, and the queues for which a rule cannot be evaluated."""
+    """Return the conditions that are met, and the queues for which a rule cannot be evaluated."""
     held: dict[AlertKey, _Sighting] = {}
     unknown: set[tuple[str, str, str]] = set()
     brokers = tuple(seen)
@@ -350,7 +354,7 @@ _SEE = {
 
 
 def _span(seconds: float) -> str:
-    """Return a duration in words, in whole seconds below an hour and whole minutes above."""
+    """Format a duration. It is rounded to minutes if it is one hour or longer, and to seconds otherwise."""
     step = 60 if seconds >= 3600 else 1
     return format_duration(max(round(seconds / step) * step, 1) * 1000)
 

@@ -1,7 +1,7 @@
-"""Sends a notice to a target: webhook, Slack or mail.
+"""Send notices to webhooks, Slack and mail addresses.
 
-The addresses are in the settings file. Requests are made as for push targets: redirects are not followed,
-proxies of the environment are not used, and no text of a message becomes a header.
+The addresses are in the settings file. The same rules apply as for push targets. Redirects and
+proxies from the environment are not used, and headers do not contain any text from messages.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from hopback.clock import Clock
     from hopback.ops.alerts.values import Alert, AlertNotice
 
-_LISTED = 20  # alerts in a chat message or mail, because a person reads it. The page shows all.
-_NAMED = 3  # queues in a subject line of several alerts. Further ones are "and others".
-_LONGEST_SUBJECT = 150  # characters: mail programs truncate longer subjects
+_LISTED = 20  # alerts in a chat message or mail, to keep it readable. The page shows all.
+_NAMED = 3  # queues named in the subject of several alerts. The rest is "and others".
+_LONGEST_SUBJECT = 150  # characters, because mail programs truncate longer subjects
 _LONGEST_ANSWER = 2000  # bytes of an error response that are read. The rest is ignored.
-_LONGEST_PROBLEM = 200  # characters of an error that are shown: one line of the page
+_LONGEST_PROBLEM = 200  # characters of an error that are shown, which fit in a line of the page
 
 
 class NotTaken(Exception):
-    """A target did not accept a notice. The text has the reason, without the address."""
+    """A target did not accept a notice. The message is the reason and does not contain the address."""
 
 
 class AlertSender:
-    """Sends notices to one target."""
+    """Send notices to one target."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class AlertSender:
             self._push = target.push_target(environment)
 
     async def send(self, notice: AlertNotice) -> None:
-        """Return when the target accepted the notice. Raises NotTaken if it did not confirm that."""
+        """Send a notice. Raises NotTaken unless the target confirms that it has accepted the notice."""
         seconds = self.settings.timeout_seconds
         try:
             async with asyncio.timeout(seconds):
                 if self.settings.kind is AlertTargetKind.MAIL:
-                    # A thread cannot be cancelled. The timeout of smtplib ends each of its steps.
+                    # A thread cannot be cancelled, but smtplib applies its timeout to each step.
                     await asyncio.to_thread(self._mail, notice)
                 else:
                     await self._post(notice)
@@ -129,7 +129,7 @@ def _shorten(text: str) -> str:
 
 
 def summary_of_notice(notice: AlertNotice, address: str = "") -> str:
-    """Return the notice in one line. `address` is that of a broker without a name."""
+    """Summarise a notice in one line. `address` is used for brokers that have no name."""
     if notice.is_test:
         return "Hopback: a test notice, no action needed"
     alerts = (*notice.firing, *notice.resolved)
@@ -153,7 +153,7 @@ def _where(alert: Alert, address: str) -> str:
 
 
 def webhook_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
-    """Return the notice as JSON: alerts as in the API, each with an absolute link."""
+    """Write a notice as JSON. It contains the alerts as in the API, with absolute links."""
     document = to_json(notice)
     for group in ("firing", "resolved"):
         for each in document[group]:
@@ -163,7 +163,9 @@ def webhook_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
 
 
 def slack_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
-    """Return the notice as a chat message. Names are escaped, so they cannot form links or mentions."""
+    """Write a notice as a chat message. Names are escaped, so that they cannot contain links or
+    mentions.
+    """
     lines = [f"*{_escape(summary_of_notice(notice, address))}*"]
     for alert, word in _alerts_of(notice):
         where = _escape(one_line(_where(alert, address)))
@@ -176,7 +178,9 @@ def slack_body(notice: AlertNotice, link: str, address: str = "") -> bytes:
 def mail_of(
     notice: AlertNotice, link: str, sender: str, to: Iterable[str], address: str = ""
 ) -> EmailMessage:
-    """Return the notice as a mail. Its Message-ID contains the notice's id, so copies are recognised."""
+    """Write a notice as a mail. Its Message-ID contains the id of the notice, by which duplicates
+    can be detected.
+    """
     mail = EmailMessage()
     mail["From"], mail["To"] = sender, ", ".join(to)
     mail["Subject"] = summary_of_notice(notice, address)[:_LONGEST_SUBJECT]

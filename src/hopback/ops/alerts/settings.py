@@ -1,4 +1,4 @@
-"""The settings of alerts: rules, targets and times of rest."""
+"""The settings for alerts, which are rules, targets and quiet times."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _Name = Annotated[str, Meta(min_length=1, max_length=100)]
 
 
 class AlertTargetKind(StrEnum):
-    """The ways to notify a target."""
+    """How a target is notified."""
 
     WEBHOOK = "webhook"
-    """POST a JSON document."""
+    """Send a JSON document with POST."""
     SLACK = "slack"
-    """POST a text to an incoming webhook of Slack, Mattermost or a compatible chat."""
+    """Send a text to an incoming webhook of Slack, Mattermost or a compatible chat."""
     MAIL = "mail"
-    """Send a mail by SMTP."""
+    """Send a mail with SMTP."""
 
 
 class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """A target of notices. Environment variables contain the secrets, and may contain the address."""
+    """A target for notices. Its secrets are in environment variables, and its address can be too."""
 
     name: _Name
     kind: AlertTargetKind
@@ -54,7 +54,7 @@ class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
     to: tuple[str, ...] = ()
 
     def push_target(self, environment: Mapping[str, str]) -> PushTarget:
-        """Return the address of a webhook or chat. Raises InvalidDeclaration for a wrong one."""
+        """Return the address of a webhook or chat. Raises InvalidDeclaration if it is invalid."""
         return PushTarget(
             environment.get(self.url_env, "") if self.url_env else self.url,
             self.timeout_seconds,
@@ -64,7 +64,7 @@ class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def problems(self, environment: Mapping[str, str]) -> Iterator[str]:
-        """Yield the errors of this target."""
+        """Yield the problems in this target."""
         for name in ("url_env", "bearer_env", "secret_env", "password_env"):
             variable = getattr(self, name)
             if variable and not environment.get(variable):
@@ -87,13 +87,13 @@ class AlertTargetSettings(Struct, frozen=True, forbid_unknown_fields=True):
             return
         try:
             self.push_target(environment)
-        except InvalidDeclaration:  # without the address itself, which may be a secret
+        except InvalidDeclaration:  # do not show the address, which may be a secret
             name = "url" if self.url else "url_env"
             yield f"{name}: expected http://host/path or https://host/path, without credentials"
 
 
 class AlertSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """Rules and targets. `link` is the public address of the page, for links in notices."""
+    """Rules and targets. `link` is the public address of the page, which is used for links in notices."""
 
     link: str = ""
     every_seconds: Annotated[float, Meta(ge=1, le=3600)] = 15.0
@@ -105,7 +105,7 @@ class AlertSettings(Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[AlertRule, ...] = ()
 
     def problem(self, environment: Mapping[str, str]) -> str | None:
-        """Return the first error, or None if there is none."""
+        """Return the first problem in these settings, or None."""
         return next(self._problems(environment), None)
 
     def _problems(self, environment: Mapping[str, str]) -> Iterator[str]:

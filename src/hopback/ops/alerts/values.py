@@ -1,4 +1,4 @@
-"""Rules, alerts and notices as values of the contract."""
+"""The rules, alerts and notices in the contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Name = Annotated[str, Meta(min_length=1, max_length=100)]
 _Pattern = Annotated[str, Meta(min_length=1, max_length=255)]
 _Seconds = Annotated[float, Meta(ge=0, le=30 * 86_400)]
 AlertKey: TypeAlias = tuple[str, str, str, str]
-"""Rule, broker, queue and subject of an alert."""
+"""Identifies an alert by rule, broker, queue and subject."""
 
 
 class AlertKind(StrEnum):
@@ -27,24 +27,27 @@ class AlertKind(StrEnum):
     DEPTH = "depth"
     """A dead-letter queue contains more than `above` messages."""
     GROWTH = "growth"
-    """It grew by more than `above` messages within `within_seconds`."""
+    """It has grown by more than `above` messages within `within_seconds`."""
     NEW_FINGERPRINT = "new-fingerprint"
-    """It contains a failure that was first seen within `within_seconds`."""
+    """It contains an error that was first seen within `within_seconds`."""
     OLDEST_AGE = "oldest-age"
-    """Its oldest message failed, or the queue became non-empty, more than `older_than_seconds` ago."""
+    """Its oldest message failed more than `older_than_seconds` ago. If this is unknown, the time
+    since the queue was empty is used.
+    """
     JOB_STOPPED = "job-stopped"
-    """A re-drive or discard failed or was interrupted, and can be resumed."""
+    """A re-drive or a discard has failed or was interrupted, and can be resumed."""
     HELD_BACK = "held-back"
-    """The broker holds back more than `above` messages on their way to or from its queues."""
+    """The broker holds back more than `above` messages in the queue or its origins."""
     CONSUMER_GONE = "consumer-gone"
-    """A queue whose messages are parked here has lost its consumers."""
+    """A queue whose messages are dead-lettered to this queue has lost its consumers."""
 
 
 class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
-    """A rule for dead-letter queues. `*` in the patterns of `queues` matches any characters.
+    """A rule for dead-letter queues. In the patterns of `queues`, `*` matches any characters.
 
-    `broker` limits the rule to one broker. The condition must hold for `for_seconds` before the alert fires.
-    Notices go to `targets`, or to all targets if there are none. `quiet` replaces the general quiet times.
+    `broker` limits the rule to one broker. The condition must be met for `for_seconds` until the
+    alert fires. Notices are sent to `targets`, or to all targets if there are none. `quiet`
+    overrides the general quiet times.
     """
 
     name: _Name
@@ -59,33 +62,31 @@ class AlertRule(Struct, frozen=True, forbid_unknown_fields=True):
     quiet: tuple[str, ...] | None = None
 
     def covers(self, broker: str, queue: str) -> bool:
-        """Whether the rule applies to that queue."""
+        """Return whether the rule applies to a queue."""
         if self.broker and broker != self.broker:
             return False
         return any(text_matches(pattern, queue) for pattern in self.queues)
 
 
 class AlertState(StrEnum):
-    """The state of an alert."""
-
     PENDING = "pending"
-    """The condition holds, but not yet for long enough."""
+    """The condition is met, but not for long enough yet."""
     FIRING = "firing"
     RESOLVED = "resolved"
 
 
 class ToldState(Struct, frozen=True, rename="camel"):
-    """The last notice to a target about an alert."""
+    """The last notice about an alert that was created for a target."""
 
     state: AlertState
     at: Moment
 
 
 class Alert(Struct, frozen=True, rename="camel", kw_only=True):
-    """A condition that holds, or held until `resolved_at`. `url` is the path of its page.
+    """A condition that is met, or was met until `resolved_at`. `url` is the path of its page.
 
-    `subject` distinguishes several alerts of one queue: a job, a fingerprint or a queue of origin. `told`
-    has the last notice by target.
+    `subject` distinguishes several alerts for the same queue. It is a job, a fingerprint or an
+    origin. `told` contains the last notice for each target.
     """
 
     id: str
@@ -110,14 +111,14 @@ class Alert(Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def key(self) -> AlertKey:
-        """The identity of the condition. At most one open alert has it."""
+        """The identity of the condition. At most one unresolved alert has the same key."""
         return self.rule, self.broker, self.queue, self.subject
 
 
 class AlertNotice(Struct, frozen=True, rename="camel"):
-    """A message to one target. `more` is the number of alerts that are left out.
+    """A message to a target. `more` is the number of alerts that it does not include.
 
-    Every attempt has the same `id`, so a receiver recognises copies.
+    All attempts to send it have the same `id`, so that receivers can detect duplicates.
     """
 
     id: str
@@ -140,7 +141,9 @@ class AlertTargetView(Struct, frozen=True, rename="camel"):
 
 
 class AlertList(Struct, frozen=True, rename="camel"):
-    """The alerts of queues that the caller may see, firing first. Only admins get rules and targets."""
+    """The alerts of all queues that the caller can view, firing first. Rules and targets are only
+    included for admins.
+    """
 
     items: tuple[Alert, ...]
     total: int
@@ -149,7 +152,7 @@ class AlertList(Struct, frozen=True, rename="camel"):
 
 
 class AlertTestResult(Struct, frozen=True, rename="camel"):
-    """Whether a target accepted a test notice. `problem` is the reason if it did not."""
+    """Whether a target has accepted a test notice. If not, `problem` is the reason."""
 
     target: str
     delivered: bool

@@ -1,8 +1,8 @@
-"""Looks at the brokers at an interval, decides by the rules and sends the notices.
+"""Check the brokers regularly, apply the rules, and send the notices.
 
-If several services share a database, one of them has the lease: it alone decides and sends. It saves the
-notices together with the decision and sends them afterwards, so a killed service loses none. The next
-service sends the waiting notices. A notice may then arrive twice, with the same id.
+If several services share a database, only the one with the lease does this. Notices are stored
+together with the decision and sent afterwards, so none are lost if the service is killed. The next
+service then sends the waiting notices. A notice can therefore be delivered twice, with the same id.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("hopback.ops.http")
 
 _SAMPLES = 60
-"""Number of depths to keep per queue for the longest growth rule. A rule compares with a depth that is too
-old by at most 2 % of the rule's time.
+"""Number of depths to keep for each queue, which cover the time of the longest growth rule. The
+depth used by a rule is older than requested by 2 % of this time at most.
 """
 _AGAIN = BackoffWaits(first=5.0, factor=2.0, cap=300.0)
-"""Waits between two attempts to send a notice."""
+"""Waits between attempts to send a notice."""
 _ERRORS_FRESH_S = 60.0
-"""Seconds between two reads of the surveys. Surveys take minutes, and reading all of them is slow."""
+"""Seconds until surveys are read again. They change slowly, and reading all of them takes some time."""
 _AGE_FRESH_S = 3600.0
-"""Seconds that a survey's oldest message counts. After that, it may have been re-driven."""
+"""Seconds for which the oldest message of a survey is used. After this time, it may have been re-driven."""
 _GIVEN_UP_S = 3 * 86_400.0
-"""Seconds after which the service gives up a notice: a long weekend. The page still shows the alert."""
+"""Seconds (3 days, for long weekends) after which a notice is given up. The page still shows the alert."""
 _KEPT_S = 7 * 86_400.0
-"""Seconds that sent notices are kept: a week, so that an operator can check the notifications."""
+"""Seconds (one week) for which sent notices are kept, so that operators can check them."""
 
 _BY_SURVEYS = frozenset({AlertKind.NEW_FINGERPRINT, AlertKind.OLDEST_AGE})
 
 
 class AlertReader:
-    """Reads a broker's state for the rules."""
+    """Read the state of a broker for the rules."""
 
     def __init__(
         self,
@@ -73,9 +73,10 @@ class AlertReader:
         self._past: dict[str, deque[tuple[float, int]]] = {}
 
     async def see(self, now: float, back_s: float, *, errors: bool = True) -> AlertInput:
-        """Return the current state, with earlier depths from the last `back_s` seconds.
+        """Return the current state, and earlier depths from the last `back_s` seconds.
 
-        With `errors`, include the failures that surveys found. Errors of the broker are raised.
+        If `errors` is True, errors found by surveys are included. Raises an error if the broker is
+        unavailable.
         """
         if errors and not 0 <= now - self._known_at < _ERRORS_FRESH_S:
             self._known, self._known_at = await self._errors(), now
@@ -100,7 +101,7 @@ class AlertReader:
             held_back = sum(each.messages for each in found.held_back)
             oldest = min(firsts, default=None)
             unconsumed = found.unconsumed
-            if unconsumed is not None:  # only a queue that had a consumer can lose it
+            if unconsumed is not None:  # a queue without a consumer must have had one before
                 unconsumed = tuple(name for name in unconsumed if name in self._consumed)
             queues.append(
                 QueueSeen(found.queue, depth, earlier, oldest, new, held_back, unconsumed)
@@ -109,9 +110,10 @@ class AlertReader:
 
 
 class Alerting:
-    """Runs the rules on the brokers of `sources` and notifies the targets of the settings.
+    """Apply the rules to the brokers in `sources`, and notify the targets.
 
-    `environment` has the secrets of the targets. `address` is that of a broker without a name.
+    `environment` contains the secrets of the targets. `address` is used for a broker that has no
+    name.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Alerting:
         self._owner = token_hex(8)
         self._turn = asyncio.Lock()
         longest = max((one.settings.timeout_seconds for one in self._senders.values()), default=0)
-        # Longer than a check plus a send, so that a live service keeps its lease.
+        # Checking and sending takes less time than this, so a running service keeps its lease.
         self._lease_s = 2 * settings.every_seconds + 2 * longest
         self._wants_errors = any(rule.kind in _BY_SURVEYS for rule in settings.rules)
         growing = (rule for rule in settings.rules if rule.kind is AlertKind.GROWTH)
@@ -142,11 +144,11 @@ class Alerting:
 
     @property
     def has_rules(self) -> bool:
-        """Whether rules must be checked, or notices may be waiting for a target."""
+        """Whether there are rules to check, or targets that may have waiting notices."""
         return bool(self._settings.rules or self._settings.targets)
 
     async def run(self) -> None:
-        """Look at an interval until cancelled. An error does not end the loop."""
+        """Check the brokers regularly until the task is cancelled. Errors are logged."""
         try:
             while True:
                 try:
@@ -161,7 +163,10 @@ class Alerting:
                 _LOG.debug("the lease of the alerts was not released and will expire")
 
     async def look(self) -> bool:
-        """Look once, save the decision and send due notices. Return False if another service leads."""
+        """Check once, store the decision and send the notices that are due.
+
+        Returns False if another service has the lease.
+        """
         async with self._turn:
             now = self._clock.now()
             seen = await self._see(now)
@@ -172,7 +177,7 @@ class Alerting:
             try:
                 if decision.changed or decision.forgotten or decision.notices:
                     await self._book.save(self._owner, now, decision)
-                # One notice per target at a time keeps their order.
+                # Only send one notice to each target at a time to keep their order.
                 while waiting := await self._book.next_notices(self._clock.now()):
                     if not await self._book.lead(self._owner, self._clock.now(), self._lease_s):
                         raise LeaseLost("another service sends the alerts now")
@@ -183,14 +188,14 @@ class Alerting:
             return True
 
     async def _see(self, now: float) -> list[AlertInput]:
-        """Return the state of the brokers that answer. They are asked at the same time."""
+        """Return the state of the brokers that respond. All are read concurrently."""
         seen = await asyncio.gather(
             *(source.see(now, self._back_s, errors=self._wants_errors) for source in self._sources),
             return_exceptions=True,
         )
         found = []
         for source, one in zip(self._sources, seen, strict=True):
-            if isinstance(one, Exception):  # its alerts do not change until it answers
+            if isinstance(one, Exception):  # its alerts do not change until it responds
                 _LOG.info("alerts: broker %s does not answer: %s", source.broker, one)
             elif isinstance(one, BaseException):
                 raise one
@@ -220,13 +225,13 @@ class Alerting:
         await self._book.retry_notice(self._owner, number, now, now + wait, problem)
 
     async def list_alerts(self) -> AlertList:
-        """List alerts, rules and targets."""
+        """Return all alerts, rules and targets."""
         kinds = {name: one.settings.kind.value for name, one in self._senders.items()}
         found = await self._book.list_alerts(kinds)
         return structs.replace(found, rules=self._settings.rules)
 
     async def test(self, target: str) -> AlertTestResult:
-        """Send a test notice to a target. Raises NoSuch if the settings do not have it."""
+        """Send a test notice to a target. Raises NoSuch if the target is not in the settings."""
         sender = self._senders.get(target)
         if sender is None:
             known = ", ".join(self._senders) or "none"

@@ -406,9 +406,8 @@ def _option_words(option: str, value: object) -> list[str]:
     return [option, _PASSWORD.sub(r"\1:…@", str(value))]
 
 
-_COMPLETION_S = (
-    3.0  # seconds after which completion returns no names, so that the shell does not hang
-)
+# seconds after which completion returns no names, so that the shell does not hang
+_COMPLETION_S = 3.0
 _COMPLETED_JOBS = 100  # jobs offered by completion, the newest first
 
 

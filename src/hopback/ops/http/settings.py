@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_SECRET_BYTES = (
-    32  # minimum bytes of a secret: the output of HMAC-SHA-256. Shorter ones are refused.
-)
+_SECRET_BYTES = 32  # minimum bytes of a secret, which is the output size of HMAC-SHA-256
 
 _Days = Annotated[int, Meta(ge=0, le=36_500)]
 _Positive = Annotated[int, Meta(ge=1)]

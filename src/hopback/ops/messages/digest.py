@@ -15,9 +15,8 @@ from hopback.message import Delivery, Properties
 _HASHED_BYTES = 512 * 1024  # of each end of a body, in about a millisecond. The middle is left out.
 _USUAL_HEADERS = 64  # headers whose sorted names are cached. More names may come from an attacker.
 _SINGLE = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
-_MANY_VALUES = (
-    1000  # header values in canonical form. With more, they are hashed in their own order.
-)
+# header values in canonical form. With more, they are hashed in their own order.
+_MANY_VALUES = 1000
 _SIMPLE_PROPERTIES = tuple(
     field.name
     for field in fields(Properties)

@@ -1,4 +1,4 @@
-"""Notes on groups of dead letters and saved filters."""
+"""Notes on groups of dead letters, and saved filters."""
 
 from __future__ import annotations
 

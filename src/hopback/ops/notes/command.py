@@ -1,4 +1,4 @@
-"""`hopback dlq notes`, `history` and `filters`."""
+"""The commands `hopback dlq notes`, `history` and `filters`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _queue = click.argument("queue", metavar="QUEUE", shell_complete=complete_queue)
 
 
 def _need_broker(access: OpsAccess) -> None:
-    """Require a broker, because notes belong to one."""
+    """Raise UsageError if there is no broker, because all notes belong to one."""
     if access.broker is None and access.server is None:
         raise click.UsageError("Missing option '--broker URL' or '--server URL'.")
 

@@ -1,4 +1,4 @@
-"""Notes, saved filters and the history of groups, in the API and on the page."""
+"""The API and pages for notes, saved filters and the history of groups."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from hopback.ops.http.services import CallerRequest
 
 NOTES = ApiTable()
-"""The endpoints of notes."""
+"""The API endpoints for notes."""
 
 
 @NOTES.answer(endpoints.REMOVE_NOTE)
 async def _remove_note(call: CallerRequest) -> None:
-    """Remove a note. Only its author and admins may."""
+    """Remove a note. This is only allowed for its author and for admins."""
     queue, note, notes = call.path["queue"], call.path["note"], call.operations.notes
     found = next((one for one in await notes.of(queue) if one.id == note), None)
     is_own = found is None or found.by_id == call.principal.id
@@ -35,7 +35,7 @@ async def _remove_note(call: CallerRequest) -> None:
 
 
 NOTE_PAGES = Pages()
-"""The pages of groups."""
+"""The pages for groups."""
 
 
 def _here(visit: Visit) -> str:

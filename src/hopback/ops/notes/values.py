@@ -1,7 +1,7 @@
 """Notes on groups of dead letters, saved filters, and the history of a group.
 
-A group has the messages of one queue with the same fingerprint. The journal stores notes and filters for all
-users who may see the queue.
+A group consists of all messages in a queue that have the same fingerprint. Notes and filters are
+stored in the journal. All users who can view the queue can see them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
     from hopback.ops.documents import Documents
 
-_MOST_NOTES = 200  # notes of one queue, so that a page can show them. Further notes are refused.
-_MOST_FILTERS = (
-    100  # saved filters of one queue, as many as a menu can show. Further ones are refused.
-)
-_LOOKED_THROUGH = (
-    500  # newest audit entries of a queue that are searched for a group. Older ones are ignored.
-)
+_MOST_NOTES = 200  # notes per queue, so that a page can show all of them
+_MOST_FILTERS = 100  # saved filters per queue, so that a menu can show all of them
+_LOOKED_THROUGH = 500  # newest audit entries of a queue that are searched for a group
 _GROUP = re.compile(r"\bgroup:\"?([0-9a-zA-Z]{4,64})")
 _NOTES, _FILTERS = "group-note", "saved-filter"
 
@@ -51,13 +47,13 @@ class GroupNote(Struct, frozen=True, rename="camel"):
 
 
 class NoteList(Struct, frozen=True, rename="camel"):
-    """Notes, the newest first."""
+    """Notes, newest first."""
 
     items: tuple[GroupNote, ...]
 
 
 class SavedFilter(Struct, frozen=True, rename="camel"):
-    """A filter with a name, for all users of the queue."""
+    """A filter that was saved with a name. It is available to all users of the queue."""
 
     name: str
     queue: str
@@ -67,30 +63,28 @@ class SavedFilter(Struct, frozen=True, rename="camel"):
 
 
 class FilterList(Struct, frozen=True, rename="camel"):
-    """Saved filters by name."""
+    """Saved filters, sorted by name."""
 
     items: tuple[SavedFilter, ...]
 
 
 class NewNote(Struct, frozen=True, forbid_unknown_fields=True):
-    """A new note."""
-
     group: _Group
     text: _Text
 
 
 class NewFilter(Struct, frozen=True, forbid_unknown_fields=True):
-    """A new filter. It replaces a filter of the same name."""
+    """A new filter. It replaces an existing filter with the same name."""
 
     name: _Name
     filter: _Filter
 
 
 class GroupNotes(Protocol):
-    """The operations on notes, saved filters and the history of groups."""
+    """Operations on notes, saved filters and the history of groups."""
 
     async def of(self, queue: str, group: str = "") -> tuple[GroupNote, ...]:
-        """List the notes on one or all groups of a queue, the newest first."""
+        """List the notes on one group or on all groups of a queue, newest first."""
 
     async def add(self, queue: str, note: NewNote) -> GroupNote:
         """Add a note to a group."""
@@ -99,20 +93,22 @@ class GroupNotes(Protocol):
         """Remove a note."""
 
     async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
-        """List the re-drives, discards and notes of a group or a queue, the newest first."""
+        """List the re-drives, discards and notes of a group or a queue, newest first."""
 
     async def filters(self, queue: str) -> tuple[SavedFilter, ...]:
-        """List the saved filters of a queue, by name."""
+        """List the saved filters of a queue, sorted by name."""
 
     async def save_filter(self, queue: str, new: NewFilter) -> SavedFilter:
-        """Save a filter. It replaces one with the same name."""
+        """Save a filter. It replaces an existing filter with the same name."""
 
     async def remove_filter(self, queue: str, name: str) -> None:
         """Remove a saved filter."""
 
 
 class JournalNotes:
-    """The notes of a broker in a journal, for one user. `write` and `read` access the audit."""
+    """The notes of a broker, stored in a journal. `who` is the user, and `write` and `read` access
+    the audit.
+    """
 
     def __init__(
         self,
@@ -154,7 +150,7 @@ class JournalNotes:
         return made
 
     async def remove(self, queue: str, note: str) -> None:
-        """Remove a note. Raises NoSuch if there is none."""
+        """Remove a note. Raises NoSuch if it does not exist."""
         found = next((one for one in await self.of(queue) if one.id == note), None)
         if found is None:
             raise NoSuch("note", note)
@@ -163,13 +159,13 @@ class JournalNotes:
         await self._write("note.remove", queue=queue, details=details)
 
     async def history(self, queue: str, group: str = "") -> tuple[AuditEntry, ...]:
-        """List the actions on a group or a queue among the newest 500 entries of the queue."""
+        """List the actions on a group or a queue that are among the newest 500 entries of the queue."""
         entries = await self._read(AuditQuery(queue=queue, limit=_LOOKED_THROUGH))
         if not group:
             return entries
         found = []
         for entry in entries:
-            # The entry contains the group, or a filter that selects it.
+            # The entry contains the group or a filter that selects it.
             names = _GROUP.findall(str(entry.details.get("filter", "")))
             is_named = str(entry.details.get("group", "")).startswith(group)
             if is_named or any(group.startswith(one) or one.startswith(group) for one in names):
@@ -181,7 +177,7 @@ class JournalNotes:
         return tuple(sorted((one for one in kept if one.queue == queue), key=lambda one: one.name))
 
     async def save_filter(self, queue: str, new: NewFilter) -> SavedFilter:
-        """Save a filter. Raises BadFilter if it is wrong."""
+        """Save a filter. Raises BadFilter if it is not valid."""
         parse_filter(new.filter)
         names = {one.name for one in await self.filters(queue)}
         if new.name not in names and len(names) >= _MOST_FILTERS:
@@ -194,7 +190,7 @@ class JournalNotes:
         return made
 
     async def remove_filter(self, queue: str, name: str) -> None:
-        """Remove a saved filter. Raises NoSuch if there is none."""
+        """Remove a saved filter. Raises NoSuch if it does not exist."""
         if name not in {one.name for one in await self.filters(queue)}:
             raise NoSuch("saved filter", name)
         await self._documents.delete(_FILTERS, f"{queue}\n{name}")

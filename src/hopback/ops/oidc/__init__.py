@@ -1,4 +1,4 @@
-"""Sign-in to the page by OpenID Connect: settings, provider, sessions, routes."""
+"""Sign-in to the page with OpenID Connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes of sign-in by OpenID Connect."""
+"""The routes for signing in with OpenID Connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenID Connect provider: its discovery document, token endpoint and userinfo."""
+"""Access the discovery document, the token endpoint and the userinfo endpoint of the provider."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from hopback.ops.oidc.settings import OidcSettings
 
 _LOG = logging.getLogger("hopback.ops.http")
-_FRESH_S = 3600.0  # seconds for which a discovery document is used: it changes once in years
-_ANSWER_S = 10.0  # seconds for an answer of the token endpoint, while a user waits
-_MOST_BYTES = 256 * 1024  # of an answer: tokens with hundreds of groups have about 20 KiB
-_SHOWN = 200  # characters of a provider's text that are shown: one line of the page
+_FRESH_S = 3600.0  # seconds for which a discovery document is used, which rarely changes
+_ANSWER_S = 10.0  # seconds to wait for the token endpoint while a user is waiting
+_MOST_BYTES = 256 * 1024  # bytes of a response. Tokens with hundreds of groups have about 20 KiB.
+# characters of the provider's messages that are shown, which fit in a line of the page
+_SHOWN = 200
 
 
 class ProviderRefusal(Exception):
-    """The provider refused a code or a refresh token."""
+    """The provider has refused a code or a refresh token."""
 
 
 class Provider:
-    """Asks the provider. Each method raises Refused if the provider does not answer as it should."""
+    """Send requests to the provider. All methods raise Refused if the response is not as expected."""
 
     def __init__(self, settings: OidcSettings, client_secret: str, clock: Clock) -> None:
         self._settings = settings
@@ -46,7 +47,7 @@ class Provider:
         issuer = self._settings.issuer
         try:
             found = await fetch_json(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
-        except Exception as error:  # the provider may answer anything
+        except Exception as error:  # the response can be anything
             _LOG.warning("the provider %s does not answer", issuer, exc_info=error)
             raise _provider_error("its discovery document cannot be read") from None
         if not isinstance(found, dict) or found.get("issuer") != issuer:
@@ -59,11 +60,11 @@ class Provider:
         return found
 
     async def fetch_keys(self) -> Any:
-        """Return the document of the signing keys."""
+        """Return the document with the signing keys."""
         return await fetch_json((await self.document())["jwks_uri"])
 
     async def tokens(self, **form: str) -> dict[str, Any]:
-        """Post a form to the token endpoint. Raises ProviderRefusal if the provider refuses it."""
+        """Post a form to the token endpoint. Raises ProviderRefusal if it is refused."""
         import httpx
 
         document = await self.document()
@@ -104,20 +105,20 @@ class Provider:
         return found
 
     async def userinfo(self, access_token: str) -> dict[str, Any]:
-        """Return the claims of the userinfo endpoint, or no claims if it cannot be read."""
+        """Return the claims of the userinfo endpoint. If it cannot be read, there are no claims."""
         address = str((await self.document()).get("userinfo_endpoint", ""))
         if not is_safe_address(address):
             return {}
         try:
             found = await fetch_json(address, bearer=access_token)
-        except Exception as error:  # the user then has no roles, and the log has the reason
+        except Exception as error:  # the user has no roles then, and the reason is logged
             _LOG.warning("userinfo of %s cannot be read", self._settings.issuer, exc_info=error)
             return {}
         return found if isinstance(found, dict) else {"sub": None}
 
 
 def shorten(text: str) -> str:
-    """Return the beginning of a provider's text in one line."""
+    """Return the beginning of a text in one line."""
     return one_line(text)[:_SHOWN]
 
 

@@ -1,4 +1,4 @@
-"""The table of OpenID Connect sessions. It is encrypted, because it contains tokens."""
+"""The database table of OpenID Connect sessions. It is encrypted, because it contains tokens."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from hopback.sql.database import Execute, Row, SqlDatabase
 
 _CACHED_S = 3.0
-"""Seconds between two reads of a session. A session that another process ends is valid for this time."""
+"""Seconds until a session is read again. A session that another process has ended is accepted for
+this time.
+"""
 
 
 class OidcSession(msgspec.Struct, frozen=True):
-    """A signed-in user, and the tokens to ask the provider again."""
+    """A signed-in user, with the tokens for further requests to the provider."""
 
     subject: str
     name: str
@@ -35,7 +37,7 @@ class OidcSession(msgspec.Struct, frozen=True):
 
 
 class OidcSessions:
-    """Reads and writes sessions by id."""
+    """Read and write sessions."""
 
     def __init__(self, database: SqlDatabase, secret: str) -> None:
         self._database = database
@@ -44,7 +46,7 @@ class OidcSessions:
         self._cache: dict[str, tuple[float, OidcSession]] = {}
 
     async def get(self, session_id: str, now: float) -> OidcSession | None:
-        """Return the session, or None if it is unknown or has expired."""
+        """Return a session, or None if it is unknown or has expired."""
         read_at, session = self._cache.get(session_id, (float("-inf"), None))
         if session is None or not 0 <= now - read_at < _CACHED_S:
             session = await self._read(session_id)
@@ -55,7 +57,7 @@ class OidcSessions:
         return session
 
     async def put(self, session_id: str, session: OidcSession, now: float) -> None:
-        """Store a session, end its claim, and delete expired sessions."""
+        """Store a session, release its claim, and delete expired sessions."""
         text = self._fernet.encrypt(msgspec.json.encode(session)).decode()
         row = {"id": session_id, "document": text, "until": session.until, "now": now}
 
@@ -73,7 +75,9 @@ class OidcSessions:
         self._cache[session_id] = now, session
 
     async def claim(self, session_id: str, now: float, seconds: float) -> bool:
-        """Claim the renewal of a session for some seconds. Return False if another caller has it."""
+        """Claim the renewal of a session for some seconds. Returns False if another caller has
+        claimed it.
+        """
         found = await self._write(
             "UPDATE hopback_oidc_sessions SET renewing_until = :until"
             " WHERE id = :id AND renewing_until <= :now RETURNING id",
@@ -82,7 +86,6 @@ class OidcSessions:
         return bool(found)
 
     async def remove(self, session_id: str) -> None:
-        """Delete a session."""
         self._cache.pop(session_id, None)
         await self._write("DELETE FROM hopback_oidc_sessions WHERE id = :id", {"id": session_id})
 
@@ -94,7 +97,7 @@ class OidcSessions:
         try:
             text = self._fernet.decrypt(rows[0][0].encode())
             return msgspec.json.decode(text, type=OidcSession)
-        except (InvalidToken, msgspec.DecodeError):  # written with another session secret
+        except (InvalidToken, msgspec.DecodeError):  # it was encrypted with another secret
             return None
 
     async def _write(self, statement: str, values: Mapping[str, object]) -> list[Row]:

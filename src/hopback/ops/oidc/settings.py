@@ -1,4 +1,4 @@
-"""The settings of sign-in by OpenID Connect."""
+"""The settings for signing in with OpenID Connect."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CALLBACK = "/login/oidc/callback"
-"""The path to which the provider redirects after a sign-in. It has to be registered there."""
+"""The path to which the provider redirects after a sign-in. It must be registered at the provider."""
 
 _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 
 
 class OidcSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The provider that signs users in to the page. `page` is the public address of the page.
+    """The provider for signing in to the page. `page` is the public address of the page.
 
-    Without `client_secret_env` the service is a public client, protected by PKCE alone. `label` is the text
-    of the button.
+    Without `client_secret_env`, the service is a public client that is only protected by PKCE.
+    `label` is the text of the button.
     """
 
     issuer: _Text
@@ -36,11 +36,11 @@ class OidcSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def callback(self) -> str:
-        """The address that has to be registered at the provider."""
+        """The redirect address to register at the provider."""
         return self.page.rstrip("/") + CALLBACK
 
     def problem(self, environment: Mapping[str, str]) -> str | None:
-        """Return the first error, or None if there is none."""
+        """Return the first problem in these settings, or None."""
         for name in ("issuer", "page"):
             if not is_safe_address(getattr(self, name)):
                 return (

@@ -1,10 +1,12 @@
-"""Sign-in by OpenID Connect: authorization code with PKCE.
+"""Sign in with OpenID Connect, using the authorization code flow with PKCE.
 
-Every answer of the provider is checked: `state` ties it to the browser that began, `nonce` ties the token to
-this sign-in, PKCE ties the code to this service, and the issuer's published keys verify the signature.
-Tokens stay on the server, encrypted. The browser has a session cookie like after any other sign-in. If the
-provider issued a refresh token, the service asks again whenever the access token expires: a user who was
-locked out at the provider is signed out, and roles are up to date.
+All responses of the provider are verified. `state` ensures that the response belongs to the browser
+that has started the sign-in. `nonce` ensures that the token belongs to this sign-in, and PKCE that
+the code belongs to this service. Signatures are verified with the published keys of the issuer.
+
+Tokens are encrypted and stay on the server. The browser only gets a session cookie as for any other
+sign-in. If the provider has issued a refresh token, it is used whenever the access token expires. A
+user who was locked out at the provider is then signed out, and roles are updated.
 """
 
 from __future__ import annotations
@@ -47,20 +49,18 @@ if TYPE_CHECKING:
     from hopback.sql.database import SqlDatabase
 
 _LOG = logging.getLogger("hopback.ops.http")
-_ATTEMPT_S = (
-    600  # seconds for a user to sign in at the provider. Later the sign-in has to begin again.
-)
-_GRACE_S = 900.0  # seconds for which a session stays valid while the provider does not answer
-_RENEW_S = (
-    15.0  # seconds for which one process renews a session: longer than the provider's timeout
-)
-_DEFAULT_EXPIRY_S = 300.0  # seconds after which to ask again, if the provider does not specify them
+_ATTEMPT_S = 600  # seconds within which a user has to sign in at the provider
+_GRACE_S = 900.0  # seconds for which sessions stay valid while the provider does not respond
+# seconds for which a process claims the renewal, longer than the provider's timeout
+_RENEW_S = 15.0
+# seconds until the next renewal if the provider does not specify when the token expires
+_DEFAULT_EXPIRY_S = 300.0
 _AUDIENCE = "hopback-oidc"
 
 
 @dataclass(frozen=True, slots=True)
 class OidcAttempt:
-    """A sign-in that has begun: the address to redirect to, and the cookie until the browser returns."""
+    """A sign-in that was started, with the address to redirect to and the cookie to set."""
 
     url: str
     cookie: str
@@ -68,7 +68,7 @@ class OidcAttempt:
 
 
 class OidcSignIn:
-    """Signs users in by one provider, and knows their sessions."""
+    """Sign users in with one provider, and manage their sessions."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class OidcSignIn:
         )
 
     async def begin(self, onward: str) -> OidcAttempt:
-        """Begin a sign-in. `onward` is the page to open afterwards."""
+        """Start a sign-in. `onward` is the page to open afterwards."""
         provider = await self._provider.document()
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         url = prepare_grant_uri(
@@ -128,7 +128,10 @@ class OidcSignIn:
     async def finish(
         self, answer: Mapping[str, str], cookie: str | None
     ) -> tuple[Principal, str, str]:
-        """Return the user, the session id and the page to open. Raises Refused for a wrong answer."""
+        """Complete a sign-in. Returns the user, the session id and the page to open.
+
+        Raises Refused if the provider's response is not valid.
+        """
         attempt = self._attempt(cookie)
         if attempt is None or not hmac.compare_digest(
             answer.get("state", "").encode(), attempt["state"].encode()
@@ -178,7 +181,7 @@ class OidcSignIn:
     async def _check(
         self, tokens: Mapping[str, Any], nonce: str | None, now: float, until: float
     ) -> OidcSession:
-        """Check the tokens and return the session of their user. Raises BadToken."""
+        """Verify the tokens and return the session of their user. Raises BadToken if they are not valid."""
         token, access = tokens.get("id_token"), tokens.get("access_token")
         if not isinstance(token, str):
             raise BadToken("the provider sent no ID token: the scopes need `openid`")
@@ -186,7 +189,7 @@ class OidcSignIn:
         params = {"client_id": self.settings.client_id, "nonce": nonce, "access_token": access}
         header = jwt.get_unverified_header(token)
         try:
-            # The times were checked with the signature. This checks nonce, azp and at_hash.
+            # The reader has already checked the times. This checks nonce, azp and at_hash.
             checked = CodeIDToken(dict(claims), header, {}, params)
             checked.validate(leeway=self._reader.leeway_s)
         except JoseError as error:
@@ -214,17 +217,17 @@ class OidcSignIn:
         )
 
     async def find(self, session_id: str, now: float) -> Principal | None:
-        """Return the user of a session, after asking the provider again if it is time."""
+        """Return the user of a session. If the access token has expired, the session is renewed first."""
         session = await self._sessions.get(session_id, now)
         if session is not None and session.refresh_token and now >= session.check_at:
             session = await self._renew(session_id, session, now)
         return None if session is None else self._principal(session)
 
     async def _renew(self, session_id: str, session: OidcSession, now: float) -> OidcSession | None:
-        """Ask the provider again. While it does not answer, the session stays valid for the grace.
+        """Renew a session. If the provider does not respond, the session stays valid for some time.
 
-        A session is refused after its grace, even while another request or process is asking the provider. It
-        becomes valid again when the provider confirms it.
+        After this time, the session is refused, even while another request or process is renewing
+        it. It becomes valid again when the provider confirms it.
         """
         in_grace = session if now - session.check_at <= _GRACE_S else None
         if not await self._sessions.claim(session_id, now, _RENEW_S):
@@ -251,8 +254,9 @@ class OidcSignIn:
         return fresh
 
     async def end(self, session_id: str) -> str:
-        """Delete a session. Return the provider's address for signing out there, or an empty string if it has
-        none.
+        """Delete a session.
+
+        Returns the address for signing out at the provider, or an empty string if there is none.
         """
         session = await self._sessions.get(session_id, self._clock.now())
         await self._sessions.remove(session_id)
@@ -273,7 +277,7 @@ class OidcSignIn:
 
 
 def _expiry_s(tokens: Mapping[str, Any]) -> float:
-    """Return the seconds until the access token expires."""
+    """Return the number of seconds until the access token expires."""
     found = tokens.get("expires_in")
     return float(found) if isinstance(found, int | float) and found > 0 else _DEFAULT_EXPIRY_S
 

@@ -260,9 +260,8 @@ def _survey_under_way(visit: Visit) -> LookProgress | None:
     return visit.operations.surveys.running or begun
 
 
-_COUNTED_S = (
-    12.0  # seconds: RabbitMQ counts every 5 s, reports 5 s later, and is asked every second
-)
+# seconds: RabbitMQ counts every 5 s, reports 5 s later, and is asked every second
+_COUNTED_S = 12.0
 _SHOWN_ERRORS = 5  # errors on the list, so that the queues stay in view. Another page lists all.
 
 

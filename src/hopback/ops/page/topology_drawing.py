@@ -40,9 +40,8 @@ if TYPE_CHECKING:
 
 MAP_NODES = 200
 """Maximum number of nodes of a map. A larger map takes seconds to lay out and is not legible."""
-_HUB = (
-    40  # neighbours of a node. The map does not follow a node with more, or it would show them all.
-)
+# neighbours of a node. The map does not follow a node with more, or it would show them all.
+_HUB = 40
 _LABEL = 60  # characters of a label. The map cuts longer names, the tables show them whole.
 _DELAYS = "q:hopback.delay"
 _NAMED = re.compile("`([^`]+)`")
