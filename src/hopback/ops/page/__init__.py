@@ -1,4 +1,4 @@
-"""The operator page: templates, static files and page handlers."""
+"""The page for operators, with its templates, static files and request handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of dead letters: the list, a queue, a browse session, a message."""
+"""The pages that list dead-letter queues and show a queue, a browse session or a message."""
 
 from __future__ import annotations
 
@@ -80,15 +80,19 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("hopback.ops.http")
 
-# Number of rows on one page. The API returns all.
+# rows per page. The API returns all of them.
 _PAGE = 50
-_VALUE_BYTES = 80  # of a header or payload field in a row of a table
-_NOTES = 5  # notes on the page of a queue. The page of a group has all of its notes.
+_VALUE_BYTES = 80  # bytes of a header or payload field in a table row
+_NOTES = 5  # notes on the page of a queue. The page of a group shows all of its notes.
 _GROUPS = 100
-_BOARD_ROWS = 200  # the fullest queues, rendered in 60 ms. The search field finds the others.
+# queues with the most messages, which are rendered in 60 ms. Others can be found with the search
+# field.
+_BOARD_ROWS = 200
 _VALUE_SHOWN = 2000  # characters of a header
-_NEARLY = 0.95  # share of a session's memory above which the next message would not have fitted
-_EDITABLE_BYTES = 64 * 1024  # largest body that the form edits. The API takes any body.
+# share of a session's memory from which it is assumed that the next message did not fit
+_NEARLY = 0.95
+# largest body that can be edited in the form. The API has no such limit.
+_EDITABLE_BYTES = 64 * 1024
 
 
 DEADLETTER_PAGES = Pages()
@@ -96,14 +100,14 @@ DEADLETTER_PAGES = Pages()
 
 @dataclass(frozen=True, slots=True)
 class BoardRow:
-    """A dead-letter queue in the list, with its broker."""
+    """A dead-letter queue in the list, and its broker."""
 
     services: Services
     summary: QueueSummary
 
     @property
     def trend(self) -> tuple[tuple[float, int], ...]:
-        """Depths of the last day from the store, or of the last minutes if the store has fewer than two."""
+        """Recorded depths of the last day. If there are fewer than two, the depths of the last minutes."""
         minutes = self.services.recent.sweep.trend(self.summary.queue)
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         if day is None or len(day.samples) < 2:
@@ -113,32 +117,35 @@ class BoardRow:
 
     @property
     def arrived(self) -> int:
-        """Minimum number of messages that arrived in the last day, according to the recorded depths."""
+        """Minimum number of messages that have arrived in the last day, derived from the recorded
+        depths.
+        """
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         return 0 if day is None else day.arrived
 
     @property
     def insight(self) -> Insight | None:
-        """The last insight into its messages."""
+        """The last insight for the queue."""
         return self.services.recent.insights.known.get(self.summary.queue)
 
     @property
     def is_held_here(self) -> bool:
-        """Whether a browse session of this process holds its messages. The queue's consumer may then be the
-        session.
+        """Whether a browse session of this process holds messages of the queue.
+
+        A consumer of the queue may then belong to the session.
         """
         return any(view.queue == self.summary.queue for view in self.services.operations.sessions())
 
     @property
     def is_full(self) -> bool:
-        """Whether it has messages, held-back messages or an active job."""
+        """Whether the queue has messages, held-back messages or an active job."""
         one = self.summary
         return one.exists and bool(one.depth.total or one.active_job or one.held_back)
 
 
 @dataclass(frozen=True, slots=True)
 class BoardSection:
-    """A broker in the list, with the queues that the visitor may see."""
+    """A broker in the list, with the queues that the visitor can see."""
 
     services: Services
     swept: Swept | None
@@ -146,12 +153,12 @@ class BoardSection:
 
     @property
     def total(self) -> int:
-        """Number of its dead letters."""
+        """The number of dead letters."""
         return sum(row.summary.depth.total or 0 for row in self.rows)
 
     @property
     def trouble(self) -> str:
-        """Why the last reading failed. Empty if it succeeded or has not ended yet."""
+        """Why the last reading has failed. It is empty if it has succeeded or not ended yet."""
         error = None if self.swept is None else self.swept.error
         if isinstance(error, StoreDamaged):
             return f"{error}. {error.remedy}"
@@ -159,14 +166,14 @@ class BoardSection:
 
     @property
     def trouble_title(self) -> str:
-        """Name of the part that failed."""
+        """A title that names the part that failed."""
         name = self.services.name
         error = None if self.swept is None else self.swept.error
         return trouble_title(error, f"Broker {name}" if name else "The broker")
 
 
 async def _shown_brokers(visit: Visit) -> list[BoardSection]:
-    """Return this broker, or on the page over all brokers those that the visitor may see."""
+    """Return this broker. The page for all brokers shows those that the visitor can see."""
     if not visit.services.spans_brokers:
         seen = [(visit.services, visit.principal)]
         sweep = visit.services.recent.sweep
@@ -197,24 +204,25 @@ async def _board(visit: Visit) -> Response:
     full.sort(key=lambda row: (-(row.summary.depth.total or 0), row.summary.queue))
     shown = full[:_BOARD_ROWS]
     quiet = [row for row in found if row.summary.exists and not row.is_full]
-    # Ask before reading errors: a page that shows no running survey then shows all of its results.
+    # Check this before reading the errors. If no survey is running, its results are then complete.
     surveying = None if several else _survey_under_way(visit)
     errors, known = await visible_errors(visit)
     if surveying is not None:
-        visit.services.recent.errors.expire()  # the survey finds more while it runs
+        visit.services.recent.errors.expire()  # a running survey finds more errors
     surveys = {one.queue: one for one in known}
-    top_errors: dict[str, Insight] = {}  # the most frequent one of each queue
+    top_errors: dict[str, Insight] = {}  # the most frequent error of each queue
     for one in errors:
         for at in one.queues:
             last, top = surveys.get(at.queue), top_errors.get(at.queue)
             if last is not None and last.at is not None and (top is None or at.count > top.count):
                 top_errors[at.queue] = Insight(one.error, at.count, last.seen, None, last.at)
     now = visit.services.clock.now()
-    # The broker's statistics contain the consumer of a survey for some seconds after its end.
+    # Statistics of the broker still contain the consumer of a survey some seconds after it has
+    # ended.
     just_surveyed = {one.queue for one in known if now - (one.at or 0.0) < _COUNTED_S}
     if surveying is not None:
         just_surveyed.add(surveying.queue)
-    candidates = None  # only admins may answer
+    candidates = None  # only admins can answer
     if not several and visit.principal.allows_everywhere(Role.ADMIN):
         candidates = await visit.services.recent.candidates.get_soon()
     read = [broker.swept.at for broker in brokers if broker.swept is not None]
@@ -255,14 +263,16 @@ async def _board(visit: Visit) -> Response:
 
 
 def _survey_under_way(visit: Visit) -> LookProgress | None:
-    """Return the progress of a running survey. One that was started here runs until its task has ended."""
+    """Return the progress of a running survey. Surveys started here count until their task has ended."""
     begun = LookProgress("", 0, 0) if visit.services.recent.surveying else None
     return visit.operations.surveys.running or begun
 
 
-# seconds: RabbitMQ counts every 5 s, reports 5 s later, and is asked every second
+# seconds. RabbitMQ counts every 5 s, reports the count 5 s later, and is read every second.
 _COUNTED_S = 12.0
-_SHOWN_ERRORS = 5  # errors on the list, so that the queues stay in view. Another page lists all.
+# errors on the list, so that the queues can be seen without scrolling. Another page shows all
+# errors.
+_SHOWN_ERRORS = 5
 
 
 @DEADLETTER_PAGES.post("/errors/survey", Role.OPERATOR, EVERY_QUEUE)
@@ -273,15 +283,15 @@ async def _survey(visit: Visit) -> Response:
         running.add(asked)
         asked.add_done_callback(running.discard)
         asked.add_done_callback(lambda _: visit.services.recent.errors.expire())
-        asked.add_done_callback(_say_why_not)
+        asked.add_done_callback(_log_failure)
     done, _ = await asyncio.wait(tuple(running), timeout=AT_ONCE_S)
     for over in done:
         over.result()
-    # The list shows the progress of a survey that is still running.
+    # If the survey is still running, the list shows its progress.
     return see_other("/?told=surveyed" if done else "/")
 
 
-def _say_why_not(survey: asyncio.Task[ErrorOverview]) -> None:
+def _log_failure(survey: asyncio.Task[ErrorOverview]) -> None:
     if not survey.cancelled() and survey.exception() is not None:
         _LOG.warning("the survey ended early: %s", survey.exception())
 
@@ -319,7 +329,7 @@ async def _queue_field(visit: Visit) -> tuple[str, ...]:
     is_heavy=True,
 )
 async def _search_events(visit: Visit) -> Response:
-    """Stream the results of a search in the named queue, or in all queues that the visitor may browse."""
+    """Stream the results of a search in one queue, or in all queues that the visitor may browse."""
     named = visit.field("in")
     if named:
         queues: tuple[str, ...] = (named,)
@@ -367,7 +377,7 @@ def _headline(rows: list[BoardRow]) -> str:
 
 @DEADLETTER_PAGES.get("/live", None, NO_QUEUE)
 async def _live(visit: Visit) -> Response:
-    """Stream an event when a list that was rendered at time `at` is out of date. Default: now."""
+    """Stream an event when the list is outdated. `at` is when the list was rendered, by default now."""
     services, at = visit.services, visit.field("at")
     shown_at = (
         float(at) if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", at) else services.clock.now()
@@ -382,7 +392,9 @@ async def _live(visit: Visit) -> Response:
 
 @DEADLETTER_PAGES.get("/alive", None, VISIBLE_QUEUES)
 async def _alive(visit: Visit) -> Response:
-    """Report whether the session still holds messages and whether the broker answers. Open pages poll it."""
+    """Report whether a session still holds messages and whether the broker responds. Open pages
+    poll this.
+    """
     swept, asked = visit.services.recent.sweep.last, visit.field("session")
     held = any(
         view.id == asked and visit.principal.allows(Role.OPERATOR, view.queue)
@@ -431,8 +443,8 @@ async def _look(visit: Visit) -> Response:
 
 
 def _session_url(view: SessionView) -> str:
-    """Return the URL of a session. It contains the queue because the queue is needed after the session has
-    ended.
+    """Return the URL of a session. It contains the queue, which is still needed when the session
+    has ended.
     """
     return f"/sessions/{quote(view.id, safe='')}?queue={quote(view.queue, safe='')}"
 
@@ -469,7 +481,7 @@ async def _session(visit: Visit) -> Response:
     return visit.page(
         "session.html",
         view=view,
-        # The same number as in the list of queues.
+        # Use the same number as the list of queues.
         depth=max((one.depth.total or 0 for one in swept if one.queue == view.queue), default=0),
         by_bytes=not view.complete and view.held_bytes > _NEARLY * USUAL_SESSION.max_bytes,
         by=by,
@@ -492,7 +504,7 @@ async def _session(visit: Visit) -> Response:
 async def _field_values(
     operations: Operations, session: str, by: str, dead_letters: Iterable[DeadLetter]
 ) -> dict[str, str]:
-    """Return the values of the header or payload field `by`, by message id."""
+    """Return the values of the header or payload field `by` for each message id."""
     kind, _, path = by.partition(".")
     if kind not in ("header", "payload") or not path:
         return {}
@@ -507,7 +519,7 @@ async def _field_values(
 
 
 def group_filter(by: str, group: Group) -> str:
-    """Return the filter that matches exactly the messages of a group."""
+    """Return a filter that matches exactly the messages of a group."""
     field = "group" if by == GroupBy.FINGERPRINT else by
     escaped = group.key.replace("\\", "\\\\").replace('"', '\\"')
     return f'{field}:"{escaped}"' if any(not c.isalnum() for c in escaped) else f"{field}:{escaped}"
@@ -573,7 +585,7 @@ async def _edit(visit: Visit) -> Response:
     view = visit.session
     await visit.operations.message(
         view.id, visit.path["message"]
-    )  # records in the audit that it was shown
+    )  # records in the audit that the message was shown
     return await _edit_page(visit, EditForm.of(visit))
 
 
@@ -628,7 +640,10 @@ async def _edit_page(visit: Visit, form: EditForm, **more: Any) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class EditForm:
-    """The form of a changed copy. `editable` is None if a form cannot return the body unchanged."""
+    """The form for editing a copy of a message.
+
+    `editable` is the body as text. It is None if a form would change the body.
+    """
 
     message: str
     delivery: Delivery
@@ -643,10 +658,10 @@ class EditForm:
 
     @classmethod
     def of(cls, visit: Visit) -> EditForm:
-        """Read the form from the fields. Before it is submitted, its values are those of the message."""
+        """Read the form. Until it is submitted, its values are those of the message."""
         delivery = visit.operations.delivery(visit.path["session"], visit.path["message"])
         text, said = _editable(delivery.body), visit.field("body").replace("\r\n", "\n")
-        if text is not None and "\r\n" in text:  # browsers submit every line end as CRLF
+        if text is not None and "\r\n" in text:  # browsers submit all line breaks as CRLF
             said = said.replace("\n", "\r\n")
         sent = visit.request.method == "POST"
         return cls(
@@ -664,7 +679,7 @@ class EditForm:
 
     @property
     def request(self) -> EditRequest:
-        """The requested change. BadRequest if it is invalid or changes nothing."""
+        """The requested change. Raises BadRequest if it is invalid or if there is no difference."""
         said = [line.strip() for line in self.headers.splitlines() if line.strip()]
         wrong = next((line for line in said if not line.partition(":")[0].strip()), None)
         wrong = wrong or next((line for line in said if ":" not in line), None)
@@ -689,7 +704,7 @@ class EditForm:
         )
 
     def changes(self, edit: Edit) -> list[tuple[str, str]]:
-        """Return the differences between message and copy as lines of a diff."""
+        """Return the differences between the message and the copy as lines of a diff."""
         properties = self.delivery.properties
         names = sorted({*edit.headers, *edit.without})
         old = [
@@ -710,13 +725,13 @@ class EditForm:
 
     @property
     def hidden_fields(self) -> list[tuple[str, str]]:
-        """Values for the hidden fields of the review."""
+        """Names and values of the hidden fields in the review."""
         names = ("body", "content_type", "headers", "without", "target", "target_queue", "reason")
         return [(name, getattr(self, name)) for name in names]
 
 
 def _editable(body: bytes) -> str | None:
-    """Return the body as text, or None if a form would not return it unchanged."""
+    """Return the body as text, or None if submitting it in a form would change it."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -728,12 +743,12 @@ def _editable(body: bytes) -> str | None:
 
 
 def _form_text(text: str | None) -> str:
-    """Return the text for a form field, or an empty string if a form would not return it unchanged."""
+    """Return the text for a form field, or an empty string if submitting it would change it."""
     return text if text is not None and text.isprintable() else ""
 
 
 def _lines(body: bytes) -> list[str]:
-    """Return the lines of a body. JSON is indented, so that each changed value is on its own line."""
+    """Split a body into lines. JSON is indented, so that each value is on its own line."""
     pretty = pretty_json(body, _EDITABLE_BYTES)
     if pretty is not None and not pretty[1]:
         return pretty[0].splitlines()
@@ -741,7 +756,7 @@ def _lines(body: bytes) -> list[str]:
 
 
 def _add_dates(value: Any) -> Any:
-    """Replace AMQP timestamps, such as those in `x-death`, with a date and the number."""
+    """Add dates to AMQP timestamps, which for example occur in `x-death`."""
     match value:
         case Timestamp():
             return f"{clock_words(value)} ({int(value)})"
@@ -753,7 +768,7 @@ def _add_dates(value: Any) -> Any:
 
 
 def _value_text(value: Any) -> str:
-    """Return a header's value as text: strings unchanged, other values as JSON."""
+    """Format the value of a header. Strings are not changed, and other values are shown as JSON."""
     plain = plain_value(_add_dates(value))
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)
     cut = text[:_VALUE_SHOWN]

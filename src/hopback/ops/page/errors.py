@@ -1,7 +1,7 @@
-"""The pages of errors: all that surveys found, and one error with the queues that contain it.
+"""The pages that list errors and show the queues that contain an error.
 
-They read no queue. The last survey names the queues that contain an error, and each action uses the filter
-`group:FINGERPRINT` to select the error's messages in one of those queues.
+These pages do not read any queues. The last survey has found which queues contain an error. Actions
+select the messages with the filter `group:FINGERPRINT`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 ERROR_PAGES = Pages()
 
-_ROWS = 200  # rows of a page, rendered in some 60 ms; the search field finds the others
+# rows per page, which are rendered in about 60 ms. Others can be found with the search field.
+_ROWS = 200
 
 
 async def visible_errors(visit: Visit) -> tuple[list[ErrorGroup], tuple[SurveyedQueue, ...]]:
-    """Return the errors in queues that the visitor may look into, and the last survey of each queue.
+    """Return the errors in queues that the visitor may browse, and the last survey of each queue.
 
-    New errors come first, then the most frequent ones.
+    New errors come first, followed by the most frequent ones.
     """
     if visit.services.spans_brokers:
         return [], ()
@@ -96,6 +97,6 @@ async def _show_error(visit: Visit) -> Response:
 
 
 def _last_survey(known: tuple[SurveyedQueue, ...], queues: set[str]) -> Moment | None:
-    """Return the time of the last survey of these queues."""
+    """Return when one of these queues was last surveyed."""
     times = [one.at for one in known if one.at is not None and one.queue in queues]
     return max(times, default=None)

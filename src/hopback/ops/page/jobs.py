@@ -1,16 +1,18 @@
-"""The pages of jobs: start a re-drive or a discard, follow it, control it.
+"""The pages to start, follow and control re-drives and discards.
 
-A job is started in three steps: choose the messages, choose target and pace, review the dry run. The steps
-are one form. Hidden fields contain the values of the other steps, so the server keeps no state between them.
+A job is started in three steps: choosing messages, choosing target and pace, and reviewing the dry
+run. All steps are part of one form. The values of other steps are in hidden fields, so the server
+does not store anything in between.
 
-Apart from the options of a job, the form has these fields:
+In addition to the options of a job, the form has these fields:
 
-- `step`: the requested step, 1 to 3, or `go` to start the job.
-- `on`: the step that was shown. An unticked box is only certain if it was shown, in step 2.
-- `session`, `ids`: the browse session and the messages that are selected from it.
-- `release`: a browse session of the queue. It ends before the messages are counted.
-- `selection`: the selection that the review counted.
-- `key`: the idempotency key, which prevents a second job if the form is sent twice.
+- `step`: the requested step from 1 to 3, or `go` to start the job.
+- `on`: the step that was shown. Boxes are shown in step 2. Only then can a missing box be treated
+  as unticked.
+- `session`, `ids`: the browse session and the messages selected in it.
+- `release`: a browse session of the queue that is ended before the messages are counted.
+- `selection`: the selection that was counted for the review.
+- `key`: the idempotency key. It prevents a second job if the form is submitted twice.
 """
 
 from __future__ import annotations
@@ -62,11 +64,11 @@ if TYPE_CHECKING:
 
 _UNDER_WAY = (JobState.RUNNING, JobState.PAUSED)
 _AT_ONCE = 2000
-"""Messages that a session takes within a second. In a larger queue returned messages are searched."""
+"""Messages that a session can take within one second. If there are more, a search is used instead."""
 _LOOKING_S = 300.0
-"""Seconds that such a session lasts: as long as one that is opened on the page of a queue."""
+"""Seconds until this session ends, the same as for a session opened on the page of a queue."""
 _CORRECTABLE = frozenset({400, 409, 422})
-"""Statuses of errors that the visitor can correct in the form."""
+"""Status codes of errors that the visitor can correct in the form."""
 _MESSAGES_FIELDS = ("filter", "limit", "force", "release")
 _OPTIONS_FIELDS = (
     "target", "target_queue", "rate", "watchSeconds", "maxReturned", "change", "reason",
@@ -118,7 +120,7 @@ def _common(visit: Visit) -> dict[str, Any]:
 
 
 def _selection(visit: Visit) -> Selection:
-    """Return the selected messages of the form, without a count."""
+    """Return the selection of the form. It has not been counted."""
     session, ids = visit.field("session"), tuple(visit.all("ids"))
     if session:
         return Selection(session=session, ids=ids, filter="" if ids else visit.field("filter"))
@@ -126,15 +128,15 @@ def _selection(visit: Visit) -> Selection:
 
 
 def _is_ticked(visit: Visit, box: str) -> bool:
-    """Whether a box of the options is ticked. Until they were submitted, every box counts as ticked."""
+    """Return True if a box is ticked. Boxes that were not submitted yet count as ticked."""
     was_sent = visit.field("on") == "2" or bool(visit.all("ramp") or visit.all("export"))
     return visit.field(box) == "1" or not (visit.request.method == "POST" and was_sent)
 
 
 async def _answer_form(visit: Visit, request: JobRequest) -> Response:
-    """Show the step that the visitor requested: messages, options or review. `go` starts the job."""
+    """Show the requested step, which is messages, options or review, or start the job."""
     session, step = request.selection.session, visit.field("step", "1")
-    # Do not reveal that the session exists to a visitor of another queue.
+    # Do not reveal to users of other queues that the session exists.
     opened = {view.id: view.queue for view in visit.operations.sessions()}
     if opened.get(session, request.queue) != request.queue:
         raise NoSuch("session", session)
@@ -188,7 +190,7 @@ async def _show_review(
         return await _show_options_step(visit, request, "Why: expected a reason for the audit.")
     planned = request
     if isinstance(request, DiscardRequest):
-        # The name is typed after the review. A plan discards no message.
+        # The name is only entered after the review. Planning does not discard any messages.
         planned = structs.replace(request, confirm=request.queue)
     try:
         planned = _with_change(visit, planned)
@@ -224,7 +226,7 @@ async def _start_job(visit: Visit, request: JobRequest, on_progress: OnProgress)
         changed = _with_change(visit, request)
         job = await visit.operations.start(changed, submission, on_progress=on_progress)
     except CountMismatch as mismatch:
-        # The review counts again.
+        # The review counts the messages again.
         again = structs.replace(request, selection=_selection(visit))
         return await _show_review(visit, again, on_progress, f"{mismatch}. Check the new count.")
     except HopbackError as error:
@@ -233,7 +235,7 @@ async def _start_job(visit: Visit, request: JobRequest, on_progress: OnProgress)
 
 
 async def _show_error(visit: Visit, request: JobRequest, error: HopbackError) -> Response:
-    """Show the options again with the error. Raise errors that the visitor cannot correct there."""
+    """Show the options with an error. Other errors that cannot be corrected there are raised."""
     refused = refusal_of(error)
     if refused is None or refused.status not in _CORRECTABLE or "job" in refused.more:
         raise error
@@ -243,7 +245,7 @@ async def _show_error(visit: Visit, request: JobRequest, error: HopbackError) ->
 
 
 def _with_change(visit: Visit, request: JobRequest) -> JobRequest:
-    """Return the request with the JSON patch from the form field `change`. BadRequest if it is invalid."""
+    """Add the JSON patch in the field `change` to the request. Raises BadRequest if it is invalid."""
     change = visit.field("change").strip()
     if isinstance(request, RedriveRequest) and change:
         return structs.replace(request, change=read_patch(change))
@@ -256,7 +258,7 @@ def _form_page(
     fields = {name: visit.field(name) for name in ("session", *_MESSAGES_FIELDS, *_OPTIONS_FIELDS)}
     boxes = {name: _is_ticked(visit, name) for name in _OPTIONS_BOXES}
     ids = visit.all("ids")
-    # Hidden fields contain the values of the other steps.
+    # Include the values of the other steps as hidden fields.
     carried = [("on", str(step)), ("session", fields["session"])]
     carried += [("ids", each) for each in ids]
     carried += [(name, fields[name]) for name in _MESSAGES_FIELDS if step != 1 or name == "release"]
@@ -287,7 +289,9 @@ async def _jobs(visit: Visit) -> Response:
 
 
 def _steers(visit: Visit, job: Job) -> bool:
-    """Whether the visitor may control the job. Operators may control their own jobs, admins all jobs."""
+    """Return True if the visitor can control the job. Operators can control their own jobs, and
+    admins all.
+    """
     mine = job.by_id == visit.principal.id
     return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
 
@@ -297,7 +301,7 @@ async def _job(visit: Visit) -> Response:
     job = await visit.job()
     failures = await visit.operations.failures(job.id, limit=50)
     speed = visit.services.recent.speeds.of(job, visit.services.clock.now())
-    begins = job.counts.done <= sum(job.ramp)  # the first stages do not show the later speed
+    begins = job.counts.done <= sum(job.ramp)  # the first stages are slower than the rest
     left = job.counts.remaining / speed if speed and not (job.ramp and begins) else None
     return visit.page(
         "job.html",
@@ -318,7 +322,7 @@ async def _live(visit: Visit) -> Response:
 
 
 async def _show_returned_messages(visit: Visit, job: Job) -> Response:
-    """Redirect to a session with the returned messages. For a large queue redirect to a search."""
+    """Open a session and show the returned messages in it. For a large queue, use a search instead."""
     operations = visit.operations
     detail = await operations.queue(job.queue)
     ready = detail.depth.ready or 0

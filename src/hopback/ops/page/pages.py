@@ -1,4 +1,4 @@
-"""Route page requests: identify the visitor, check roles, read fields, and render HTML or an error page."""
+"""Handle page requests: identify the visitor, check roles, read form fields and render templates."""
 
 from __future__ import annotations
 
@@ -39,20 +39,23 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import OnProgress
 
 _SECTIONS = ("/jobs", "/alerts", "/topology", "/checks", "/audit", "/you")
-_MOST_FIELDS = 11_000  # all 10,000 messages of a session ticked, and the other fields of the form
+# enough for all 10,000 messages of a session and the other fields of the form
+_MOST_FIELDS = 11_000
 
 
 @dataclass(frozen=True, slots=True)
 class Visit(CallerRequest):
-    """One page request of an authenticated visitor."""
+    """A page request of an authenticated visitor."""
 
     fields: list[tuple[str, str]]
-    """Fields of the query, then of the form."""
+    """The fields of the query, followed by those of the form."""
     templates: Environment
 
     @property
     def first_s(self) -> float | None:
-        """Longest wait for the first reading of a broker, in seconds. None waits until it was read."""
+        """Seconds to wait until a broker has been read for the first time, or None to wait without
+        a limit.
+        """
         return self.services.shared.first_read_s
 
     def field(self, name: str, default: str = "") -> str:
@@ -64,11 +67,11 @@ class Visit(CallerRequest):
         return [value for key, value in self.fields if key == name]
 
     def number(self, name: str, default: int, *, least: int = 0, most: int = 2**31) -> int:
-        """Return a field as a number. Raise Refused if it is not a number or is out of bounds."""
+        """Return a field as a number. Raises Refused if it is not a number or not within the limits."""
         text = self.field(name)
         if not text:
             return default
-        # Limit the digits before int(), which is slow for thousands of digits and then fails.
+        # Check the number of digits before calling int(), which is slow for thousands of digits.
         if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
             raise Refused(
                 400,
@@ -78,9 +81,10 @@ class Visit(CallerRequest):
         return int(text)
 
     def read(self, kind: type[StructT]) -> StructT:
-        """Return a value whose options are fields of the form. An empty field has its default.
+        """Read a value whose options are fields of the form. Options with empty fields have their
+        default.
 
-        Attributes that are not options (`options_of`) are not read, for example the session of a Selection.
+        Only options (`options_of`) are read, and not for example the session of a Selection.
         """
         given = [
             (one, text)
@@ -99,7 +103,7 @@ class Visit(CallerRequest):
         return convert(kind, {one.json: text for one, text in given}, strict=False)
 
     def page(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Render a template in the layout."""
+        """Render a template within the layout."""
         text = self.templates.get_template(template).render(
             **frame_values(self.services, self.request, self.principal),
             told=[_NOTICES[code] for code in self.all("told")[:1] if code in _NOTICES],
@@ -109,13 +113,13 @@ class Visit(CallerRequest):
 
 
 NOTICE_READ = "hopback_notice_read"
-"""Cookie of a visitor who has dismissed the notice that no sign-in is configured."""
+"""Set after a visitor has dismissed the notice that no sign-in is configured."""
 
 
 def frame_values(
     services: Services, request: Request, principal: Principal | None
 ) -> dict[str, Any]:
-    """Return the values of the layout. `principal` is None for an unauthenticated visitor."""
+    """Return the values for the layout. `principal` is None if the visitor is not authenticated."""
     path = request.url.path
     own = path.removeprefix(services.prefix)
     section = next((each for each in _SECTIONS if own.startswith(each)), "/")
@@ -137,24 +141,26 @@ _PageT = TypeVar("_PageT", bound=Page)
 
 @dataclass(frozen=True, slots=True)
 class PageRow:
-    """A page or the action of a form. `role` None: every authenticated visitor may see it."""
+    """A page or an action of a form. If `role` is None, all authenticated visitors can use it."""
 
     method: str
     path: str
     role: Role | None
     queues: tuple[QueueRule, ...]
-    """The queues that a request touches. The visitor needs the role for each queue."""
+    """The queues that a request affects. The visitor needs the role for each of them."""
     answer: Page
     reads_form: bool = True
-    """Its fields are read before it answers. An action that receives a file reads the body itself."""
+    """Whether the fields are read in advance. An action that receives a file reads the body itself."""
     is_heavy: bool = False
-    """It may take much time or memory. The number of such requests is limited per caller."""
+    """Whether a request can need much time or memory. The number of such requests is limited."""
     reads_broker: bool = False
-    """It needs a snapshot of the broker. Before the first one it shows that the broker is being read."""
+    """Whether a snapshot of the broker is required. If there is none yet, a page shows that it is
+    being read.
+    """
 
 
 class Pages:
-    """Pages in the order in which they are matched. `get` and `post` decorate their functions."""
+    """A list of pages in the order in which their paths are matched. `get` and `post` are decorators."""
 
     def __init__(self) -> None:
         self.rows: list[PageRow] = []
@@ -162,13 +168,13 @@ class Pages:
     def get(
         self, path: str, role: Role | None, *queues: QueueRule, **more: bool
     ) -> Callable[[_PageT], _PageT]:
-        """Add a page. `more` are further fields of its row."""
+        """Add a page. `more` contains other fields of its row."""
         return self._add("GET", path, role, queues, more)
 
     def post(
         self, path: str, role: Role | None, *queues: QueueRule, **more: bool
     ) -> Callable[[_PageT], _PageT]:
-        """Add the action of a form."""
+        """Add an action of a form."""
         return self._add("POST", path, role, queues, more)
 
     def _add(
@@ -186,7 +192,7 @@ class Pages:
         return add
 
     def routes(self, services: Services, templates: Environment) -> list[Route]:
-        """Return the routes of the pages."""
+        """Create the routes of the pages."""
         return [
             PathRoute(
                 services.prefix + row.path,
@@ -198,20 +204,22 @@ class Pages:
 
 
 WORK_PAGES = Pages()
-"""Pages that show the progress of a slow request."""
+"""The pages that show the progress of slow requests."""
 
 _MOST_WAITING = 4
-"""Slow requests of one visitor at a time. Each may hold messages. Further ones are refused."""
+"""Maximum number of slow requests per visitor, because each of them can hold messages. Further ones
+are refused.
+"""
 _UNATTENDED_S = 20.0
-"""If the waiting page sends no request for this number of seconds, it counts as closed and its work is ended.
-The page asks every 2 s.
+"""Seconds without a request from the waiting page after which the operation is cancelled. The page
+sends one every 2 s.
 """
 
 
 class PageWork:
-    """A slow request of a visitor. `words` describe it, `back` is the page of its form.
+    """A slow request of a visitor. `words` describes it, and `back` is the page with its form.
 
-    It ends if the waiting page stops asking for it. Then `forget` is called.
+    It is ended if the waiting page no longer sends requests. `forget` is called when it ends.
     """
 
     def __init__(
@@ -231,11 +239,11 @@ class PageWork:
         self._watching = asyncio.create_task(self._watch(), name="long work of a page")
 
     def attend(self) -> None:
-        """Record that the page still waits."""
+        """Record that the page is still waiting."""
         self._asked_at = asyncio.get_running_loop().time()
 
     async def end(self) -> None:
-        """End the work after its result has been fetched, or cancel it and requeue its messages."""
+        """End the operation after its result was shown, or cancel it so that it requeues its messages."""
         self._watching.cancel()
         self._forget()
         await self.work.end()
@@ -255,9 +263,7 @@ async def in_time(
     words: str,
     back: str,
 ) -> Response:
-    """Return the response if it is ready immediately, otherwise redirect to a page that shows the
-    progress.
-    """
+    """Return the response if it is ready within a short time. Otherwise redirect to a progress page."""
     known, own = visit.services.working, visit.principal.id
     if sum(each.by == own for each in known.values()) >= _MOST_WAITING:
         raise Refused(
@@ -275,7 +281,7 @@ async def in_time(
 
 
 def _find_work(visit: Visit) -> PageWork:
-    """Return the slow request in the path. Refused if it belongs to another visitor."""
+    """Return the slow request in the path. Raises Refused if it belongs to another visitor."""
     found = visit.services.working.get(visit.path["work"])
     if found is None or found.by != visit.principal.id:
         raise Refused(404, "not-found", "This operation has finished or was cancelled.")
@@ -284,7 +290,7 @@ def _find_work(visit: Visit) -> PageWork:
 
 
 async def release_look(visit: Visit, queue: str) -> None:
-    """End the browse session that the form names, so that its messages are in the queue again."""
+    """End the browse session named in the form, so that its messages are requeued."""
     session = visit.field("release")
     operations = visit.operations
     if any(view.id == session and view.queue == queue for view in operations.sessions()):
@@ -293,7 +299,7 @@ async def release_look(visit: Visit, queue: str) -> None:
 
 @WORK_PAGES.get("/working/{work}", None, NO_QUEUE)
 async def _show_work(visit: Visit) -> Response:
-    """Show the progress of a slow request. When it has ended, return its response once."""
+    """Show the progress of a slow request, or its response if it has ended."""
     waiting = _find_work(visit)
     if waiting.work.task.done():
         await waiting.end()
@@ -331,7 +337,8 @@ async def _respond(
         principal = services.caller_here(found)
         services.shared.gate.take_turn(principal.id)
         path = request.url.path.removeprefix(services.prefix)
-        # A visitor without a role for this broker sees the own account, and the lists over all brokers.
+        # Visitors without a role for this broker can see their account and the lists for all
+        # brokers.
         over_all = services.spans_brokers and principal.elsewhere
         open_pages = ("/you", "/", "/live", "/alive") if over_all else ("/you",)
         if principal.role is None and path not in open_pages:
@@ -349,7 +356,7 @@ async def _respond(
         response = await _answer(visit, row)
         onward = response.headers.get("location", "")
         if not onward.startswith(f"{services.prefix}/") and onward.startswith("/"):
-            # Redirects stay at the broker of the page.
+            # Redirect to pages of the same broker.
             response.headers["location"] = services.prefix + onward
         return services.shared.heavy.limit(response, end) if row.is_heavy else response
     except BaseException as error:
@@ -365,7 +372,7 @@ async def _respond(
 
 
 async def _answer(visit: Visit, row: PageRow) -> Response:
-    """Return the page, or one that reloads itself every second until the broker was read."""
+    """Return the page. Until the broker has been read, return a page that reloads every second."""
     try:
         if row.reads_broker:
             await visit.services.broker.wait_for_snapshot(visit.first_s)
@@ -378,24 +385,24 @@ async def _answer(visit: Visit, row: PageRow) -> Response:
         trouble="" if error is None else str(error),
         trouble_title=trouble_title(error),
     )
-    page.headers["HX-Refresh"] = "true"  # a part of a page cannot be replaced by this one
+    page.headers["HX-Refresh"] = "true"  # do not insert this page if only a part was requested
     return page
 
 
 def _do_nothing() -> None:
-    """End a request that is not heavy."""
+    """Used for requests that are not heavy."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSwitch:
-    """The broker menu: the name of the current broker, and links to the same section of every broker."""
+    """The broker menu, with the current broker and links to the same section of all brokers."""
 
     here: str
     links: tuple[tuple[str, str], ...]
 
 
 def broker_switch(services: Services, principal: Principal, section: str) -> BrokerSwitch | None:
-    """Return the menu of the brokers that the visitor may see. None if there is only one broker."""
+    """Return the menu of brokers that the visitor can see, or None if there is only one broker."""
     if len(services.shared.brokers) < 2:
         return None
     return BrokerSwitch(
@@ -414,7 +421,7 @@ def problem_page(
     principal: Principal,
     refused: Refused,
 ) -> Response:
-    """Render an error page with links that help to continue."""
+    """Render an error page with helpful links."""
     known = principal.grants != () or principal.kind != "nobody"
     own = request.url.path.removeprefix(services.prefix)
     is_look_over = own.startswith("/sessions/") and refused.status == 404
@@ -430,12 +437,12 @@ def problem_page(
             "remedy": "A session ends when it expires or is released, when a job takes its messages, and"
             " when the service restarts.",
         }
-    # The most helpful link comes first.
+    # Put the most helpful link first.
     job, queue = refused.more.get("job"), request.query_params.get("queue", "")
     ways = [("/", "Dead letters")]
     if isinstance(job, str):
         ways.insert(0, (job.removeprefix("/admin/dlq"), "Show the job"))
-    # The URL of an ended session still contains the queue.
+    # The queue is still in the URL of the ended session.
     if is_look_over and queue:
         ways.insert(0, (f"/queues/{quote(queue, safe='')}#look", f"Look at {visible(queue)} again"))
     text = templates.get_template("problem.html").render(
@@ -452,7 +459,7 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-# Messages after an action, by code. A link contains only the code, so a forged one cannot add a text.
+# Messages shown after an action. URLs only contain their codes, so that they cannot inject text.
 _NOTICES = {
     "released": "Messages requeued in order.",
     "copy-sent": "Changed copy sent. This message stays in the queue.",
@@ -482,7 +489,7 @@ _CODE_TITLES = {
 
 
 async def form_fields(request: Request) -> list[tuple[str, str]]:
-    """Return the fields of a form. Refused if they cannot be read."""
+    """Return the fields of a form. Raises Refused if they cannot be read."""
     raw = await request.body()
     try:
         return parse_qsl(
@@ -494,14 +501,14 @@ async def form_fields(request: Request) -> list[tuple[str, str]]:
 
 
 def form_target(kind: str, queue: str) -> Target:
-    """Return the target of a form. The default is the design's target."""
+    """Return the target selected in a form. The default is the target of the design."""
     if kind == TargetKind.QUEUE.value:
         return Target(TargetKind.QUEUE, "", queue)
     return Target(TargetKind(kind)) if kind in set(TargetKind) else Target()
 
 
 def own_page(path: str) -> str:
-    """Return the path if it is on this site, otherwise `/`."""
+    """Return the path if it is on this site, and `/` otherwise."""
     plain = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if plain else "/"
 

@@ -1,7 +1,8 @@
-"""Template environment and filters, and the safe display of message content.
+"""The template environment with its filters, and functions that display untrusted content safely.
 
-Content is untrusted and always escaped as text. Invisible characters (control characters, terminal escapes,
-direction marks) are replaced with their names. Compressed bodies are unpacked up to the displayed size.
+Content is always escaped. Control characters, terminal escapes, direction marks and other invisible
+characters are replaced with their names. Compressed bodies are only decompressed up to the
+displayed size.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.surveys import ErrorGroup, TrendSample
     from hopback.ops.messages.shown_payload import Form, ShownPayload
 
-# Size of a sparkline, in the units of its viewBox.
+# The size of a sparkline in units of its viewBox.
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0
 _P = ParamSpec("_P")
@@ -66,7 +67,7 @@ _FILTERS: dict[str, Callable[..., object]] = {
 
 
 def _filter(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Register a function as a template filter of the same name."""
+    """Register a function as a template filter with the same name."""
     _FILTERS[function.__name__.strip("_")] = function
     return function
 
@@ -76,7 +77,7 @@ STATIC = Path(__file__).with_name("static")
 
 @cache
 def renderer() -> Environment:
-    """Return the environment of all templates. An undefined variable is an error."""
+    """Return the template environment. Undefined variables cause an error."""
     environment = Environment(
         loader=PackageLoader("hopback.ops.page"),
         autoescape=True,
@@ -86,7 +87,7 @@ def renderer() -> Environment:
     )
     environment.globals["options"] = {one.json: one for one in options_of(RedriveRequest)}
     environment.globals["held_back_means"] = HELD_BACK
-    # Prefix of every link: with several brokers, the pages of each have another path.
+    # The path prefix of all links. If there are several brokers, each has its own.
     environment.globals["base"] = ""
     environment.globals["switch"] = None
     environment.filters |= {
@@ -101,13 +102,13 @@ def renderer() -> Environment:
 
 @_filter
 def _sentence(text: str) -> str:
-    """Return the text with a capital letter and a full stop."""
+    """Capitalise the first letter and add a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 @_filter
 def _mark_names(text: str) -> Markup:
-    """Return the text with names in backticks marked up."""
+    """Mark up the names in backticks."""
     parts = text.split("`")
     return Markup("").join(
         Markup('<b class="name">{}</b>').format(visible(part)) if odd % 2 else visible(part)
@@ -116,12 +117,12 @@ def _mark_names(text: str) -> Markup:
 
 
 _LONG_NAME = 24
-"""Characters of a class name that fit every column. A longer name breaks at its separators."""
+"""Characters of a class name that fit in any column. Longer names can be wrapped at separators."""
 
 
 @_filter
 def _class_name(name: str) -> Markup:
-    """Return a class name that a browser breaks behind `.`, `:` and `\\` before it breaks a word."""
+    r"""Mark up a class name, so that browsers prefer to wrap it after `.`, `:` and `\\`."""
     shown = visible(name)
     parts = re.split(r"(?<=[.:\\])(?=\w)", shown) if len(shown) > _LONG_NAME else [shown]
     return Markup("<wbr>").join(parts)
@@ -129,13 +130,13 @@ def _class_name(name: str) -> Markup:
 
 @_filter
 def _count(number: int | None) -> str:
-    """Format a number. Show None as a dash."""
+    """Format a number, or a dash for None."""
     return "–" if number is None else f"{number:,}"
 
 
 @_filter
 def _rate(number: float) -> str:
-    """Format messages per second, with one decimal below 10."""
+    """Format a number of messages per second. It has one decimal if it is less than 10."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
 
 
@@ -174,7 +175,7 @@ def _rule_words(rule: AlertRule) -> str:
 
 @_filter
 def _moment(seconds: float, now: float) -> str:
-    """Format a moment in UTC. The date is omitted if it is today."""
+    """Format a time in UTC. The date is omitted if it is today."""
     at, today = datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(now, UTC)
     day = "" if at.date() == today.date() else f"{at.day} {at:%b}"
     year = "" if at.year == today.year else f" {at.year}"
@@ -183,12 +184,14 @@ def _moment(seconds: float, now: float) -> str:
 
 @_filter
 def _weight(messages: int | None) -> str:
-    """Return the weight of a queue for its style, 1 to 4: one step per power of ten from 100."""
+    """Return the weight of a queue, which is used for its style. It is from 1 to 4, depending on
+    the number of digits.
+    """
     return str(min(max(len(str(messages or 0)) - 1, 1), 4))
 
 
 def _distinct(choices: Sequence[TargetChoice]) -> list[TargetChoice]:
-    """Return the targets of a re-drive without later ones that have the same exchange and key."""
+    """Remove targets whose exchange and routing key are the same as those of an earlier target."""
     ways: set[tuple[str | None, str | None]] = set()
     kept = []
     for choice in choices:
@@ -200,7 +203,7 @@ def _distinct(choices: Sequence[TargetChoice]) -> list[TargetChoice]:
 
 
 def clock_words(seconds: float) -> str:
-    """Format a moment in UTC. Return the number if it is outside the calendar."""
+    """Format a time in UTC. If it is outside the calendar, the number is returned."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -213,13 +216,13 @@ _CLOCK = Markup('<time datetime="{}" data-clock="{:.0f}">{} {} UTC</time>')
 
 @_filter
 def _with_clocks(text: str) -> Markup:
-    """Replace RFC 3339 times with elements that a browser shows in local time."""
+    """Replace RFC 3339 times with elements that browsers show in local time."""
     shown, last = Markup(""), 0
     for found in _RFC_3339.finditer(text):
         day, hour = found.groups()
         try:
             seconds = datetime.fromisoformat(f"{day}T{hour}+00:00").timestamp()
-        except ValueError:  # not a date: leave the text unchanged
+        except ValueError:  # not a valid date, so keep the text
             continue
         shown += text[last : found.start()] + _CLOCK.format(found[0], seconds, day, hour)
         last = found.end()
@@ -228,7 +231,7 @@ def _with_clocks(text: str) -> Markup:
 
 @_filter
 def _spark(trend: Sequence[tuple[float, int]]) -> str:
-    """Return the points of a sparkline, empty with fewer than two samples."""
+    """Return the points of a sparkline. It is empty if there are less than two samples."""
     if len(trend) < 2:
         return ""
     first, last = trend[0][0], trend[-1][0]
@@ -244,7 +247,7 @@ def _spark(trend: Sequence[tuple[float, int]]) -> str:
 
 @_filter
 def _hourly(error: ErrorGroup, until: float) -> list[tuple[float, int]]:
-    """Return the failures of an error per hour before a survey."""
+    """Return how often an error occurred in each of the hours before a survey."""
     begin = first_hour(until)
     counts = {hour.at: hour.count for hour in sum_hours(at.by_hour for at in error.queues)}
     hours = (Moment(begin + number * HOUR_S) for number in range(HOURS))
@@ -253,7 +256,7 @@ def _hourly(error: ErrorGroup, until: float) -> list[tuple[float, int]]:
 
 @_filter
 def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
-    """Describe a trend in words."""
+    """Describe a trend."""
     if len(trend) < 2:
         return "no history"
     change = trend[-1][1] - trend[0][1]
@@ -261,7 +264,7 @@ def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
     return f"{change:+,} in the last {during}" if change else f"unchanged for {during}"
 
 
-# Texts for details of audit entries. Other details are shown with their names.
+# Formats for details of audit entries. Other details are shown with their names.
 _DETAILS = {
     "kind": "{}",
     "selected": "{:,} selected",
@@ -286,7 +289,7 @@ _DETAILS = {
 
 @_filter
 def _details_line(entry: AuditEntry) -> str:
-    """Return the details of an audit entry on one line, without empty ones."""
+    """Return the details of an audit entry in one line. Empty details are omitted."""
     details = dict(entry.details)
     if details.pop("came_back_at_least", False) and details.get("came_back"):
         details["came_back_least"] = details.pop("came_back")
@@ -300,18 +303,18 @@ def _details_line(entry: AuditEntry) -> str:
         words = _DETAILS.get(name)
         try:
             parts.append(f"{name} {shown}" if words is None else words.format(shown))
-        except ValueError:  # an entry may have a text instead of a number
+        except ValueError:  # an entry may contain text where a number is expected
             parts.append(f"{name} {shown}")
     return visible(", ".join(parts))
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """Replace invisible characters with their names. `lines` keeps line ends and tabs."""
+    """Replace invisible characters with their names. If `lines` is True, keep line breaks and tabs."""
     return spelled_out(plain_text(text), lines=lines)
 
 
 def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
-    """Return the payload for the page, without invisible characters."""
+    """Return a payload for the page. Invisible characters are replaced."""
     properties = delivery.properties
     packing = find_packing(properties.content_encoding, properties.headers)
     parsed = plain_payload(delivery) if is_msgpack(properties.content_type) else (None, "")

@@ -1,8 +1,8 @@
-"""Tables and map of a topology.
+"""Tables and a map of the topology.
 
-The parts without queue depths depend on the topology alone. They take seconds of CPU for thousands of
-queues, so they are computed once for each topology, in a thread. A request adds the depths to the rows that
-it shows.
+Everything except queue depths only depends on the topology. Since this needs seconds of CPU time if
+there are thousands of queues, it is computed in a thread, and only when the topology changes. Each
+request adds the depths of the queues it shows.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from hopback.topology.model import Queue, Topology
 
 MAP_NODES = 200
-"""Maximum number of nodes of a map. A larger map takes seconds to lay out and is not legible."""
-# neighbours of a node. The map does not follow a node with more, or it would show them all.
+"""Maximum number of nodes in the map. A larger map would need seconds for its layout and be unreadable."""
+# neighbours. The map does not follow nodes with more of them, because it would show all.
 _HUB = 40
-_LABEL = 60  # characters of a label. The map cuts longer names, the tables show them whole.
+_LABEL = 60  # characters of a label in the map. The tables contain the full names.
 _DELAYS = "q:hopback.delay"
 _NAMED = re.compile("`([^`]+)`")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A queue as a row."""
+    """A queue in the table."""
 
     name: str
     type: str
@@ -62,7 +62,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """An exchange as a row, with its bindings: key and destination."""
+    """An exchange in the table. Its bindings consist of a routing key and a destination."""
 
     name: str
     type: str
@@ -73,7 +73,7 @@ class ExchangeRow:
 
 @dataclass(frozen=True, slots=True)
 class DelayedRow:
-    """The queues of delays: how many messages they have, and how long these may wait."""
+    """The number of delay queues, the messages in them, and the longest possible delay."""
 
     queues: int
     messages: int | None
@@ -82,7 +82,7 @@ class DelayedRow:
 
 @dataclass(frozen=True, slots=True)
 class TopologyDrawing:
-    """The hazards, rows and edges of one topology, sorted by name. `snapshot` has the last readings."""
+    """The hazards, rows and edges of a topology, sorted by name. `snapshot` contains the last readings."""
 
     snapshot: BrokerSnapshot
     topology: Topology
@@ -94,7 +94,7 @@ class TopologyDrawing:
 
 
 class TopologyDrawings(Recent[TopologyDrawing]):
-    """Draws the topology of a broker. Draws it again only if it has changed."""
+    """Draw the topology of a broker again when it has changed."""
 
     def __init__(self, broker: ManagedBroker) -> None:
         super().__init__(self._draw, 0.0, broker.clock)
@@ -139,15 +139,15 @@ def draw_topology(snapshot: BrokerSnapshot) -> TopologyDrawing:
 
 
 def role_of(row: QueueRow, listed: frozenset[str]) -> QueueRole:
-    """Return the role of a queue. The dead-letter queues are the `listed` ones."""
+    """Return the role of a queue. `listed` contains all dead-letter queues."""
     if row.name in listed:
         return QueueRole.DEAD_LETTER
-    # An operator has declared that the queue does not contain dead letters.
+    # An operator has declared that this is not a dead-letter queue.
     return QueueRole.PLAIN if row.role is QueueRole.DEAD_LETTER else row.role
 
 
 def queue_rows(effective: Topology, hazards: Mapping[str, Counter[str]]) -> Iterator[QueueRow]:
-    """Return every queue, by name."""
+    """Yield all queues, sorted by name."""
     roles = queue_roles(effective)
     for queue in sorted(effective.queues, key=lambda each: each.name):
         yield QueueRow(
@@ -162,7 +162,7 @@ def queue_rows(effective: Topology, hazards: Mapping[str, Counter[str]]) -> Iter
 
 
 def exchange_rows(topology: Topology, hazards: Mapping[str, Counter[str]]) -> Iterator[ExchangeRow]:
-    """Return every exchange, by name."""
+    """Yield all exchanges, sorted by name."""
     bound: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for binding in topology.bindings:
         bound[binding.source].append((binding.routing_key, binding.destination))
@@ -182,10 +182,10 @@ def graph(
     listed: frozenset[str],
     focus: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """Return the nodes and edges of the map. All queues of delays are one node.
+    """Return the nodes and edges of the map. All delay queues are combined into one node.
 
-    If there are more nodes than a map can show, it shows those around the queues in `focus`, or else
-    around the dead-letter queues with the most messages.
+    If there are too many nodes for a map, it shows those near the queues in `focus`, or near the
+    dead-letter queues with the most messages.
     """
     counts = {name: one.counts.messages or 0 for name, one in readings.items()}
     queues = {f"q:{row.name}": row for row in drawing.queues if not is_delay_level(row.name)}
@@ -224,7 +224,7 @@ def graph(
 def _surroundings(
     starts: Iterable[str], neighbours: Mapping[str, tuple[str, ...]]
 ) -> dict[str, None]:
-    """Return up to MAP_NODES nodes: each start with the nodes on its paths, nearest first."""
+    """Return the starts and the nodes near them, at most MAP_NODES in total."""
     found: dict[str, None] = {}
     for start in starts:
         if len(found) >= MAP_NODES:
@@ -243,7 +243,7 @@ def _surroundings(
 
 
 def delayed_messages(topology: Topology, readings: Mapping[str, QueueReading]) -> DelayedRow | None:
-    """Return the messages to be sent later, or None if no queues of delays are declared."""
+    """Return the number of delayed messages, or None if no delay queues are declared."""
     levels = [queue.name for queue in topology.queues if is_delay_level(queue.name)]
     if not levels:
         return None
@@ -307,7 +307,7 @@ def _edges(topology: Topology, effective: Topology) -> Iterator[dict[str, Any]]:
 
 
 def _publishes(topology: Topology) -> Iterator[tuple[str, str]]:
-    """Return the paths of messages that consumers publish, as far as plans declare them."""
+    """Yield the paths of messages that consumers publish, as declared by plans."""
     for plan in topology.plans:
         ways = [(plan.parking.by, plan.parking.exchange, plan.parking.queue)]
         for tier in plan.tiers:
@@ -321,7 +321,7 @@ def _publishes(topology: Topology) -> Iterator[tuple[str, str]]:
 
 
 def _dead_letter_paths(effective: Topology) -> Iterator[tuple[str, str]]:
-    """From each queue to the exchange its dead letters go to, or straight to the queue."""
+    """Yield the path from each queue to the exchange or queue that receives its dead letters."""
     names = (queue.name for queue in effective.queues)
     table = RoutingTable((*PREDECLARED, *effective.exchanges), names, effective.bindings)
     for queue in effective.queues:
@@ -361,7 +361,7 @@ def _dead_letter_words(queue: Queue) -> str:
 
 
 def _count_hazards(topology: Topology, findings: Iterable[Finding]) -> Mapping[str, Counter[str]]:
-    """Return the number of findings by severity and name. A finding names its objects in backticks."""
+    """Count the findings for each severity and name. Findings contain names in backticks."""
     names = {queue.name for queue in topology.queues}
     names |= {exchange.name for exchange in topology.exchanges}
     counts = defaultdict[str, Counter[str]](Counter)
