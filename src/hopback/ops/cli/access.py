@@ -1,4 +1,4 @@
-"""Connect a command to dead letters: its options, and the broker or server that they name."""
+"""The connection options of commands, and how they are used to open a broker or a server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _PASSWORD = re.compile(r"(//[^/@:]*):[^/]*@")
 
 @dataclass(frozen=True, slots=True)
 class OpsAccess:
-    """Connection options of commands that operate on dead letters."""
+    """The connection options of commands that operate on dead letters."""
 
     broker: str | None = None
     management: str | None = None
@@ -76,7 +76,7 @@ class OpsAccess:
 
     @property
     def is_named(self) -> bool:
-        """Whether the broker is specified by its name in a settings file or on a server."""
+        """Whether the broker is given by its name in a settings file or on a server."""
         return is_broker_name(self.broker)
 
 
@@ -125,13 +125,13 @@ _SERVER = (
 
 
 access_options = group_options("access", OpsAccess, *_BROKER, config_option, *_SERVER)
-"""Add all connection options to a command. It receives them as `access`."""
+"""Add all connection options to a command, which receives them as `access`."""
 broker_access_options = group_options("access", OpsAccess, *_BROKER)
-"""Add the connection options without --server and --config, for `hopback serve`."""
+"""Add the connection options except --server and --config. `hopback serve` uses this."""
 
 
 def dead_letter_command(command: Callable[..., Awaitable[object]]) -> Callable[..., object]:
-    """Add all connection options to a coroutine function, which receives the opened dead letters first."""
+    """Add all connection options to a coroutine function. Its first argument is the opened dead letters."""
 
     @wraps(command)
     def invoke(access: OpsAccess, **values: Any) -> object:
@@ -141,7 +141,7 @@ def dead_letter_command(command: Callable[..., Awaitable[object]]) -> Callable[.
 
 
 def with_dead_letters(access: OpsAccess, work: Callable[[DeadLetters], Awaitable[_T]]) -> _T:
-    """Do the work on the dead letters, on a new event loop."""
+    """Run a coroutine function with the opened dead letters on a new event loop."""
 
     async def run_work() -> _T:
         async with open_dead_letters(access) as dead_letters:
@@ -155,10 +155,10 @@ def with_dead_letters(access: OpsAccess, work: Callable[[DeadLetters], Awaitable
 
 
 async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> HopbackError:
-    """Return the error with a remedy that suggests a queue of a similar name."""
+    """Return the error with a hint that suggests a queue with a similar name."""
     if "queue" not in missing.kind and "queue" not in str(missing):
         return missing
-    # An error from a server is only a text. The name is the part in quotes.
+    # An error from a server only has a message, where the name is in quotes.
     named = missing.name or next(iter(re.findall(r"'([^']*)'", str(missing))), "")
     try:
         known = [one.queue for one in await dead_letters.queues()]
@@ -175,7 +175,7 @@ async def _with_close_name(dead_letters: DeadLetters, missing: NoSuch) -> Hopbac
 
 @asynccontextmanager
 async def open_dead_letters(access: OpsAccess) -> AsyncIterator[DeadLetters]:
-    """Yield the dead letters of the server, or without --server those of the broker."""
+    """Open the dead letters of a server if there is --server, and those of the broker otherwise."""
     async with AsyncExitStack() as stack:
         if access.server is not None:
             from hopback.ops.client import RemoteDeadLetters
@@ -185,9 +185,9 @@ async def open_dead_letters(access: OpsAccess) -> AsyncIterator[DeadLetters]:
             remote = RemoteDeadLetters(access.server, access.token, broker=name)
             yield await stack.enter_async_context(remote)
         else:
-            # A user with access to the broker may publish to it, and therefore edit messages.
+            # Users with access to the broker can publish to it anyway, so they may edit messages.
             operations = await open_operations(access, stack, editing=True)
-            # Without a broker only the store is available. It has the jobs of all brokers.
+            # Without a broker, only the store is available. It contains the jobs of all brokers.
             yield operations.on_behalf_of(_user(), everywhere=access.broker is None)
 
 
@@ -210,9 +210,9 @@ async def open_operations(
     editing: bool = False,
     lease_s: float = 30.0,
 ) -> Operations:
-    """Open the operations on the broker of the options, until the stack is closed.
+    """Open the operations for the broker in the options. They are closed with the stack.
 
-    A process that does not renew its leases for `lease_s` seconds loses its jobs.
+    A process that does not renew its leases within `lease_s` seconds loses its jobs.
     """
     from hopback.ops.operations import Operations
 
@@ -233,7 +233,7 @@ async def open_operations(
 
 
 def operation_settings(*, editing: bool) -> Settings:
-    """Return the settings of operations in a command or service of this user."""
+    """Return the settings for operations that this user runs in a command or service."""
     from hopback.ops.contract.requests import Settings
 
     return Settings(exports=state_folder() / "exports", editing=editing)
@@ -242,9 +242,9 @@ def operation_settings(*, editing: bool) -> Settings:
 async def open_broker(
     access: OpsAccess, stack: AsyncExitStack, clock: Clock, *, name: str = "", ask: bool = True
 ) -> ManagedBroker:
-    """Return the broker that the options select. Its management API stays open as long as `stack`.
+    """Open the broker in the options. Its management API is closed with the stack.
 
-    Without `ask`, do not check that the management API answers.
+    If `ask` is False, do not check whether the management API responds.
     """
     from hopback.designs import DESIGNS
     from hopback.ops.brokers.managed_broker import ManagedBroker
@@ -252,7 +252,7 @@ async def open_broker(
     if access.broker == EMBEDDED:
         access = _access_embedded(access)
     broker, vhost = _broker(access.broker)
-    # --hardened applies only to designs. A file contains its own declarations.
+    # --hardened only changes designs. Files contain their own declarations.
     topologies = tuple(
         TopologySource(source, access.hardened and source in DESIGNS).topology()
         for source in access.topologies
@@ -269,7 +269,10 @@ async def open_broker(
 
 
 def file_brokers(config: Path | None) -> tuple[BrokerSettings, ...]:
-    """Return the brokers of a settings file, if there is one. BadBrokers if two of them are the same."""
+    """Return the brokers of a settings file, if there is one.
+
+    Raises BadBrokers if two of them are the same broker and virtual host.
+    """
     from hopback.broker.named_brokers import BadBrokers, read_brokers
 
     found = () if config is None else read_brokers(config, os.environ)
@@ -284,7 +287,7 @@ def file_brokers(config: Path | None) -> tuple[BrokerSettings, ...]:
 
 
 def journal_names(brokers: Iterable[BrokerSettings]) -> tuple[str, ...]:
-    """Return the names under which a journal keeps the jobs of these brokers."""
+    """Return the names by which a journal identifies the jobs of brokers."""
     from hopback.ops.brokers.managed_broker import ManagedBroker
 
     opened = (_broker(each.url) for each in brokers)
@@ -292,7 +295,7 @@ def journal_names(brokers: Iterable[BrokerSettings]) -> tuple[str, ...]:
 
 
 def apply_settings(named: BrokerSettings, access: OpsAccess) -> OpsAccess:
-    """Complete the options with the settings of a broker. Options take precedence."""
+    """Add the settings of a broker to the options. Options take precedence."""
     return replace(
         access,
         broker=named.url,
@@ -305,7 +308,7 @@ def apply_settings(named: BrokerSettings, access: OpsAccess) -> OpsAccess:
 
 
 def _access_embedded(access: OpsAccess) -> OpsAccess:
-    """Return the options that name the embedded broker of this directory and its application."""
+    """Select the embedded broker of the current directory and its application."""
     from hopback.cli.embedded import find_embedded
 
     run = find_embedded()
@@ -324,7 +327,7 @@ async def _management(
 
 
 def _broker(url: str | None) -> tuple[Broker, str]:
-    """Return the broker and its virtual host."""
+    """Return the broker and the virtual host of a URL."""
     from hopback.broker.management import virtual_host
 
     if url is None:
@@ -333,13 +336,10 @@ def _broker(url: str | None) -> tuple[Broker, str]:
 
 
 class _NoBroker:
-    """The broker of a command without --broker. A command that only reads the store never connects to a
-    broker.
-    """
+    """Used for commands without --broker. A command that only reads the store never connects to it."""
 
     @property
     def address(self) -> str:
-        """Empty."""
         return ""
 
     async def connect(self, name: str = "hopback") -> Connection:
@@ -370,7 +370,7 @@ def _override(text: str) -> Override:
 
 
 def _user() -> Who:
-    """Return the user of the command, for jobs and audit."""
+    """Return the user who runs the command, for jobs and the audit."""
     import getpass
     import socket
 
@@ -384,7 +384,7 @@ def _user() -> Who:
 
 
 def resume_command(job: str) -> str:
-    """Return the command that resumes a job, with the options of this command and without passwords."""
+    """Return the command that resumes a job. It has the same options as this one, but no passwords."""
     ctx = click.get_current_context()
     words = [
         word
@@ -408,7 +408,7 @@ def _option_words(option: str, value: object) -> list[str]:
 
 # seconds after which completion returns no names, so that the shell does not hang
 _COMPLETION_S = 3.0
-_COMPLETED_JOBS = 100  # jobs offered by completion, the newest first
+_COMPLETED_JOBS = 100  # newest jobs that completion offers
 
 
 def complete_queue(
@@ -425,7 +425,7 @@ def complete_queue(
 def complete_job(
     ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """Complete the ids of jobs, the newest first."""
+    """Complete the ids of jobs, newest first."""
 
     async def names(dead_letters: DeadLetters) -> list[tuple[str, str]]:
         found = await dead_letters.jobs(limit=_COMPLETED_JOBS)

@@ -1,4 +1,4 @@
-"""`hopback adopt`: show an existing queue and the ways to give it a failure plan."""
+"""The command `hopback adopt`, which shows how to add a failure plan to an existing queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker, ManagementApi
     from hopback.ops.contract.values import Survey
 
-_LOOKED_AT = 100  # dead letters that are read: shows the frequent errors and holds few messages
+# dead letters to read. This is enough to find the frequent errors, and few messages are held.
+_LOOKED_AT = 100
 _WAYS = ("as-it-is", "beside", "migrated")
 
 
@@ -85,7 +86,7 @@ def adopt(
 
 
 async def _open(access: Access, stack: AsyncExitStack) -> tuple[ManagedBroker, ManagementApi]:
-    """Open the broker until the stack is closed. Fail without a management API."""
+    """Open the broker until the stack is closed. Raises CommandFailed without a management API."""
     from hopback.ops.cli.access import OpsAccess, open_broker
 
     named = OpsAccess(access.broker, access.management, access.amqp_only)
@@ -167,7 +168,7 @@ async def _show(
 
 
 async def _look(broker: ManagedBroker, found: Adoption) -> dict[str, Survey | str]:
-    """Return a survey of each dead-letter queue of the adopted queue, or the reason why there is none."""
+    """Survey the dead-letter queues of the adopted queue. If a queue cannot be read, return the reason."""
     from hopback.errors import HopbackError
     from hopback.ops.contract.candidates import CandidateAnswer, QueueAnswer
     from hopback.ops.contract.search import survey_queue
@@ -180,7 +181,7 @@ async def _look(broker: ManagedBroker, found: Adoption) -> dict[str, Survey | st
             answer = QueueAnswer(name, CandidateAnswer.ADD, found.queue.name)
             await operations.answer_candidate(answer)
             looked[name] = await survey_queue(operations, name, limit=_LOOKED_AT)
-        except HopbackError as refused:  # above all a look that could remove messages
+        except HopbackError as refused:  # mostly because messages could be lost
             looked[name] = str(refused)
     return looked
 
@@ -262,7 +263,7 @@ def _print_choice(number: int, choice: AdoptionChoice, queue: str) -> None:
 
 
 def _write(choice: AdoptionChoice, form: str) -> int:
-    """Write the topology file to stdout. CommandFailed if this way is refused."""
+    """Write the topology file to stdout. Raises CommandFailed if this way is refused."""
     from hopback.topology.document import write_toml
 
     if choice.refused:

@@ -1,4 +1,4 @@
-"""`hopback audit`."""
+"""The command `hopback audit`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     help="Only actions on this job.",
     shell_complete=complete_job,
 )
-@limit_option("Maximum number of entries, the newest first.", 50, 1000)
+@limit_option("Maximum number of entries, newest first.", 50, 1000)
 @click.option(
     "--before",
     type=click.IntRange(min=1),

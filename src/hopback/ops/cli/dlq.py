@@ -1,4 +1,4 @@
-"""The read-only commands `hopback dlq ls`, `show`, `groups`, `peek`, `get`, `errors`, `search`, `watch`."""
+"""The commands of `hopback dlq` that only read."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 TO_BROWSE = "to browse it"
-"""Reason in the audit when a command without --reason lifts a delivery limit."""
-_SHORTEST_DIGEST = 6  # characters of a hash, enough to identify one of thousands of messages
+"""The reason in the audit if a command without --reason lifts a delivery limit."""
+_SHORTEST_DIGEST = 6  # characters of a hash that identify one of thousands of messages
 
 queue_argument = click.argument("queue", shell_complete=complete_queue)
 filter_option = field_option(Selection, "filter", "terms")
@@ -80,13 +80,13 @@ within_option = click.option(
 
 
 def look_options(command: _Command) -> _Command:
-    """Add --force and --lift-limit."""
+    """Add the options --force and --lift-limit."""
     return field_option(RedriveRequest, "force")(lift_option(command))
 
 
 @contextmanager
 def explain_refusals(queue: str) -> Iterator[None]:
-    """Add the options that allow the operation to the error of a refused one."""
+    """If an operation is refused, add the options that allow it to the error."""
     try:
         yield
     except UnsafeOperation as refused:
@@ -102,9 +102,9 @@ def explain_refusals(queue: str) -> Iterator[None]:
 async def lift_if_needed(
     dead_letters: DeadLetters, queue: str, reason: str = TO_BROWSE, *, job: bool = False
 ) -> None:
-    """Lift the delivery limit of a queue by a policy if browsing, or a job, could lose messages.
+    """Lift the delivery limit of a queue with a policy if browsing or a job could lose messages.
 
-    The audit records the reason.
+    The reason is recorded in the audit.
     """
     detail = await dead_letters.queue(queue)
     if (detail.job_cost if job else detail.cost).price is Price.REFUSED:
@@ -122,10 +122,10 @@ async def hold(
     force: bool = False,
     reason: str = TO_BROWSE,
 ) -> AsyncIterator[str]:
-    """Open a browse session of up to `size` messages. They are requeued at the end of the context.
+    """Open a browse session with up to `size` messages. They are requeued when the context exits.
 
-    `force` accepts a possible loss of messages, `lift` prevents it by lifting the delivery limit. `reason`
-    is the reason in the audit if the limit is lifted.
+    `force` accepts that messages can be lost, and `lift` prevents this by lifting the delivery
+    limit. In this case, `reason` is recorded in the audit.
     """
     if lift:
         await lift_if_needed(dead_letters, queue, reason)
@@ -193,7 +193,7 @@ async def watch(
                 click.clear()
             print_queues(found)
         else:
-            # Print a line for each changed queue. A new time of reading is not a change.
+            # Only print queues that have changed. The time of reading is ignored.
             now = {one.queue: {**to_json(one), "depth": None, "idleSince": None} for one in found}
             changed = [one for one in found if now[one.queue] != last.get(one.queue)]
             output("ndjson", changed, lambda: None)
@@ -228,7 +228,7 @@ async def groups(
     force: bool,
     form: str,
 ) -> None:
-    """Count the messages of QUEUE by a common property, the largest group first.
+    """Count the messages of QUEUE by a common property, largest group first.
 
     Each message is read once and requeued in order. A fingerprint can be used as a filter: --filter
     group:3f9a.
@@ -324,7 +324,7 @@ async def get(
                 content = await dead_letters.body(session, dead_letter.id)
     if save is not None:
         try:
-            write_private(save, content)  # a payload may be private
+            write_private(save, content)  # a payload may be confidential
         except OSError as error:
             raise CommandFailed(
                 f"{save} cannot be written: {error.strerror}", do="Name another file with --save."
@@ -333,7 +333,7 @@ async def get(
     if shown is not None:
         output(form, shown, lambda: print_message(shown, content, payload))
     elif save is None:
-        # A file or pipe gets the exact bytes, a terminal a safe text.
+        # Write the exact bytes to a file or pipe, but escape them on a terminal.
         if on_terminal():
             click.echo(safe_lines(content.decode("utf-8", "backslashreplace")))
         else:
@@ -344,12 +344,12 @@ async def get(
 async def hold_for(
     dead_letters: DeadLetters, queue: str, name: str, size: int, **options: Any
 ) -> AsyncIterator[tuple[str, DeadLetter]]:
-    """Yield a browse session that contains the named message, and that message. Options as in `hold`."""
-    # An id begins with the position. A number alone is also a position.
+    """Open a browse session that contains the named message. `options` are those of `hold`."""
+    # An id starts with the position of the message. A name can also be just a position.
     named = name.partition("-")[0]
     place = int(named) if named.isdecimal() and named.isascii() and len(named) <= 7 else 0
     if place > size:
-        # Skip most of the messages before it. Its position may have changed since then.
+        # Skip most of the messages before it, but not all, because its position may have changed.
         skip = max(place - size // 2, 0)
         async with hold(dead_letters, queue, size, skip=skip, **options) as session:
             found = await dead_letters.messages(session, cursor=skip, limit=size)
@@ -370,7 +370,7 @@ async def hold_for(
 
 
 def _message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | None:
-    """Return the message with this id, hash, message id or position, or None if there is none."""
+    """Find a message by its id, hash, message id or position."""
     digest = name.partition("-")[2] or name
     ways = (
         lambda one: one.id == name,
@@ -390,7 +390,7 @@ def _message_named(messages: Sequence[DeadLetter], name: str) -> DeadLetter | No
 @dead_letter_command
 @form_option
 async def errors(dead_letters: DeadLetters, survey: bool, form: str) -> None:
-    """List the errors of all dead-letter queues from their last survey, the most frequent first.
+    """List the errors of all dead-letter queues from their last survey, most frequent first.
 
     A survey reads every message once and requeues all in order. It skips queues with consumers or an
     active job, and queues where browsing could lose messages. From streams and files of discards it reads
@@ -468,13 +468,13 @@ async def search(
     Reads whole queues, including compressed bodies (gzip, zstd), and requeues all messages in order.
     Ctrl-C cancels. Exits with status 5 if no message matches.
     """
-    # The shell has removed the quotes of a phrase. Add them again unless it is a filter term.
+    # The shell has removed the quotes around phrases. Add them again, except for filter terms.
     text = " ".join(f'"{term}"' if " " in term and ":" not in term else term for term in terms)
     return await print_search(dead_letters, SearchRequest(text, queues, limit, force), form)
 
 
 async def print_search(dead_letters: DeadLetters, request: SearchRequest, form: str) -> int:
-    """Print matches when they are found, then the totals, and return the exit code."""
+    """Print matches as they are found, followed by the totals. Returns the exit code."""
     hits: list[SearchHit] = []
     last: SearchProgress | None = None
     with explain_refusals(request.queues[0] if request.queues else "QUEUE"):
@@ -505,7 +505,7 @@ async def print_search(dead_letters: DeadLetters, request: SearchRequest, form: 
 
 
 def _print_unread(last: SearchProgress, *, err: bool) -> None:
-    """Print which messages were not searched. Lines of JSON contain only matches, so `err` is stderr."""
+    """Print which messages were not searched. If JSON is printed, this goes to stderr."""
     if last.not_looked_into:
         click.echo(f"{count_of(last.not_looked_into)} too large to search completely.", err=err)
     for one in last.skipped:

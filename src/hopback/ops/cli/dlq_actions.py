@@ -1,7 +1,7 @@
-"""`hopback dlq redrive`, `discard`, `edit` and `restore-limit`.
+"""The commands `hopback dlq redrive`, `discard`, `edit` and `restore-limit`.
 
-A re-drive or a discard shows its plan, asks for confirmation, and runs a job that it follows to its end.
-While a question is open, the command is not connected and holds no messages.
+To re-drive or discard messages, a command shows the plan, asks for confirmation, and follows the
+job until it ends. While it waits for an answer, it is not connected and does not hold any messages.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import PatchOperation
 
 _PLANNED = "to see the plan"
-_MOST_EDITED_BYTES = 128 * 1024 * 1024  # RabbitMQ's highest default limit for a message
+_MOST_EDITED_BYTES = 128 * 1024 * 1024  # bytes, the highest default limit of RabbitMQ for a message
 _BY_NAME = tuple(kind for kind in TargetKind if kind not in (TargetKind.QUEUE, TargetKind.EXCHANGE))
 
 
 def target_of(to: str, routing_key: str, reset: bool | None) -> Target:
-    """Return the target that `--to` names."""
+    """Return the target for the value of `--to`."""
     kind, _, name = to.partition(":")
     if routing_key and kind != TargetKind.EXCHANGE:
         raise click.UsageError("--routing-key belongs to --to exchange:NAME.")
@@ -96,12 +96,12 @@ target_options = group_options(
         help="Restart attempts at 1, or keep them. Default: restart, unless the design keeps them.",
     ),
 )
-"""Add --to, --routing-key and --reset. The command receives them as `target`."""
+"""Add --to, --routing-key and --reset to a command, which receives them as `target`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionChoices:
-    """Options for the output and confirmation of a re-drive or discard."""
+    """Options of a re-drive or a discard for output and confirmation."""
 
     yes: bool
     dry_run: bool
@@ -124,7 +124,7 @@ _action_options = group_options(
         help="With --dry-run, exit with status 10 if messages are selected.",
     ),
 )
-"""Add the options for confirmation. The command receives them as `choices`."""
+"""Add the options for confirmation to a command, which receives them as `choices`."""
 
 
 @click.command(short_help="Send messages back to the queue in which they failed.")
@@ -162,7 +162,7 @@ def redrive(
                 do="Name another file.",
                 code=Exit.USAGE,
             ) from error
-    # contract/options.py explains how the fields of a request define the command options.
+    # contract/options.py explains how request fields define command options.
     request = with_options(RedriveRequest, options, queue=queue, target=target, change=patch)
     return _act(request, access, replace(choices, form=form))
 
@@ -205,9 +205,10 @@ def discard(
 
 
 def _act(request: JobRequest, access: OpsAccess, choices: ActionChoices) -> int:
-    """Plan the job, show the plan, ask for confirmation, and run the job.
+    """Plan a job, show the plan, ask for confirmation, and run the job.
 
-    The connection is closed while a question is open. Without a question one connection is enough.
+    The connection is closed before a question is asked. If there is no question, a single
+    connection is used.
     """
     if choices.yes and request.reason.strip() and not choices.dry_run:
         return with_dead_letters(access, lambda found: _plan_and_run(found, request, choices))
@@ -241,9 +242,9 @@ async def _plan_and_run(
 async def plan_job(
     dead_letters: DeadLetters, request: JobRequest, choices: ActionChoices
 ) -> JobPlan:
-    """Return the plan of the job. CommandFailed if the queue has an active job."""
+    """Return the plan of a job. Raises CommandFailed if the queue has an active job."""
     if not choices.dry_run:
-        # A queue has one job at a time. A plan would not see the messages that the active job holds.
+        # A queue can only have one active job. A plan would not include the messages it holds.
         active = await dead_letters.jobs(queue=request.queue, active=True)
         if active:
             job = active[0]
@@ -261,13 +262,15 @@ async def plan_job(
 
 
 def _show_plan(plan: JobPlan, choices: ActionChoices) -> None:
-    """Print the plan to stderr: a text on a terminal or with tables, otherwise one line of JSON."""
+    """Print the plan to stderr. It is formatted for terminals and tables, and is otherwise a line
+    of JSON.
+    """
     if choices.form == "table" or on_terminal(err=True):
         print_plan(plan, err=True)
         return
     from hopback.ops.contract.codec import to_json
 
-    # A log gets counts instead of samples.
+    # Logs contain counts instead of samples.
     counts = {
         "reasons": {group.key: group.count for group in plan.reasons},
         "errors": {group.key: group.count for group in plan.errors},
@@ -277,7 +280,7 @@ def _show_plan(plan: JobPlan, choices: ActionChoices) -> None:
 
 
 def _has_work(plan: JobPlan, choices: ActionChoices) -> bool:
-    """Whether the job would act on a message. CommandFailed if the plan has flaws."""
+    """Return whether the job would process any message. Raises CommandFailed if the plan has flaws."""
     if plan.flaws:
         raise CommandFailed(
             f"no message was touched: {'; '.join(plan.flaws)}",
@@ -306,7 +309,7 @@ async def run_job(
     choices: ActionChoices,
     plan: JobPlan | None = None,
 ) -> int:
-    """Start the job, follow it to its end, and return the exit code."""
+    """Start a job and follow it until it ends. Returns the exit code."""
     if not dead_letters.keeps_jobs:
         click.echo("Warning: jobs are kept in memory. Use --store to resume them.", err=True)
     is_refused = plan is not None and plan.cost.price is Price.REFUSED
@@ -381,7 +384,7 @@ def edit(
                 return await dead_letters.message(session, found.id)
 
     async def send(dead_letters: DeadLetters) -> EditedCopy:
-        # Find the message by its hash, because the position may have changed.
+        # Find the message by its hash, because its position may have changed.
         digest = shown.dead_letter.digest
         async with hold_for(dead_letters, queue, digest, within, **held) as (session, found):
             request = EditRequest(edit=change, target=target, reason=why)

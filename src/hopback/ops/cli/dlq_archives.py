@@ -1,4 +1,4 @@
-"""`hopback dlq export` and `import`: write messages to a file and publish them again."""
+"""The commands `hopback dlq export` and `import`, which write messages to a file and publish them again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.interface import DeadLetters
 
-_AT_ONCE = 1 << 20  # bytes per write: few calls, and little is lost if one fails
+# bytes per write, which keeps the number of calls low and limits the loss if one fails
+_AT_ONCE = 1 << 20
 
 
 @click.command(short_help="Export messages to a file. No message is removed.")
@@ -76,7 +77,9 @@ async def export(
 
 
 async def _to_stdout(lines: AsyncGenerator[bytes, None]) -> int:
-    """Print the lines, which are ASCII without control sequences. A closed pipe ends the export."""
+    """Print the lines, which only contain ASCII without control characters. A closed pipe ends the
+    export.
+    """
     count = 0
     async for line in lines:
         text = safe(line.decode().rstrip("\n")) if on_terminal() else line
@@ -179,7 +182,7 @@ def import_(
 
 @contextmanager
 def _file(path: Path) -> Iterator[Path]:
-    """Yield the file. Input from stdin is copied to a temporary file, because it is read twice."""
+    """Yield the file. Input from stdin is first copied to a temporary file, because it is read twice."""
     if str(path) != "-":
         yield path
         return
@@ -196,7 +199,7 @@ def _print_contents(path: Path, found: Counter[str], *, err: bool = False) -> No
 
 
 async def _contents(path: Path, queue: str | None, skip: int) -> Counter[str]:
-    """Count the messages of a file by target queue. BadLine for the first invalid line."""
+    """Count the messages in a file by target queue. Raises BadLine if a line is invalid."""
     from hopback.ops.messages.archive import read_line
 
     found: Counter[str] = Counter()

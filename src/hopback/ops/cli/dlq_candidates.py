@@ -1,4 +1,4 @@
-"""`hopback dlq candidates`, `add`, `ignore` and `forget`: which queues contain dead letters."""
+"""The commands `hopback dlq candidates`, `add`, `ignore` and `forget`."""
 
 from __future__ import annotations
 

@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 _ERROR_CELL = 60
-"""Characters of an error in a table. Distinguishes most errors and leaves room for other columns."""
-_HEADER_CELL = 100  # characters of a header's value. An export contains the whole value.
+"""Characters of an error in a table. Most errors can be distinguished, and other columns still fit."""
+_HEADER_CELL = 100  # characters of a header value. An export contains the whole value.
 
 
 def form_option(command: _Command) -> _Command:
-    """Add the option -o. The default is a table on a terminal and lines of JSON elsewhere."""
+    """Add the option -o. The default is a table on a terminal, and lines of JSON otherwise."""
     return click.option(
         "-o",
         "--format",
@@ -69,7 +69,7 @@ def form_option(command: _Command) -> _Command:
 
 
 def output(form: str, found: object, in_words: Callable[[], None]) -> None:
-    """Print one or several values of the contract. `in_words` prints them as a table."""
+    """Print values of the contract. `in_words` prints them as a table."""
     from hopback.ops.contract.codec import to_json
 
     if form == "table":
@@ -82,7 +82,9 @@ def output(form: str, found: object, in_words: Callable[[], None]) -> None:
 
 
 def ago(moment: float | None, now: float) -> str:
-    """Return the age of a moment: `12s ago`, `4m ago`, `2d ago`. Empty for an unknown moment."""
+    """Format the age of an event, such as `12s ago`, `4m ago` or `2d ago`. If the time is unknown,
+    the result is empty.
+    """
     if moment is None:
         return ""
     seconds = max(int(now - moment), 0)
@@ -97,7 +99,7 @@ def _number(value: int | None) -> str:
 
 
 def _clip(text: str) -> str:
-    """Return the text on one line, cut to the width of a cell."""
+    """Return a text in one line, truncated to the width of a table cell."""
     line = " ".join(text.split())
     return line if len(line) <= _ERROR_CELL else f"{line[: _ERROR_CELL - 1]}…"
 
@@ -108,7 +110,7 @@ def print_table(
     right: Sequence[str] = (),
     keep: Sequence[str] = (),
 ) -> None:
-    """Print a table without its empty columns."""
+    """Print a table and omit empty columns."""
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
     table(
         [columns[place] for place in kept],
@@ -119,7 +121,7 @@ def print_table(
 
 
 def print_queues(queues: Sequence[QueueSummary]) -> None:
-    """Print the queues, the fullest first, then the totals and the age of the readings."""
+    """Print the queues with the most messages first, followed by the totals and the age of the data."""
     if not queues:
         click.echo("No dead-letter queues found. --topology MODULE:APP and --dlq QUEUE add some.")
         return
@@ -154,11 +156,11 @@ def _job_cell(job: Job | None) -> str:
 def _notes(one: QueueSummary) -> Iterator[str]:
     if not one.exists:
         yield "not on the broker"
-    if one.consumers and one.active_job is None:  # a job has a consumer itself
+    if one.consumers and one.active_job is None:  # a job also has a consumer
         yield count_of(one.consumers, "consumer")
     for held in one.held_back:
         yield f"{held.messages:,} held back in {held.queue}"
-    if one.state not in (None, "running", "idle"):  # RabbitMQ's names of normal states
+    if one.state not in (None, "running", "idle"):  # names for normal states in RabbitMQ
         yield str(one.state)
     if one.known_by == "name":
         yield "found by name only"
@@ -204,7 +206,7 @@ def print_queue(queue: QueueDetail) -> None:
 
 
 def _target_name(queue: QueueDetail, choice: TargetChoice) -> str:
-    """Return the value for `--to`. Without a known plan, the target of the design is the failed queue."""
+    """Return the value for `--to`. If there is no plan, the design's target is the queue that failed."""
     if choice.kind is TargetKind.DESIGN and queue.known_by != "plan":
         return TargetKind.FAILED_QUEUE.value
     return choice.kind.value
@@ -238,7 +240,9 @@ def _error(message: DeadLetter) -> str:
 
 @contextmanager
 def show_progress() -> Iterator[OnProgress | None]:
-    """Yield a callback that shows progress in a line of the terminal. Clear the line at the end."""
+    """Yield a function that shows the progress in a line of the terminal. The line is cleared at
+    the end.
+    """
     if not on_terminal():
         yield None
         return
@@ -256,7 +260,7 @@ def show_progress() -> Iterator[OnProgress | None]:
 async def show_search(
     progress: AsyncGenerator[SearchProgress, None],
 ) -> AsyncGenerator[SearchProgress, None]:
-    """Yield the progress of a search, and show it in a line of the terminal."""
+    """Yield the progress of a search and show it in a line of the terminal."""
     async with aclosing(progress):
         async for found in progress:
             if on_terminal() and not found.is_over:
@@ -277,7 +281,7 @@ def print_held(held: Iterable[HeldMessages], *, err: bool = False) -> None:
 
 
 def print_groups(found: Survey, now: float) -> None:
-    """Print the groups, the largest first."""
+    """Print the groups, largest first."""
     print_held(found.held)
     if not found.groups:
         click.echo("No messages.")
@@ -296,7 +300,7 @@ def print_groups(found: Survey, now: float) -> None:
         )
         for one in found.groups
     ]
-    # Omit a second column for the property that groups the messages.
+    # Omit the column that repeats the property by which messages are grouped.
     twin = "from" if found.by == GroupBy.ORIGIN else found.by
     kept = [place for place, name in enumerate(columns) if place == 1 or name != twin]
     print_table(
@@ -312,12 +316,12 @@ def print_groups(found: Survey, now: float) -> None:
 
 
 def _key(group: Group) -> str:
-    """Return the common value of a group. An error without a type is named by its message."""
+    """Return the value of a group. An error that has no type is described by its message."""
     return group.key or _clip(group.sample.error_message) or "(none)"
 
 
 def print_not_looked_into(number: int, *, err: bool = False) -> None:
-    """Print the number of messages that the filter could not check, if there are any."""
+    """If there were messages that the filter could not check, print their number."""
     if number:
         click.echo(
             f"{count_of(number)} not checked: the body is too large or too deeply nested for"
@@ -327,7 +331,7 @@ def print_not_looked_into(number: int, *, err: bool = False) -> None:
 
 
 def print_message(message: MessageView, body: bytes, payload: str = "pretty") -> None:
-    """Print a message: its timeline, properties, headers with their types, and payload."""
+    """Print a message with its timeline, properties, headers and payload."""
     click.echo(safe_lines(clock_text(message.sentence)))
     click.echo()
     details(_facts(message))
@@ -383,7 +387,7 @@ def _facts(message: MessageView) -> Iterator[tuple[str, str]]:
 
 
 def place_text(exchange: str, routing_key: str) -> str:
-    """Describe the destination of a message."""
+    """Describe where a message is sent."""
     return f"exchange {exchange} with key {routing_key}" if exchange else f"queue {routing_key}"
 
 
@@ -398,7 +402,7 @@ def _indent(text: str) -> str:
 
 
 def print_plan(plan: JobPlan, *, err: bool) -> None:
-    """Print the plan of a job: messages, reasons, targets, cost, warnings and flaws."""
+    """Print the plan of a job."""
     details(plan_lines(plan), err=err)
     for title, groups in (("reason", plan.reasons), ("error", plan.errors)):
         rows = [(f"{one.count:,}", _key(one)) for one in groups]
@@ -422,7 +426,7 @@ def _consumers(reached: ReachedQueue) -> str:
 
 
 def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a plan with their names."""
+    """Yield the properties of a plan with their names."""
     yield plan.kind, f"from {plan.queue}"
     yield "messages", _count_text(plan)
     if plan.selection.filter:
@@ -453,7 +457,7 @@ def plan_lines(plan: JobPlan) -> Iterator[tuple[str, str]]:
 
 
 def _count_text(plan: JobPlan) -> str:
-    """Return the number of messages of a plan and its accuracy."""
+    """Describe the number of messages in a plan and how accurate it is."""
     selection, count = plan.selection, f"{plan.selection.count or 0:,}"
     if selection.estimate:
         return f"about {count} of {plan.selected:,}: {selection.estimate}"
@@ -463,7 +467,7 @@ def _count_text(plan: JobPlan) -> str:
 
 
 def print_jobs(jobs: Sequence[Job], now: float) -> None:
-    """Print the jobs, the newest first."""
+    """Print jobs, newest first."""
     if not jobs:
         click.echo("No jobs. `hopback dlq redrive` and `hopback dlq discard` start one.")
         return
@@ -490,14 +494,14 @@ def print_jobs(jobs: Sequence[Job], now: float) -> None:
 
 
 def came_back_text(counts: Counts) -> str:
-    """Return the number of re-driven messages that are dead again, as far as it was counted."""
+    """Format the number of re-driven messages that were dead-lettered again, if it is known."""
     if counts.came_back is None:
         return "unknown"
     return f"{'≥ ' if counts.came_back_at_least else ''}{counts.came_back:,}"
 
 
 def about(job: Job) -> str:
-    """Return the word before the number of selected messages if it is an estimate."""
+    """Return the word to print before the number of selected messages if it is an estimate."""
     return "about " if job.selection.estimate else ""
 
 

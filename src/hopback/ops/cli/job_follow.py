@@ -1,7 +1,8 @@
-"""Follow a job from a command: show its progress, handle Ctrl-C, and return the exit code.
+"""Follow a job in a command, handle Ctrl-C and determine the exit code.
 
-A terminal shows a bar. Otherwise a line is written every few seconds. The first Ctrl-C interrupts a job of
-this process after the messages in flight. The second one cancels the command.
+A terminal shows a progress bar. Otherwise, a line is written every few seconds. The first Ctrl-C
+interrupts the job after the messages in flight if it belongs to this process. The second one
+cancels the command.
 """
 
 from __future__ import annotations
@@ -30,34 +31,34 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.interface import DeadLetters
 
-_BETWEEN_RECORDS_S = 5.0  # twelve lines per minute, so that a log stays readable
-_BAR_CELLS = 24  # each cell is about 4 % of the job
-_NARROW_CELLS = 10  # 10 % per cell, so that it fits next to the counts in 80 columns
-_WIDE_COLUMNS = 100  # width from which the wide bar leaves room for a long queue name
-_LOG_COLUMNS = 200  # a line in a log is not cut at the width of a terminal
+_BETWEEN_RECORDS_S = 5.0  # seconds. A log stays readable with twelve lines per minute.
+_BAR_CELLS = 24  # cells, so each represents about 4 % of the job
+_NARROW_CELLS = 10  # cells, so each represents 10 %. The bar and the counts fit in 80 columns.
+_WIDE_COLUMNS = 100  # columns from which there is room for the wide bar and a long queue name
+_LOG_COLUMNS = 200  # columns. Lines in a log are not truncated to the width of a terminal.
 _DONE = {JobKind.REDRIVE: "re-driven", JobKind.DISCARD: "discarded"}
 
 
 def time_left(job: Job, rate: float | None) -> float | None:
-    """Return the remaining seconds at this rate. None if the rate is unknown or the job waits."""
+    """Return the remaining time in seconds, or None if the rate is unknown or the job waits."""
     is_sending = job.state is JobState.RUNNING and not _waits_for(job)
     return job.counts.remaining / rate if rate and is_sending else None
 
 
 def _waits_for(job: Job) -> str:
-    """Return the reason why a running job waits, empty while it sends."""
+    """Return why a running job waits. It is empty while the job is sending."""
     return job.state_reason if job.state is JobState.RUNNING else ""
 
 
 def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
-    """Return the progress of a job as one line of at most `columns` characters."""
+    """Format the progress of a job as a line of at most `columns` characters."""
     counts = job.counts
     finished = counts.selected - counts.remaining
     share = min(finished / max(counts.selected, 1), 1.0)
     cells = _BAR_CELLS if columns >= _WIDE_COLUMNS else _NARROW_CELLS
     filled = int(share * cells)
     left = time_left(job, rate)
-    # While a job waits, the reason replaces the bar.
+    # If a job waits, show the reason instead of the bar.
     waits_for = clock_text(_waits_for(job), day=False)  # no job waits for more than a day
     parts = [
         f"{job.kind} {job.queue}",
@@ -71,13 +72,13 @@ def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
         waits_for if job.state is JobState.RUNNING else job.state,
     ]
     line = safe("  ".join(part for part in parts if part))
-    # Leave the last column free: some terminals wrap when it is written.
+    # Leave the last column empty, because some terminals wrap the line otherwise.
     most = max(columns - 1, 10)
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def _brief(seconds: float) -> str:
-    whole = int(seconds + 0.999)  # round up, so that 0.2 s is not "0s left"
+    whole = int(seconds + 0.999)  # round up, so that "0s left" is not shown for 0.2 s
     if whole < 60:
         return f"{whole}s"
     if whole < 3600:
@@ -86,7 +87,7 @@ def _brief(seconds: float) -> str:
 
 
 class Bar:
-    """Redraws one line of a terminal, without escape sequences."""
+    """A progress bar that redraws a line of the terminal without escape sequences."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -102,14 +103,14 @@ class Bar:
         self._drawn = len(line)
 
     def finish(self) -> None:
-        """End the line and leave it visible."""
+        """Finish the line and keep it visible."""
         if self._drawn:
             click.echo(err=True)
             self._drawn = 0
 
 
 class Lines:
-    """Writes a line every `_BETWEEN_RECORDS_S` seconds, and immediately if the job's reason changes."""
+    """Write a line every `_BETWEEN_RECORDS_S` seconds, and whenever the reason of the job changes."""
 
     def __init__(
         self, now: Callable[[], float], line_of: Callable[[Job, float | None], str]
@@ -130,11 +131,11 @@ class Lines:
             click.echo(self._line_of(job, self._meter.rate), err=True)
 
     def finish(self) -> None:
-        """Every line is complete."""
+        """Do nothing, because all lines are complete."""
 
 
 def record_line(job: Job, rate: float | None) -> str:
-    """Return the progress of a job as a line of JSON, for logs."""
+    """Format the progress of a job as a line of JSON for logs."""
     from hopback.ops.contract.codec import to_json
 
     left = time_left(job, rate)
@@ -152,7 +153,7 @@ def record_line(job: Job, rate: float | None) -> str:
 
 
 class Signals:
-    """Counts SIGINT and SIGTERM. The first sets an event, the second cancels, the third exits."""
+    """Handle SIGINT and SIGTERM. The first one sets an event, the second cancels, and the third exits."""
 
     def __init__(self) -> None:
         self.first: asyncio.Event = asyncio.Event()
@@ -160,7 +161,6 @@ class Signals:
         self._main = asyncio.current_task()
 
     def __call__(self) -> None:
-        """Handle a signal."""
         self.heard += 1
         self.first.set()
         if self.heard == 2 and self._main is not None:
@@ -171,10 +171,10 @@ class Signals:
 
 @contextmanager
 def handle_signals() -> Iterator[Signals]:
-    """Handle signals within the context."""
+    """Handle signals until the context exits."""
     loop, signals = asyncio.get_running_loop(), Signals()
     numbers = (signal.SIGINT, signal.SIGTERM)
-    # If the loop does not support signals, Ctrl-C ends the process immediately. No message is lost.
+    # If the loop does not support signals, Ctrl-C ends the process directly. No messages are lost.
     with suppress(NotImplementedError, RuntimeError, ValueError):
         for number in numbers:
             loop.add_signal_handler(number, signals)
@@ -191,9 +191,9 @@ def handle_signals() -> Iterator[Signals]:
 
 
 async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: str) -> int:
-    """Follow a job that this command started, print its result and return the exit code.
+    """Follow a job that the command has started, print its result and return the exit code.
 
-    `resume` is the command that resumes it after an interruption.
+    `resume` is the command to print for resuming the job after an interruption.
     """
     with handle_signals() as signals:
         last = await follow(dead_letters, job, signals, form)
@@ -228,9 +228,11 @@ async def see_through(dead_letters: DeadLetters, job: Job, form: str, resume: st
 async def follow(
     dead_letters: DeadLetters, job: Job, signals: Signals, form: str = "ndjson"
 ) -> Job:
-    """Show the progress until the job ends or a signal arrives, and return the job's last state.
+    """Show the progress until the job ends or a signal is received. Returns the last state of the
+    job.
 
-    Without a terminal the progress is written as lines: text if `form` is `table`, otherwise JSON.
+    Without a terminal, the progress is written as lines. They are text if `form` is `table`, and
+    JSON otherwise.
     """
     now = asyncio.get_running_loop().time
     line_of = bar_line if form == "table" else record_line
@@ -252,11 +254,11 @@ async def follow(
 
 
 async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
-    """Return the exit code for the result of a job."""
+    """Return the exit code for a job."""
     counts = job.counts
     match job.state:
         case JobState.COMPLETED:
-            # Messages that do not match the filter are skipped on purpose and not recorded as failures.
+            # Skipped messages that do not match the filter are not recorded as failures.
             left = counts.failed or (
                 counts.skipped and await dead_letters.failures(job.id, limit=1)
             )
@@ -273,7 +275,7 @@ async def exit_code(dead_letters: DeadLetters, job: Job) -> Exit:
 
 
 def print_end(job: Job, *, noted: bool) -> None:
-    """Print the result of a job. `noted` is whether some messages were not moved."""
+    """Print the result of a job. `noted` is True if some messages were not moved."""
     counts = job.counts
     first = f"{job.state.capitalize()}: {count_of(counts.done)} {_DONE[job.kind]}"
     if job.state is JobState.STOPPED:

@@ -1,4 +1,4 @@
-"""Command options derived from the options of a job (`contract.options`)."""
+"""Create command options from the options of a job (`contract.options`)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 
 class Ramp(click.ParamType[tuple[int, ...]]):
-    """Stages of a ramp: `1,5,25`."""
+    """The stages of a ramp, such as `1,5,25`."""
 
     name = "stages"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, ...]:
-        """Return the sizes of the stages."""
         if isinstance(value, tuple):
             return value
         parts = [part.strip() for part in str(value).split(",")]
@@ -43,7 +42,7 @@ class Ramp(click.ParamType[tuple[int, ...]]):
 
 
 def click_option(option: JobOption, name: str = "") -> Callable[[_Command], _Command]:
-    """Return the command option for an option of a job, with the parameter `name`."""
+    """Create the command option for an option of a job. `name` is the name of its parameter."""
     names = (option.flag, name or option.name)
     if option.kind is bool:
         given = not option.default
@@ -64,7 +63,7 @@ def click_option(option: JobOption, name: str = "") -> Callable[[_Command], _Com
 
 
 def field_option(kind: type[Struct], field: str, name: str = "") -> Callable[[_Command], _Command]:
-    """Return the command option for one field of a request, or of a part of it."""
+    """Create the command option for a field of a request or of a part of it."""
     return click_option(next(one for one in options_of(kind) if one.name == field), name)
 
 
@@ -72,7 +71,7 @@ rate_option = field_option(Pace, "rate")
 
 
 def job_options(kind: type[Struct], *own: str) -> Callable[[_Command], _Command]:
-    """Add all options of a request except `own`. The command receives them as `options`."""
+    """Add all options of a request except those in `own`. The command receives them as `options`."""
     options = [
         one
         for one in options_of(kind)

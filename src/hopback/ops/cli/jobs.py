@@ -1,4 +1,4 @@
-"""`hopback jobs`: list and control re-drives and discards of this and other processes."""
+"""The commands of `hopback jobs`, which list and control re-drives and discards of all processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def jobs() -> None:
     """
 
 
-@jobs.command(short_help="List jobs, the newest first.")
+@jobs.command(short_help="List jobs, newest first.")
 @click.option(
     "--queue",
     default="",
@@ -54,7 +54,7 @@ def jobs() -> None:
 @dead_letter_command
 @form_option
 async def ls(dead_letters: DeadLetters, queue: str, active: bool, limit: int, form: str) -> None:
-    """List jobs of one or all brokers, the newest first."""
+    """List jobs of one or all brokers, newest first."""
     found = await dead_letters.jobs(queue=queue, active=active, limit=limit)
     output(form, found, lambda: print_jobs(found, time.time()))
 
@@ -128,7 +128,7 @@ async def cancel(dead_letters: DeadLetters, job: str, form: str) -> None:
 
 
 def _print_effect(job: Job, request: str) -> None:
-    """Print the effect of a request, or the state of a job that has already ended."""
+    """Print the effect of a request. If the job has already ended, print its state."""
     happens = request if job.is_active else f"is {job.state}"
     click.echo(safe(f"{job.id} ({job.kind} from {job.queue}) {happens}."))
 
@@ -178,7 +178,7 @@ async def failures(dead_letters: DeadLetters, job: str, limit: int, after: int, 
 
 
 def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> None:
-    """Print the messages that a job could not move. Messages that did not match are only counted."""
+    """Print the messages that a job could not move. Those that do not match the filter are only counted."""
     if found:
         rows = [(one.id, one.message_id, one.reason) for one in found]
         table(("id", "message", "reason"), rows, keep=("message",))

@@ -1,4 +1,4 @@
-"""The journal of a command or service: in the database of `--store`, or in a file of the user."""
+"""Open the journal of a command or a service, which is in a database or in a file of the user."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.journal import Journal
 
 IN_MEMORY = "memory"
-"""The value of `--store` for a journal that ends with the process."""
+"""The value of `--store` for a journal in memory, which is lost when the process ends."""
 
 
 @asynccontextmanager
 async def journal(
     url: str | None, clock: Clock, *, lease_s: float = 30.0
 ) -> AsyncIterator[Journal]:
-    """Open the journal in that database or in the user's own file, and close it at the end.
+    """Open the journal in a database, or in the user's file if there is no URL.
 
-    If the user's file cannot be created, the journal is kept in memory.
+    If the user's file cannot be created, the journal is in memory.
     """
     from hopback.ops.jobs.journal import MemoryJournal, open_journal
 
@@ -56,7 +56,7 @@ def _own_file() -> str | None:
 
 
 def state_folder() -> Path:
-    """Return the platform's folder for the state of a user's programs."""
+    """Return the platform's folder for application state of the user."""
     home = Path.home()
     if sys.platform == "win32":
         root = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")

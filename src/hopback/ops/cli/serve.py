@@ -1,4 +1,4 @@
-"""`hopback serve`: the admin page and the HTTP API."""
+"""The command `hopback serve`, which runs the page and the HTTP API."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ async def _serve(
     link = new_secret() if dev else None
     async with AsyncExitStack() as stack:
         operations = await _open_brokers(access, stack, settings)
-        await operations[0].journal.store_id()  # report an unusable database before serving
+        # raise an error for an unusable database before serving
+        await operations[0].journal.store_id()
         app = create_app(*operations, settings=settings, link=link)
 
         def tell(host: str, port: int) -> None:
@@ -148,9 +149,9 @@ async def _serve(
 async def _open_brokers(
     access: OpsAccess, stack: AsyncExitStack, settings: AdminSettings
 ) -> list[Operations]:
-    """Open the brokers of the settings with one journal, or the broker of the options.
+    """Open the brokers of the settings with a shared journal, or the broker of the options.
 
-    No broker is contacted yet.
+    This does not connect to any broker yet.
     """
     from hopback.ops.operations import Operations
 
@@ -176,7 +177,9 @@ async def _open_brokers(
 
 
 def _print_key(name: str, role: str) -> int:
-    """Print a new key to stdout, and its entry for the settings file with the hash to stderr."""
+    """Print a new key to stdout. The entry for the settings file, which contains its hash, goes to
+    stderr.
+    """
     from hopback.ops.contract.roles import Grant, Role
     from hopback.ops.http.keys import new_key
     from hopback.text import one_line as safe

@@ -205,7 +205,7 @@ class DeadLetters(Protocol):
         """
 
     async def set_rate(self, job: str, /, rate: float | None) -> Job:
-        """Change the rate of a job, in messages per second. None removes the limit."""
+        """Change the rate of a job, in messages per second. Without a rate, there is no limit."""
 
     async def retry_failures(self, job: str, /, *, reason: str = "") -> Job:
         """Start a job for the messages that another job could not move."""

@@ -41,7 +41,7 @@ _group = click.option("--group", default="", metavar="FINGERPRINT", help="Only t
 def notes(
     queue: str, group: str, text: str | None, remove: str | None, form: str, access: OpsAccess
 ) -> None:
-    """List the notes on the groups of QUEUE, the newest first, or add or remove a note.
+    """List the notes on the groups of QUEUE, newest first, or add or remove a note.
 
     A group is specified by its fingerprint, which `hopback dlq groups QUEUE` shows.
     """
@@ -68,7 +68,7 @@ def notes(
 @access_options
 @form_option
 def history(queue: str, group: str, form: str, access: OpsAccess) -> None:
-    """Show the re-drives, discards and notes of QUEUE or of one of its groups, the newest first."""
+    """Show the re-drives, discards and notes of QUEUE or of one of its groups, newest first."""
     _need_broker(access)
 
     async def work(dead_letters: DeadLetters) -> tuple[AuditEntry, ...]:

@@ -122,7 +122,7 @@ _LONG_NAME = 24
 
 @_filter
 def _class_name(name: str) -> Markup:
-    r"""Mark up a class name, so that browsers prefer to wrap it after `.`, `:` and `\\`."""
+    r"""Mark up a class name, so that browsers prefer to wrap it after `.`, `:` and `\`."""
     shown = visible(name)
     parts = re.split(r"(?<=[.:\\])(?=\w)", shown) if len(shown) > _LONG_NAME else [shown]
     return Markup("<wbr>").join(parts)
