@@ -1,8 +1,9 @@
-"""Dead letters: find them, look without harm, send back without loss.
+"""Find dead letters, browse them safely, and re-drive them without loss.
 
-`DeadLetters` is what front ends call: `Operations` does it in this process, `RemoteDeadLetters` asks a
-server. The names below are the package's front door, each loaded when it is first asked for: the values
-are of msgspec, the remote needs httpx, and a journal in a database SQLAlchemy.
+`DeadLetters` is the interface used by commands, API and page. `Operations` implements it in this
+process, and `RemoteDeadLetters` by calling a server. The names below are loaded when they are first
+used. Values require msgspec, `RemoteDeadLetters` requires httpx, and a journal in a database
+requires SQLAlchemy.
 """
 
 from __future__ import annotations

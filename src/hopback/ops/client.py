@@ -1,8 +1,9 @@
-"""The operations on dead letters by HTTP, answered by `hopback serve`.
+"""Operations on dead letters that are performed by a server (`hopback serve`).
 
-Needs the extra `management`. An operation is called by its row in `contract.endpoints`. The server knows the
-caller by the token. Jobs run there and continue when this process ends. A refusal is raised as the error of
-the library, with the text of the server.
+This requires the extra `management`. Operations are called by their endpoints in
+`contract.endpoints`. The server identifies the caller by the token. Jobs run on the server and
+continue when this process ends. Errors of the server are raised as errors of the library with the
+same text.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ if TYPE_CHECKING:
     import httpx
 
 
-_SILENCE_S = 60.0  # seconds without data. A working server sends an event every 15 s.
+_SILENCE_S = 60.0  # seconds without data. A server sends an event at least every 15 s.
 _LONG = f"{JSON}, {EVENTS};q=0.9"
-"""Accepted from endpoints that may take minutes: the answer, or events that report progress."""
+"""The accepted media types for endpoints that can take minutes. They return a response or events."""
 _MOST_BYTES = 256 * 1024 * 1024
-"""Bytes of an answer, or of one line of a stream. A body of 128 MiB in base64 fits. More is an error."""
+"""Maximum bytes of a response, or of a line in a stream. A body of 128 MiB in base64 fits."""
 _BY_CODE: dict[str, type[OperationRefused]] = {
     "bad-filter": BadFilter, "count-mismatch": CountMismatch, "session-over": SessionOver,
     "job-conflict": JobConflict,
@@ -91,11 +92,12 @@ _REMEDIES = {
 
 
 class RemoteDeadLetters:
-    """`DeadLetters` of a server. Use it as an async context manager. The interface describes the methods.
+    """Implements `DeadLetters` with a server. Use it as an async context manager. The interface
+    describes the methods.
 
-    `token` is a bearer token or an API key. `broker` is the name of one of the server's brokers. The default
-    is the first one. ServerUnavailable if the server sends no data for `silence_s` seconds. BadRequest for a
-    URL that is not an HTTP address.
+    `token` is a bearer token or an API key. `broker` is the name of a broker on the server. The
+    default is the first one. Methods raise ServerUnavailable if the server does not send any data
+    for `silence_s` seconds. Raises BadRequest if the URL is not an HTTP address.
     """
 
     runs_jobs_here = False
@@ -124,7 +126,7 @@ class RemoteDeadLetters:
             headers=headers,
             timeout=silence_s,
             transport=transport,
-            # A proxy of the environment could read the token. With TLS it only forwards.
+            # A proxy from the environment could read the token, unless TLS is used.
             trust_env=url.startswith("https://"),
         )
 
@@ -135,7 +137,7 @@ class RemoteDeadLetters:
         await self.close()
 
     async def close(self) -> None:
-        """End the connections. Sessions that are still open end on the server when their time is over."""
+        """Close the connections. The server ends sessions that are still open when they expire."""
         await self._client.aclose()
 
     def on_behalf_of(self, who: Who) -> Self:
@@ -143,7 +145,7 @@ class RemoteDeadLetters:
         return self
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """The operation of that name, by its endpoint."""
+        """Return the operation with this name, if it has an endpoint."""
         row = BY_OPERATION.get(name)
         if row is None:
             raise AttributeError(name)
@@ -183,7 +185,7 @@ class RemoteDeadLetters:
     async def messages(
         self, session: str, where: str = "", *, cursor: int | str = 0, limit: int = 20
     ) -> Page:
-        # An answer has a limited size. A larger page is put together from several answers.
+        # The size of a response is limited, so a larger page requires several requests.
         found = Page((), 0, str(cursor))
         while found.next is not None and len(found.dead_letters) < limit:
             size = min(limit - len(found.dead_letters), LARGEST_PAGE)
@@ -250,7 +252,7 @@ class RemoteDeadLetters:
         return await self.interrupt(job)
 
     async def interrupt(self, job: str) -> Job:
-        """Return the job. It continues at the server."""
+        """Return the job, which continues on the server."""
         found: Job = await self.call(endpoints.JOB, job)
         return found
 
@@ -259,7 +261,7 @@ class RemoteDeadLetters:
     ) -> AsyncGenerator[bytes, None]:
         import httpx
 
-        # The server sends no data while no message matches the filter.
+        # The server does not send any data until a message matches the filter.
         waits = httpx.Timeout(self._silence_s, read=None)
         asked = self._request(endpoints.EXPORT, queue, body=ExportRequest(selection, force))
         async with self._answer_to(self._client.stream(**asked, timeout=waits)) as answer:
@@ -274,7 +276,7 @@ class RemoteDeadLetters:
         pace: Pace = UNHURRIED,
         reason: str = "",
     ) -> Imported:
-        """The server imports into a single required `queue`, without a rate limit."""
+        """Import messages. A server requires a `queue` and does not support a rate limit."""
         import httpx
 
         if queue is None or pace.rate is not None:
@@ -301,7 +303,7 @@ class RemoteDeadLetters:
         body: object = None,
         headers: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The arguments of a request to this endpoint."""
+        """Return the arguments of a request to an endpoint."""
         names = dict(zip(row.path_names, (quote(one, safe="") for one in path), strict=True))
         asked: dict[str, Any] = {
             "method": row.method,
@@ -319,7 +321,7 @@ class RemoteDeadLetters:
     async def _answer_to(
         self, asked: AbstractAsyncContextManager[httpx.Response]
     ) -> AsyncGenerator[httpx.Response, None]:
-        """The answer to a request. Raise the error that the server reports."""
+        """Send a request and yield the response. Raises the error that the server reports."""
         import httpx
 
         try:
@@ -337,7 +339,7 @@ class RemoteDeadLetters:
             return await self._read(answer)
 
     async def _read(self, answer: httpx.Response) -> bytes:
-        """The whole answer. Raise ServerFailed if it is too long."""
+        """Read the whole response. Raises ServerFailed if it is too long."""
         parts, size = [], 0
         async for part in answer.aiter_bytes():
             parts.append(part)
@@ -347,7 +349,7 @@ class RemoteDeadLetters:
         return b"".join(parts)
 
     async def _lines(self, answer: httpx.Response) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer without their ends. Raise ServerFailed if one is too long."""
+        """Yield the lines of a response. Raises ServerFailed if a line is too long."""
         begun: list[bytes] = []
         size = 0
         async for part in answer.aiter_bytes():
@@ -373,9 +375,10 @@ class RemoteDeadLetters:
         headers: dict[str, str] | None = None,
         on_progress: OnProgress | None = None,
     ) -> str:
-        """The text of an answer that may take minutes. `on_progress` gets the progress events.
+        """Return the text of a response that can take minutes. `on_progress` receives progress
+        events.
 
-        If it is cancelled, it disconnects and the server requeues the messages that it holds.
+        If the call is cancelled, it disconnects and the server requeues the messages it holds.
         """
         accepted = {"Accept": _LONG, **(headers or {})}
         async with aclosing(self._events(row, *path, body=body, headers=accepted)) as events:
@@ -389,7 +392,9 @@ class RemoteDeadLetters:
     async def _events(
         self, row: ApiEndpoint, *path: str, **asked: Any
     ) -> AsyncGenerator[tuple[str, str], None]:
-        """The events of an answer by type. An answer without events is one event `answer`."""
+        """Yield the type and data of all events. If the response is not a stream, yield it as an
+        `answer` event.
+        """
         request = self._request(row, *path, **asked)
         async with self._answer_to(self._client.stream(**request)) as answer:
             if not answer.headers.get("content-type", "").startswith(EVENTS):
@@ -405,13 +410,13 @@ class RemoteDeadLetters:
 
 
 class RemoteNotes:
-    """Notes, saved filters and history by a server."""
+    """Notes, saved filters and history that are stored on a server."""
 
     def __init__(self, server: RemoteDeadLetters) -> None:
         self._server = server
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """The operation of that name, by its endpoint."""
+        """Return the operation with this name, if it has an endpoint."""
         row = BY_OPERATION.get(f"notes.{name}")
         if row is None:
             raise AttributeError(name)
@@ -419,14 +424,14 @@ class RemoteNotes:
 
 
 class _StreamedAnswer(Struct, frozen=True):
-    """The last event of a long request: its answer."""
+    """The last event of a long request, which contains the response."""
 
     status: int
     body: Raw
 
 
 def _answer_in_event(data: str) -> str:
-    """The body of an answer that came as an event. Raise the error that the server reports."""
+    """Return the body of a response in an event. Raises the error that the server reports."""
     found = msgspec.json.decode(data, type=_StreamedAnswer)
     if found.status >= 400:
         raise _refusal_of(found.status, decode(bytes(found.body)))
@@ -434,7 +439,7 @@ def _answer_in_event(data: str) -> str:
 
 
 def _refusal(status: int, content: bytes) -> HopbackError:
-    """The problem document of the server as an error of the library."""
+    """Convert a problem document of the server to an error of the library."""
     try:
         problem = decode(content)
     except (ValueError, msgspec.DecodeError):

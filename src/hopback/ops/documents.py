@@ -1,4 +1,4 @@
-"""Documents of a broker in the journal's database: notes, saved filters, answers, surveys, trends."""
+"""Documents that are stored for each broker, such as notes, filters, answers, surveys and trends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Documents:
-    """Reads and writes documents of one broker by kind and key."""
+    """Read and write the documents of a broker. They are identified by kind and key."""
 
     def __init__(self, database: SqlDatabase, broker: str, clock: Clock) -> None:
         self.broker = broker
@@ -27,7 +27,7 @@ class Documents:
         self._database = database
 
     async def read(self, kind: str, shape: type[_T]) -> dict[str, _T]:
-        """Return the documents of a kind by key. A document of another version is left out."""
+        """Return all documents of a kind by key. Documents of incompatible versions are skipped."""
         found: dict[str, _T] = {}
         for key, text in (await self._texts(kind)).items():
             try:
@@ -49,7 +49,7 @@ class Documents:
     async def write(self, kind: str, documents: Mapping[str, object]) -> None:
         """Add or replace documents."""
         now = self.clock.now()
-        # Sorted, so that two writers cannot wait for each other's rows.
+        # Sort them to prevent a deadlock between two writers.
         rows: list[dict[str, object]] = [
             {
                 "broker": self.broker,
@@ -72,7 +72,7 @@ class Documents:
             )
 
     async def delete(self, kind: str, key: str) -> None:
-        """Delete a document, if it exists."""
+        """Delete a document if it exists."""
         statement = (
             "DELETE FROM hopback_documents WHERE broker = :broker AND kind = :kind AND key = :key"
         )

@@ -1,4 +1,4 @@
-"""A dead letter as a value: reading, filtering, grouping and archiving. Pure."""
+"""Pure functions to read, filter, group and archive dead letters."""
 
 from __future__ import annotations
 

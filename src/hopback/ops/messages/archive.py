@@ -1,9 +1,9 @@
-"""Write messages as lines of JSON and read them back, with exact bodies, values and types.
+"""Write messages as lines of JSON, and read them back with identical bodies, values and types.
 
-A line contains one message. Each header value is accompanied by the code of its AMQP type. The body is text
-if it is UTF-8 and at most 1 MiB long, otherwise base64. `about` is for readers and is not imported. A file is
-compressed with zstd if its name ends in `.zst`. This needs the extra `zstd`, which is imported when the first
-such file is opened. Lines are on the disk before a message is removed from its queue.
+Each line contains one message. Header values include the code of their AMQP type. The body is text
+if it is UTF-8 and has at most 1 MiB. Otherwise it is base64. `about` is only informative and not
+imported. A file is compressed with zstd if its name ends with `.zst`, which requires the extra
+`zstd`. Lines are written to the disk before a message is removed from its queue.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-"""The version of the format. A reader refuses other versions."""
+"""The version of the format. Other versions cannot be read."""
 
 
 def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> bytes:
-    """Return a message as one line with its newline."""
+    """Write a message as a line that ends with a newline."""
     record: dict[str, object] = {
         "hopback": VERSION,
         "queue": delivery.queue,
@@ -55,7 +55,7 @@ def write_line(delivery: Delivery, dead_letter: DeadLetter | None = None) -> byt
 
 
 def read_line(line: bytes | str, *, where: str = "line") -> Received:
-    """Parse a line and return its message. Raise BadLine with `where` and the reason."""
+    """Read a message from a line. Raises BadLine, which contains `where` and the reason."""
     try:
         record = json.loads(line)
         if not isinstance(record, dict) or record.get("hopback") != VERSION:
@@ -81,18 +81,21 @@ def read_line(line: bytes | str, *, where: str = "line") -> Received:
 
 
 _MOST_TEXT = 1 << 20
-"""Largest body in bytes that is written as text: JSON may need six bytes per byte, base64 fewer than two."""
+"""Bytes. A larger body is written as base64, which needs less than two bytes per byte. JSON can
+need six.
+"""
 _COMPRESSED = ".zst"
 _AT_ONCE = 1 << 20
-"""Maximum number of bytes to read per call in a thread. A call costs as much as reading a few kilobytes."""
+"""Bytes to read per call in a thread. The overhead of a call equals the time for some kilobytes."""
 _LONGEST = 256 << 20
-"""Largest line in bytes: more than the largest message of a broker in base64. A longer line is refused."""
+"""Bytes. The largest message of a broker is smaller when encoded as base64. Longer lines are refused."""
 
 
 class FileSink:
-    """A new file to which lines are appended. A `write` returns when its lines are on the disk.
+    """A new file to which lines are appended. `write` returns after the lines were written to the
+    disk.
 
-    Raise OSError if the file exists.
+    Raises OSError if the file already exists.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,30 +108,30 @@ class FileSink:
         await asyncio.to_thread(self._write, lines)
 
     async def close(self) -> None:
-        """Close the file. Repeated calls are safe."""
+        """Close the file. Can be called repeatedly."""
         if self._file is not None:
             await asyncio.to_thread(self._file.close)
 
     def _write(self, lines: bytes) -> None:
         if self._file is None:
             private_folder(self.path.parent)
-            # Payloads may be private, so only the owner may read the file.
+            # Only the owner may read the file, because payloads can be confidential.
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             self._file = os.fdopen(descriptor, "wb")
-        # One frame for each write, so that a crash damages only the last frame.
+        # Each write creates a frame, so a crash can only damage the last one.
         self._file.write(lines if self._compressor is None else self._compressor.compress(lines))
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
 def check_writable(path: str) -> None:
-    """Raise an error if a library that a later write needs is missing."""
+    """Raise an error if a library is missing that is needed to write the file."""
     if path.endswith(_COMPRESSED):
         _zstandard()
 
 
 def run_file(path: str, run: int) -> Path:
-    """Return the file of one run of a job. A later run does not change the file of an earlier one."""
+    """Return the file for a run of a job. Each run writes to its own file."""
     first = Path(path)
     if run == 1:
         return first
@@ -137,21 +140,21 @@ def run_file(path: str, run: int) -> Path:
 
 
 def file_beside(path: str, job: str) -> str:
-    """Return the file of a job that continues the job of this file."""
+    """Return the file for a job that continues another job. It is in the same folder as the other file."""
     first = Path(path)
     _, dot, suffixes = first.name.partition(".")
     return str(first.with_name(f"{job}{dot}{suffixes}"))
 
 
 def job_and_run(path: Path) -> tuple[str, int]:
-    """Return the job and the number of its run by a file name of `run_file`."""
+    """Return the job and the run for a file name created by `run_file`."""
     job, _, rest = path.name.partition(".")
     run, _, _ = rest.partition(".")
     return job, int(run) if run.isdecimal() else 1
 
 
 async def read_lines(path: Path) -> AsyncIterator[bytes]:
-    """Read the lines of an archive. Raise OSError if the file cannot be read."""
+    """Yield the lines of an archive. Raises OSError if the file cannot be read."""
     source = await asyncio.to_thread(_open, path)
     try:
         while lines := await asyncio.to_thread(_read_block, source):
@@ -164,7 +167,10 @@ async def read_lines(path: Path) -> AsyncIterator[bytes]:
 def read_lines_from(
     path: Path, position: int, most: int, most_bytes: int
 ) -> tuple[list[bytes], int]:
-    """Return complete lines, starting at a position, and the position after them. The file may be growing."""
+    """Read complete lines from a position in a file that may still grow.
+
+    Returns the lines and the position after them.
+    """
     lines: list[bytes] = []
     with path.open("rb") as source:
         end = source.seek(position)
@@ -186,7 +192,7 @@ def _open(path: Path) -> io.BufferedReader:
 
 
 def _read_block(source: io.BufferedReader) -> list[bytes]:
-    """Return about a megabyte of lines. Raise BadLine for a line that is too long for a message."""
+    """Read about one megabyte of lines. Raises BadLine if a line is too long."""
     lines: list[bytes] = []
     size = 0
     while size < _AT_ONCE and (line := source.readline(_LONGEST)):
@@ -198,19 +204,19 @@ def _read_block(source: io.BufferedReader) -> list[bytes]:
 
 
 def _zstandard() -> Any:
-    """Import the library, or raise an error that names the extra."""
+    """Import the library. Raises an error that names the extra if it is missing."""
     with needs("zstd", "a .zst archive"):
         import zstandard
     return zstandard
 
 
 def list_discard_files(folder: Path) -> list[Path]:
-    """Return the files that discards of any broker wrote into this folder, which may not exist."""
+    """Return the files with discarded messages in a folder, which does not have to exist."""
     return sorted(path for path in folder.glob("j-*.ndjson") if ".originals." not in path.name)
 
 
 def delete_exports(folder: Path, before: float) -> int:
-    """Delete the files of discards that were last written before a time. Return their number."""
+    """Delete files of discarded messages that were last written before a time. Returns their number."""
     old = [path for path in folder.glob("j-*.ndjson*") if path.stat().st_mtime < before]
     for path in old:
         path.unlink(missing_ok=True)

@@ -1,7 +1,10 @@
-"""Decompress and parse the body of a dead letter within limits. Pure and total.
+"""Decompress and parse the body of a dead letter with limits for size and depth.
 
-The compression is given by Kombu's header `compression`, by the content encoding, or by the first bytes.
-JSON, MessagePack and YAML are parsed. A pickle is never loaded, because loading it can run any code.
+The compression is determined by Kombu's header `compression`, the content encoding or the first
+bytes. JSON, MessagePack and YAML are parsed. Pickles are never loaded, because they could run any
+code.
+
+The functions are pure and accept any input.
 """
 
 from __future__ import annotations
@@ -24,19 +27,20 @@ if TYPE_CHECKING:
 
 
 BODY_BYTES = 64 * 1024
-"""Largest decompressed body in bytes that is parsed to identify a message. Larger ones are not parsed."""
+"""Bytes of a decompressed body that are parsed to identify a message. Larger bodies are not parsed."""
 
 _WINDOW = 8 * 1024 * 1024
-"""Largest zstd window in bytes that is decompressed: its specification requires it of every decoder."""
+"""Bytes of a zstd window. Decoders have to support this size, and larger ones are not decompressed."""
 _LZMA_BYTES = 16 * 1024 * 1024
-"""Bytes of memory for lzma. Kombu's bodies need 9 MiB. A body that needs more is not decompressed."""
-_DEEPEST = 100  # levels of YAML. Arguments of tasks have a few. Deeper YAML is not parsed.
+"""Bytes of memory for lzma. Bodies created by Kombu need 9 MiB. Others may not be decompressed."""
+# nested levels of YAML. Task arguments only have a few, and deeper ones are not parsed.
+_DEEPEST = 100
 _YAML = frozenset({"application/x-yaml", "application/yaml", "text/yaml", "text/x-yaml"})
 _MSGPACK = frozenset({"application/x-msgpack", "application/msgpack", "application/vnd.msgpack"})
 
 
 class UnpackedBody(NamedTuple):
-    """The beginning of a body, whether it is complete, and its compression, empty without one."""
+    """The beginning of a body, whether it is complete, and the compression that was used, if any."""
 
     data: bytes
     is_whole: bool
@@ -44,14 +48,14 @@ class UnpackedBody(NamedTuple):
 
 
 def unpack_body(delivery: Delivery, most: int) -> UnpackedBody:
-    """Return at most `most` decompressed bytes of the body. A damaged body is returned as it is."""
+    """Decompress up to `most` bytes of a body. A damaged body is returned unchanged."""
     properties = delivery.properties
     how = find_packing(properties.content_encoding, properties.headers)
     return unpack(delivery.body, how, most)
 
 
 def find_packing(encoding: object, headers: Any) -> str:
-    """Return the compression by Kombu's header or by the content encoding. Empty if it is unknown."""
+    """Return the compression in Kombu's header or in the content encoding. It is empty if unknown."""
     for value in (headers.get("compression"), encoding):
         name = value.decode("latin-1") if isinstance(value, bytes) else value
         how = name.strip().lower() if isinstance(name, str) else ""
@@ -61,7 +65,7 @@ def find_packing(encoding: object, headers: Any) -> str:
 
 
 def unpack(body: bytes, how: str, most: int) -> UnpackedBody:
-    """Return at most `most` decompressed bytes. If `how` is empty, the first bytes show the compression."""
+    """Decompress up to `most` bytes. If `how` is empty, the first bytes determine the compression."""
     if not how:
         how = next((name for start, name in _STARTS if body.startswith(start)), "")
     found = _UNPACK[how](body, most + 1) if how else None
@@ -72,7 +76,7 @@ def unpack(body: bytes, how: str, most: int) -> UnpackedBody:
 
 def _from_zlib(body: bytes, most: int) -> bytes | None:
     try:
-        # 32 more than the window: zlib recognises gzip and zlib by the header.
+        # Adding 32 to the window size enables detection of gzip and zlib headers.
         return zlib.decompressobj(zlib.MAX_WBITS + 32).decompress(body, most)
     except zlib.error:
         return None
@@ -106,14 +110,14 @@ def _from_zstd(body: bytes, most: int) -> bytes | None:
 
 def _from_base64(body: bytes, most: int) -> bytes | None:
     try:
-        # Four characters are three bytes. The rest of a longer body is not decoded.
+        # Four characters encode three bytes. Only decode as many as needed.
         return base64.b64decode(body[: (most + 2) // 3 * 4], validate=True)
     except (binascii.Error, ValueError):
         return None
 
 
 _UNPACK: dict[str, Callable[[bytes, int], bytes | None]] = {
-    # Names of Kombu first. Its gzip is zlib.
+    # Kombu's names come first. Its gzip is actually zlib.
     "application/x-gzip": _from_zlib, "application/x-bz2": _from_bzip2,
     "application/x-lzma": _from_lzma, "application/zstd": _from_zstd,
     "gzip": _from_zlib, "x-gzip": _from_zlib, "deflate": _from_zlib, "zlib": _from_zlib,
@@ -124,7 +128,6 @@ _STARTS = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 
 
 def is_msgpack(content_type: str | None) -> bool:
-    """Return whether a content type is MessagePack."""
     return _essence(content_type) in _MSGPACK
 
 
@@ -133,16 +136,16 @@ def _essence(content_type: str | None) -> str:
 
 
 def parse_content(delivery: Delivery, limit: int = BODY_BYTES) -> object:
-    """Parse the body by its content type. Return None if it cannot be parsed or is larger than `limit`."""
+    """Parse a body by its content type. Returns None if it is invalid or larger than `limit`."""
     body, is_whole, _ = unpack_body(delivery, limit)
     return parse_as(delivery.properties.content_type, body) if is_whole else None
 
 
 def parse_as(content_type: str | None, body: bytes, *, too_deep: object = None) -> object:
-    """Return the parsed body, or None if it is invalid. The content type selects MessagePack or YAML. The
-    default is JSON.
+    """Parse a body as MessagePack or YAML, depending on the content type, or as JSON. Returns None
+    if it is invalid.
 
-    `too_deep` is returned for JSON that is nested more deeply than Python can parse.
+    `too_deep` is returned for JSON with more nested levels than Python can parse.
     """
     if is_msgpack(content_type):
         try:
@@ -167,16 +170,17 @@ def _parse_json(body: bytes, too_deep: object) -> object:
 
 
 def _from_yaml(body: bytes) -> object:
-    """Return the value of plain YAML. Return None for tags and aliases, or if PyYAML is not installed.
+    """Parse plain YAML. Returns None if it contains tags or aliases, or if PyYAML is not installed.
 
-    It is built from the parser's events, so no constructor runs and no alias is expanded.
+    This uses the events of the parser, so that no constructors are called and no aliases are
+    expanded.
     """
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         return None
     top: list[Any] = []
-    open_ones = [top]  # until it ends, a mapping is a list of alternating keys and values
+    open_ones = [top]  # mappings are lists of alternating keys and values until they are complete
     try:
         for event in yaml.parse(body, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(event, yaml.ScalarEvent):
@@ -203,7 +207,7 @@ _NUMBER = re.compile(r"[-+]?(\d{1,300}|\d{0,300}\.\d{1,300}([eE][-+]?\d{1,3})?)"
 
 
 def _yaml_scalar(event: Any) -> object:
-    """Return the null, boolean or number of a text. Other texts, dates and tagged values remain text."""
+    """Convert a scalar to null, a boolean or a number. Other text, dates and tagged values stay text."""
     text: str = event.value
     if not event.implicit[0]:
         return text
@@ -216,7 +220,7 @@ def _yaml_scalar(event: Any) -> object:
 
 
 def kombu_message(parsed: object) -> Received | None:
-    """Return the message inside Kombu's envelope for Redis or SQS, or None if it is not such an envelope."""
+    """Return the message inside Kombu's envelope for Redis or SQS, or None if there is no envelope."""
     if not isinstance(parsed, dict) or not isinstance(parsed.get("properties"), dict):
         return None
     body, headers, kind = parsed.get("body"), parsed.get("headers"), parsed.get("content-type")

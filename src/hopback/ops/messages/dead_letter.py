@@ -1,7 +1,8 @@
-"""Read a dead letter from a delivery: origin, reason, failure, attempts. Pure and total.
+"""Read a dead letter from a delivery, including its origin, reason, failure and attempts.
 
-No message makes these functions raise, and their work on a large message is bounded. Properties and headers
-are read first. A body is read only if it is short. Commands, the HTTP API and the page show these values.
+The functions are pure and accept any message without raising an error. The time for large messages
+is limited. Properties and headers are read first, and bodies only if they are short. Commands, the
+HTTP API and the page show the resulting values.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _FAILURE_NAME = FAILURE.encode()
-_TEXT_BYTES = 255  # bytes of a reason. Brokers write single words. The rest is cut off.
+_TEXT_BYTES = 255  # bytes of a reason, which is normally one word. The rest is cut off.
 _NO_FAILURE = Failure(type="", message="")
 _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-queue")
 
@@ -49,7 +50,7 @@ _ORIGIN_HEADERS = ("x-parked-from-queue", "x-original-queue", "x-first-death-que
 def read_dead_letter(
     delivery: Delivery, place: int, source: DeadLetterQueue | None = None
 ) -> DeadLetter:
-    """Return the dead letter in a delivery. `place` is its number in the queue, from 1."""
+    """Read the dead letter in a delivery. `place` is its position in the queue, starting with 1."""
     headers = delivery.properties.headers
     parsed = parse_content(delivery)
     call = read_task_call(delivery, parsed)
@@ -59,7 +60,7 @@ def read_dead_letter(
     known = read_history(headers, origin)
     died = _death_in(known)
     reason = _reason(headers, died, origin, recorded_by)
-    # None if the message does not show that it was tried.
+    # None means that the message does not show whether it was tried.
     retries = None if call is None else call.retries or None
     if foreign is not None:
         retries = foreign.retries
@@ -95,7 +96,7 @@ def read_dead_letter(
 
 
 def read_failure(delivery: Delivery) -> Failure | None:
-    """Return the failure that Hopback or another framework recorded, with its stack."""
+    """Return the failure recorded by Hopback or another framework, with its stack."""
     headers = delivery.properties.headers
     own = failure_in(headers.get(FAILURE))
     if own is not None:
@@ -105,7 +106,7 @@ def read_failure(delivery: Delivery) -> Failure | None:
 
 
 def _foreign_failure(delivery: Delivery) -> ForeignFailure | None:
-    """Return the failure that another framework recorded in the headers or, failing that, in the body."""
+    """Return the failure that another framework has recorded in the headers or in the body."""
     found = foreign_failure(delivery.properties.headers)
     if found is not None:
         return found
@@ -116,9 +117,10 @@ def _foreign_failure(delivery: Delivery) -> ForeignFailure | None:
 def last_failure(
     delivery: Delivery, source: DeadLetterQueue | None = None
 ) -> tuple[str, Moment | None]:
-    """Return fingerprint and time of the last failure, as `read_dead_letter` does.
+    """Return the fingerprint and the time of the last failure, with the same result as
+    `read_dead_letter`.
 
-    This is faster, because it reads only one header of most messages and few bodies.
+    This is faster. For most messages it only reads one header and not the body.
     """
     raw: bytes | None = getattr(delivery, "raw_properties", None)
     text = None if raw is None else text_header_in(raw, _FAILURE_NAME)
@@ -135,7 +137,7 @@ def last_failure(
 
 
 def _death_in(known: History) -> Death | None:
-    """Return the death in the queue of origin, or the most recent one if there is none."""
+    """Return the last death in the queue of origin. If there is none, return the last death."""
     for death in known.broker_deaths:
         if death.queue == known.queue:
             return death
@@ -143,7 +145,7 @@ def _death_in(known: History) -> Death | None:
 
 
 def _fingerprint(failure: Failure, origin: str, reason: str) -> str:
-    """Return the failure's fingerprint. Without a record, it is computed from the reason and the origin."""
+    """Return the fingerprint of a failure. If none was recorded, it is derived from reason and origin."""
     return plain_text(
         failure.fingerprint or failure_from_reason(origin, kind=f"x-death {reason}").fingerprint
     )
@@ -156,8 +158,8 @@ def origin_queue(
 ) -> str:
     """Return the queue in which the message failed, or an empty string if it is unknown.
 
-    A message that the broker parked has its queue in `x-death`, a message that Hopback parked has a mark. A
-    queue that is known to send its dead letters to `source` takes precedence over others.
+    If the broker dead-lettered the message, the queue is in `x-death`. If Hopback parked it, the
+    queue is in its own headers. Queues that are known to dead-letter to `source` take precedence.
     """
     known = () if source is None else source.origins
     if len(known) == 1:
@@ -176,7 +178,7 @@ def origin_queue(
 
 
 def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure, str]:
-    """Return the failure and the name of its recorder, both empty without a record."""
+    """Return the failure and the name of its recorder. Both are empty if nothing was recorded."""
     own = failure_in(headers.get(FAILURE))
     if own is not None:
         return own, "hopback"
@@ -194,10 +196,10 @@ def _failure(headers: Headers, foreign: ForeignFailure | None) -> tuple[Failure,
 
 
 def _reason(headers: Headers, died: Death | None, origin: str, recorded_by: str) -> str:
-    """Return the broker's reason, `parked` if a consumer parked the message, or `unknown`.
+    """Return the broker's reason, `parked` if the consumer has parked the message, or `unknown`.
 
-    If a message has a record and its last death was not in the queue of origin, it has returned from a retry
-    queue, was tried again, and was then parked by its consumer.
+    If a failure was recorded and the last death was not in the queue of origin, the message came
+    from a retry queue, was tried again, and was then parked by its consumer.
     """
     recorded = bool(recorded_by or queue_of_count(headers))
     if died is None or (recorded and last_death_queue(headers) != origin):
@@ -209,13 +211,13 @@ def _moment(recorded: float, died: Death | None) -> Moment | None:
     if recorded > 0:
         return Moment(recorded)
     moment = died.time if died is not None else None
-    # A broker does not write a time after the year 9999.
+    # Ignore times after the year 9999, which a broker does not write.
     return Moment(moment) if moment is not None and 0 < moment < 253_402_300_800 else None
 
 
 def delivery_count(delivery: Delivery) -> int:
-    """Return how often a quorum queue got the message back, as counted by its delivery limit.
+    """Return how often a quorum queue has requeued the message, as counted for its delivery limit.
 
-    RabbitMQ 4.3 counts every return in `x-acquired-count`, which no limit uses.
+    RabbitMQ 4.3 counts all deliveries in `x-acquired-count`, but no limit applies to this count.
     """
     return counter_in(delivery.properties.headers, "x-delivery-count")

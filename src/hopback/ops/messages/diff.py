@@ -1,4 +1,4 @@
-"""Compare two texts line by line within a bounded time."""
+"""Compare two texts line by line in limited time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_CONTEXT_LINES = 3  # unchanged lines on each side of a change, as in other diffs
-# Lines that are compared with each other. The worst-case time is cubic in the number of lines: 40 ms for 150
-# lines, 600 ms for 400. Longer parts are shown as replaced.
+_CONTEXT_LINES = 3  # unchanged lines around a change, as is common in diffs
+# Lines to compare with each other. The worst-case time is cubic in this number: it is 40 ms for 150
+# lines and 600 ms for 400 lines. If there are more, they are shown as replaced.
 _COMPARED_LINES = 150
 
 
 def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Return marked lines: `-` removed, `+` added, ` ` unchanged, `…` for omitted unchanged lines."""
+    """Yield lines with a mark, which is `-` for removed, `+` for added and ` ` for unchanged. `…`
+    replaces omitted lines.
+    """
     shorter = min(len(before), len(after))
     head = next((n for n in range(shorter) if before[n] != after[n]), shorter)
     tail = next(

@@ -1,4 +1,4 @@
-"""Compute the digest of a message. Jobs use it to recognise the message after a redelivery. Pure."""
+"""Compute a digest of a message, by which jobs recognise it after a redelivery."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from hopback.headers import canonical_text
 from hopback.headers.names import is_broker_count
 from hopback.message import Delivery, Properties
 
-_HASHED_BYTES = 512 * 1024  # of each end of a body, in about a millisecond. The middle is left out.
-_USUAL_HEADERS = 64  # headers whose sorted names are cached. More names may come from an attacker.
+# bytes at each end of a body, which take about a millisecond. The rest is ignored.
+_HASHED_BYTES = 512 * 1024
+_USUAL_HEADERS = 64  # headers whose sorted names are cached. Other messages may be an attack.
 _SINGLE = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
-# header values in canonical form. With more, they are hashed in their own order.
+# header values that are hashed in canonical form. If there are more, their order is not changed.
 _MANY_VALUES = 1000
 _SIMPLE_PROPERTIES = tuple(
     field.name
@@ -25,9 +26,9 @@ _SIMPLE_PROPERTIES = tuple(
 
 
 def content_digest(delivery: Delivery) -> str:
-    """Return a hash of body and properties, without the counts that a quorum queue adds.
+    """Return a hash of body and properties, excluding the counters written by a quorum queue.
 
-    For a body over 1 MiB, only the length, the beginning and the end are hashed.
+    If the body is larger than 1 MiB, only its length, beginning and end are used.
     """
     digest = hashlib.sha256()
     body = delivery.body
@@ -42,8 +43,8 @@ def content_digest(delivery: Delivery) -> str:
     if _count(lasting, _MANY_VALUES) < _MANY_VALUES:
         written += [f"{name!r}={canonical_text(value)}\n" for name, value in lasting.items()]
     else:
-        # A frame has room for tens of thousands. Unsorted they take a tenth of the time. A queue delivers
-        # the same message in the same form each time.
+        # A frame can contain tens of thousands of values. Without sorting, hashing is ten times as
+        # fast. A queue always delivers the same message in the same form.
         written.append(repr(lasting))
     if properties.further_headers:
         written.append(repr(properties.further_headers))
@@ -53,17 +54,17 @@ def content_digest(delivery: Delivery) -> str:
 
 
 def _lasting_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the headers that are not written by the queue, sorted."""
+    """Return the sorted names of all headers that are not counters of the queue."""
     return tuple(sorted(name for name in names if not is_broker_count(name)))
 
 
-# The messages of a queue have the same few header names.
+# Messages of a queue usually have the same few header names.
 _lasting = lru_cache(maxsize=256)(_lasting_of)
 
 
 def _count(value: object, most: int) -> int:
-    """Count all nested values, up to `most`."""
-    # The wire decodes to dict and list. Checking for an abstract class takes ten times as long.
+    """Count all nested values, but stop at `most`."""
+    # Decoded values are dict and list. Checking for abstract classes takes ten times as long.
     kind = type(value)
     if kind is dict or (kind is not list and isinstance(value, Mapping)):
         inner: Iterable[object] = value.values()  # type: ignore[attr-defined]

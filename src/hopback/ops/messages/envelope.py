@@ -1,4 +1,4 @@
-"""Find type, id and time of a message in its properties, headers and body. Pure."""
+"""Find the type, id and time of a message in its properties, headers and body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hopback.message import Properties
 
 
-_NAME_BYTES = 255  # bytes of type, id and time, as in an AMQP property. The rest is cut off.
+_NAME_BYTES = 255  # bytes of type, id and time, as in AMQP properties. The rest is cut off.
 _TYPE_HEADERS = (
     "cloudEvents:type", "cloudEvents_type", "ce-type", "ce_type", "NServiceBus.EnclosedMessageTypes",
     "__TypeId__", "type", "x-message-type", "message-type", "event-type", "eventType",
@@ -33,7 +33,7 @@ _TIME_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message's type, id and time. Missing ones are empty strings."""
+    """The type, id and time of a message. Unknown values are empty."""
 
     type: str = ""
     id: str = ""
@@ -41,12 +41,12 @@ class Envelope:
 
 
 def read_envelope(properties: Properties, parsed: object) -> Envelope:
-    """Return the envelope by properties, headers and parsed body, in this order."""
+    """Read the envelope from the properties, the headers and the parsed body, in this order."""
     headers = properties.headers
     body = parsed if isinstance(parsed, dict) else {}
     kind = _first((properties.type, *_of(headers, _TYPE_HEADERS), *_of(body, _TYPE_FIELDS)))
     return Envelope(
-        # Without the assembly of a .NET type and the scheme of a MassTransit URN.
+        # remove the assembly of .NET types and the scheme of MassTransit URNs
         kind.split(";")[0].split(",")[0].removeprefix("urn:message:").strip(),
         _first((properties.message_id, *_of(headers, _ID_HEADERS), *_of(body, _ID_FIELDS))),
         _first((*_of(headers, _TIME_HEADERS), *_of(body, _TIME_FIELDS))),
@@ -58,7 +58,7 @@ def _of(values: Mapping[str, object], names: Iterable[str]) -> Iterable[object]:
 
 
 def _first(candidates: Iterable[object]) -> str:
-    """Return the first text. Of a list (MassTransit lists all types of a message) the first text counts."""
+    """Return the first text. MassTransit has a list of all types of a message, whose first item is used."""
     for value in candidates:
         found = value[0] if isinstance(value, list | tuple) and value else value
         if isinstance(found, str) and found:

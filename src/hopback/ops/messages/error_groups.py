@@ -1,4 +1,4 @@
-"""Errors of several queues by their fingerprints. Pure."""
+"""Group the errors of several queues by fingerprint."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ if TYPE_CHECKING:
 
 
 MOST_GROUPS = 200
-"""Number of errors of one queue that are kept, the most frequent ones."""
+"""Number of errors to keep for each queue, starting with the most frequent."""
 
 
 def group_errors(now: float | None = None) -> Grouping:
-    """Return a grouping by fingerprint. It counts more groups than are kept, to find the frequent ones.
+    """Create a grouping by fingerprint. It counts more groups than are kept, to find the frequent
+    ones.
 
-    It counts failures by hour up to the hour of `now`.
+    Failures are counted by hour, up to the hour of `now`.
     """
     hours_from = None if now is None else first_hour(now)
     return Grouping(GroupBy.FINGERPRINT, MOST_GROUPS * 10, hours_from)
 
 
 def first_hour(now: float) -> float:
-    """Return the beginning of the first counted hour. The last one contains `now`."""
+    """Return the start of the first hour to count. The last hour contains `now`."""
     return (now // HOUR_S - HOURS + 1) * HOUR_S
 
 
 def error_of(group: Group, first_seen: Moment) -> ErrorGroup:
-    """Return the error that the messages of a group have in common."""
+    """Convert a group of messages to an error."""
     sample = group.sample
     return ErrorGroup(
         fingerprint=group.key,
@@ -52,7 +53,7 @@ def error_of(group: Group, first_seen: Moment) -> ErrorGroup:
 def add_errors(
     known: tuple[ErrorGroup, ...], groups: tuple[Group, ...], now: float
 ) -> tuple[ErrorGroup, ...]:
-    """Return the known errors with the counts and times of new groups, the most frequent first."""
+    """Add the counts and times of new groups to the known errors. The result is sorted by frequency."""
     sums = {one.fingerprint: one for one in known}
     for group in groups:
         fresh = error_of(group, Moment(now))
@@ -72,9 +73,9 @@ def add_errors(
 def merge_errors(
     queues: Mapping[str, tuple[ErrorGroup, ...]], new_after: Mapping[str, float]
 ) -> tuple[ErrorGroup, ...]:
-    """Return the errors of all queues by fingerprint, the most frequent first.
+    """Combine the errors of all queues by fingerprint. The result is sorted by frequency.
 
-    An error is new if each of its queues met it first after the time in `new_after`.
+    An error is new if all of its queues have first seen it after the time in `new_after`.
     """
     found: defaultdict[str, list[tuple[str, ErrorGroup]]] = defaultdict(list)
     for queue, errors in sorted(queues.items()):
@@ -98,7 +99,7 @@ def merge_errors(
 
 
 def sum_hours(parts: Iterable[tuple[HourCount, ...]]) -> tuple[HourCount, ...]:
-    """Return the sums of each hour, the oldest first."""
+    """Return the sum for each hour, oldest first."""
     sums: Counter[Moment] = Counter()
     for hours in parts:
         for hour in hours:
@@ -111,9 +112,10 @@ def continue_hours(
     since: Mapping[str, tuple[HourCount, ...]],
     now: float,
 ) -> dict[str, tuple[HourCount, ...]]:
-    """Add a stream's failures since its last survey to the earlier ones, and drop hours that are too old.
+    """Add a stream's failures since its last survey to the earlier ones, and remove old hours.
 
-    `before` and `since` contain counts per hour, by fingerprint. The result has the fingerprints of `since`.
+    `before` and `since` contain the counts per hour for each fingerprint. The result only contains
+    the fingerprints in `since`.
     """
     begin = first_hour(now)
     return {
@@ -125,7 +127,7 @@ def continue_hours(
 def add_hours(
     errors: tuple[ErrorGroup, ...], hours: Mapping[str, Mapping[str, tuple[HourCount, ...]]]
 ) -> tuple[ErrorGroup, ...]:
-    """Return the errors with their failures by hour, which `hours` contains by queue and fingerprint."""
+    """Add the failures per hour to errors. `hours` contains them by queue and fingerprint."""
     return tuple(
         replace(
             error,
@@ -141,7 +143,7 @@ def add_hours(
 def add_discards(
     errors: tuple[ErrorGroup, ...], discards: Iterable[tuple[str, tuple[ErrorGroup, ...]]]
 ) -> tuple[ErrorGroup, ...]:
-    """Return the errors with the number of their discarded messages by queue."""
+    """Add the number of discarded messages in each queue to errors."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for queue, groups in discards:
         for group in groups:

@@ -1,14 +1,15 @@
-"""The filter grammar: terms that must all match. Pure. No regular expression comes from a user.
+"""Parse and evaluate filters, which consist of terms that must all match.
 
 ``reason:rejected origin:q.validator type:FileUploaded* error:TimeoutError group:3f9a
 header.x-tenant:acme age>2h redrives>=1 size>1MB payload.order.id:123``
 
-A text may contain `*` for any characters. A text with spaces needs double quotes. A word alone, or a text in
-quotes, is searched anywhere in a message: in its body (decompressed), headers, properties and routing key.
-Matching ignores case.
+`*` matches any characters, and text with spaces has to be in double quotes. A single word or a text
+in quotes is searched anywhere in a message, which includes the decompressed body, headers,
+properties and routing key. Case is ignored. Users cannot enter regular expressions.
 
-A filter is parsed once. Parsing refuses a bad term with an error that contains the term and the expected
-form. A body is searched within limits. Beyond them the result is `NOT_LOOKED_INTO`, not `DIFFERS`.
+A filter is parsed once. Errors for invalid terms contain the term and the expected form. There are
+limits for searching bodies. If a limit is exceeded, the result is `NOT_LOOKED_INTO` instead of
+`DIFFERS`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
     from hopback.ops.contract.values import DeadLetter
 
-_LONGEST = 4096  # characters of a filter: a page of terms. A longer filter is refused.
-_MOST_TERMS = 32  # each is evaluated for every message. A filter with more is refused.
+_LONGEST = 4096  # characters. Longer filters would fill a page and are refused.
+# terms, which are evaluated for each message. Filters with more terms are refused.
+_MOST_TERMS = 32
 _UNREAD = object()
 _ANYWHERE = "anywhere"
 _WORD = re.compile(r'("(?:[^"\\]|\\.)+"|[^\s":<>=]+)(?=\s|$)')
@@ -52,10 +54,12 @@ _NAMES = frozenset((*_TEXTS, *_NUMBERS, "header", "payload"))
 _KNOWN = ", ".join((*_TEXTS, *_NUMBERS, "header.NAME", "payload.PATH"))
 
 PAYLOAD_BYTES = 1024 * 1024
-"""Bytes of a body for `payload.` terms: some tens of milliseconds. A larger one is not looked into."""
+"""Bytes of a body for `payload.` terms, which take some tens of milliseconds. Larger bodies are not
+checked.
+"""
 
 _SEARCHED_BYTES = 4 * 1024 * 1024
-"""Bytes of a body that are searched for words: some milliseconds. The rest is not looked into."""
+"""Bytes of a body in which words are searched, which takes some milliseconds. The rest is not checked."""
 
 
 class Judgement(Enum):
@@ -64,12 +68,12 @@ class Judgement(Enum):
     MATCHES = auto()
     DIFFERS = auto()
     NOT_LOOKED_INTO = auto()
-    """The body is too large or nested too deeply, so it is unknown whether it matches."""
+    """It is unknown whether the message matches, because its body is too large or too deeply nested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One condition. `wanted` is a pattern for a text field, otherwise a number."""
+    """A condition. `wanted` is a pattern for text fields, and otherwise a number."""
 
     field: str
     comparison: str
@@ -77,16 +81,16 @@ class Term:
 
     @property
     def needs_content(self) -> bool:
-        """Whether it needs body or headers."""
+        """Whether the body or the headers are needed."""
         return self.field.startswith(("header.", "payload.")) or self.field == _ANYWHERE
 
     @property
     def needs_payload(self) -> bool:
-        """Whether the filter needs the parsed body."""
+        """Whether the parsed body is needed."""
         return self.field.startswith("payload.")
 
     def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
-        """Return whether it matches a dead letter. Unknown values never match."""
+        """Return whether a dead letter matches. Unknown values do not match."""
         if self.field == _ANYWHERE:
             found = Judgement.DIFFERS if delivery is None else _word_in(str(self.wanted), delivery)
             return found is Judgement.MATCHES
@@ -109,30 +113,30 @@ class Term:
         return number is not None and _COMPARISONS[self.comparison](number, self.wanted)
 
     def matches_payload(self, payload: object) -> bool:
-        """Return whether it matches a payload, which is parsed once for all terms."""
+        """Return whether a parsed payload matches. It is parsed only once for all terms."""
         found = _at(payload, self.field.partition(".")[2].split("."))
         return any(text_matches(str(self.wanted), text) for text in found)
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Terms that must all match. Without terms, every message matches."""
+    """A list of terms that must all match. Without terms, all messages match."""
 
     terms: tuple[Term, ...] = ()
     text: str = ""
 
     @property
     def needs_content(self) -> bool:
-        """Whether it needs body or headers."""
+        """Whether the body or the headers are needed."""
         return any(term.needs_content for term in self.terms)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that are searched anywhere in a message."""
+        """The words to search anywhere in a message."""
         return tuple(str(term.wanted) for term in self.terms if term.field == _ANYWHERE)
 
     def words_in(self, delivery: Delivery) -> Judgement:
-        """Return whether a message contains all words, without decoding the message."""
+        """Return whether a message contains all words. The message is not decoded for this."""
         judged = Judgement.MATCHES
         for term in self.terms:
             if term.field != _ANYWHERE:
@@ -147,7 +151,7 @@ class Filter:
     def judge(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> Judgement:
         """Return whether all terms match. `now` is in seconds since 1970.
 
-        The body is parsed at most once, and only if all other terms match.
+        The body is only parsed if all other terms match, and only once.
         """
         if not all(
             term.matches(dead_letter, delivery, now)
@@ -170,16 +174,16 @@ class Filter:
         return by_words if is_match else Judgement.DIFFERS
 
     def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
-        """Return whether all terms match. A message that was not looked into does not match."""
+        """Return whether all terms match. If this is unknown, the result is False."""
         return self.judge(dead_letter, delivery, now) is Judgement.MATCHES
 
 
 EVERYTHING = Filter()
-"""The filter that matches every message."""
+"""A filter that matches all messages."""
 
 
 def parse_filter(text: str) -> Filter:
-    """Parse a filter. Raise BadFilter for the first bad term, with the expected form."""
+    """Parse a filter. Raises BadFilter with the expected form if a term is invalid."""
     if len(text) > _LONGEST:
         raise BadFilter(text, f"a filter of at most {_LONGEST} characters")
     terms: list[Term] = []
@@ -208,7 +212,7 @@ def parse_filter(text: str) -> Filter:
 
 
 def value_in(delivery: Delivery, field: str) -> str | None:
-    """Return the value of `header.NAME` or `payload.PATH` in a message, or None if it has none."""
+    """Return the value of `header.NAME` or `payload.PATH` in a message, or None if it is missing."""
     kind, _, path = field.partition(".")
     if kind == "header":
         headers = delivery.properties.headers
@@ -255,7 +259,9 @@ def _parse_number(whole: str, field: str, value: str) -> float:
 
 
 def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
-    """Yield the texts that a pattern may match, of an error also without its module."""
+    """Yield the texts to which a pattern is applied. The name of an error is also used without its
+    module.
+    """
     match field:
         case "reason":
             yield dead_letter.reason
@@ -282,7 +288,7 @@ def _texts(field: str, dead_letter: DeadLetter) -> Iterator[str]:
 
 @lru_cache(maxsize=64)
 def _needles(word: str) -> tuple[bytes, ...]:
-    """Return the word in lower case in the possible encodings: UTF-8, UTF-16 and JSON escapes."""
+    """Return the lower-case word in all possible encodings, which are UTF-8, UTF-16 and JSON escapes."""
     lower = word.lower()
     ways = [lower.encode("utf-8", "backslashreplace"), lower.encode("utf-16-le", "ignore")]
     if not lower.isascii():
@@ -292,7 +298,7 @@ def _needles(word: str) -> tuple[bytes, ...]:
 
 
 def _word_in(word: str, delivery: Delivery) -> Judgement:
-    """Return whether a message contains the word anywhere, regardless of case."""
+    """Return whether a message contains a word anywhere, ignoring case."""
     needles = _needles(word)
     body = unpack_body(delivery, _SEARCHED_BYTES)
     lower = body.data.lower()
@@ -308,18 +314,20 @@ def _word_in(word: str, delivery: Delivery) -> Judgement:
 
 
 def _payload(delivery: Delivery) -> object:
-    """Return the parsed body, None if it cannot be parsed, or `_UNREAD` if it exceeds the limits."""
+    """Return the parsed body, None if it is invalid, or `_UNREAD` if it exceeds the limits."""
     kind = delivery.properties.content_type
     body, is_whole, _ = unpack_body(delivery, PAYLOAD_BYTES)
     if not is_whole:
-        # The first bytes show whether it can be JSON.
+        # The first bytes show whether it could be JSON.
         may_be = body[:64].lstrip()[:1] in (b"{", b"[", b"") or is_msgpack(kind)
         return _UNREAD if may_be else None
     return parse_as(kind, body, too_deep=_UNREAD)
 
 
 def _at(value: object, path: list[str]) -> Iterator[str]:
-    """Return the value at the path unless it is a table or a list. A number is an index of a list."""
+    """Yield the value at a path, unless it is an object or a list. A number in the path is the
+    index of a list item.
+    """
     for step in path:
         if isinstance(value, Mapping) and step in value:
             value = value[step]
@@ -337,7 +345,7 @@ def _at(value: object, path: list[str]) -> Iterator[str]:
 
 
 def _value_text(value: object) -> str:
-    """Return the value as it is written in a filter."""
+    """Format a value as it is written in a filter."""
     match value:
         case None:
             return "null"

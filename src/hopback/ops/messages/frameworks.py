@@ -1,7 +1,9 @@
-"""Read the failures that other frameworks recorded in headers. Pure and total.
+"""Read failures that other frameworks have recorded in headers.
 
-MassTransit, NServiceBus, Spring and Symfony have one reader each. A last reader knows the usual header names
-of consumers without a framework. Invalid values count as missing.
+There are readers for MassTransit, NServiceBus, Spring and Symfony. Another one knows the common
+header names of consumers without a framework. Invalid values are ignored.
+
+The functions are pure and accept any input.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ if TYPE_CHECKING:
     from hopback.fields import Headers
 
 
-_TEXT_BYTES = 1024  # of an error message, as in our own records. The rest is cut off.
-_LONGEST = 64 * 1024  # characters of a header that are read. Longer stacks repeat themselves.
-_MOST_WRAPPED = 10  # nested exceptions that are followed. Longer chains are errors or attacks.
-_STACK_BYTES = 16 * 1024  # bytes of a stack that is shown. The rest is cut off.
-_MANY_RETRIES = 1_000_000  # a larger number is not a count of retries and is ignored
+_TEXT_BYTES = 1024  # bytes of an error message, as in Hopback's own records. The rest is cut off.
+_LONGEST = 64 * 1024  # characters of a header that are read. Longer stacks are repetitive.
+_MOST_WRAPPED = 10  # nested exceptions that are read. Longer chains are mistakes or attacks.
+_STACK_BYTES = 16 * 1024  # bytes of a stack that are kept
+_MANY_RETRIES = 1_000_000  # retries. A larger number is probably not a counter, so it is ignored.
 _SYMFONY = "X-Message-Stamp-Symfony\\Component\\Messenger\\Stamp\\"
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFailure:
-    """A failure that another framework recorded, with its queue and its number of retries."""
+    """A failure recorded by another framework, with the queue and the number of retries."""
 
     framework: str
     failure: Failure
@@ -42,7 +44,7 @@ _Reader: TypeAlias = "Callable[[Headers], ForeignFailure | None]"
 
 
 def foreign_failure(headers: Headers) -> ForeignFailure | None:
-    """Return the failure that another framework recorded, or None if the headers contain none."""
+    """Return the failure that another framework has recorded, or None if there is none."""
     if not headers:
         return None
     return next((found for read in _READERS if (found := read(headers)) is not None), None)
@@ -60,7 +62,7 @@ def _mass_transit(headers: Headers) -> ForeignFailure | None:
             _text(headers, "MT-Fault-StackTrace"),
             _moment(_text(headers, "MT-Fault-Timestamp")),
         ),
-        # The last segment of an address: rabbitmq://host/vhost/queue?durable=true
+        # the last segment of an address such as rabbitmq://host/vhost/queue?durable=true
         _text(headers, "MT-Fault-InputAddress").partition("?")[0].rstrip("/").rpartition("/")[2],
         read_retries(headers.get("MT-Fault-RetryCount")),
     )
@@ -90,7 +92,7 @@ def _spring(headers: Headers) -> ForeignFailure | None:
     stack = _text(headers, "x-exception-stacktrace")
     message = _text(headers, "x-exception-message")
     if not stack and (not message or _first_of(headers, _KINDS)):
-        return None  # Spring writes no header with the type
+        return None  # Spring does not write a header with the type
     kind = stack.partition("\n")[0].partition(":")[0].strip()
     return ForeignFailure("Spring", _failure(kind, message, stack, 0.0))
 
@@ -102,7 +104,7 @@ def _symfony(headers: Headers) -> ForeignFailure | None:
     kind, message = _string(error.get("exceptionClass")), _string(error.get("exceptionMessage"))
     stack = ""
     inner = error.get("flattenException")
-    for _ in range(_MOST_WRAPPED):  # the innermost exception that Symfony recorded
+    for _ in range(_MOST_WRAPPED):  # find the innermost exception
         if not isinstance(inner, dict) or not _string(inner.get("class")):
             break
         kind, message = _string(inner.get("class")), _string(inner.get("message"))
@@ -134,15 +136,17 @@ _HOME_MADE = frozenset((*_MESSAGES, *_STACKS))
 
 
 def _home_made(headers: Headers) -> ForeignFailure | None:
-    """Read the failure of a consumer without a framework by usual header names."""
-    if headers.keys().isdisjoint(_HOME_MADE):  # most messages: a survey reads a million of them
+    """Read the failure of a consumer without a framework, which uses common header names."""
+    # true for most messages, of which a survey may read a million
+    if headers.keys().isdisjoint(_HOME_MADE):
         return None
     message, stack = _first_of(headers, _MESSAGES), _first_of(headers, _STACKS)
     if not message and not stack:
         return None
     kind = _first_of(headers, _KINDS)
     if not kind:
-        # `TimeoutError: no answer` and `app.Refused: 3` contain a type, `no answer from x: 3` does not.
+        # `TimeoutError: no answer` and `app.Refused: 3` contain a type, but `no answer from x: 3`
+        # does not.
         for text in filter(None, (message, stack)):
             named = text.partition("\n")[0].partition(":")
             if named[1] and named[0].isprintable() and " " not in named[0].strip():
@@ -164,7 +168,9 @@ _READERS: tuple[_Reader, ...] = (_mass_transit, _nservicebus, _spring, _symfony,
 
 
 def _failure(kind: str, message: str, stack: str, last: float) -> Failure:
-    """Return the failure of the root cause. Type and frame give its fingerprint, or type and message."""
+    """Create the failure for the root cause. Its fingerprint is derived from type and frame, or
+    type and message.
+    """
     cause = root_cause(kind, message, stack)
     made = failure_from_reason(
         cause.frame or cause.message, kind=add_http_status(cause.type, cause.message)
@@ -191,7 +197,7 @@ def _string(value: object) -> str:
 
 
 def read_retries(value: object) -> int:
-    """Return a count of retries, or 0 if the value is not one. Some frameworks write it as text."""
+    """Return a number of retries, or 0 if the value is not a count. Some frameworks write it as text."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 7:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MANY_RETRIES:
@@ -200,7 +206,7 @@ def read_retries(value: object) -> int:
 
 
 def _stamp(headers: Headers, name: str) -> dict[str, object]:
-    """Return the last stamp of this kind."""
+    """Return the last stamp of a kind."""
     text = _text(headers, _SYMFONY + name)
     try:
         found = json.loads(text) if text else None

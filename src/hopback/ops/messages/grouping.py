@@ -1,4 +1,4 @@
-"""Group dead letters by a property. Pure."""
+"""Group dead letters by a property."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.discovery import DeadLetterQueue
 
 
-_KEY_BYTES = 255  # bytes of a key. Longer values with the same beginning are one group.
-HOUR_S = 3600.0  # seconds of an hour
+_KEY_BYTES = 255  # bytes of a key. Longer values are grouped by their beginning.
+HOUR_S = 3600.0  # seconds
 HOURS = 48
-"""Number of hours for which failures are counted: two days show a night. Other failures are not counted."""
+"""Number of hours for which failures are counted. Two days include at least one night. Older
+failures are not counted.
+"""
 
 
 class Grouping:
-    """Counts dead letters by a key and keeps one sample of each group, for at most `most` groups.
+    """Count dead letters by a key, and keep a sample for each of up to `most` groups.
 
-    `by` is a `GroupBy`, `header.NAME` or `payload.PATH`. Raise BadRequest for another value. Messages of
-    further groups are counted in one group `…`. `by_hour` counts the last failures for `HOURS` hours.
-    `hours_from` is the beginning of the first one, or None if nothing is counted.
+    `by` is a `GroupBy`, `header.NAME` or `payload.PATH`. Raises BadRequest for other values.
+    Messages of all further groups are counted in the group `…`. `by_hour` counts the last failures
+    of `HOURS` hours, starting at `hours_from`. If this is None, it does not count any.
     """
 
     def __init__(self, by: str, most: int = 10_000, hours_from: float | None = None) -> None:
@@ -49,7 +51,7 @@ class Grouping:
         self._hours: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
     def add(self, dead_letter: DeadLetter, delivery: Delivery | None = None) -> None:
-        """Count a dead letter. `delivery` is necessary if `needs_content`."""
+        """Count a dead letter. `delivery` is required if `needs_content` is True."""
         if not self.needs_content:
             key = str(getattr(dead_letter, self._by))
         else:
@@ -61,7 +63,7 @@ class Grouping:
         self._count(key, dead_letter.last_failed)
 
     def see(self, delivery: Delivery, place: int, source: DeadLetterQueue | None) -> None:
-        """Count a message. If grouped by fingerprint, only the samples are read in full."""
+        """Count a message. When grouping by fingerprint, only samples are read completely."""
         if self._by == GroupBy.FINGERPRINT:
             key, failed = last_failure(delivery, source)
             if key in self._samples:
@@ -82,7 +84,7 @@ class Grouping:
         self._times[key] = first, last
 
     def by_hour(self, key: str) -> tuple[HourCount, ...]:
-        """Return the failures of a group in each hour, the oldest first, without empty hours."""
+        """Return the number of failures in each hour, oldest first. Hours without failures are omitted."""
         begin = self._hours_from or 0.0
         return tuple(
             HourCount(Moment(begin + hour * HOUR_S), count)
@@ -90,7 +92,7 @@ class Grouping:
         )
 
     def groups(self) -> tuple[Group, ...]:
-        """Return the groups, the largest first."""
+        """Return the groups, largest first."""
         made = (
             Group(key, self._counts[key], *self._times[key], sample)
             for key, sample in self._samples.items()

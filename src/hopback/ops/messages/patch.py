@@ -1,7 +1,7 @@
-"""Change JSON bodies by the operations of a JSON patch (RFC 6902). Pure and bounded.
+"""Apply JSON patches (RFC 6902) to bodies, with limits for size and depth.
 
-A body that cannot be changed is left unchanged, with the reason. Numbers keep their value, not their
-notation: `1.10` may become `1.1`.
+If a body cannot be changed, there is an error with the reason. The notation of numbers can change,
+for example from `1.10` to `1.1`, but not their value.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import PatchOperation
 
 
-_LARGEST = 1024 * 1024  # bytes of a body: some tens of milliseconds. A larger one is not changed.
-_DEEPEST = 50  # names in a path. A longer path is refused.
-_DIFF_LINES = 100  # lines of a preview. The rest is cut off.
-_DIFF_BYTES = 64 * 1024  # bytes of a body with a preview. For a larger one, only sizes are shown.
+# bytes of a body, which take some tens of milliseconds. Larger bodies are not changed.
+_LARGEST = 1024 * 1024
+_DEEPEST = 50  # names in a path. Longer paths are refused.
+_DIFF_LINES = 100  # lines in a preview. The rest is omitted.
+# bytes of a body for which there is a preview. For larger ones, only the sizes are shown.
+_DIFF_BYTES = 64 * 1024
 
 
 class PatchFailed(ValueError):
-    """A body cannot be changed. The text is the reason."""
+    """A body cannot be changed. The message is the reason."""
 
 
 def apply_patch(body: bytes, patch: Iterable[PatchOperation]) -> bytes:
-    """Return the changed body. Raise PatchFailed if it is not JSON, too large, or a step does not fit."""
+    """Change a body. Raises PatchFailed if it is not JSON, too large, or an operation fails."""
     if len(body) > _LARGEST:
         raise PatchFailed(f"its body is larger than {_LARGEST // 1024} KiB")
     try:
@@ -48,7 +50,7 @@ def apply_patch(body: bytes, patch: Iterable[PatchOperation]) -> bytes:
 
 
 def patch_problem(body: bytes, patch: Iterable[PatchOperation]) -> str:
-    """Return the reason why the patch cannot change this body, or an empty string if it can."""
+    """Return why a patch cannot be applied to a body, or an empty string if it can."""
     try:
         apply_patch(body, patch)
     except PatchFailed as failed:
@@ -57,7 +59,7 @@ def patch_problem(body: bytes, patch: Iterable[PatchOperation]) -> str:
 
 
 def change_sample(name: str, body: bytes, patch: Iterable[PatchOperation]) -> ChangeSample:
-    """Return a preview of the patch for this body."""
+    """Return a preview of the patched body."""
     try:
         after = apply_patch(body, patch)
     except PatchFailed as failed:
@@ -67,12 +69,12 @@ def change_sample(name: str, body: bytes, patch: Iterable[PatchOperation]) -> Ch
         return sizes
     try:
         old, new = _pretty_lines(body), _pretty_lines(after)
-    except RecursionError:  # indenting recurses deeper than parsing
+    except RecursionError:  # indenting uses more recursion than parsing
         return sizes
     if old == new:
         return ChangeSample(name)
     lines = (f"{mark}{line}" for mark, line in diff_lines(old, new))
-    # Lone surrogates cannot be encoded as UTF-8, so they are shown as escapes.
+    # Escape lone surrogates, because UTF-8 cannot encode them.
     shown = [
         line.encode("utf-8", "backslashreplace").decode() for line in islice(lines, _DIFF_LINES + 1)
     ]
@@ -107,7 +109,7 @@ def _apply_step(document: Any, step: PatchOperation) -> Any:
         parent.insert(number, deepcopy(step.value))
         return document
     if not isinstance(parent, dict) or step.op != "add":
-        _inside(parent, last, step)  # raises if it is missing
+        _inside(parent, last, step)  # raises an error if it is missing
     key: Any = last if isinstance(parent, dict) else int(last)
     if step.op == "remove":
         del parent[key]
@@ -117,7 +119,7 @@ def _apply_step(document: Any, step: PatchOperation) -> Any:
 
 
 def _test(document: Any, found: Any, step: PatchOperation) -> Any:
-    # In Python, true equals 1. In JSON it does not.
+    # True equals 1 in Python, but not in JSON.
     if json.dumps(found, sort_keys=True) != json.dumps(step.value, sort_keys=True):
         raise PatchFailed(f"it has another value at {step.path or '/'} than expected")
     return document

@@ -1,4 +1,7 @@
-"""Convert AMQP values, headers and payloads to a form that JSON can contain. Pure and total."""
+"""Convert AMQP values, headers and payloads to values that JSON supports.
+
+The functions are pure and accept any input.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
 
 
 SHOWN_HEADERS = 500
-"""Number of headers that are shown. Usual messages have some tens, while a frame has room for 25,000."""
-_PARSED_BYTES = 256 * 1024  # a larger payload is not shown, only downloaded
+"""Number of headers to show. Messages normally have fewer than a hundred, but a frame can contain 25,000."""
+_PARSED_BYTES = 256 * 1024  # bytes of a payload to show. Larger payloads can only be downloaded.
 _LARGEST_EXACT = 2**53
-"""Larger integers are written as text, because some JSON parsers would round them."""
+"""Larger integers are converted to text, because some JSON parsers would round them."""
 _PROPERTIES = {
     "content_type": "contentType", "content_encoding": "contentEncoding",
     "delivery_mode": "deliveryMode", "priority": "priority", "correlation_id": "correlationId",
@@ -41,17 +44,17 @@ _TYPES: tuple[tuple[type, str], ...] = (
 
 
 def amqp_type(value: object) -> str:
-    """Return the AMQP type of a header value in words."""
+    """Return the name of the AMQP type of a header value."""
     return next((name for kind, name in _TYPES if isinstance(value, kind)), "table")
 
 
 def plain_text(text: str) -> str:
-    """Return the text with characters that UTF-8 cannot encode as escapes."""
+    """Escape characters that UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def plain_value(value: object) -> Any:
-    """Return an AMQP value as a JSON value."""
+    """Convert an AMQP value to a JSON value."""
     match value:
         case str():
             return plain_text(value)
@@ -71,13 +74,13 @@ def plain_value(value: object) -> Any:
 
 
 def plain_properties(properties: Properties) -> dict[str, Any]:
-    """Return the properties that are set, except for the headers, by their JSON names."""
+    """Return all properties that are set by their JSON names, except for the headers."""
     found = ((shown, getattr(properties, name)) for name, shown in _PROPERTIES.items())
     return {shown: plain_value(value) for shown, value in found if value is not None}
 
 
 def plain_headers(headers: Headers) -> tuple[list[tuple[str, FieldValue]], int]:
-    """Return the headers to show and the number of the others.
+    """Return the headers to show, and the number of headers that are omitted.
 
     If there are too many, headers of the broker and of Hopback take precedence.
     """
@@ -90,9 +93,9 @@ def plain_headers(headers: Headers) -> tuple[list[tuple[str, FieldValue]], int]:
 
 
 def plain_payload(delivery: Delivery) -> tuple[Any, str]:
-    """Return the decompressed payload and its form: parsed JSON or MessagePack, or text.
+    """Return the decompressed payload and its form. It can be parsed JSON or MessagePack, or text.
 
-    A large or binary payload is None.
+    If the payload is large or binary, it is None.
     """
     body, is_whole, _ = unpack_body(delivery, _PARSED_BYTES)
     if not is_whole:
@@ -114,9 +117,9 @@ def plain_payload(delivery: Delivery) -> tuple[Any, str]:
 
 
 def pretty_json(data: str | bytes, most: int) -> tuple[str, bool] | None:
-    """Return up to `most` characters of indented JSON and whether the text was cut.
+    """Return up to `most` characters of indented JSON, and whether it was truncated.
 
-    Return None if `data` is not JSON. The rest of a long text is not generated, because indentation can make
+    Returns None if `data` is not JSON. The rest is never generated, because indentation can make
     deeply nested JSON a thousand times larger.
     """
     if data.lstrip()[:1] not in ("{", "[", b"{", b"["):
@@ -141,7 +144,7 @@ _HEX_ROW = 16  # bytes per row, as in hexdump
 
 
 def hex_rows(body: bytes) -> str:
-    """Return rows of hex and ASCII."""
+    """Format bytes as rows of hex and ASCII."""
     rows = []
     for start in range(0, len(body), _HEX_ROW):
         row = body[start : start + _HEX_ROW]

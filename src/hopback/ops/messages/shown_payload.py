@@ -1,4 +1,4 @@
-"""A payload as readable text, for the page and for commands."""
+"""Show a payload as readable text on the page and in commands."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from hopback.ops.messages.body import unpack
 from hopback.ops.messages.plain import hex_rows, pretty_json
 
-_SHOWN_BYTES = 128 * 1024  # of a payload, so that browsers stay fast
+_SHOWN_BYTES = 128 * 1024  # bytes of a payload to show, so that browsers stay responsive
 _PARSED_BYTES = 512 * 1024
-"""Largest body that is parsed or unpacked, which takes a few milliseconds."""
-_HEX_BYTES = 4096  # 256 rows
+"""Bytes of a body that are parsed or decompressed, which takes a few milliseconds."""
+_HEX_BYTES = 4096  # bytes, which are 256 rows
 
 
 class Form(StrEnum):
-    """Formats of a payload."""
+    """The format in which a payload is shown."""
 
     PRETTY = "pretty"
     RAW = "raw"
@@ -26,7 +26,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShownPayload:
-    """A payload as text. `note` describes conversions and cuts."""
+    """A payload as text. `note` describes how it was converted or truncated."""
 
     form: Form
     text: str
@@ -37,10 +37,11 @@ class ShownPayload:
 def show_payload(
     body: bytes, form: Form, packing: str, parsed: tuple[Any, str], rest: str
 ) -> ShownPayload:
-    """Return the payload in that format. A binary payload is always shown in hex.
+    """Show a payload in a format. Binary payloads are always shown in hex.
 
-    `packing` is the declared compression. `parsed` is the content with its encoding. The content is used
-    instead of a body in MessagePack. `rest` tells the reader how to get all of a payload that was cut.
+    `packing` is the declared compression. `parsed` contains the parsed content and its encoding. It
+    is used for bodies in MessagePack. `rest` describes how to get the whole payload if it is
+    truncated.
     """
     if form is Form.HEX:
         return _show_hex(body, [], rest)
@@ -56,7 +57,7 @@ def show_payload(
         inside = json.dumps(payload, ensure_ascii=False).encode()
         notes.append("as JSON, from MessagePack")
     cut_at = len(inside)
-    if cut_at > _SHOWN_BYTES:  # cut at the end of a character
+    if cut_at > _SHOWN_BYTES:  # do not split a character
         cut_at = _SHOWN_BYTES
         while cut_at > _SHOWN_BYTES - 4 and inside[cut_at] & 0xC0 == 0x80:
             cut_at -= 1
@@ -64,7 +65,7 @@ def show_payload(
         text = inside[:cut_at].decode("utf-8")
     except UnicodeDecodeError:
         return _show_hex(body, ["in hex, because it is not UTF-8"], rest)
-    # Larger payloads take too long to parse and to display.
+    # Parsing and displaying larger payloads takes too long.
     is_small = form is Form.PRETTY and len(inside) <= _PARSED_BYTES
     pretty = pretty_json(inside, _SHOWN_BYTES) if is_small else None
     if pretty is not None:

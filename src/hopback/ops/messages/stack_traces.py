@@ -1,9 +1,11 @@
-"""Find the root cause in a stack trace of any common language. This module is pure, accepts any text and
-takes linear time.
+"""Find the root cause in a stack trace of any common language.
 
-Frameworks wrap the exception of a handler: Spring in a ListenerExecutionFailedException, .NET in an
-AggregateException, Symfony in a HandlerFailedException. Grouped by the wrapper, all failures of a service
-would be one. The root cause and the first frame of the application in it distinguish them.
+Frameworks wrap the exceptions of handlers: Spring in a ListenerExecutionFailedException, .NET in an
+AggregateException, Symfony in a HandlerFailedException. If failures were grouped by the wrapper,
+all failures of a service would be in the same group. They are distinguished by the root cause and
+the first frame of the application in it.
+
+The functions are pure, accept any text and take linear time.
 """
 
 from __future__ import annotations
@@ -11,12 +13,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_LONGEST_STACK = 64 * 1024  # characters that are read. Longer stacks repeat themselves.
-_MOST_LINES = 2000  # lines that are read. A deep recursion repeats itself.
-# Java writes `Caused by: org.example.Failed: text`, Node.js `[cause]: TypeError: text`.
+_LONGEST_STACK = 64 * 1024  # characters that are read. Longer stacks are repetitive.
+_MOST_LINES = 2000  # lines that are read. A deep recursion is repetitive.
+# Java writes `Caused by: org.example.Failed: text`, and Node.js writes `[cause]: TypeError: text`.
 _CAUSED_BY = re.compile(r"(?:Caused by|\[cause\]):\s*(.+)")
 _INNER = re.compile(r"-{2,3}> (?:\(Inner Exception #\d+\) )?")
-# An Elixir process: `** (RuntimeError) text`.
+# Elixir processes write `** (RuntimeError) text`.
 _ELIXIR = re.compile(r"\*\* \(([A-Z][\w.]*)\)\s*(.*)")
 _TYPED = re.compile(r"([A-Za-z_$][\w$.\\`+:]*?)(?::\s+(.*)|:?\s*)")
 _PYTHON_FRAME = re.compile(r'File "([^"]+)", line \d+, in (\S+)')
@@ -35,7 +37,7 @@ _LIBRARIES = ("node_modules", "site-packages", "dist-packages", "/gems/", "/vend
 
 
 class RootCause(NamedTuple):
-    """The innermost exception: type, message and first frame of the application."""
+    """The type and message of the innermost exception, and the first frame of the application in it."""
 
     type: str
     message: str
@@ -43,7 +45,7 @@ class RootCause(NamedTuple):
 
 
 def root_cause(kind: str, message: str, stack: str) -> RootCause:
-    """Return the last cause of a stack. Without one it has this type (`kind`) and message."""
+    """Return the last cause in a stack. If there is none, use `kind` and `message`."""
     lines = stack[:_LONGEST_STACK].splitlines()[:_MOST_LINES]
     begins = 0
     for number, line in enumerate(lines):
@@ -57,12 +59,12 @@ def root_cause(kind: str, message: str, stack: str) -> RootCause:
 
 
 def _cause_in(line: str) -> tuple[str, str] | None:
-    """Return type and message if the line contains a cause."""
+    """Return type and message if a line contains a cause."""
     found = _CAUSED_BY.match(line)
     if found is not None:
         return _split_type(found[1])
     wrapped = _INNER.split(line)
-    if len(wrapped) > 1:  # .NET writes all causes into the first line, the innermost last
+    if len(wrapped) > 1:  # .NET writes all causes in the first line. The last one is the innermost.
         inner = _split_type(wrapped[-1])
         return inner if inner[0] else None
     found = _ELIXIR.match(line)
@@ -70,13 +72,15 @@ def _cause_in(line: str) -> tuple[str, str] | None:
 
 
 def _split_type(text: str) -> tuple[str, str]:
-    """Split `org.example.Failed: text` into type and message. A text without a type is a message."""
+    """Split `org.example.Failed: text` into type and message. Without a type, the whole text is the
+    message.
+    """
     found = _TYPED.fullmatch(text.strip().removesuffix("{").strip())
     return ("", text) if found is None else (found[1], found[2] or "")
 
 
 def _frame(lines: list[str]) -> str:
-    """Return the application's first frame, or the first frame of all if the application has none."""
+    """Return the first frame of the application. If there is none, return the first frame."""
     first, is_python = "", False
     frames: list[str] = []
     for line in lines:

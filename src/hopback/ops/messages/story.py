@@ -1,4 +1,4 @@
-"""Describe in sentences why a dead letter is in its queue. Pure."""
+"""Explain in sentences why a dead letter is in its queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BROKER = {
 
 
 def describe_failure(dead_letter: DeadLetter, delivery: Delivery | None = None) -> str:
-    """Return sentences with the failure, earlier re-drives and the task of a message."""
+    """Describe the failure, earlier re-drives and the task of a message in sentences."""
     times, before = dead_letter.redrives, ""
     if times:
         before = f" It was re-driven{_times(times) or ' once'} before{_by(dead_letter)}."
@@ -39,10 +39,10 @@ def describe_failure(dead_letter: DeadLetter, delivery: Delivery | None = None) 
 
 
 def timeline(delivery: Delivery, dead_letter: DeadLetter) -> tuple[TimelineEntry, ...]:
-    """Return attempts, deaths and re-drives, the oldest first, those without a time last.
+    """Return attempts, deaths and re-drives, oldest first. Those without a time come last.
 
-    A broker reports the time of a death in whole seconds. Within a second, the first failure precedes the
-    deaths, and the last failure follows them.
+    Brokers report the time of a death in whole seconds. Within the same second, the first failure
+    comes before the deaths, and the last failure after them.
     """
     known = read_history(delivery.properties.headers, dead_letter.origin)
     events = [

@@ -1,6 +1,8 @@
-"""Read the tasks of Celery and Dramatiq: function, arguments and recorded failure. Pure and total.
+"""Read Celery and Dramatiq tasks, including the function, the arguments and a recorded failure.
 
-The body has already been parsed. A pickle is never loaded. Invalid values count as missing.
+The body has already been parsed. Pickles are never loaded, and invalid values are ignored.
+
+The functions are pure and accept any input.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 
-_NAME_BYTES = 255  # bytes of a name or an id, as in an AMQP property. The rest is cut off.
-_ARGUMENTS_BYTES = 1024  # bytes of arguments that are shown. The body contains the rest.
+_NAME_BYTES = 255  # bytes of a name or an id, as in AMQP properties. The rest is cut off.
+_ARGUMENTS_BYTES = 1024  # bytes of arguments to show. The body contains all of them.
 _PICKLES = frozenset({"application/x-python-serialize", "application/x-pickle"})
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCall:
-    """A task in a message. `failed` is the failure that its framework recorded, if any."""
+    """A task in a message. `failed` is the failure recorded by its framework, if there is one."""
 
     framework: str
     name: str
@@ -47,7 +49,7 @@ def _task_call(headers: Headers, content_type: str | None, parsed: object) -> Ta
         if isinstance(parsed.get("actor_name"), str) and isinstance(parsed.get("options"), dict):
             return _dramatiq(parsed, parsed["options"])
         if isinstance(parsed.get("task"), str) and "args" in parsed and "kwargs" in parsed:
-            # Protocol 1: the body contains everything.
+            # In protocol 1, the body contains everything.
             arguments = _call(parsed["args"], parsed["kwargs"])
             retries = read_retries(parsed.get("retries"))
             return _clipped("Celery", parsed["task"], parsed.get("id"), arguments, retries)
@@ -55,7 +57,7 @@ def _task_call(headers: Headers, content_type: str | None, parsed: object) -> Ta
 
 
 def _celery(headers: Headers, content_type: str | None, name: str, parsed: object) -> TaskCall:
-    """Read protocol 2: the headers contain the task, the body its arguments."""
+    """Read protocol 2. The headers contain the task, and the body contains its arguments."""
     if isinstance(parsed, list) and len(parsed) == 3:
         arguments = _call(parsed[0], parsed[1])
     else:
@@ -68,7 +70,7 @@ def _celery(headers: Headers, content_type: str | None, name: str, parsed: objec
 
 
 def _dramatiq(body: dict[str, Any], options: dict[str, Any]) -> TaskCall:
-    """Read a body. Its traceback is that of the attempt before the last."""
+    """Read a body. Its traceback belongs to the attempt before the last one."""
     retries, trace = read_retries(options.get("retries")), _text_of(options.get("traceback"))
     failed = None
     if trace:
@@ -96,7 +98,7 @@ def _clipped(
 
 
 def _call(args: object, kwargs: object) -> str:
-    """Return the arguments as in a Python call."""
+    """Format arguments as in a Python call."""
     given = [_value_text(one) for one in args] if isinstance(args, list) else []
     if isinstance(kwargs, dict):
         given += [f"{name}={_value_text(value)}" for name, value in kwargs.items()]
@@ -104,9 +106,9 @@ def _call(args: object, kwargs: object) -> str:
 
 
 def _value_text(value: object) -> str:
-    """Return the value as JSON. Bytes and dates of MessagePack are written as in Python."""
+    """Format a value as JSON. Bytes and dates in MessagePack are formatted as in Python."""
     if isinstance(value, dict) and value.keys() == {"__type__", "__value__"}:
-        value = value["__value__"]  # Kombu's form of dates, decimals and bytes in JSON
+        value = value["__value__"]  # the format used by Kombu for dates, decimals and bytes in JSON
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, TypeError, ValueError):
@@ -118,9 +120,9 @@ def _text_of(value: object) -> str:
 
 
 def read_task_call(delivery: Delivery, parsed: object) -> TaskCall | None:
-    """Return the task in a message with this parsed body, or None if it is not a task.
+    """Return the task in a message, or None if the message is not a task.
 
-    A message may also be inside Kombu's envelope for Redis or SQS.
+    The message can also be inside Kombu's envelope for Redis or SQS.
     """
     inner = kombu_message(parsed)
     if inner is not None:
