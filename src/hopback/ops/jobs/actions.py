@@ -64,18 +64,9 @@ Prepared: TypeAlias = Message | RawMessage | ArchivedMessage
 class Action:
     """The action of a job. Only `prepare` and `send` are needed by every action."""
 
-    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | None:
-        """Return the message for `send`, or why it stays. None if its target must be explored first."""
+    async def prepare(self, delivery: Delivery) -> Prepared | LeftOut:
+        """Return the message for `send`, or why it stays. BrokerError if a target cannot be checked."""
         raise NotImplementedError
-
-    async def explore(self, delivery: Delivery) -> None:
-        """Find the facts that `prepare` needs for messages like this one."""
-
-    async def prepare_explored(self, delivery: Delivery) -> Prepared | LeftOut:
-        """Return the message for `send`, or why it stays. Explore its target if that was not done."""
-        while (prepared := self.prepare(delivery)) is None:
-            await self.explore(delivery)
-        return prepared
 
     async def room(self) -> None:
         """Wait until another message may be sent."""
@@ -130,12 +121,12 @@ class RedriveAction(Action):
         self._channel: Channel | None = None
         self._raw: RawChannel | None = None
         """The channel, if it can publish encoded properties."""
-        self._flaws: dict[Redrive, str] = {}
+        self._flaws: dict[Redrive, str | None] = {}
         self._redrivers: dict[tuple[str, Redrive], Redriver] = {}
         self._only: Redriver | None = None
         """Makes every message, if all have the same target."""
 
-    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | None:
+    async def prepare(self, delivery: Delivery) -> Prepared | LeftOut:
         most = self._request.max_redrives or None
         # A message that was never re-driven keeps its encoded properties. The loop guard lets it pass.
         if self._only is not None and self._raw is not None:
@@ -148,39 +139,34 @@ class RedriveAction(Action):
         refusal = loop_guard(delivery, most) if headers else None
         if refusal is not None:
             return LeftOut(refusal, is_skipped=True)
-        redriver = self._only
-        if redriver is None:
-            aim = self._aim(delivery)
-            if not isinstance(aim, Aim):
-                return LeftOut(aim)
-            flaw = self._flaws.get(aim.redrive)
-            if flaw is not None:
-                target = self._request.target
-                is_named = bool(target.exchange or target.routing_key)
-                return LeftOut(flaw, stops=is_named or len(self._queue.plans) <= 1)
-            redriver = self._redrivers.get((aim.plan.queue, aim.redrive))
+        redriver = self._only or await self._find_redriver(delivery)
+        if isinstance(redriver, LeftOut):
+            return redriver
         try:
-            return None if redriver is None else redriver.message(delivery)
+            return redriver.message(delivery)
         except UnsafeOperation as refused:
             return LeftOut(str(refused))
 
-    async def explore(self, delivery: Delivery) -> None:
-        """Check that the target of this message leads to a queue, once for each target."""
-        aim = self._aim(delivery)
+    async def _find_redriver(self, delivery: Delivery) -> Redriver | LeftOut:
+        """Return the redriver for the target of this message. Each target is checked once."""
+        origin, target = origin_queue(delivery, self._queue), self._request.target
+        aim = aim_at(target, delivery, origin, self._queue, self._known_routes)
         if not isinstance(aim, Aim):
-            return
-        flaw = await target_flaw(await self._connect(), aim.redrive, self._live_routes)
+            return LeftOut(aim)
+        if aim.redrive not in self._flaws:
+            self._flaws[aim.redrive] = await target_flaw(
+                await self._connect(), aim.redrive, self._live_routes
+            )
+        flaw = self._flaws[aim.redrive]
         if flaw is not None:
-            self._flaws[aim.redrive] = flaw
-            return
-        redriver = Redriver(aim.plan, aim.redrive, self._occasion)
-        self._redrivers[aim.plan.queue, aim.redrive] = redriver
-        is_same = self._request.target.kind is not TargetKind.ORIGIN_EXCHANGE
-        self._only = redriver if is_same and len(self._queue.origins) == 1 else None
-
-    def _aim(self, delivery: Delivery) -> Aim | str:
-        origin = origin_queue(delivery, self._queue)
-        return aim_at(self._request.target, delivery, origin, self._queue, self._known_routes)
+            is_named = bool(target.exchange or target.routing_key)
+            return LeftOut(flaw, stops=is_named or len(self._queue.plans) <= 1)
+        key = aim.plan.queue, aim.redrive
+        if key not in self._redrivers:
+            self._redrivers[key] = Redriver(aim.plan, aim.redrive, self._occasion)
+        is_same = target.kind is not TargetKind.ORIGIN_EXCHANGE
+        self._only = self._redrivers[key] if is_same and len(self._queue.origins) == 1 else None
+        return self._redrivers[key]
 
     async def room(self) -> None:
         if self._channel is None:
@@ -283,13 +269,13 @@ class ChangingAction(RedriveAction):
         super().__init__(job, request, snapshot, broker)
         self._lines = _LinesFirst(job, "not sent, because an original was not written")
 
-    def prepare(self, delivery: Delivery) -> Prepared | LeftOut | None:
+    async def prepare(self, delivery: Delivery) -> Prepared | LeftOut:
         """Return the original as a line and the changed message."""
         try:
             body = apply_patch(delivery.body, self._request.change)
         except PatchFailed as failed:
             return LeftOut(str(failed))
-        made = super().prepare(change_delivery(delivery, Edit(body=body)))
+        made = await super().prepare(change_delivery(delivery, Edit(body=body)))
         if not isinstance(made, Message | RawMessage):
             return made
         return ArchivedMessage(
@@ -334,7 +320,7 @@ class DiscardAction(Action):
         self._lines = _LinesFirst(job, "not discarded, because the export was not written")
         self._queue = queue
 
-    def prepare(self, delivery: Delivery) -> ArchivedMessage:
+    async def prepare(self, delivery: Delivery) -> ArchivedMessage:
         """Return the line to write, or an empty one without an export."""
         if self._lines.sink is None:
             return ArchivedMessage(b"", None)

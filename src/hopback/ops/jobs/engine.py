@@ -239,9 +239,7 @@ class Engine:
                 or self._returns.stages
             ):
                 await self._wait_for_turn()
-            if not self._start(message):
-                await self._action.explore(message.delivery)
-                self._start(message)
+            await self._start(message)
             if sender.sent % self._per_turn == 0:
                 await asyncio.sleep(0)  # queued messages are written, and other tasks run
                 await sender.wait_for_room()
@@ -260,25 +258,24 @@ class Engine:
             await self._may_continue()
         await sender.wait_for_room()
 
-    def _start(self, message: SelectedMessage) -> bool:
-        """Send a message, or leave it in the queue. False if its target must be explored first."""
-        prepared: Prepared | LeftOut | None
+    async def _start(self, message: SelectedMessage) -> None:
+        """Send a message, or leave it in the queue."""
+        prepared: Prepared | LeftOut
         try:
-            prepared = self._action.prepare(message.delivery)
+            prepared = await self._action.prepare(message.delivery)
+        except BrokerError:
+            raise
         except Exception as fault:  # an internal error: this message stays, the job continues
             _log.exception("job %s cannot rewrite a message", self._leased.job.id)
             prepared = LeftOut(f"it cannot be rewritten: {type(fault).__name__}: {fault}")
-        if prepared is None:
-            return False
         if isinstance(prepared, LeftOut):
             if prepared.stops:
                 raise EndJob(JobState.FAILED, prepared.reason)
             self._reader.leave(message, prepared.reason, is_skipped=prepared.is_skipped)
-            return True
+            return
         if self._returns.stages:
             self._returns.timer.see(message.delivery)
         self._sender.send(message, prepared)
-        return True
 
     async def _may_continue(self) -> None:
         """Send failed messages again, then wait or end if an operator requests it."""

@@ -138,7 +138,7 @@ class Sender:
             control.check()
             try:
                 await self._action.room()
-                prepared = await self._action.prepare_explored(message.delivery)
+                prepared = await self._action.prepare(message.delivery)
                 if isinstance(prepared, LeftOut):
                     return prepared.reason
                 fate = self._action.send(prepared)
