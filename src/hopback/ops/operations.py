@@ -68,10 +68,11 @@ from hopback.ops.contract.values import (
 from hopback.ops.documents import Documents
 from hopback.ops.jobs.archive_import import Import
 from hopback.ops.jobs.edited_copy import send_copy
+from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.jobs.journal import Journal, JournalShare, MemoryJournal
 from hopback.ops.jobs.plan import make_plan
-from hopback.ops.jobs.planner import Planner, check_request, snapshot_for
 from hopback.ops.jobs.runner import JobRunner, new_job_id
+from hopback.ops.jobs.spec_builder import SpecBuilder, check_request, snapshot_for
 from hopback.ops.messages.filters import parse_filter
 from hopback.ops.notes.values import JournalNotes
 
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     from hopback.ops.contract.candidates import CandidateList, QueueAnswer
     from hopback.ops.contract.surveys import ErrorOverview, QueueTrend
     from hopback.ops.contract.values import Depth
-    from hopback.ops.jobs.job_record import JobRecord
 
 
 _CONSUMED = "consumed"
@@ -125,7 +125,7 @@ class Operations:
         self._recognition = Recognition(self._documents)
         broker.recorded_overrides = self._recognition.overrides
         self._sessions = Sessions(broker)
-        self._planner = Planner(broker, self._sessions, self.settings)
+        self._specs = SpecBuilder(broker, self._sessions, self.settings)
         self._runner = JobRunner(broker, self.journal, self.settings)
         self.surveys: Surveys = Surveys(
             broker, self.journal, self.queues, self._sessions, self.settings.exports
@@ -332,14 +332,16 @@ class Operations:
         *,
         on_progress: OnProgress | None = None,
     ) -> JobPlan:
-        check_request(request)
-        queue = request.queue
+        asked, queue = self._new_spec(request, submission), request.queue
         active = next(iter(await self._active_records(queue)), None)
         snapshot = await self.broker.snapshot(count=queue)
         others = await self._find_other_consumers(snapshot, queue, has_job=active is not None)
-        return await make_plan(
-            self._planner, request, submission, snapshot, others, active, on_progress
-        )
+        return await make_plan(self._specs, asked, snapshot, others, active, on_progress)
+
+    def _new_spec(self, request: JobRequest, submission: Submission) -> JobSpec:
+        """Return the specification of a job that contains only what its caller requested."""
+        check_request(request)
+        return JobSpec(request=request, submission=submission, by=self._who, broker=self._name)
 
     async def start(
         self,
@@ -356,13 +358,11 @@ class Operations:
                 return await self.job(known.id)
         for active in await self._active_records(request.queue):
             raise JobConflict(f"{request.queue!r} has an active job: {active.id}", active)
-        check_request(request)
+        asked = self._new_spec(request, submission)
         snapshot = await self.broker.snapshot(count=request.queue)
         job_id = new_job_id()
         others = await self._find_other_consumers(snapshot, request.queue, has_job=False)
-        spec, chosen = await self._planner.spec(
-            request, submission, self._who, snapshot, job_id, on_progress
-        )
+        spec, chosen = await self._specs.build(asked, snapshot, job_id, on_progress)
 
         async def start_and_audit() -> Job:
             job = await self._runner.start(job_id, spec, snapshot, chosen)
@@ -509,7 +509,7 @@ class Operations:
         job = await self._record(job_id)
         self._check_broker(job)
         new_id = new_job_id()
-        spec = await self._planner.spec_for_failures(job, self.journal, self._who, reason, new_id)
+        spec = await self._specs.build_for_failures(job, self.journal, self._who, reason, new_id)
         again = await self._runner.start(new_id, spec, await snapshot_for(self.broker, spec))
         await self._audit_job("job.retry-failures", again, spec.request.reason)
         return again.view

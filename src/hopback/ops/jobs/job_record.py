@@ -29,7 +29,7 @@ class ChosenDigests(Struct, frozen=True):
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """A request with its submission and the facts that the planner added. It never changes.
+    """A request with its submission and author, and the facts that `SpecBuilder` adds before the job starts.
 
     The selection of the request is counted. It selects the messages in `chosen`, or without them all that
     match its filter among the first `limit` messages of the queue. `behind` is the number of messages behind

@@ -12,14 +12,12 @@ from msgspec import structs
 from hopback.errors import UnsafeOperation
 from hopback.headers.names import UNREAD
 from hopback.ops.contract.requests import (
-    NOBODY,
     DiscardRequest,
     JobKind,
     JobRequest,
     Pace,
     RedriveRequest,
     Selection,
-    Submission,
     TargetKind,
 )
 from hopback.ops.contract.values import (
@@ -33,8 +31,8 @@ from hopback.ops.contract.values import (
     WayCheck,
 )
 from hopback.ops.jobs.dry_run import DryRun
-from hopback.ops.jobs.planner import Planner, check_returns
 from hopback.ops.jobs.return_watch import stop_rule_text
+from hopback.ops.jobs.spec_builder import SpecBuilder, check_returns
 from hopback.ops.messages.filters import PAYLOAD_BYTES
 
 if TYPE_CHECKING:
@@ -51,24 +49,23 @@ _REACHED = 50
 
 
 async def make_plan(
-    planner: Planner,
-    request: JobRequest,
-    submission: Submission,
+    specs: SpecBuilder,
+    asked: JobSpec,
     snapshot: BrokerSnapshot,
     others: Sequence[str],
-    active: JobRecord | None = None,
-    on_progress: OnProgress | None = None,
+    active: JobRecord | None,
+    on_progress: OnProgress | None,
 ) -> JobPlan:
-    """Return the plan of a job for this request. Reads at most as many messages as the settings allow.
+    """Return the plan of a requested job. Reads at most as many messages as the settings allow.
 
     `others` are the other consumers of the queue, `active` is the job that runs on it now.
     """
-    broker = planner.broker
-    spec, chosen = await planner.draft(request, submission, NOBODY, snapshot, "JOB")
+    broker, request = specs.broker, asked.request
+    spec, chosen = await specs.draft(asked, snapshot, "JOB")
     source, now = snapshot.dead_letter_queue(spec.queue), broker.clock.now()
     redrive = request if isinstance(request, RedriveRequest) else None
     dry_run = DryRun(request.selection, source, now, redrive, snapshot.known_routes())
-    unread = await _run_dry(planner, dry_run, spec, chosen, snapshot, on_progress)
+    unread = await _run_dry(specs, dry_run, spec, chosen, snapshot, on_progress)
     live_routes = snapshot.live_routes()
     async with broker.query() as connection:
         ways = await dry_run.ways(connection, live_routes)
@@ -77,7 +74,7 @@ async def make_plan(
     flaws = [way.flaw for way in ways if way.flaw]
     barred = []
     try:
-        check_returns(spec, chosen, snapshot)
+        check_returns(spec, snapshot)
     except UnsafeOperation as refused:
         barred = [str(refused)]
     if active is not None:
@@ -138,7 +135,7 @@ async def _find_reached_queues(
 
 
 async def _run_dry(
-    planner: Planner,
+    specs: SpecBuilder,
     dry_run: DryRun,
     spec: JobSpec,
     chosen: ChosenMessages | None,
@@ -152,9 +149,9 @@ async def _run_dry(
     cost = snapshot.cost(spec.queue)
     if cost.price is Price.REFUSED and not spec.force:
         return [f"no message was read: {cost.text}"]
-    most = planner.settings.count_scan if spec.filter else planner.settings.scan
+    most = specs.settings.count_scan if spec.filter else specs.settings.scan
     count = min(spec.span, most)
-    await dry_run.read(planner.broker, snapshot, count, on_progress)
+    await dry_run.read(specs.broker, snapshot, count, on_progress)
     unread = _unread_text(dry_run.not_looked_into)
     if count < spec.span:
         return [f"only the first {count:,} of {spec.span:,} messages were read", *unread]

@@ -23,8 +23,8 @@ from hopback.ops.brokers.consumers import (
     look_connection_name,
 )
 from hopback.ops.contract.values import JobState
-from hopback.ops.jobs.planner import snapshot_for
 from hopback.ops.jobs.publish_failure import is_away
+from hopback.ops.jobs.spec_builder import snapshot_for
 
 if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker

@@ -38,9 +38,9 @@ from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord, JobSpec, first_checkpoint
 from hopback.ops.jobs.leased_job import LeasedJob
-from hopback.ops.jobs.planner import snapshot_for
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.recovery import wait_for_broker, wait_for_holders
+from hopback.ops.jobs.spec_builder import snapshot_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable

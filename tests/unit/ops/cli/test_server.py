@@ -53,7 +53,7 @@ from hopback.ops.contract.requests import (
 from hopback.ops.contract.search import survey_queue
 from hopback.ops.http.app import create_app
 from hopback.ops.jobs.edited_copy import COPY_OF
-from hopback.ops.jobs.planner import check_request
+from hopback.ops.jobs.spec_builder import check_request
 from hopback.policy.redrive import loop_guard
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Queue, QueueType

@@ -1,6 +1,6 @@
 """Turn a request into the specification of a job.
 
-The planner checks the request, counts its selection, and checks the targets and the cost of browsing before
+The builder checks the request, counts its selection, and checks the targets and the cost of browsing before
 a job starts. A job that could not move any message, or could lose one, is refused.
 """
 
@@ -24,10 +24,7 @@ from hopback.ops.contract.requests import (
     Submission,
     Who,
 )
-from hopback.ops.contract.values import (
-    OnProgress,
-    Price,
-)
+from hopback.ops.contract.values import OnProgress, Price
 from hopback.ops.jobs.dry_run import DryRun
 from hopback.ops.jobs.job_record import ChosenDigests, JobSpec
 from hopback.ops.messages.archive import check_writable, file_beside
@@ -62,31 +59,29 @@ def check_request(request: JobRequest) -> None:
     parse_filter(selection.filter)
 
 
-class Planner:
-    """Turns requests into job specifications."""
+class SpecBuilder:
+    """Completes the specifications of jobs."""
 
     def __init__(self, broker: ManagedBroker, sessions: Sessions, settings: Settings) -> None:
         self.broker = broker
         self.settings = settings
         self._sessions = sessions
 
-    async def spec(
+    async def build(
         self,
-        request: JobRequest,
-        submission: Submission,
-        by: Who,
+        asked: JobSpec,
         snapshot: BrokerSnapshot,
         job: str,
-        on_progress: OnProgress | None = None,
+        on_progress: OnProgress | None,
     ) -> tuple[JobSpec, ChosenMessages | None]:
         """Return the specification of a job, and its messages if a session holds them.
 
-        UnsafeOperation if messages could be lost or no target leads to a queue. CountMismatch if the number
-        of selected messages is not the expected one.
+        `asked` contains the request. UnsafeOperation if messages could be lost or no target leads to a
+        queue. CountMismatch if the number of selected messages is not the expected one.
         """
-        spec, chosen = await self.draft(request, submission, by, snapshot, job)
-        check_returns(spec, chosen, snapshot)
-        asked = request.selection
+        spec, chosen = await self.draft(asked, snapshot, job)
+        check_returns(spec, snapshot)
+        request, selection = asked.request, asked.request.selection
         limit: int | None = None
         count: int | None = spec.most
         if chosen is None:
@@ -95,12 +90,12 @@ class Planner:
         if expected is not None and count is not None and expected != count:
             raise CountMismatch(expected, count)
         counted = Selection(
-            session=asked.session,
-            filter=asked.filter,
+            session=selection.session,
+            filter=selection.filter,
             limit=limit,
             queue=request.queue,
-            count=asked.count if count is None else count,
-            estimate=asked.estimate if count is None else "",
+            count=selection.count if count is None else count,
+            estimate=selection.estimate if count is None else "",
         )
         spec = structs.replace(
             spec,
@@ -111,15 +106,11 @@ class Planner:
         return spec, chosen
 
     async def draft(
-        self,
-        request: JobRequest,
-        submission: Submission,
-        by: Who,
-        snapshot: BrokerSnapshot,
-        job: str,
+        self, asked: JobSpec, snapshot: BrokerSnapshot, job: str
     ) -> tuple[JobSpec, ChosenMessages | None]:
         """Return the specification before its selection is counted, and the messages that a session holds."""
-        text, stamped, asked = "", submission.stamped, request.selection
+        request, submission, selection = asked.request, asked.submission, asked.request.selection
+        text, stamped = "", submission.stamped
         if isinstance(request, RedriveRequest):
             if request.change and not self.settings.editing:
                 raise NotAllowed("changing messages is switched off here")
@@ -129,21 +120,21 @@ class Planner:
             stamped = design is not None and design.stamps_redrives
         file = self._export_file(request, submission, job)
         chosen = digests = None
-        if asked.session:
-            session = self._sessions.get(asked.session, request.queue)
-            chosen = await session.choose(asked)
+        if selection.session:
+            session = self._sessions.get(selection.session, request.queue)
+            chosen = await session.choose(selection)
             digests = ChosenDigests(
                 tuple(dead_letter.digest for dead_letter in chosen.dead_letters),
                 session.view.skipped + session.view.held,
             )
         else:
-            limit = snapshot.ready if asked.limit is None else min(asked.limit, snapshot.ready)
-            request = structs.replace(request, selection=structs.replace(asked, limit=limit))
-        spec = JobSpec(
+            limit = snapshot.ready
+            limit = limit if selection.limit is None else min(selection.limit, limit)
+            request = structs.replace(request, selection=structs.replace(selection, limit=limit))
+        spec = structs.replace(
+            asked,
             request=request,
             submission=structs.replace(submission, stamped=stamped, export_to=file),
-            by=by,
-            broker=self.broker.journal_name,
             chosen=digests,
             target_text=text,
         )
@@ -204,7 +195,7 @@ class Planner:
             return end, end
         return end, dry_run.sought_matching if end == place else None
 
-    async def spec_for_failures(
+    async def build_for_failures(
         self, job: JobRecord, journal: Journal, by: Who, reason: str, new_job: str
     ) -> JobSpec:
         """Return the specification of the same job for the messages that it could not move or left out."""
@@ -250,7 +241,7 @@ async def _check_ways(broker: ManagedBroker, spec: JobSpec, snapshot: BrokerSnap
         raise UnsafeOperation(f"no message was moved: {flaws[0]}")
 
 
-def check_returns(spec: JobSpec, chosen: ChosenMessages | None, snapshot: BrokerSnapshot) -> None:
+def check_returns(spec: JobSpec, snapshot: BrokerSnapshot) -> None:
     """Raise UnsafeOperation if messages that the job requeues could reach the queue's delivery limit.
 
     A job with a filter requeues the messages that do not match. A killed re-drive requeues all messages that
@@ -259,5 +250,5 @@ def check_returns(spec: JobSpec, chosen: ChosenMessages | None, snapshot: Broker
     """
     if snapshot.cost(spec.queue).is_stream:  # `force` does not apply
         check_cost(snapshot.cost(spec.queue, killed=True), force=False)
-    if chosen is None and (spec.filter or spec.kind is JobKind.REDRIVE):
+    if spec.chosen is None and (spec.filter or spec.kind is JobKind.REDRIVE):
         check_cost(snapshot.cost(spec.queue, killed=True), force=spec.force)
