@@ -7,13 +7,11 @@ with another run of the engine. A heartbeat renews the lease of the job in the j
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
-from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import structs
 
@@ -26,12 +24,10 @@ from hopback.errors import (
     SessionOver,
     StoreUnavailable,
 )
-from hopback.headers import timestamp
-from hopback.message import Message, Properties
 from hopback.ops.brokers.consumers import job_connection_name
-from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Moment
 from hopback.ops.jobs.actions import action_of
+from hopback.ops.jobs.completion_event import completion_event
 from hopback.ops.jobs.control import ControlRequest, EndJob
 from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
 from hopback.ops.jobs.cursor_driver import CursorDriver
@@ -45,8 +41,6 @@ from hopback.ops.jobs.spec_builder import snapshot_for
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
-    from hopback.designs.design import Design
-    from hopback.ops.brokers.discovery import DeadLetterQueue
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.browse.session import ChosenMessages
@@ -267,7 +261,7 @@ class JobRunner:
 
     async def _announce(self, job: JobRecord, snapshot: BrokerSnapshot) -> None:
         """Publish the completion event, if the design of the queue has one."""
-        event = _completion_event(
+        event = completion_event(
             snapshot.design_of(job.queue), job, snapshot.dead_letter_queue(job.queue)
         )
         if event is None or job.state is JobState.INTERRUPTED:
@@ -345,56 +339,3 @@ class JobRunner:
 
 def _connection_name(job: JobRecord) -> str:
     return job_connection_name(job.id, job.queue)
-
-
-def _completion_event(
-    design: Design | None, job: JobRecord, source: DeadLetterQueue
-) -> Message | None:
-    """Return the event for a re-drive, or None if the design of the queue has none.
-
-    Its id is derived from the job and its run, so that a second publish of the event can be recognised.
-    """
-    if design is None or design.completion is None or job.kind is not JobKind.REDRIVE:
-        return None
-    event, counts = design.completion, job.counts
-    operation = job.spec.submission.operation or job.id
-    event_id = str(uuid5(NAMESPACE_URL, f"hopback:{job.id}:{job.run}"))
-    envelope = {
-        "messageId": event_id,
-        "kind": "event",
-        "type": event.type,
-        "occurredAt": timestamp(job.updated),
-        "correlationId": operation,
-        "causationId": job.id,
-        "producer": "hopback",
-        "version": event.version,
-        "payload": {
-            "operationCorrelationId": operation,
-            "jobId": job.id,
-            "state": str(job.state),
-            "queue": job.queue,
-            "mainQueue": source.main_queue,
-            "retryExchange": source.retry_exchange,
-            "requested": counts.selected,
-            "fetched": counts.selected - counts.remaining,
-            "moved": counts.done,
-            "failed": counts.failed,
-            "skipped": counts.skipped,
-            "redrivenByUserId": job.spec.by.id,
-            "redrivenByUserName": job.spec.by.name,
-            "reason": job.spec.request.reason,
-        },
-    }
-    return Message(
-        event.exchange,
-        event.routing_key,
-        json.dumps(envelope).encode(),
-        Properties(
-            content_type="application/json",
-            delivery_mode=2,
-            message_id=event_id,
-            correlation_id=operation,
-            type=event.type,
-            timestamp=int(job.updated),
-        ),
-    )
