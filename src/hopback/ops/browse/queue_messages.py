@@ -64,7 +64,7 @@ class QueueMessages:
         self._channel = channel
         self._queue = queue
         self._count = count
-        self._is_quorum = is_quorum
+        self.is_quorum = is_quorum
         self._prefetch = Prefetch(prefetch, first, room_bytes)
         self._arrived: deque[Delivery] = deque()
         self._news = asyncio.Event()
@@ -177,7 +177,7 @@ class QueueMessages:
         if self._consumers.lost is not None:
             raise self._consumers.lost
         # The broker does not report this for a consumer that has already been cancelled.
-        if self._is_quorum and await self.count_consumers() < self.holders:
+        if self.is_quorum and await self.count_consumers() < self.holders:
             raise BrokerError(f"the broker has requeued messages of {self._queue!r} that were held")
 
     async def round_out(self, ready: int | None = None) -> bool:

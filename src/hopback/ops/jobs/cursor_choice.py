@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hopback.ops.brokers.consumers import job_tag
 from hopback.ops.browse.queue_messages import QueueMessages
 from hopback.ops.jobs.chosen_cursor import ChosenCursor
 from hopback.ops.jobs.classic_cursor import ClassicCursor
 from hopback.ops.jobs.classic_head import find_head
+from hopback.ops.jobs.cursor_driver import CursorDriver
 from hopback.ops.jobs.quorum_cursor import QuorumCursor
 
 if TYPE_CHECKING:
-    from hopback.broker.port import Channel
+    from hopback.broker.port import Connection
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.brokers.snapshot import BrokerSnapshot
     from hopback.ops.jobs.cursor import SelectionCursor
@@ -44,44 +44,72 @@ _DOUBT = (
 )
 
 
-async def choose_cursor(
-    broker: ManagedBroker, leased: LeasedJob, snapshot: BrokerSnapshot, *, is_handed_over: bool
-) -> SelectionCursor:
-    """Return the cursor of a run: the first run of a job, or one that finds the rest of the selection.
+async def open_driver(
+    broker: ManagedBroker,
+    leased: LeasedJob,
+    snapshot: BrokerSnapshot,
+    connection: Connection,
+    handed: QueueMessages | None,
+) -> CursorDriver:
+    """Return the driver of a run: it takes as many messages of the queue as its cursor can need.
 
-    `is_handed_over` is whether a browse session has handed over the messages. The messages of a classic queue
-    are counted while the job is connected: as long as the connection is open, the broker was not killed
-    again.
+    `handed` are the messages that a browse session has handed over, on this connection. The messages of a
+    classic queue are counted while the job is connected: as long as the connection is open, the broker was
+    not killed again.
     """
-    job, began, spec = leased.job, leased.job.checkpoint, leased.job.spec
-    is_classic, is_resumed = snapshot.is_classic(job.queue), job.run > 1
-    remembered = _REMEMBERED * spec.pace.in_flight
-    if spec.chosen is not None:
-        return ChosenCursor(
-            began,
-            spec.chosen.digests,
-            count=spec.chosen.span,
-            is_resumed=is_resumed,
-            is_sought=not is_classic and not is_handed_over,
+    job, is_classic = leased.job, snapshot.is_classic(leased.job.queue)
+    is_type_known = snapshot.effective(job.queue) is not None
+    prefetch = choose_prefetch(job.spec, is_classic=is_classic, is_paced=bool(job.rate))
+    cursor: SelectionCursor
+    if job.spec.chosen is not None:
+        is_sought = not is_classic and handed is None
+        cursor = ChosenCursor(
+            job.checkpoint,
+            job.spec.chosen.digests,
+            count=job.spec.chosen.span,
+            is_resumed=job.run > 1,
+            is_sought=is_sought,
             is_in_place=is_classic,
         )
-    if is_classic:
-        head = await find_head(broker, leased, snapshot) if is_resumed else 0
-        return ClassicCursor(leased.job.checkpoint, remembered, head=head)
-    by_count, doubt = None, ""
-    if is_resumed:
+    elif is_classic:
+        head = await find_head(broker, leased, snapshot) if job.run > 1 else 0
+        cursor = ClassicCursor(leased.job.checkpoint, _remembered(job.spec), head=head)
+    else:
+        cursor = await _quorum_cursor(broker, job, prefetch, is_type_known=is_type_known)
+    messages = handed
+    if messages is None:
+        messages = QueueMessages(
+            await connection.open_channel(),
+            job.queue,
+            cursor.count,
+            prefetch,
+            is_quorum=not is_classic if is_type_known else None,
+            tag=await leased.consumer_tag(),
+            first=cursor.first_prefetch,
+        )
+    return CursorDriver(messages, cursor)
+
+
+def _remembered(spec: JobSpec) -> int:
+    return _REMEMBERED * spec.pace.in_flight
+
+
+async def _quorum_cursor(
+    broker: ManagedBroker, job: JobRecord, prefetch: int, *, is_type_known: bool
+) -> QuorumCursor:
+    by_count, doubt, spec = None, "", job.spec
+    if job.run > 1:
         ready = await _count_ready(broker, job)
-        is_known = snapshot.effective(job.queue) is not None
-        doubt = "" if is_known else _doubt(job, ready)
+        doubt = "" if is_type_known else _doubt(job, ready)
         if spec.behind is not None:
-            by_count = ready - began.rest - spec.behind
+            by_count = ready - job.checkpoint.rest - spec.behind
     cursor = QuorumCursor(
-        began,
-        remembered,
-        is_resumed=is_resumed,
+        job.checkpoint,
+        _remembered(spec),
+        is_resumed=job.run > 1,
         is_whole=spec.behind == 0,
         by_count=by_count,
-        prefetch=choose_prefetch(spec, is_classic=False, is_paced=bool(job.rate)),
+        prefetch=prefetch,
     )
     cursor.doubt = doubt
     return cursor
@@ -126,19 +154,3 @@ def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
         return _QUORUM * in_flight
     ahead = min(spec.span // _AHEAD_OF, _CLASSIC * in_flight)
     return max(ahead, _PACED * in_flight)
-
-
-def queue_messages(
-    job: JobRecord, snapshot: BrokerSnapshot, channel: Channel, cursor: SelectionCursor, store: str
-) -> QueueMessages:
-    """Return as many messages of the queue as the cursor can need."""
-    is_classic = snapshot.is_classic(job.queue)
-    return QueueMessages(
-        channel,
-        job.queue,
-        cursor.count,
-        choose_prefetch(job.spec, is_classic=is_classic, is_paced=bool(job.rate)),
-        is_quorum=None if snapshot.effective(job.queue) is None else not is_classic,
-        tag=job_tag(store, job.id),
-        first=cursor.first_prefetch,
-    )

@@ -36,21 +36,11 @@ _LONGEST_ASK_S = 2.0
 
 
 class CursorDriver:
-    """Takes the messages of a selection, as its cursor decides.
+    """Takes the messages of a selection, as its cursor decides."""
 
-    `is_type_known` is whether the type of the queue is known.
-    """
-
-    def __init__(
-        self,
-        messages: QueueMessages,
-        cursor: SelectionCursor,
-        *,
-        is_type_known: bool,
-    ) -> None:
+    def __init__(self, messages: QueueMessages, cursor: SelectionCursor) -> None:
         self.messages = messages
         self.cursor = cursor
-        self._is_type_known = is_type_known
         self._waiting: deque[Delivery] = deque()
         self.acked = 0
         """Number of messages that this run has acked."""
@@ -161,7 +151,7 @@ class CursorDriver:
         await self.messages.finish()
         if self.cursor.needs_proof:
             await self.other_consumers()
-            if self.messages.holders or not self._is_type_known:
+            if self.messages.holders or self.messages.is_quorum is None:
                 return
         if self.cursor.accepts(CursorEvent.APPLIED):
             self.cursor.handle(CursorEvent.APPLIED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from hopback.ops.brokers.consumers import job_tag
 from hopback.ops.jobs.control import Control
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class LeasedJob:
         if not self.sent_again:
             return ""
         return f"{self.sent_again:,} were sent again: the broker was killed and lost their acks"
+
+    async def consumer_tag(self) -> str:
+        """Return the prefix of the tags of the job's consumers."""
+        return job_tag(await self._journal.store_id(), self.job.id)
 
     async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
         """Save the job, then publish it to readers. LeaseLost if another process runs it."""

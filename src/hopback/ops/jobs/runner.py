@@ -29,8 +29,7 @@ from hopback.ops.contract.values import AuditEntry, Counts, Job, JobState, Momen
 from hopback.ops.jobs.actions import action_of
 from hopback.ops.jobs.completion_event import completion_event
 from hopback.ops.jobs.control import ControlRequest, EndJob
-from hopback.ops.jobs.cursor_choice import choose_cursor, queue_messages
-from hopback.ops.jobs.cursor_driver import CursorDriver
+from hopback.ops.jobs.cursor_choice import open_driver
 from hopback.ops.jobs.engine import Engine
 from hopback.ops.jobs.job_record import PROCESS_ENDED, JobRecord, JobSpec, first_checkpoint
 from hopback.ops.jobs.leased_job import LeasedJob
@@ -212,20 +211,14 @@ class JobRunner:
     async def _run_once(self, leased: LeasedJob, snapshot: BrokerSnapshot) -> BrokerError | None:
         """Run the engine on one connection. Return the error if the broker went away."""
         broker, settings = self._broker, self._settings
-        connection, messages = leased.handed or (None, None)
+        connection, handed = leased.handed or (None, None)
         leased.handed = None
         action = action_of(leased.job, snapshot, broker.broker)
         try:
             if connection is None:
                 await wait_for_holders(broker, leased)
                 connection = await broker.broker.connect(_connection_name(leased.job))
-            is_handed_over = messages is not None
-            cursor = await choose_cursor(broker, leased, snapshot, is_handed_over=is_handed_over)
-            if messages is None:
-                channel, store = await connection.open_channel(), await self._journal.store_id()
-                messages = queue_messages(leased.job, snapshot, channel, cursor, store)
-            is_type_known = snapshot.effective(leased.job.queue) is not None
-            driver = CursorDriver(messages, cursor, is_type_known=is_type_known)
+            driver = await open_driver(broker, leased, snapshot, connection, handed)
             engine = Engine(leased, broker, snapshot, connection, driver, action, settings)
             return await engine.run()
         except BrokerError as failed:  # raised before the engine ran, which keeps its errors
