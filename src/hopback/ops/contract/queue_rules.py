@@ -15,7 +15,6 @@ from hopback.ops.contract.requests import (
     JobKind,
     JobRequest,
     RedriveRequest,
-    Target,
 )
 from hopback.ops.contract.roles import Principal, Role
 
@@ -98,12 +97,12 @@ async def _request_queue(asked: RequestBody[JobRequest]) -> Iterable[str]:
 async def _redrive_targets(asked: RequestBody[JobRequest]) -> Iterable[str] | None:
     if not isinstance(asked.body, RedriveRequest):
         return ()
-    return await targets_of(asked, asked.body.queue, asked.body.target)
+    return await asked.operations.queues_reached(asked.body.queue, asked.body.target)
 
 
 async def _copy_targets(asked: RequestBody[EditRequest]) -> Iterable[str] | None:
     queue = asked.operations.session(asked.path["session"]).queue
-    return await targets_of(asked, queue, asked.body.target)
+    return await asked.operations.queues_reached(queue, asked.body.target)
 
 
 async def _queues_in_answer(asked: RequestBody[QueueAnswer]) -> Iterable[str]:
@@ -120,12 +119,7 @@ async def queues_of_search(asked: RequestBody[SearchRequest]) -> tuple[str, ...]
 async def targets_of_job(asked: TouchingRequest, job: Job) -> Iterable[str] | None:
     if job.kind is not JobKind.REDRIVE:
         return ()
-    return await targets_of(asked, job.queue, job.target_choice or BY_DESIGN)
-
-
-async def targets_of(asked: TouchingRequest, queue: str, target: Target) -> Iterable[str] | None:
-    """Return the queues to which a re-drive of `queue` to `target` publishes messages."""
-    return await asked.operations.queues_reached(queue, target)
+    return await asked.operations.queues_reached(job.queue, job.target_choice or BY_DESIGN)
 
 
 def queues_of_answer(answer: QueueAnswer) -> tuple[str, ...]:

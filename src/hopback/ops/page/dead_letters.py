@@ -28,7 +28,6 @@ from hopback.ops.contract.queue_rules import (
     VISIBLE_QUEUES,
     QueueRule,
     queues_of_answer,
-    targets_of,
 )
 from hopback.ops.contract.requests import (
     USUAL_SESSION,
@@ -593,7 +592,7 @@ async def _edit_targets(visit: Visit) -> Iterable[str] | None:
     if visit.field("step") not in _SENDING_STEPS:
         return ()
     target = form_target(visit.field("target"), visit.field("target_queue"))
-    return await targets_of(visit, visit.session.queue, target)
+    return await visit.operations.queues_reached(visit.session.queue, target)
 
 
 _SENDING_STEPS = ("review", "go")

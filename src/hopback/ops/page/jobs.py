@@ -31,7 +31,6 @@ from hopback.ops.contract.queue_rules import (
     STEERED_JOB,
     VISIBLE_QUEUES,
     QueueRule,
-    targets_of,
     targets_of_job,
 )
 from hopback.ops.contract.requests import (
@@ -82,7 +81,7 @@ async def _redrive_targets(visit: Visit) -> Iterable[str] | None:
     if visit.field("step", "1") in ("1", "2"):
         return ()
     target = form_target(visit.field("target"), visit.field("target_queue"))
-    return await targets_of(visit, visit.path["queue"], target)
+    return await visit.operations.queues_reached(visit.path["queue"], target)
 
 
 _TARGETS = QueueRule("every queue that the re-drive reaches", _redrive_targets)
