@@ -44,7 +44,9 @@ from hopback.ops.http.tokens import token_reader
 from hopback.ops.http.topology import TOPOLOGY, TOPOLOGY_PAGES
 from hopback.ops.http.turns import TurnKeeper
 from hopback.ops.notes.http import NOTE_PAGES, NOTES
+from hopback.ops.page.board import BOARD_PAGES
 from hopback.ops.page.dead_letters import DEADLETTER_PAGES
+from hopback.ops.page.edit import EDIT_PAGES
 from hopback.ops.page.errors import ERROR_PAGES
 from hopback.ops.page.jobs import JOB_PAGES
 from hopback.ops.page.pages import WORK_PAGES, problem_page
@@ -67,7 +69,9 @@ ENDPOINTS = ApiTable(
 """The API endpoints for one broker."""
 PAGES = (
     WORK_PAGES,
+    BOARD_PAGES,
     DEADLETTER_PAGES,
+    EDIT_PAGES,
     ERROR_PAGES,
     ARCHIVE_PAGES,
     NOTE_PAGES,

@@ -13,12 +13,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from hopback.fields import Timestamp
 from hopback.headers import timestamp
 from hopback.ops.alerts.values import AlertKind, AlertRule
 from hopback.ops.contract.options import options_of
@@ -28,7 +29,7 @@ from hopback.ops.contract.values import HELD_BACK, AuditEntry, Moment, TargetCho
 from hopback.ops.messages.body import find_packing, is_msgpack
 from hopback.ops.messages.error_groups import first_hour, sum_hours
 from hopback.ops.messages.grouping import HOUR_S, HOURS
-from hopback.ops.messages.plain import plain_payload, plain_text
+from hopback.ops.messages.plain import plain_payload, plain_text, plain_value
 from hopback.ops.messages.shown_payload import show_payload
 from hopback.text import size_text
 from hopback.text import visible as spelled_out
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 # The size of a sparkline in units of its viewBox.
 _SPARK_WIDTH = 100.0
 _SPARK_HEIGHT = 22.0
+_VALUE_SHOWN = 2000  # characters of a header
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -320,3 +322,23 @@ def payload_of(delivery: Delivery, form: Form) -> ShownPayload:
     parsed = plain_payload(delivery) if is_msgpack(properties.content_type) else (None, "")
     found = show_payload(delivery.body, form, packing, parsed, "Download returns all")
     return replace(found, text=visible(found.text, lines=True))
+
+
+def _add_dates(value: Any) -> Any:
+    """Add dates to AMQP timestamps, which for example occur in `x-death`."""
+    match value:
+        case Timestamp():
+            return f"{clock_words(value)} ({int(value)})"
+        case dict():
+            return {key: _add_dates(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_add_dates(inner) for inner in value]
+    return value
+
+
+def header_text(value: Any) -> str:
+    """Format the value of a header. Strings are not changed, and other values are shown as JSON."""
+    plain = plain_value(_add_dates(value))
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, indent=1)
+    cut = text[:_VALUE_SHOWN]
+    return visible(cut, lines=True) + ("…" if len(text) > len(cut) else "")
