@@ -12,7 +12,7 @@ from hopback.errors import BadRequest, BrokerError, UnsafeOperation
 from hopback.fields import MAX_DEPTH, field_text, nests_deeper, text_bytes
 from hopback.headers.names import is_protected
 from hopback.headers.rewrite import FRAME_BYTES, frame_size
-from hopback.message import Delivery, Message, Received
+from hopback.message import Delivery, Received
 from hopback.ops.brokers.targets import Aim, aim_at, target_flaw
 from hopback.ops.jobs.publish_failure import AfterFailure, after_failure
 from hopback.policy.redrive import RedriveOccasion, redrive_message
@@ -21,36 +21,9 @@ if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
     from hopback.ops.browse.session import BrowseSession
     from hopback.ops.contract.requests import Edit, EditRequest, Who
-    from hopback.ops.contract.values import DeadLetter
 
 COPY_OF = "hopback-copy-of"
 """The header of an edited copy: the id of the message it was made from."""
-
-
-def make_copy(
-    delivery: Delivery,
-    dead_letter: DeadLetter,
-    edit: Edit,
-    aim: Aim,
-    occasion: RedriveOccasion,
-    message_id: str,
-) -> Message:
-    """Return the copy to publish. It has a new message id and a header with the id of the original."""
-    for name in (*edit.headers, *edit.without):
-        if is_protected(name) or name == COPY_OF:
-            raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
-    _check_fields(edit)
-    message = redrive_message(
-        change_delivery(delivery, edit), aim.plan, occasion, target=aim.redrive
-    )
-    original = field_text(dead_letter.message_id or dead_letter.digest)
-    headers = {**message.properties.headers, COPY_OF: original}
-    properties = replace(
-        message.properties, headers=MappingProxyType(headers), message_id=message_id
-    )
-    if frame_size(properties) > FRAME_BYTES:
-        raise UnsafeOperation("the copy was not sent: its headers do not fit a frame")
-    return replace(message, properties=properties)
 
 
 _SHORT_TEXT = 255
@@ -58,7 +31,11 @@ _SHORT_TEXT = 255
 _INTEGERS = range(-(2**63), 2**63)
 
 
-def _check_fields(edit: Edit) -> None:
+def _check_edit(edit: Edit) -> None:
+    """Raise BadRequest for a header or a property that cannot be set."""
+    for name in (*edit.headers, *edit.without):
+        if is_protected(name) or name == COPY_OF:
+            raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
     if text_bytes(edit.content_type or "") > _SHORT_TEXT:
         raise BadRequest("contentType", f"at most {_SHORT_TEXT} bytes")
     for name, value in edit.headers.items():
@@ -101,19 +78,29 @@ def change_delivery(delivery: Delivery, edit: Edit) -> Received:
 async def send_copy(
     broker: ManagedBroker,
     held: BrowseSession,
-    message: str,
+    dead_letter_id: str,
     request: EditRequest,
     person: Who,
 ) -> str:
-    """Send an edited copy of a message that a session holds. Return the message id of the copy."""
-    dead_letter, delivery = held.dead_letter(message), held.delivery(message)
+    """Send an edited copy of a message that a session holds. Return the message id of the copy.
+
+    The copy has a new message id and a header with the id of the original.
+    """
+    dead_letter, delivery = held.dead_letter(dead_letter_id), held.delivery(dead_letter_id)
     routes = (await broker.snapshot()).known_routes()
     aim = aim_at(request.target, delivery, dead_letter.origin, held.source, routes)
     if not isinstance(aim, Aim):
         raise BadRequest("target", aim)
     copy = str(uuid4())
     occasion = RedriveOccasion(broker.clock.now(), f"edit-{copy}", person.id, person.name)
-    changed = make_copy(delivery, dead_letter, request.edit, aim, occasion, copy)
+    _check_edit(request.edit)
+    changed = change_delivery(delivery, request.edit)
+    message = redrive_message(changed, aim.plan, occasion, target=aim.redrive)
+    original = field_text(dead_letter.message_id or dead_letter.digest)
+    headers = MappingProxyType({**message.properties.headers, COPY_OF: original})
+    properties = replace(message.properties, headers=headers, message_id=copy)
+    if frame_size(properties) > FRAME_BYTES:
+        raise UnsafeOperation("the copy was not sent: its headers do not fit a frame")
     async with broker.query() as connection:
         flaw = await target_flaw(connection, aim.redrive)
     if flaw is not None:
@@ -121,7 +108,7 @@ async def send_copy(
     # A broker with an alarm does not read from a connection that publishes.
     try:
         async with broker.new_connection("hopback edited copy") as publishing:
-            await (await publishing.open_channel()).publish(changed)
+            await (await publishing.open_channel()).publish(replace(message, properties=properties))
     except BrokerError as failed:
         if after_failure(failed, failed) is AfterFailure.LEAVE:
             raise BadRequest("edit", f"a message that AMQP can carry; {failed}") from failed
