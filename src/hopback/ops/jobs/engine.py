@@ -82,7 +82,7 @@ class Engine:
         self._driver = driver
         self._action = action
         self._per_turn = settings.per_turn
-        self._progress = JobProgress(leased, driver, broker.clock)
+        self._progress = JobProgress(leased, driver)
         self._reader = BatchReader(leased.job, snapshot, driver, self._progress)
         self._sender = Sender(action, driver, leased.job.spec.pace, leased.watched)
         self._returns = ReturnWatch(leased, broker, snapshot, driver, self._progress)

@@ -10,7 +10,6 @@ from msgspec import structs
 from hopback.ops.contract.values import Counts, DeadLetter, FailedMessage, JobState, Moment
 
 if TYPE_CHECKING:
-    from hopback.clock import Clock
     from hopback.ops.jobs.cursor_driver import CursorDriver
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.leased_job import LeasedJob
@@ -25,15 +24,14 @@ class JobProgress:
     A run that resumes a job takes some messages a second time. This never makes a displayed count decrease.
     """
 
-    def __init__(self, leased: LeasedJob, driver: CursorDriver, clock: Clock) -> None:
+    def __init__(self, leased: LeasedJob, driver: CursorDriver) -> None:
         job = leased.job
         self._counts = job.counts if job.run == 1 else certain_counts(job)
         """Without the messages that this run has acked: the driver counts them."""
         self._leased = leased
         self._driver = driver
-        self._clock = clock
         self._failures: list[FailedMessage] = []
-        self._saved_at = clock.now()
+        self._saved_at = leased.clock.now()
 
     @property
     def counts(self) -> Counts:
@@ -59,24 +57,24 @@ class JobProgress:
     def add_failure(self, dead_letter: DeadLetter, reason: str) -> None:
         """List a message that stays in the queue, with the reason."""
         ids = dead_letter.id, dead_letter.digest, dead_letter.message_id
-        self._failures.append(FailedMessage(*ids, reason, Moment(self._clock.now())))
+        self._failures.append(FailedMessage(*ids, reason, Moment(self._leased.clock.now())))
 
     async def save(self) -> None:
         """Save the checkpoint and the counts."""
-        self._saved_at = self._clock.now()
+        self._saved_at = self._leased.clock.now()
         job = self._count(self._shown, self._saved_at)
         await self._write(replace(job, rate=self._leased.control.rate))
 
     async def save_if_due(self) -> None:
         """Save if the last save was at least a second ago."""
-        if self._clock.now() - self._saved_at >= SAVE_EVERY_S:
+        if self._leased.clock.now() - self._saved_at >= SAVE_EVERY_S:
             await self.save()
 
     async def enter(self, state: JobState, reason: str) -> None:
         """Save the job in another state."""
         if state is self._leased.job.state:
             return
-        now = self._clock.now()
+        now = self._leased.clock.now()
         # At the end every message has been seen again: these counts are exact.
         counts = self.counts if state is JobState.COMPLETED else self._shown
         if state not in (JobState.RUNNING, JobState.PAUSED):

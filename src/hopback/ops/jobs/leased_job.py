@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.ops.brokers.consumers import job_tag
@@ -12,8 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hopback.broker.port import Connection
+    from hopback.clock import Clock
     from hopback.ops.browse.queue_messages import QueueMessages
-    from hopback.ops.contract.values import FailedMessage
+    from hopback.ops.contract.values import FailedMessage, JobState
     from hopback.ops.jobs.job_record import JobRecord
     from hopback.ops.jobs.journal import Journal
 
@@ -24,7 +26,7 @@ class LeasedJob:
     It outlasts reconnections. Each reconnection begins another run of the engine.
     """
 
-    def __init__(self, job: JobRecord, owner: str, journal: Journal) -> None:
+    def __init__(self, job: JobRecord, owner: str, journal: Journal, clock: Clock) -> None:
         self.job: JobRecord = job
         self.owner = owner
         self.control: Control = Control(job.rate)
@@ -37,6 +39,7 @@ class LeasedJob:
         """Number of finished messages that were sent again, not counting those of the checkpoint."""
         self.watched = 0
         """Number of sent messages that were watched and did not return."""
+        self.clock = clock
         self._journal = journal
 
     @property
@@ -56,6 +59,12 @@ class LeasedJob:
             await self._journal.add_failures(job.id, failures)
         await self._journal.save(job, self.owner)
         self.show(job)
+
+    async def give_reason(self, reason: str, state: JobState | None = None) -> None:
+        """Save why the active job waits, and its new state. The reason is empty when it continues."""
+        now = self.clock.now()
+        job = self.job if state is None else self.job.to(state, now)
+        await self.write(replace(job, state_reason=reason, updated=now, changes=job.changes + 1))
 
     def show(self, job: JobRecord) -> None:
         """Publish the job to readers in this process, whether or not it was saved."""

@@ -50,14 +50,14 @@ async def wait_for_broker(
     """
     patience = format_duration(round(patience_s * 1000))
     reason = f"waiting for the broker, up to {patience}: {away}"
-    await _write_reason(broker, leased, reason)
+    await leased.give_reason(reason)
     until = asyncio.get_running_loop().time() + patience_s
     for failures in itertools.count(1):
         await leased.control.sleep(_RECONNECT.delay(failures, random.random()))
         if leased.control.is_paused:
-            await _write_reason(broker, leased, reason, JobState.PAUSED)
+            await leased.give_reason(reason, JobState.PAUSED)
             await leased.control.wait_while_paused()
-            await _write_reason(broker, leased, reason, JobState.RUNNING)
+            await leased.give_reason(reason, JobState.RUNNING)
         leased.control.check()
         try:
             snapshot = await snapshot_for(broker, leased.job.spec)
@@ -67,7 +67,7 @@ async def wait_for_broker(
         else:
             break
     leased.show(replace(leased.job, run=leased.job.run + 1))
-    await _write_reason(broker, leased, "")
+    await leased.give_reason("")
     return snapshot
 
 
@@ -89,11 +89,11 @@ async def wait_for_holders(broker: ManagedBroker, leased: LeasedJob) -> None:
                 " end it, then resume the job"
             )
         if leased.job.state_reason != reason:
-            await _write_reason(broker, leased, reason)
+            await leased.give_reason(reason)
         await leased.control.sleep(_ASK_HOLDERS_S)
         leased.control.check()
     if reason:
-        await _write_reason(broker, leased, "")
+        await leased.give_reason("")
 
 
 async def _holder(broker: ManagedBroker, job: JobRecord) -> str:
@@ -112,12 +112,3 @@ async def _holder(broker: ManagedBroker, job: JobRecord) -> str:
     consumers = () if found else await broker.consumers_of(job.queue)
     looks = any(each.tag.startswith(LOOK_TAG) for each in consumers)
     return f"a look at {job.queue!r}" if looks else found
-
-
-async def _write_reason(
-    broker: ManagedBroker, leased: LeasedJob, reason: str, state: JobState | None = None
-) -> None:
-    """Record why an active job waits. Empty when it continues."""
-    now = broker.clock.now()
-    job = leased.job if state is None else leased.job.to(state, now)
-    await leased.write(replace(job, state_reason=reason, updated=now, changes=job.changes + 1))

@@ -140,7 +140,7 @@ class JobRunner:
         begun = await self._journal.begin(job, owner)
         if begun.id != job.id:
             return begun
-        leased = LeasedJob(job, owner, self._journal)
+        leased = LeasedJob(job, owner, self._journal, self._clock)
         if chosen is not None:
             # A session that has just ended has requeued its messages: the job takes them from the queue.
             with suppress(SessionOver):
