@@ -1,7 +1,8 @@
-"""The command tree, and the conversion of errors to messages and exit codes.
+"""The tree of commands. Errors are converted to messages and exit codes.
 
-A command is imported when it is called. The tables contain each command's module and help line, so
-that `--help` does not import the commands. A test compares the lines with the commands.
+Commands are imported when they are called. The tables contain the module and the help text of each
+command, so that `--help` does not have to import them. A test compares these texts with the
+commands.
 """
 
 from __future__ import annotations
@@ -26,41 +27,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """The location of a command (`module:attribute`) and its help line."""
+    """Where a command is defined (`module:attribute`), and its help text."""
 
     place: str
     help: str
 
     def load(self) -> click.Command:
-        """Import the command."""
         module, attribute = self.place.split(":")
         return cast("click.Command", getattr(import_module(module), attribute))
 
 
 class _ReaderLeft(Exception):
-    """The reader of stdout has closed it. Click would report that as a failure."""
+    """The reader of stdout has closed it. Click would report this as a failure."""
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are given as a table of `LazyCommand`."""
+    """A group of commands that are listed in a table."""
 
     def __init__(self, *, table: Mapping[str, LazyCommand], **attributes: object) -> None:
         super().__init__(**attributes)  # type: ignore[arg-type]
         self.table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table, which is the order of use."""
+        """Return the names in the order of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load the command that is called."""
+        """Import the command with this name."""
         found = self.table.get(cmd_name)
         return None if found is None else found.load()
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. For an unknown name, raise an error with the closest known names."""
+        """Find the command. If the name is unknown, the error suggests the closest one."""
         name = args[0]
         if name in self.table or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
@@ -70,14 +70,16 @@ class LazyGroup(click.Group):
         raise click.UsageError(message.rstrip(), ctx)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command that is called."""
+        """Run the command. Raises `_ReaderLeft` if stdout has been closed."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             raise _ReaderLeft from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete names and options from the table, because completion must be fast."""
+        """Complete commands and options from the table. This does not import the commands, so it is
+        fast.
+        """
         named = [
             CompletionItem(name, help=command.help)
             for name, command in self.table.items()
@@ -86,7 +88,7 @@ class LazyGroup(click.Group):
         return named + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print help from the table without importing the commands."""
+        """List the commands from the table without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.help) for name, command in self.table.items()])
 
@@ -261,9 +263,7 @@ def dlq() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code. Errors are printed to stderr without a
-    traceback.
-    """
+    """Run the command and return its exit code. Errors are printed to stderr without a traceback."""
     try:
         ended = root.main(list(arguments), prog_name="hopback", standalone_mode=False)
         sys.stdout.flush()
@@ -278,7 +278,7 @@ def run(arguments: Sequence[str]) -> int:
         click.echo("interrupted", err=True)
         return Exit.INTERRUPTED
     except (_ReaderLeft, BrokenPipeError):
-        # The reader of stdout closed it (`| head`). This is not a failure.
+        # The reader of stdout has closed it, for example in `| head`. This is not a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.OK
     return ended if isinstance(ended, int) else Exit.OK

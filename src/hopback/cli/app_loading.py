@@ -1,4 +1,4 @@
-"""Import the user's application, and report the line to correct if that fails."""
+"""Import the user's application. If this fails, report the line that needs to be corrected."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
 
 _HOPBACK = str(Path(__file__).resolve().parents[1]) + os.sep
-"""The folder of Hopback's modules. An error message never names a line in it."""
+"""The folder of Hopback's modules. Error messages don't refer to lines in it."""
 
 
 _DECLARES = re.compile(r"\.(?:handler|batch|push|middleware)\b|\bRouter\(")
-"""The text of modules that declare handlers. Other modules are not imported: they may be scripts."""
+"""Matches modules that declare handlers. Other modules are not imported, because they may be
+scripts.
+"""
 
 
 def load_app(target: str) -> App:
-    """Import an application. The current directory is searched first."""
+    """Import an application. The current directory is searched before Python's path."""
     from hopback.runtime.app import App
 
     module, attribute = load_module(target)
@@ -63,7 +65,9 @@ def load_app(target: str) -> App:
 
 
 def load_module(target: str) -> tuple[ModuleType, str]:
-    """Import the module of MODULE:ATTRIBUTE. Return it with the attribute's name, which may be empty."""
+    """Import the module of MODULE:ATTRIBUTE. Returns the module and the name of the attribute,
+    which may be empty.
+    """
     name, _, attribute = target.partition(":")
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         raise CommandFailed(
@@ -74,7 +78,8 @@ def load_module(target: str) -> tuple[ModuleType, str]:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    ours = name.startswith("hopback.")  # a documented system, whose libraries come with an extra
+    # a documented system, whose libraries are installed by an extra
+    ours = name.startswith("hopback.")
     try:
         with needs("systems", name) if ours else nullcontext():
             return import_module(name), attribute
@@ -93,11 +98,13 @@ def load_module(target: str) -> tuple[ModuleType, str]:
 
 
 def _import_failure(name: str, error: Exception) -> CommandFailed:
-    """Return the error of a module that cannot be imported, with the line that its author has to correct."""
+    """Return the error for a module that cannot be imported. It contains the line that the author
+    has to correct.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     found = [one for one in frames if "importlib" not in one.filename]
     if not name.startswith("hopback."):
-        # Hopback raises deep inside. The line to correct is the one that called it.
+        # The error may be raised deep inside Hopback. Report the line that has called it.
         found = [one for one in found if not one.filename.startswith(_HOPBACK)]
     where = f"{found[-1].filename}, line {found[-1].lineno}: " if found else ""
     if isinstance(error, SyntaxError):
@@ -112,12 +119,14 @@ def _import_failure(name: str, error: Exception) -> CommandFailed:
 
 
 def discover(package: ModuleType) -> tuple[ModuleType, ...]:
-    """Import the modules of a package that declare handlers."""
-    return tuple(import_module(name) for name in _declaring_modules(package))
+    """Import all modules of a package that declare handlers."""
+    return tuple(import_module(name) for name in _find_declaring_modules(package))
 
 
 def left_out(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
-    """Return the names of routers that no application includes. Their handlers do not run."""
+    """Return the names of routers that are not included in an application. Their handlers do not
+    run.
+    """
     from hopback.runtime.app import App, Router
 
     return tuple(
@@ -128,7 +137,7 @@ def left_out(modules: tuple[ModuleType, ...]) -> tuple[str, ...]:
     )
 
 
-def _declaring_modules(package: ModuleType) -> Iterator[str]:
+def _find_declaring_modules(package: ModuleType) -> Iterator[str]:
     folders = getattr(package, "__path__", ())
     for found in pkgutil.iter_modules(folders, f"{package.__name__}."):
         last = found.name.rpartition(".")[2]
@@ -140,4 +149,4 @@ def _declaring_modules(package: ModuleType) -> Iterator[str]:
         if _DECLARES.search(Path(spec.origin).read_text(encoding="utf-8", errors="replace")):
             yield found.name
         if found.ispkg and spec.submodule_search_locations is not None:
-            yield from _declaring_modules(import_module(found.name))
+            yield from _find_declaring_modules(import_module(found.name))

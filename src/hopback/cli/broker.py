@@ -1,4 +1,4 @@
-"""`hopback broker`: run the embedded broker on a socket until it is stopped."""
+"""The command `hopback broker`, which runs the embedded broker on a port until it is stopped."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from hopback.broker.server import ServerSettings
 
 _MIB = 1024 * 1024
-"""Bytes. The options are in mebibytes."""
+"""Bytes. The sizes in options are in mebibytes."""
 
 
 class _UserType(click.ParamType[tuple[str, str]]):
-    """`NAME:PASSWORD`."""
+    """An option value like `NAME:PASSWORD`."""
 
     name = "name:password"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, str]:
-        """Parse name and password. The error shows neither."""
+        """Parse a name and a password. The error message shows neither of them."""
         if isinstance(value, tuple):
             return value
         name, colon, password = str(value).partition(":")
@@ -48,7 +48,6 @@ class _VersionType(click.ParamType[BrokerVersion]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> BrokerVersion:
-        """Parse a version. The error describes the format."""
         if isinstance(value, BrokerVersion):
             return value
         try:
@@ -159,11 +158,12 @@ class _VersionType(click.ParamType[BrokerVersion]):
     help="Minimum log level.",
 )
 def broker(**options: Any) -> int:
-    """Run an AMQP 0-9-1 broker in memory, with RabbitMQ's retry and dead-letter behaviour.
+    """Run an AMQP 0-9-1 broker in memory. Retries and dead-lettering behave as in RabbitMQ.
 
-    For development, tests and demos on one machine. It is not a cluster and does not write to disk.
+    It is intended for development, tests and demos on one machine. It is not a cluster and does not
+    write to disk.
     """
-    # `hopback run` uses another log, which would import the whole runtime.
+    # Don't use the log of `hopback run`, which would import the whole runtime.
     level = options["log_level"].upper()
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(message)s")
     path, definitions = options["definitions"], {}
@@ -242,7 +242,7 @@ async def _serve(settings: ServerSettings, definitions: Mapping[str, Any]) -> in
             code=Exit.UNREACHABLE,
         ) from error
     try:
-        # One line each, for scripts.
+        # Print each value on its own line, so that scripts can read it.
         click.echo(f"hopback broker, as RabbitMQ {settings.version}; in memory, for this machine")
         click.echo(f"AMQP        {safe(server.url)}")
         if server.http_url is not None:

@@ -1,4 +1,6 @@
-"""The options that name a broker: its address or its name in a settings file, and how a command connects."""
+"""The options that specify a broker, either by its address or by its name in a settings file, and
+functions to connect to it.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 
 EMBEDDED = "embedded"
-"""The value of --broker for a broker inside the process."""
+"""The value of --broker for a broker that runs inside of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The options that name a broker."""
+    """The values of the options that specify a broker."""
 
     broker: str
     management: str | None = None
@@ -40,7 +42,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A connected broker. `management` is None without the management API."""
+    """A connection to a broker. `management` is None if the management API is not used."""
 
     address: str
     vhost: str
@@ -69,7 +71,7 @@ amqp_only_option = click.option(
 
 
 def broker_option(*, name_in: str, required: bool) -> Callable[[_Command], _Command]:
-    """Return the option --broker. `name_in` describes where the names of brokers are defined."""
+    """Return the option --broker. `name_in` explains in the help text where names are defined."""
     return click.option(
         "--broker",
         envvar="HOPBACK_BROKER",
@@ -82,7 +84,7 @@ def broker_option(*, name_in: str, required: bool) -> Callable[[_Command], _Comm
 
 def _access(broker: str, management: str | None, amqp_only: bool, config: Path | None) -> Access:
     if config is not None and is_broker_name(broker):
-        named = named_broker(broker, config)
+        named = find_named_broker(broker, config)
         management = management or named.management or None
         return Access(named.url, management, amqp_only or named.amqp_only)
     return Access(broker, management, amqp_only)
@@ -96,16 +98,17 @@ broker_options = group_options(
     amqp_only_option,
     config_option,
 )
-"""Add --broker, --management, --amqp-only and --config. The command receives them as `access`."""
+"""Adds --broker, --management, --amqp-only and --config to a command, which receives them as
+`access`.
+"""
 
 
 def is_broker_name(value: str | None) -> bool:
-    """Return whether the value of --broker is a name rather than an address."""
+    """Return True if the value of --broker is a name, not an address."""
     return value is not None and "://" not in value and value != EMBEDDED
 
 
-def named_broker(name: str, config: Path | None) -> BrokerSettings:
-    """Find a broker in the settings file."""
+def find_named_broker(name: str, config: Path | None) -> BrokerSettings:
     from hopback.broker.named_brokers import read_brokers
 
     if config is None:
@@ -125,12 +128,14 @@ def named_broker(name: str, config: Path | None) -> BrokerSettings:
 
 
 def rabbitmq(url: str) -> RabbitMQ:
-    """Return the RabbitMQ at an address, not connected. An invalid address is a usage error."""
+    """Return a RabbitMQ broker for an address without connecting to it. An invalid address is a
+    usage error.
+    """
     from hopback.broker.management import virtual_host
     from hopback.broker.rabbitmq import RabbitMQ
 
     try:
-        virtual_host(url)  # raises for an invalid virtual host
+        virtual_host(url)  # raises ValueError if the virtual host is invalid
         return RabbitMQ(url)
     except ValueError as error:
         raise click.BadParameter(f"{error}.", param_hint="--broker") from error
@@ -140,7 +145,7 @@ def rabbitmq(url: str) -> RabbitMQ:
 
 @asynccontextmanager
 async def reach(access: Access) -> AsyncIterator[Reached]:
-    """Connect by AMQP and, without --amqp-only, to the management API."""
+    """Connect with AMQP and, unless --amqp-only is given, to the management API."""
     from hopback.broker.management import virtual_host
 
     broker = rabbitmq(access.broker)
@@ -156,8 +161,9 @@ async def reach_management(
 ) -> Management | None:
     """Open the management API until the stack is closed.
 
-    If the address was derived from the broker's and does not answer, warn and return None. Without `ask`
-    the API is not contacted, so that a service can start while its broker is unavailable.
+    If its address was derived from the broker's and there is no response, print a warning and
+    return None. If `ask` is False, the API is not contacted. A service can then start while its
+    broker is unavailable.
     """
     from hopback.broker.management import Management, ManagementAddress
 

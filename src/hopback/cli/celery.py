@@ -1,4 +1,6 @@
-"""`hopback celery check`: find settings of a Celery application that can lose messages."""
+"""The command `hopback celery check`, which finds settings of a Celery application that can lose
+messages.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def check(application: str, form: str, detailed_exit_code: bool) -> int:
 
 
 def _application(kind: type, module: ModuleType, attribute: str) -> Any:
-    """Find the application by its name, otherwise as `celery -A` does."""
+    """Find the Celery application. If no name is given, the same names as in `celery -A` are tried."""
     names = [attribute] if attribute else ["app", "celery"]
     found = next((one for name in names if (one := getattr(module, name, None)) is not None), None)
     if isinstance(found, kind):

@@ -1,9 +1,10 @@
-"""The broker of `hopback run --broker embedded`, and how other commands find it.
+"""The broker of `hopback run --broker embedded`, and a way for other commands to find it.
 
-`run` writes the broker's address and its application to a file of this user and directory, and
-keeps the file locked.
-The kernel releases the lock when the process ends. The address in a file that is not locked is
-stale: another program may use its port now.
+`run` writes the address of the broker and the name of its application to a file, and keeps the file
+locked. There is one file for each user and directory.
+
+When the process ends, the kernel releases the lock. If a file is not locked, its address is
+outdated, and the port may be used by another program.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRun:
-    """A running `hopback run --broker embedded`: its broker's address, and its MODULE:APP."""
+    """A process of `hopback run --broker embedded`, with the address of its broker and its
+    MODULE:APP.
+    """
 
     url: str
     target: str
@@ -39,9 +42,11 @@ class EmbeddedRun:
 
 @asynccontextmanager
 async def embedded_broker(target: str, queue: str = "") -> AsyncIterator[str]:
-    """Run a broker in this process and print how to publish to `queue`. Yield its address.
+    """Run a broker in this process and yield its address. Prints how to publish a message to
+    `queue`.
 
-    Without a queue a worker process prints it, because only that has loaded the application.
+    If there is no queue, a worker process prints this, because only the worker has loaded the
+    application.
     """
     from hopback.broker.server import BrokerServer, ServerSettings
 
@@ -71,7 +76,9 @@ def _print_publish_command(queue: str, option: str = "") -> None:
 
 
 def print_publish_command(queue: str, url: str) -> None:
-    """Print how to publish to `queue` if the embedded broker of this directory has this address."""
+    """Print how to publish to a queue, if this is the address of the embedded broker in this
+    directory.
+    """
     with suppress(CommandFailed):
         if find_embedded().url == url:
             _print_publish_command(queue)
@@ -79,15 +86,15 @@ def print_publish_command(queue: str, url: str) -> None:
 
 
 def find_embedded() -> EmbeddedRun:
-    """Return the `hopback run --broker embedded` of this directory."""
+    """Find the process of `hopback run --broker embedded` in this directory."""
     try:
         with _address_file().open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:  # its process is alive
+            except BlockingIOError:  # the process is still running
                 url, _, target = file.read().partition("\n")
                 return EmbeddedRun(url, target)
-    except OSError:  # no such file, or a folder that other users can enter
+    except OSError:  # the file does not exist, or other users can access its folder
         pass
     raise CommandFailed(
         f"no `hopback run --broker {EMBEDDED}` of this user runs in {Path.cwd()}",
@@ -97,9 +104,10 @@ def find_embedded() -> EmbeddedRun:
 
 
 def _announce(run: EmbeddedRun) -> TextIO | None:
-    """Write the address and the application for this directory. Return the locked file.
+    """Write the address and the name of the application to the file of this directory and return
+    the locked file.
 
-    Return None if another process has announced its broker, or if the folder cannot be used.
+    Returns None if another process has already written the file, or if the folder cannot be used.
     """
     try:
         file = os.fdopen(os.open(_address_file(), os.O_RDWR | os.O_CREAT, 0o600), "w")

@@ -1,4 +1,4 @@
-"""The event loop that the commands run on."""
+"""The event loop of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def quick_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory if the extra `speed` is installed."""
+    """Return the loop factory of uvloop if it is installed (extra `speed`), otherwise None."""
     try:
         from uvloop import new_event_loop
     except ImportError:

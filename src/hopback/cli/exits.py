@@ -1,6 +1,6 @@
-"""Exit codes: one number per kind of result, the same for every command.
+"""The exit codes. All commands use the same number for the same kind of result.
 
-Scripts depend on them. New codes are added, existing codes never change.
+Scripts depend on them. New codes may be added, but existing ones never change.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from hopback import errors
 
 
 class Exit(IntEnum):
-    """The result of a command."""
-
     OK = 0
     """Success."""
     FAILED = 1
-    """An error without a specific code."""
+    """An error that has no other code."""
     USAGE = 2
-    """The command line is invalid. click and getopt use the same number."""
-    # Scripts depend on the following numbers. A new result gets the next free one.
+    """The command line is invalid. Click and getopt use the same code."""
+    # Scripts depend on these codes. A new code gets the next free number.
     PARTIAL = 3
     NOT_ALLOWED = 4
     NOT_FOUND = 5
@@ -27,13 +25,15 @@ class Exit(IntEnum):
     UNREACHABLE = 7
     CANCELLED = 8
     FOUND = 10
-    """`--detailed-exit-code`: a plan or check found something."""
+    """A plan or a check has found something, and `--detailed-exit-code` is given."""
     INTERRUPTED = 130
-    """Ctrl-C: 128 plus the number of SIGINT, as in shells."""
+    """The command was interrupted by Ctrl-C. Shells use the same code, which is 128 plus the number
+    of SIGINT.
+    """
 
 
 class CommandFailed(errors.HopbackError):
-    """The command failed. Contains the reason, the remedy (`do`) and the exit code."""
+    """The command has failed. `do` is the remedy and `code` is the exit code."""
 
     def __init__(self, message: str, *, do: str, code: Exit = Exit.FAILED) -> None:
         self.do = do
@@ -67,7 +67,9 @@ _CODES: dict[type[BaseException], Exit] = {
 
 
 def exit_of(error: errors.HopbackError) -> Exit:
-    """Return the code of an error: its own, or that of the nearest class in its hierarchy."""
+    """Return the exit code for an error. If its class has none, the code of the nearest base class
+    is used.
+    """
     if isinstance(error, CommandFailed):
         return error.code
     for kind in type(error).__mro__:

@@ -1,4 +1,6 @@
-"""`hopback init`: write a small service with a test, a Containerfile and a compose file."""
+"""The command `hopback init`, which writes a small service with a test, a Containerfile and a
+compose file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The commands for a live broker: `topology plan`, `apply`, `migrate`, `revert`, and `doctor`."""
+"""The commands that use a live broker: `topology plan`, `apply`, `migrate` and `revert`, and
+`doctor`.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def plan(
     form: str,
     detailed_exit_code: bool,
 ) -> int:
-    """Compare a SYSTEM, FILE or application with a live broker and list the changes that `apply` would
-    make.
+    """Compare a SYSTEM, FILE or application with a live broker and list the changes that `apply`
+    would make.
     """
     from hopback.broker.apply import live_plan
 
@@ -88,8 +90,8 @@ def apply(
 ) -> int:
     """Create the missing objects of a SYSTEM, FILE or application on a live broker.
 
-    Shows the plan and asks for confirmation. Objects are deleted or replaced only if named with
-    --replace. The command can be repeated, for example after an interruption.
+    The plan is shown before the confirmation. Objects are only deleted or replaced if they are
+    named with --replace. The command can be repeated, for example after an interruption.
     """
     desired = source.topology()
     choices = _ApplyChoices(
@@ -156,10 +158,11 @@ def revert(
     queues: tuple[str, ...],
     yes: bool,
 ) -> int:
-    """Delete the policies with which `apply` lifted delivery limits.
+    """Delete the policies with which `apply` has lifted delivery limits.
 
-    The previous limits apply again. On RabbitMQ 4.0 and later, browsing a dead-letter queue then counts
-    against its limit. Refused while the limit would remove messages of the queue.
+    After this, the previous limits apply again. On RabbitMQ 4.0 and later, browsing a dead-letter
+    queue then counts towards its limit. The command fails if the limit would remove messages from
+    the queue.
     """
     if not yes:
         ask("Put the former delivery limits back in force?")
@@ -181,7 +184,7 @@ def revert(
 
 
 def _require_management(broker: Reached, why: str) -> Management:
-    """Return the management API, or fail if it is not configured."""
+    """Return the management API. Fails if it is not available."""
     if broker.management is None:
         raise CommandFailed(
             f"{why} through the management API",
@@ -192,7 +195,6 @@ def _require_management(broker: Reached, why: str) -> Management:
 
 
 def _print_plan(planned: ApplyPlan) -> None:
-    """Print pending steps, conflicts and risks."""
     if planned.steps:
         rows = [(f"+ {step.kind}", step.name, step.why) for step in planned.steps]
         table(("create", "name", "why"), rows)
@@ -277,8 +279,8 @@ def migrate(
 ) -> int:
     """Recreate queues of a live broker that differ from a SYSTEM, FILE or application.
 
-    Each queue is replaced through a shadow queue. Messages, bindings and counted attempts are kept. Stop
-    the consumers first. After an interruption, run the command again.
+    The messages are moved through a shadow queue. Messages, bindings and attempt counts are kept.
+    Stop the consumers first. If the command is interrupted, run it again.
     """
     desired = source.topology()
     return asyncio.run(_migrate(access, desired, form=form, yes=yes, dry_run=dry_run))
@@ -342,7 +344,7 @@ def _print_migration(planned: Migration) -> None:
 @format_option("table", "json")
 @click.option("--detailed-exit-code", is_flag=True, help="Exit with status 10 on any finding.")
 def doctor(access: Access, form: str, detailed_exit_code: bool) -> int:
-    """Check version, alarms, feature flags and topology of a live broker, without changes.
+    """Check the version, alarms, feature flags and topology of a live broker. Nothing is changed.
 
     Exits with status 1 if a finding requires action, otherwise 0.
     """
@@ -381,7 +383,7 @@ def doctor(access: Access, form: str, detailed_exit_code: bool) -> int:
 
 
 def _print_examination(found: Examination) -> None:
-    """Print the broker, then findings that require action, then notices."""
+    """Print the broker, the findings that require action, and the notices."""
     queues = "" if found.queues is None else f", {found.queues} queues in {found.vhost!r}"
     cluster = f" ({found.overview.cluster})" if found.overview else ""
     click.echo(safe(f"{found.address}: RabbitMQ {found.version}{cluster}{queues}"))
@@ -404,7 +406,7 @@ def _print_examination(found: Examination) -> None:
         rows.append((str(finding.severity), finding.place, words))
     if rows and on_terminal():
         table(("severity", "place", "problem and remedy"), rows)
-    else:  # sentences in columns would make lines too wide to read
+    else:  # a table with long sentences would be too wide to read
         for severity, place, words in rows:
             click.echo(f"{wrap_text(f'{severity}: {place}')}\n{wrap_text(words, '  ')}\n")
     for notice in found.notices:

@@ -1,4 +1,4 @@
-"""The log of a command that runs until it is stopped."""
+"""The log of commands that run until they are stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hopback.observe.logs import SEVERITY, EventLog, JsonLog, LogBridge, TextLog
 
 
 def open_log(level: str, form: str, **more: Any) -> EventLog:
-    """Log JSON lines to stderr, or short lines on a terminal. Python's logging goes to the same log."""
+    """Log JSON lines to stderr, or text if it is a terminal. Messages of Python's logging are
+    included.
+    """
     on_terminal = sys.stderr.isatty()
     as_text = form == "text" or (form == "auto" and on_terminal)
     colour = on_terminal and not os.environ.get("NO_COLOR")
@@ -22,6 +24,6 @@ def open_log(level: str, form: str, **more: Any) -> EventLog:
         if as_text
         else JsonLog(clock, level=level, **more)
     )
-    # This has no effect if the application has configured logging.
+    # This does nothing if the application has already configured logging.
     logging.basicConfig(level=SEVERITY[level], handlers=[LogBridge(log)])
     return log

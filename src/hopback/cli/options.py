@@ -1,4 +1,4 @@
-"""Small options and values that several commands share."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "Did you mean X? " for the closest known name, or "" if none is close."""
+    """Return "Did you mean X? " with the closest known name, or "" if there is no similar name."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), n=1)
@@ -27,7 +27,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class EnvironmentCommand(click.Command):
-    """A command that also reads each option from the environment: --log-level is HOPBACK_LOG_LEVEL."""
+    """A command whose options can also be set in the environment. For example, --log-level can be
+    set with HOPBACK_LOG_LEVEL.
+    """
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -40,14 +42,14 @@ class EnvironmentCommand(click.Command):
 
 
 class HttpAddress(click.ParamType[tuple[str, int]]):
-    """`PORT` (on loopback) or `HOST:PORT`."""
+    """An option value like `PORT` (on the loopback address) or `HOST:PORT`."""
 
     name = "[host:]port"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int]:
-        """Return host and port. Port 0 means a free port."""
+        """Return the host and the port. Port 0 selects a free port."""
         if isinstance(value, tuple):
             return value
         host, _, port = str(value).rpartition(":")
@@ -57,7 +59,7 @@ class HttpAddress(click.ParamType[tuple[str, int]]):
 
 
 class Seconds(click.ParamType[float]):
-    """A duration like `30s`, or a number of seconds."""
+    """An option value like `30s`, or a number of seconds."""
 
     name = "time"
 
@@ -67,7 +69,6 @@ class Seconds(click.ParamType[float]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return seconds."""
         try:
             seconds = float(str(value))
         except ValueError:
@@ -81,12 +82,12 @@ class Seconds(click.ParamType[float]):
 
 
 def url_host(host: str, port: int) -> str:
-    """Return host and port for a URL, with brackets around an IPv6 address."""
+    """Format a host and a port for a URL. IPv6 addresses are put in brackets."""
     return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def header_pairs(values: tuple[str, ...]) -> dict[str, str]:
-    """Parse the values of `--header NAME=TEXT`."""
+    """Parse values of `--header`, which have the form NAME=TEXT."""
     found = {}
     for text in values:
         name, equals, value = text.partition("=")
@@ -97,7 +98,7 @@ def header_pairs(values: tuple[str, ...]) -> dict[str, str]:
 
 
 def cannot_listen(address: tuple[str, int], reason: str) -> CommandFailed:
-    """Return the error of a command that cannot listen on --http."""
+    """Return the error for an address of --http that cannot be used."""
     return CommandFailed(
         f"cannot listen on {url_host(*address)}: {reason}",
         do="Choose another port with --http, or stop the program that uses it.",
@@ -106,7 +107,7 @@ def cannot_listen(address: tuple[str, int], reason: str) -> CommandFailed:
 
 
 def format_option(*choices: str) -> Callable[[_Command], _Command]:
-    """Return the option -o, --format. The first choice is the default."""
+    """Return the option -o, --format. The default is the first choice."""
     return click.option(
         "-o",
         "--format",
@@ -121,7 +122,7 @@ def format_option(*choices: str) -> Callable[[_Command], _Command]:
 def limit_option(
     text: str, default: int | None = None, most: int | None = None
 ) -> Callable[[_Command], _Command]:
-    """Return the option --limit N with this help text."""
+    """Return the option --limit N with the given help text."""
     return click.option(
         "--limit",
         type=click.IntRange(1, most),
@@ -135,7 +136,9 @@ def limit_option(
 def group_options(
     name: str, make: Callable[..., object], *options: Callable[[Any], Any]
 ) -> Callable[[_Command], _Command]:
-    """Add options to a command, which receives `make` of their values as the argument `name`."""
+    """Add a group of options to a command. The values are passed to `make`, and the command
+    receives the result as the argument `name`.
+    """
 
     def decorate(command: _Command) -> _Command:
         @wraps(command)

@@ -1,4 +1,6 @@
-"""`hopback pause` and `resume`: control the consumers of a running `hopback run --http`."""
+"""The commands `hopback pause` and `resume`, which control the consumers of a running `hopback run
+--http`.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ from hopback.cli.exits import CommandFailed, Exit
 from hopback.cli.options import HttpAddress, url_host
 from hopback.text import one_line as safe
 
-_TIMEOUT_S = 10.0  # seconds. The service answers from memory, so a slower one does not work.
+# Seconds. The service responds without waiting for anything, so if it takes longer, it has failed.
+_TIMEOUT_S = 10.0
 
 
-_MOST_ANSWER_BYTES = 65_536  # Answers have about 100 bytes. The rest of a longer one is not read.
+# Responses have about 100 bytes. If one is longer, the rest is not read.
+_MOST_ANSWER_BYTES = 65_536
 
 
 _http = click.option(

@@ -1,4 +1,6 @@
-"""`hopback publish`: publish a message to a queue or exchange and wait for the confirm."""
+"""The command `hopback publish`, which publishes messages to a queue or exchange and waits for the
+confirms.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
     from hopback.message import Message
 
 _LONGEST_LINE = 128 * 1024 * 1024
-"""Bytes. RabbitMQ's default limit of a body up to 3.12. Bounds the memory for an endless line."""
+"""Bytes. This is the default limit for message bodies up to RabbitMQ 3.12. It limits the memory
+that an endless line would need.
+"""
 
 
 def _check_delay(_ctx: object, _param: object, value: str | None) -> str | None:
@@ -83,11 +87,11 @@ def publish(
     headers: tuple[str, ...],
     raw: bool,
 ) -> int:
-    """Publish JSON to QUEUE, or to EXCHANGE with the routing key KEY. `-` reads one message per line from
-    stdin.
+    """Publish JSON to QUEUE, or to EXCHANGE with the routing key KEY. `-` reads one message per
+    line from stdin.
 
-    Messages are persistent, mandatory and confirmed by the broker. An unroutable message is an error
-    (status 1). The command prints how many messages were confirmed before.
+    Messages are persistent, mandatory and confirmed by the broker. If a message cannot be routed,
+    the command fails with status 1 and prints how many messages were confirmed before.
     """
     from hopback.runtime.context import compose
 
@@ -121,7 +125,7 @@ def publish(
                 delay=delay,
                 priority=priority,
             )
-        except ValueError as error:  # NaN, or a number beyond a float
+        except ValueError as error:  # NaN, or a number that is too large for a float
             raise CommandFailed(
                 f"message {number}: {error}", do="--raw sends the text unchanged.", code=Exit.USAGE
             ) from error
@@ -137,7 +141,7 @@ def publish(
 
 
 def _lines() -> Iterator[str]:
-    """Yield the non-empty lines of stdin. Each is a message."""
+    """Yield the non-empty lines of stdin. Each line is a message."""
     while line := sys.stdin.readline(_LONGEST_LINE):
         if line.strip():
             yield line.rstrip("\r\n")
@@ -155,7 +159,9 @@ def _document(text: str, number: int) -> object:
 
 
 async def _publish(url: str, messages: Iterable[Message], place: str, delay: str | None) -> None:
-    """Publish one by one. Each message is confirmed before the next is read."""
+    """Publish the messages one by one. The next one is read after the broker has confirmed the
+    previous one.
+    """
     from hopback.clock import SystemClock
     from hopback.runtime.delays import DelayQueues
     from hopback.topology.delays import delay_topology

@@ -1,5 +1,5 @@
-"""`hopback rehearse`: simulate an outage in virtual time, with queues, dead letters and
-recovery.
+"""The command `hopback rehearse`, which simulates an outage in virtual time and shows queue depths,
+dead letters and the recovery.
 """
 
 from __future__ import annotations
@@ -60,16 +60,18 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _OUTAGE_START_S = 300.0
-"""Seconds. Default start of an outage, so that the normal state is visible before it."""
+"""Seconds. By default, outages start at this time, so that the normal state is visible first."""
 _MOST_BYTES = 64 * 1024 * 1024
-"""Bytes of a scenario file or a profile. A wrong file must not exhaust memory."""
+"""The maximum size of a scenario file or a profile in bytes. It prevents that a wrong file uses up
+the memory.
+"""
 _LIVE = "live"
-"""The value of --rate that reads the rate from the broker's statistics."""
+"""With this value of --rate, the rate is read from the statistics of the broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class RehearseOptions:
-    """The options of a scenario. None and () mean not given."""
+    """The options that define a scenario. Options that were not given are None or ()."""
 
     file: str | None
     queue: str | None
@@ -91,7 +93,7 @@ class RehearseOptions:
     management: str | None
 
     def list_given(self) -> list[str]:
-        """The options that a scenario file takes the place of."""
+        """Return the names of all given options that a scenario file would replace."""
         given = {
             "--queue": self.queue, "--rate": self.rate, "--outage": self.outages or None,
             "--fail": self.fail, "--poison": self.poison, "--handler": self.handler,
@@ -103,7 +105,7 @@ class RehearseOptions:
 
 
 def _parse_with(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Build a click callback from a parser. A repeatable option is parsed value by value."""
+    """Convert a parser to a Click callback. If an option is repeatable, each value is parsed."""
 
     def read(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
         try:
@@ -117,7 +119,7 @@ def _parse_with(parse: Callable[[str], _T]) -> Callable[[click.Context, click.Pa
 
 
 def _parse_outage(text: str) -> Outage:
-    """Length and start of `20m` or `20m@1h`."""
+    """Parse an outage like `20m` or `20m@1h`, where `@1h` is the start."""
     length, _, start = text.partition("@")
     return Outage(parse_seconds(start) if start else _OUTAGE_START_S, parse_seconds(length))
 
@@ -207,10 +209,11 @@ def rehearse(
     detailed_exit_code: bool,
     **chosen: Any,
 ) -> int:
-    """Predict queue depths, dead letters and recovery time of an outage.
+    """Predict queue depths, dead letters and the recovery time of an outage.
 
-    The topology is a SYSTEM, a FILE or an application (MODULE:APP). An application also provides the
-    concurrency of its handlers. `-o html` and `-o svg` draw charts: redirect them to a file.
+    The topology is a SYSTEM, a FILE or an application (MODULE:APP). If it is an application, the
+    concurrency of its handlers is used. `-o html` and `-o svg` draw charts, so redirect them to a
+    file.
     """
     app = source.app()
     topology = source.topology() if app is None else app.topology
@@ -254,7 +257,7 @@ def _from_options(topology: Topology, app: App | None, options: RehearseOptions)
             f"expected --queue: {topology.name} has {len(queues) or 'no'} queues with a plan",
             do=f"Name one of {', '.join(queues)}, or give a --scenario file."
             if queues
-            else "Definitions hold no plans: write a .toml file.",
+            else "Definitions contain no plans: write a .toml file.",
             code=Exit.USAGE,
         )
     queue = options.queue or queues[0]
@@ -291,14 +294,16 @@ def _from_options(topology: Topology, app: App | None, options: RehearseOptions)
 
 
 def _as_handled(load: Load, app: App) -> Load:
-    """With the concurrency, the prefetch and the breaker that the application's handler has."""
+    """Return the load with the concurrency, the prefetch and the breaker of the application's
+    handler.
+    """
     from hopback.runtime.handler import Handler
 
     handler = app.handlers.get(load.queue)
     if handler is None:
         return load
     if not isinstance(handler, Handler):
-        # Of a batch handler only the breaker applies, because the model has single runs.
+        # The model handles single messages, so only the breaker of a batch handler is used.
         return replace(load, breaker=handler.options.breaker)
     options = handler.options
     return replace(
@@ -310,7 +315,9 @@ def _as_handled(load: Load, app: App) -> Load:
 
 
 def _with_traffic(load: Load, options: RehearseOptions) -> Load:
-    """Add the traffic: a profile, a rate, or the rate and consumers of a live broker."""
+    """Return the load with its traffic, which comes from a profile, a rate, or a live broker. The
+    live broker also provides the number of consumers.
+    """
     if options.profile is not None:
         try:
             return replace(load, rates=read_profile(_text(Path(options.profile))))
@@ -321,7 +328,9 @@ def _with_traffic(load: Load, options: RehearseOptions) -> Load:
                 code=Exit.USAGE,
             ) from error
     if options.rate is None:
-        raise click.UsageError("expected --rate, --profile or --scenario: how many messages come?")
+        raise click.UsageError(
+            "expected --rate, --profile or --scenario to define how many messages arrive."
+        )
     if isinstance(options.rate, float):
         return replace(load, rates=(RateStep(0.0, options.rate),))
     rate, processes = _live_reading(load.queue, options)
@@ -329,7 +338,7 @@ def _with_traffic(load: Load, options: RehearseOptions) -> Load:
 
 
 def _live_reading(queue: str, options: RehearseOptions) -> tuple[float, int]:
-    """The rate and the number of consumers of a queue, as the statistics of --broker have them."""
+    """Return the rate and the number of consumers of a queue from the statistics of the broker."""
     from hopback.broker.management import virtual_host
 
     if options.broker is None:
@@ -369,7 +378,7 @@ def _text(path: Path) -> str:
 
 @contextmanager
 def _progress(engine: str) -> Iterator[Callable[[float], object] | None]:
-    """A bar on stderr for the exact engine, if that is a terminal."""
+    """Show a progress bar on stderr if the exact engine is used and stderr is a terminal."""
     if engine != EngineKind.EXACT or not on_terminal(err=True):
         yield None
         return
@@ -378,15 +387,15 @@ def _progress(engine: str) -> Iterator[Callable[[float], object] | None]:
 
 
 _CHART_HEIGHT = 3
-"""Lines of a chart. Six charts and the totals fit on one screen."""
+"""Lines of a chart. Six charts and the totals fit on a screen."""
 _CHART_WIDTH = 72
-"""Characters of a chart. A terminal has 80, and the outage line needs room for a word."""
+"""Columns of a chart. A terminal has 80, and the line with the outages ends with a word."""
 _MOST_CHARTS = 6
-"""Charts of the fullest queues. The table lists all queues."""
+"""The maximum number of charts, for the fullest queues. The table contains all queues."""
 
 
 def print_forecast(forecast: Forecast, findings: Sequence[TimedFinding], form: str) -> None:
-    """Print a forecast in one of the forms of `-o`."""
+    """Print a forecast in one of the formats of `-o`."""
     if form == "json":
         rows = [
             {
@@ -449,7 +458,7 @@ def _print_text(forecast: Forecast, findings: Sequence[TimedFinding]) -> None:
 
 
 def _print_charts(forecast: Forecast) -> None:
-    """Print a chart of each used queue, the fullest first, and a line that shows the outages."""
+    """Print charts of the fullest queues, and a line that shows the outages."""
     from hopback.rehearse.chart import braille_chart
 
     full = sorted(forecast.queues, key=lambda queue: -queue.peak)
@@ -470,8 +479,8 @@ def _print_charts(forecast: Forecast) -> None:
 
 
 def print_advice(topology: Topology, scenario: Scenario, goals: Sequence[str], form: str) -> Exit:
-    """Print a table of the cheapest plans that meet the goals, and the best plan in a form that can be
-    copied.
+    """Print a table of the cheapest plans that meet the goals, and the best plan in a form that can
+    be copied.
     """
     from hopback.rehearse import advise as advice
 
@@ -503,7 +512,7 @@ def print_advice(topology: Topology, scenario: Scenario, goals: Sequence[str], f
     if not met:
         click.echo("No tested plan meets all goals: relax a goal, or give fewer.")
     elif not met[0].changes:
-        click.echo("The plan of today meets them all.")
+        click.echo("The current plan meets all goals.")
     else:
         click.echo(
             f"{safe(advice.decorator_line(met[0]))}\n\n{safe_lines(advice.toml_lines(met[0]))}",

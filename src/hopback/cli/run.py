@@ -1,4 +1,4 @@
-"""`hopback run`: run the handlers of an application in one or several processes."""
+"""The command `hopback run`, which runs the handlers of an application in one or several processes."""
 
 from __future__ import annotations
 
@@ -102,10 +102,12 @@ def _require_broker(_ctx: object, _param: object, value: str | None) -> str:
 @click.option("--child", "number", type=int, default=0, hidden=True)
 @click.option("--parent", type=int, default=None, hidden=True)
 def run(**options: Any) -> int:
-    """Run the handlers of APP in MODULE until stopped. MODULE is searched in the current directory first.
+    """Run the handlers of APP in MODULE until stopped. MODULE is first searched in the current
+    directory.
 
-    The first SIGINT or SIGTERM lets running handlers finish. A second one stops at once. The exit code is 0,
-    or 3 if a handler was interrupted or a message could not be settled, or 130 after a second signal.
+    After the first SIGINT or SIGTERM, running handlers are allowed to finish. A second signal stops
+    the process at once. The exit code is 0, or 3 if a handler was interrupted or a message could
+    not be settled, or 130 after a second signal.
     """
     settings = RunSettings(**options)
     if settings.parent is None and (settings.processes > 1 or settings.reload):
@@ -123,7 +125,7 @@ def _run_one(settings: RunSettings) -> int:
 
     app = load_app(settings.target)
     if not (app.handlers or app.has_lifespan):
-        # Without handlers the service would be ready but idle.
+        # Without handlers, the service would report that it is ready, but never do anything.
         module = settings.target.partition(":")[0]
         raise CommandFailed(
             f"app {app.name!r} of {settings.target} has no handlers",
@@ -137,7 +139,7 @@ def _run_one(settings: RunSettings) -> int:
             do=f"Name one of {', '.join(app.handlers)}.",
             code=Exit.USAGE,
         )
-    # uvloop speeds up only sockets.
+    # uvloop only makes sockets faster.
     factory = None if settings.embedded else quick_loop()
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
@@ -165,7 +167,9 @@ def _run_one(settings: RunSettings) -> int:
 
 
 def _leave_threads(code: int) -> None:
-    """Exit now if sync handlers have not returned. Python would wait for their threads."""
+    """Exit immediately if any sync handlers have not returned. Otherwise Python would wait for
+    their threads.
+    """
     from hopback.runtime.slow_runs import threads_in_use
 
     if threads_in_use():
@@ -179,7 +183,7 @@ def _leave_threads(code: int) -> None:
 
 
 def _print_report(handled: int, left: Iterable[Mapping[str, Any]]) -> None:
-    """Print the settled deliveries and those that the broker delivers again."""
+    """Print the number of settled deliveries, and the deliveries that the broker will redeliver."""
     noun = "delivery" if handled == 1 else "deliveries"
     click.echo(f"Stopped. {handled} {noun} settled.")
     for one in left:
@@ -203,7 +207,8 @@ async def _supervise(settings: RunSettings) -> tuple[Supervisor, bool]:
 
     log_of(settings, {})
     async with AsyncExitStack() as stack:
-        if settings.embedded:  # the broker is in this process, so that it survives its workers
+        # the broker runs in this process because the workers may be restarted
+        if settings.embedded:
             url = await stack.enter_async_context(embedded_broker(settings.target))
             settings = replace(settings, broker=url, management=None)
         supervisor = Supervisor(

@@ -1,4 +1,6 @@
-"""One process of `hopback run`: the service with its logs, metrics, probes and signals."""
+"""One process of `hopback run`. It runs the service with its logs, metrics, health checks and
+signal handlers.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ _LOG = logging.getLogger("hopback.run")
 
 
 def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
-    # Only the first process logs the hazards of the topology.
+    # The hazards of the topology are only logged by the first process.
     silent = frozenset({"topology.warning"}) if settings.number else frozenset()
     process = None if settings.parent is None else settings.number
     return open_log(
@@ -60,15 +62,18 @@ def log_of(settings: RunSettings, codes: Mapping[str, str]) -> EventLog:
 
 
 async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
-    """Run the application until a signal. Return its report, and whether a second signal came."""
+    """Run the application until a signal arrives. Returns its report, and True if there was a
+    second signal.
+    """
     bus = Bus(log_of(settings, app.codes))
     metrics = _metrics(settings)
     if metrics is not None:
         bus.subscribe(metrics)
     connection = supervisor = None
     if settings.parent is not None:
-        # The parent survives this process. It keeps the suspected message that runs alone here, and passes on
-        # the messages that killed earlier processes.
+        # The parent process outlives this one. It keeps the message that is suspected to have
+        # killed a process and runs alone here. It also passes on the messages that killed earlier
+        # processes.
         connection = parent = ParentConnection(settings.parent)
         supervisor = SupervisorLink(lambda token: parent.send(alone=token), deaths_in(os.environ))
     tracing: dict[str, Any] = {}
@@ -104,7 +109,7 @@ async def serve(app: App, settings: RunSettings) -> tuple[Report, bool]:
 
 
 async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> RabbitMQ:
-    """Return the broker of --broker. `embedded` starts one that ends with this process."""
+    """Return the broker for --broker. If this is `embedded`, a broker is started in this process."""
     from hopback.cli.embedded import embedded_broker, print_publish_command
 
     queue = next((name for name in app.handlers if not name.startswith("hopback.")), "QUEUE")
@@ -116,7 +121,7 @@ async def _broker(settings: RunSettings, app: App, stack: AsyncExitStack) -> Rab
 
 
 def _metrics(settings: RunSettings) -> Metrics | None:
-    """Return metrics if --http serves them and the extra is installed."""
+    """Return the metrics if --http is given and the extra is installed."""
     if settings.http is None:
         return None
     try:
@@ -134,7 +139,7 @@ async def _watchers(
     bus: Bus,
     stack: AsyncExitStack,
 ) -> list[Callable[[Connection], Awaitable[None]]]:
-    """Return the watchers of queues and policies. They see queues that are added later."""
+    """Return the tasks that watch queues and policies. They include queues that are added later."""
 
     def consumed() -> list[str]:
         return [consumer.queue for consumer in service().consumers]
@@ -190,7 +195,9 @@ async def _attend(
 
 
 async def _listen_to_commands(control: ControlEndpoint, port: int, stack: AsyncExitStack) -> None:
-    """Open the socket of `hopback pause`. If that fails, log it and run without the socket."""
+    """Open the socket for `hopback pause`. If this fails, a warning is logged and the service runs
+    without it.
+    """
     endpoint = Endpoint(control.command)
     try:
         path = control_socket(port)
@@ -208,7 +215,9 @@ async def _log_ready(service: Service) -> None:
 
 
 async def _follow(parent: ParentConnection, service: Service, stopper: Stopper) -> None:
-    """Report to the parent that the service is ready. Stop when the parent has ended."""
+    """Report to the parent process when the service is ready. Stop the service when the parent
+    process has ended.
+    """
     async with _background_task(parent.wait_closed()) as parent_end:
         ready, _ = await first_of(service.ready.wait(), parent_end)
         if ready is not None and not ready.exception():
@@ -228,7 +237,7 @@ def _renderer(service: Service, metrics: Metrics) -> Callable[[], tuple[str, byt
 
 @asynccontextmanager
 async def _background_task(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
-    """Run a task until the block ends."""
+    """Run a coroutine in the background until the block ends."""
     task = asyncio.create_task(work)
     try:
         yield task

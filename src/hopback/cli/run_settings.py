@@ -1,4 +1,6 @@
-"""The settings of `hopback run`, and the command line that passes them to a worker process."""
+"""The settings of `hopback run`, and the command line with which they are passed to worker
+processes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hopback.cli.broker_options import EMBEDDED
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The options of `hopback run`."""
+    """The values of the options of `hopback run`."""
 
     target: str
     broker: str
@@ -28,17 +30,19 @@ class RunSettings:
     log_format: str
     otel: bool
     number: int = 0
-    """The index of this process among the worker processes."""
+    """The index of this worker process."""
     parent: int | None = None
-    """In a worker process: the descriptor of the connection to its parent."""
+    """The file descriptor of the connection to the parent process. None if this is not a worker."""
 
     @property
     def embedded(self) -> bool:
-        """Whether the broker runs inside this process."""
+        """Whether the broker runs in this process."""
         return self.broker == EMBEDDED
 
     def command(self, number: int, descriptor: int) -> list[str]:
-        """Return the command of a worker process. Addresses with passwords go by `environment`."""
+        """Return the command line of a worker process. URLs may contain passwords, so they are
+        passed with `environment`.
+        """
         words = [sys.executable, "-m", "hopback", "run", self.target]
         words += ["--child", str(number), "--parent", str(descriptor)]
         words += [f"--queue={queue}" for queue in self.queues]
@@ -47,7 +51,7 @@ class RunSettings:
             words.append(f"--concurrency={self.concurrency}")
         if self.http is not None:
             host, port = self.http
-            # The processes use consecutive ports.
+            # Each process uses its own port. They are consecutive.
             words.append(f"--http={host}:{port + number if port else 0}")
         if self.otel:
             words.append("--otel")

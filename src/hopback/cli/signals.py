@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM: the first signal stops in order, the second one immediately."""
+"""Handle SIGINT and SIGTERM. The first signal starts an orderly shutdown, and the second one stops
+at once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _LOG = logging.getLogger("hopback.run")
 
 
 class Stopper:
-    """Calls `stop` for each signal and counts the signals."""
+    """Calls `stop` at each signal and counts the signals."""
 
     def __init__(self, stop: Callable[[], object]) -> None:
         self._stop = stop
@@ -22,7 +24,7 @@ class Stopper:
 
     @property
     def forced(self) -> bool:
-        """Whether a second signal came."""
+        """Whether there was a second signal."""
         return self.asked > 1
 
     def __call__(self) -> None:
@@ -33,7 +35,7 @@ class Stopper:
 
 
 def listen_to_signals(stopper: Stopper) -> None:
-    """Call the stopper for SIGINT and SIGTERM."""
+    """Call the stopper at SIGINT and SIGTERM."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopper)

@@ -1,4 +1,4 @@
-"""`hopback simulate`: one message's life as a timeline."""
+"""The command `hopback simulate`, which shows what happens to a message as a timeline."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def simulate(
     version: BrokerVersion | None,
     form: str,
 ) -> None:
-    """Publish one message to the embedded broker and show its way.
+    """Publish one message to the embedded broker and show its path.
 
-    The handler of queue Q fails as --fail specifies, all other consumers succeed. Time is virtual: half
-    an hour of waiting takes milliseconds.
+    The handler of queue Q fails as specified by --fail. All other consumers succeed. Time is
+    virtual, so half an hour passes in milliseconds.
     """
     from hopback.testing.simulate import DEFAULT_VERSION
     from hopback.testing.simulate import simulate as play
@@ -89,7 +89,7 @@ def _print(timeline: Timeline, form: str) -> None:
 
         document(sequence_of(timeline))
     else:
-        # Three columns, and below an entry its counting headers, if any.
+        # Print three columns. If an entry has counting headers, they are printed below it.
         queues = max(len(entry.queue) for entry in timeline.entries)
         times = max(len(format_duration(entry.at_ms)) for entry in timeline.entries)
         for entry in timeline.entries:

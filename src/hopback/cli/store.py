@@ -1,4 +1,4 @@
-"""`hopback store`: migrate the database and relay its outbox."""
+"""The command `hopback store`, which migrates the database and relays its outbox."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ database_option = click.option(
 
 @asynccontextmanager
 async def database(url: str) -> AsyncIterator[AsyncEngine]:
-    """Create an engine and dispose of it at the end. Errors of SQL are raised as CommandFailed."""
+    """Open a database engine and dispose of it at the end of the block. SQL errors are raised as
+    CommandFailed.
+    """
     from hopback.store import open_database
 
     check_file(url)
@@ -55,9 +57,10 @@ async def database(url: str) -> AsyncIterator[AsyncEngine]:
 
 
 def check_file(url: str) -> None:
-    """Raise CommandFailed if the URL names an SQLite file that cannot be used.
+    """Raise CommandFailed if the URL names a SQLite file that cannot be used.
 
-    The driver's thread would outlive a failed open and report to a closed event loop.
+    If opening a file fails, the thread of the driver stays alive and uses an event loop that is
+    already closed.
     """
     from hopback.sql.sqlite import sqlite_file
 
@@ -74,7 +77,7 @@ def check_file(url: str) -> None:
 
 @contextmanager
 def database_errors(*connecting: type[Exception]) -> Iterator[None]:
-    """Raise StoreUnavailable and errors of SQL as CommandFailed, with `connecting` also those errors."""
+    """Raise StoreUnavailable, SQL errors and errors of the types `connecting` as CommandFailed."""
     from hopback.store.database import store_errors
 
     failures: tuple[type[Exception], ...] = (StoreUnavailable, *connecting)
@@ -86,7 +89,9 @@ def database_errors(*connecting: type[Exception]) -> Iterator[None]:
 
 
 def unreachable(error: Exception) -> CommandFailed:
-    """Return the CommandFailed for an error of the database, without statement and password."""
+    """Convert an error of the database to CommandFailed. The SQL statement and the password are
+    omitted.
+    """
     text = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, StoreDamaged | StoreTooNew):
         return CommandFailed(text, do=error.remedy, code=exit_of(error))
@@ -108,7 +113,9 @@ def store() -> None:
 @store.command(short_help="Apply the missing migrations.")
 @database_option
 def migrate(url: str) -> None:
-    """Apply the missing migrations. It can be repeated and run from several places at once."""
+    """Apply the missing migrations. This can be repeated, and several processes can do it at the
+    same time.
+    """
     from hopback.clock import SystemClock
     from hopback.store import LATEST
     from hopback.store import migrate as apply_migrations
@@ -131,7 +138,7 @@ def migrate(url: str) -> None:
     "--detailed-exit-code", is_flag=True, help="Exit with status 10 if a migration is missing."
 )
 def status(url: str, detailed_exit_code: bool) -> int:
-    """Show the schema version and the version that this Hopback expects."""
+    """Show the schema version of the database and the version that Hopback requires."""
     from hopback.store import LATEST
 
     found = asyncio.run(_version(url))
@@ -176,10 +183,11 @@ def _is_missing(url: URL) -> bool:
 )
 @log_format_option
 def relay(url: str, broker: str, idle: float, log_format: str) -> None:
-    """Publish the messages of the outbox with confirms, in order per key. Several relays may run at once.
+    """Publish the messages of the outbox with confirms and in order per key. Several relays may run
+    at once.
 
-    The first SIGINT or SIGTERM stops it after the publishes in flight, a second one at once. Messages that
-    were not confirmed stay in the outbox.
+    After the first SIGINT or SIGTERM, the relay waits for publishes in flight. A second signal
+    stops it at once. Messages that were not confirmed stay in the outbox.
     """
     from hopback.cli.log import open_log
 
@@ -203,11 +211,12 @@ async def _relay(url: str, broker: RabbitMQ, idle: float) -> int:
                 do="Run `hopback store migrate` first.",
                 code=Exit.CONFLICT,
             )
-        # The owner of leases: a unique name that shows an operator which process has them.
+        # The owner of leases is a unique name, which also shows an operator which process holds
+        # them.
         owner = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         outbox = Outbox(engine, owner, SystemClock())
         publisher = MessageSender(broker, name="hopback relay", on_state=_log_state)
-        publisher.start()  # it retries until the broker is up
+        publisher.start()  # it retries until the broker is available
         try:
             found = Relay(outbox, publisher.send, idle=idle)
             await _until_stopped(found, idle)
@@ -221,7 +230,9 @@ def _log_state(state: SupervisedState, reason: str) -> None:
 
 
 async def _until_stopped(relaying: Relay, idle: float) -> None:
-    """Sweep until a signal arrives. After a second signal, do not wait for publishes in flight."""
+    """Run the relay until a signal arrives. A second signal ends it without waiting for publishes
+    in flight.
+    """
     stopping, forced = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
@@ -235,7 +246,7 @@ async def _until_stopped(relaying: Relay, idle: float) -> None:
 
 
 async def _sweep_on(relaying: Relay, idle: float, stopping: asyncio.Event) -> None:
-    """Sweep until stopped, and retry while the database is unavailable."""
+    """Run the relay until it is stopped. If the database is unavailable, retry."""
     from hopback.broker.supervise import Backoff
     from hopback.store.database import store_errors
 
@@ -247,7 +258,7 @@ async def _sweep_on(relaying: Relay, idle: float, stopping: asyncio.Event) -> No
             failures = 0
         except (StoreUnavailable, OSError) as error:
             failures += 1
-            # No jitter: a database has few relays.
+            # No jitter is needed, because a database only has a few relays.
             rest = Backoff(first=0.5).delay(failures, 0.5)
             _LOG.warning("%s. Next attempt in %.1f s", unreachable(error), rest)
         with suppress(TimeoutError):

@@ -1,9 +1,9 @@
-"""A command's output and prompts. Data is printed to stdout, as tables on a terminal, and all text is made
-safe.
+"""The output and the prompts of commands.
 
-Names come from files and brokers and may contain terminal escape sequences. All text passes through
-`safe` (names inside a line) or `safe_lines` (text with several lines). JSON keeps every character,
-escaped. Prompts are on stderr. Without a terminal an option must replace the answer.
+Data is printed to stdout, as tables if it is a terminal. Names come from files and brokers and may
+contain terminal escape sequences, so all text is passed through `safe` (for names within a line) or
+`safe_lines` (for text with several lines). JSON contains all characters in escaped form. Prompts
+are printed to stderr. If there is no terminal, an option must provide the answer.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 
-_READABLE_COLUMNS = 96  # fits a terminal of 100 columns with a margin
-_NARROWEST_TEXT = 14  # columns, enough for two words per line
-_BETWEEN_COLUMNS = 3  # as in the drawn table
+_READABLE_COLUMNS = 96  # fits on a terminal with 100 columns
+_NARROWEST_TEXT = 14  # columns; enough for two words per line
+_BETWEEN_COLUMNS = 3  # columns; the same as in drawn tables
 _STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 
 
@@ -36,32 +36,34 @@ _MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?Z")
 
 
 def clock_text(text: str, *, day: bool = True) -> str:
-    """Replace machine timestamps in a text with readable ones. They always include the time
-    zone.
-    """
+    """Make timestamps in a text readable. The result contains the time zone."""
     return _MOMENT.sub(r"\1 \2 UTC" if day else r"\2 UTC", text)
 
 
 def json_text(data: object) -> str:
-    """Format indented JSON. Control characters are escaped, so that no information is lost."""
+    """Format data as indented JSON. Control characters are escaped."""
     text = json.dumps(data, ensure_ascii=False, indent=2)
     return "\n".join(map(escape_unsafe, text.split("\n")))
 
 
 def json_line(data: object) -> str:
-    """Format JSON on one line without a newline, escaped in the same way."""
+    """Format data as JSON on one line, without a newline at the end. Control characters are
+    escaped.
+    """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return escape_unsafe(text)
 
 
 def document(text: str) -> None:
-    """Print a document, unchanged into a file or pipe, made safe on a terminal."""
+    """Print a document. On a terminal, unsafe characters are escaped. In a file or a pipe, the
+    document is unchanged.
+    """
     shown = safe_lines(text) if on_terminal() else text
     click.echo(shown, nl=not shown.endswith("\n"))
 
 
 def on_terminal(*, err: bool = False) -> bool:
-    """Whether stdout, or stderr, is a terminal."""
+    """Return True if stdout (or stderr) is a terminal."""
     return (sys.stderr if err else sys.stdout).isatty()
 
 
@@ -73,11 +75,12 @@ def table(
     keep: Collection[str] = (),
     err: bool = False,
 ) -> None:
-    """Print rows as a coloured table on a terminal, as aligned plain columns otherwise.
+    """Print a table. On a terminal it is drawn with colours, otherwise it has aligned plain
+    columns.
 
-    Columns in `right` contain numbers and are right-aligned. `err` prints to stderr. The first
-    column and those in `keep` contain names for further commands and are not folded. If the
-    terminal is too narrow, each row is printed as a list.
+    Columns in `right` contain numbers and are right-aligned. The first column and those in `keep`
+    contain names that users need for other commands, so they are not folded. If the terminal is too
+    narrow, each row is printed as a list. `err` prints to stderr.
     """
     if not on_terminal(err=err):
         lines = [[name.upper() for name in columns]]
@@ -92,7 +95,7 @@ def table(
         return
     shown = [[safe_lines(cell) for cell in row] for row in rows]
     whole = {columns[0], *keep, *right} if columns else set()
-    # The minimum width: names unfolded, texts folded to a few words.
+    # Compute the minimum width. Names are not folded, and texts are folded to a few words.
     most = ((name, _longest(shown, place)) for place, name in enumerate(columns))
     least = (
         max(len(name), longest if name in whole else min(longest, _NARROWEST_TEXT))
@@ -105,13 +108,13 @@ def table(
 
 
 def gap(*, err: bool = False) -> None:
-    """Print a blank line between a text and a table. Drawn tables include one."""
+    """Print a blank line between a text and a table. Drawn tables already contain one."""
     if not on_terminal(err=err):
         click.echo(err=err)
 
 
 def details(pairs: Iterable[tuple[str, str]], *, err: bool = False) -> None:
-    """Print name and value pairs below each other. Further lines are indented."""
+    """Print pairs of names and values, one below the other. Further lines of a value are indented."""
     shown = [(name, safe_lines(value).split("\n")) for name, value in pairs]
     width = max((len(name) for name, _ in shown), default=0)
     for name, (first, *rest) in shown:
@@ -131,17 +134,17 @@ def _draw(
     whole: Collection[str],
     err: bool,
 ) -> None:
-    """A table by rich, which is loaded only here."""
+    """Draw a table with rich. This is the only function that imports it."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # An empty NO_COLOR counts as unset, see https://no-color.org.
+    # If NO_COLOR is empty, it counts as unset, see https://no-color.org.
     console = Console(no_color=bool(os.environ.get("NO_COLOR")), stderr=err)
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(columns):
-        # Cells are never cut, because a partial name cannot be copied.
+        # Cells are never truncated, because users need to copy complete names.
         drawn.add_column(
             name,
             justify="right" if name in right else "left",
@@ -150,7 +153,7 @@ def _draw(
             min_width=_longest(rows, place) if name in whole else None,
         )
     for row in rows:
-        # Style severities only in their column, not a queue of the same name.
+        # Only style the column of severities, in case that a queue is called like one.
         styles = (_STYLES if name == "severity" else {} for name in columns)
         cells = zip(row, styles, strict=True)
         drawn.add_row(*(Text(cell, style=known.get(cell, "")) for cell, known in cells))
@@ -158,9 +161,7 @@ def _draw(
 
 
 def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
-    """Print each row as a list: its name, then the other cells, indented and folded between
-    words.
-    """
+    """Print each row as a list of its cells. They are indented and folded between words."""
     width = max(map(len, columns[1:]), default=0)
     room = max(shutil.get_terminal_size().columns - 1, width + _NARROWEST_TEXT)
     for row in rows:
@@ -181,7 +182,7 @@ def _list(columns: Sequence[str], rows: list[list[str]], err: bool) -> None:
 
 
 def wrap_text(text: str, margin: str = "") -> str:
-    """Wrap text to a readable width. Names are not broken, so that they can be searched."""
+    """Wrap text to a readable width. Words are not broken, so that names can be searched."""
     return fill(
         safe(text),
         _READABLE_COLUMNS,
@@ -193,21 +194,21 @@ def wrap_text(text: str, margin: str = "") -> str:
 
 
 def ask(question: str, *, changes: str = "this changes the broker") -> None:
-    """Ask for confirmation on a terminal. Fail without one."""
+    """Ask for confirmation. Fails if there is no terminal."""
     _require_terminal(changes)
     if not click.confirm(safe(question), err=True):
         raise _cancellation()
 
 
 def ask_for_name(question: str, name: str) -> None:
-    """Require the user to type a name, to prevent confirmation by habit."""
+    """Ask the user to type a name, so that the action is not confirmed by mistake."""
     _require_terminal("this removes messages")
     if click.prompt(safe(question), err=True, default="", show_default=False).strip() != name:
         raise _cancellation()
 
 
 def ask_for_reason(given: str) -> str:
-    """Return the reason from the option, or prompt for it."""
+    """Return the reason from the option. If it is empty, ask for it."""
     if given.strip():
         return given
     if not sys.stdin.isatty():

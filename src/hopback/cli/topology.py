@@ -1,7 +1,7 @@
-"""`hopback topology show`, `check`, `export` and `diagram`, and `hopback systems`, without a
-broker.
+"""The commands that need no broker: `hopback topology show`, `check`, `export` and `diagram`, and
+`hopback systems`.
 
-`plan`, `apply`, `migrate` and `revert`, which need a broker, are in `live_broker`.
+`plan`, `apply`, `migrate` and `revert` use a broker and are in `live_broker`.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def export(
 ) -> None:
     """Export a SYSTEM, FILE or application, by default as RabbitMQ definitions.
 
-    `kubernetes` writes resources of RabbitMQ's Messaging Topology Operator, `terraform` resources of the
-    provider cyrilgdn/rabbitmq for a .tf.json file.
+    `kubernetes` writes resources of RabbitMQ's Messaging Topology Operator. `terraform` writes
+    resources of the provider cyrilgdn/rabbitmq for a .tf.json file.
     """
     topology = source.topology()
     if not with_secrets:
@@ -121,13 +121,13 @@ def diagram(
     queue: str | None,
     form: str,
 ) -> None:
-    """Draw a SYSTEM, FILE or application as Mermaid."""
+    """Draw a SYSTEM, FILE or application as a Mermaid diagram."""
     document(_draw(source.topology(), kind, queue))
 
 
 def _discreet(topology: Topology, form: str, how: str) -> Topology:
-    """Remove password hashes and credentials, and print a note. Tables and diagrams never show
-    them.
+    """Remove password hashes and credentials and print a note about it. No note is needed for
+    tables and diagrams, which don't contain them.
     """
     from hopback.topology.definitions import without_secrets
 
@@ -147,7 +147,7 @@ def _print_form(
     *,
     internal: bool,
 ) -> None:
-    """Print a topology in one format. Each format imports only the modules it needs."""
+    """Print a topology in a format. Only the modules that are needed for this format are imported."""
     match form:
         case "table":
             from hopback.topology.table import write_table
@@ -166,7 +166,7 @@ def _print_form(
         case "asyncapi":
             from hopback.topology.asyncapi import write_asyncapi
 
-            # The message types of an application's handlers. A design or a file has none.
+            # Only the handlers of an application define message types. A design or a file does not.
             payloads, app = None, source.app()
             if app is not None:
                 from hopback.runtime.message_types import payload_schemas
@@ -224,10 +224,12 @@ def check(
     form: str,
     detailed_exit_code: bool,
 ) -> int:
-    """Report the hazards of a SYSTEM, FILE or application with place, explanation and fix.
+    """Report the hazards of a SYSTEM, FILE or application, each with its place, an explanation and
+    a fix.
 
-    Definitions exported by a broker are checked for its version unless --broker-version is given. Exits
-    with status 1 if a finding is an error, otherwise 0.
+    If the file contains definitions that were exported by a broker, they are checked for the
+    version of the broker unless --broker-version is given. Exits with status 1 if a finding is an
+    error, otherwise 0.
     """
     from hopback.topology.check import check as find_hazards
     from hopback.topology.hazards.rule import Severity
@@ -236,7 +238,7 @@ def check(
     topology = source.topology()
     exported_by = topology.foreign.get("rabbit_version")
     if version is None and isinstance(exported_by, str):
-        with suppress(ValueError):  # ignore text that is not a version
+        with suppress(ValueError):  # ignore texts that are not a version
             version = BrokerVersion.parse(exported_by)
     found = find_hazards(topology, version)
     if form == "json":
@@ -254,7 +256,9 @@ def check(
 
 
 def print_findings(found: Sequence[Finding]) -> None:
-    """Print a table on a terminal, searchable text otherwise, and then the totals by severity."""
+    """Print findings as a table on a terminal and as text otherwise, and then their number by
+    severity.
+    """
     if on_terminal() and found:
         rows = (
             (
@@ -270,7 +274,7 @@ def print_findings(found: Sequence[Finding]) -> None:
             click.echo(wrap_text(f"{one.severity}: {one.place} [{one.rule}]"))
             click.echo(wrap_text(one.explanation, "  "))
             click.echo(wrap_text(f"Fix: {one.fix}", "  ") + "\n")
-    counts = Counter(one.severity for one in found)  # in order of severity
+    counts = Counter(one.severity for one in found)  # the findings are ordered by severity
     parts = [
         f"{number} {severity}" + ("s" if number > 1 and severity != "info" else "")
         for severity, number in counts.items()
@@ -282,7 +286,9 @@ def print_findings(found: Sequence[Finding]) -> None:
 @click.argument("name", required=False)
 @format_option("table", "json")
 def systems(name: str | None, form: str) -> None:
-    """List the documented designs and Hopback's own, or describe NAME and its parameters."""
+    """List the documented designs and Hopback's own, or describe the design NAME and its
+    parameters.
+    """
     from inspect import getdoc
 
     from hopback.designs import DESIGNS
@@ -304,7 +310,7 @@ def systems(name: str | None, form: str) -> None:
     if form == "json":
         document(json_text(_as_data(design)))
         return
-    # The docstring of the function that builds the design.
+    # Print the docstring of the function that builds the design.
     click.echo(f"{name}: {design.summary}\n")
     click.echo(f"{getdoc(design.factory) or design.summary}\n")
     if design.parameters:

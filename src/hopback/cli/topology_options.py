@@ -1,4 +1,4 @@
-"""The options that name a topology: a documented system, a file or an application."""
+"""The options that specify a topology, which may be a documented system, a file or an application."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _Command = TypeVar("_Command", bound="Callable[..., object]")
 
 _MOST_BYTES = (
     64 * 1024 * 1024
-)  # The largest known definitions have 20 MiB. A larger file is refused.
+)  # Bytes. The largest known definitions have 20 MiB. Larger files are refused.
 
 
 @dataclass(frozen=True, slots=True)
 class TopologySource:
-    """The name of a topology on the command line, with its options."""
+    """A topology that was specified on the command line."""
 
     name: str
     hardened: bool = False
@@ -39,7 +39,9 @@ class TopologySource:
     vhost: str | None = None
 
     def topology(self) -> Topology:
-        """Build the design, read the file or import the application. Fail with code 5 if there is none."""
+        """Build the design, read the file or import the application. Fails with exit code 5 if
+        there is none of this name.
+        """
         from hopback.designs import DESIGNS
 
         design = DESIGNS.get(self.name)
@@ -64,7 +66,7 @@ class TopologySource:
         )
 
     def app(self) -> App | None:
-        """Import the application MODULE:APP. Return None if the name is not one."""
+        """Import the application if the name has the form MODULE:APP, otherwise return None."""
         if ":" not in self.name or Path(self.name).is_file():
             return None
         app = load_app(self.name)
@@ -81,7 +83,7 @@ class TopologySource:
 
 
 def _read(path: Path, vhost: str | None) -> Topology:
-    """Read a TOML file in Hopback's form or a JSON file with RabbitMQ's definitions."""
+    """Read a TOML file in Hopback's format or a JSON file with RabbitMQ definitions."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
@@ -109,7 +111,9 @@ def _read(path: Path, vhost: str | None) -> Topology:
 
 
 def topology_source(command: _Command) -> _Command:
-    """Give a command SYSTEM | FILE | MODULE:APP, --hardened and --param, passed as `source`."""
+    """Add SYSTEM | FILE | MODULE:APP, --hardened and --param to a command, which receives them as
+    `source`.
+    """
 
     @wraps(command)
     def call(

@@ -22,9 +22,9 @@ from hopback.cli.broker_options import (
     amqp_only_option,
     broker_option,
     config_option,
+    find_named_broker,
     is_broker_name,
     management_option,
-    named_broker,
     rabbitmq,
     reach_management,
 )
@@ -220,7 +220,7 @@ async def open_operations(
     is_first = True
     if access.is_named:
         name = access.broker or ""
-        chosen, brokers = named_broker(name, access.config), file_brokers(access.config)
+        chosen, brokers = find_named_broker(name, access.config), file_brokers(access.config)
         access, beside = apply_settings(chosen, access), journal_names(brokers)
         is_first = brokers[0].name == name
     clock = SystemClock()
