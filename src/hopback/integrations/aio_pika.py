@@ -65,11 +65,11 @@ __all__ = [
 _LOG = logging.getLogger("hopback.integrations")
 
 _TLS_OPTIONS = {"cafile": "cacertfile", "certfile": "certfile", "keyfile": "keyfile"}
-"""Maps URL options of aio-pika to Hopback's."""
+"""The URL options of aio-pika and the corresponding options of Hopback."""
 
 
 class ChannelEndings:
-    """Provides an event per aio-pika channel that is set when the channel is closed."""
+    """Provides an event for each aio-pika channel, which is set when the channel is closed."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[Any, asyncio.Event] = WeakKeyDictionary()
@@ -118,8 +118,8 @@ class AioPikaPlans(PlannedQueues):
         """Start consuming a queue with a failure plan, and return the consumer tag."""
         if no_ack:
             raise UnsafeOperation(
-                f"queue {queue.name!r} is not consumed with no_ack=True: the broker deletes a message "
-                "when it sends it, so a failed message could not be retried or parked. Leave no_ack out."
+                f"queue {queue.name!r} cannot be consumed with no_ack=True. The broker deletes a message "
+                "when it sends it, so a failed message could not be retried or parked. Remove no_ack."
             )
         return await queue.consume(self.callback(queue.name, callback), **options)
 
@@ -138,7 +138,8 @@ class AioPikaPlans(PlannedQueues):
                     returned = await returned
                 answer = answer_of_outcome(returned)
             except FAILURES as error:
-                # If the callback settled the message before raising, keep that settlement.
+                # If the callback settled the message before it raised the exception, keep that
+                # settlement.
                 answer = answer_for(error, wrapped.rules)
                 if wrapped.processed and wrapped.error is not error:
                     _LOG.warning("a callback failed after it had settled its message: %r", error)
@@ -155,8 +156,8 @@ class AioPikaPlans(PlannedQueues):
         """
         if message.processed:
             raise UnsafeOperation(
-                f"a message of queue {queue!r} was taken with no_ack=True or is already settled: "
-                "it cannot be retried or parked"
+                f"a message of queue {queue!r} was received with no_ack=True or is already settled. "
+                "It cannot be retried or parked."
             )
         taken = self.take(convert_delivery(queue, message), self._endings.of(message))
         if taken is None:
@@ -171,7 +172,7 @@ class AioPikaPlans(PlannedQueues):
 
 
 class PlannedMessage:
-    """A wrapper for an incoming message that is settled by a plan."""
+    """A wrapper for an incoming message. It is settled according to the plan of its queue."""
 
     def __init__(
         self, plans: AioPikaPlans, taken: ForeignDelivery, message: AbstractIncomingMessage
@@ -236,12 +237,12 @@ class PlannedMessage:
     def _refuse_multiple(self, multiple: bool) -> None:
         if multiple:
             raise UnsafeOperation(
-                "multiple=True settles messages by their number, past their plans: settle each"
+                "multiple=True would settle messages without their plans. Settle each one instead."
             )
 
 
 class _Processing:
-    """The context manager returned by `PlannedMessage.process`."""
+    """The context manager that `PlannedMessage.process` returns."""
 
     def __init__(self, message: PlannedMessage, ignore_processed: bool) -> None:
         self._message = message
@@ -256,9 +257,10 @@ class _Processing:
             return False
         if error is None:
             await message.ack()
-        elif isinstance(error, FAILURES):  # for a cancelled task, the broker redelivers the message
+        # if the task was cancelled, the broker redelivers the message
+        elif isinstance(error, FAILURES):
             await message.conclude(answer_for(error, message.rules))
-        return isinstance(error, OUTCOMES)  # an outcome has been handled and must not propagate
+        return isinstance(error, OUTCOMES)  # outcomes have been handled and must not propagate
 
 
 def convert_delivery(queue: str, message: AbstractIncomingMessage) -> Received:
@@ -306,7 +308,7 @@ async def settle(message: AbstractIncomingMessage, how: Settlement) -> None:
             await message.nack(requeue=how is Settlement.RELEASE)
     except Exception as error:
         _LOG.warning(
-            "a message could not be settled, the broker delivers it again: %s: %s",
+            "a message could not be settled, so the broker will redeliver it: %s: %s",
             type(error).__name__,
             error,
         )
@@ -322,8 +324,8 @@ def connection_url(connection: AbstractConnection) -> str:
     context = getattr(connection, "kwargs", {}).get("context")
     if context is not None or "capath" in known or "cadata" in known:
         raise UnsafeOperation(
-            'a TLS context cannot be read: give `publish_to="amqps://…?cacertfile=…"`, '
-            "the same place with the files that the context was made of"
+            'the settings of a TLS context cannot be read. Pass `publish_to="amqps://…?cacertfile=…"` '
+            "with the same address and the files from which the context was created."
         )
     if known.get("no_verify_ssl", "0") != "0":
         options["verify"] = "verify_none"

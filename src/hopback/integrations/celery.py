@@ -56,9 +56,9 @@ __all__ = ["CELERY_RULES", "CeleryPlans", "ParkingRequest", "check_settings", "p
 _LOG = logging.getLogger("hopback.integrations")
 
 _LONGEST_WAIT_S = 10.0
-"""Maximum number of seconds to wait for a publish. This has to be shorter than the heartbeat,
-because the worker is blocked. On timeout the message stays unacknowledged and is redelivered when
-the connection closes.
+"""The maximum number of seconds to wait for a publish. The worker is blocked during this time, so
+it has to be shorter than the heartbeat. After a timeout the message stays unacknowledged and is
+redelivered when the connection closes.
 """
 
 _PARKING: WeakKeyDictionary[Any, CeleryPlans] = WeakKeyDictionary()
@@ -85,7 +85,7 @@ def park_failed_tasks(
 
 
 class CeleryPlans:
-    """Publishes failed tasks of a Celery application. Runs in the main process of a worker."""
+    """Publishes the failed tasks of a Celery application. It runs in the main process of a worker."""
 
     def __init__(
         self, app: Any, queues: tuple[str, ...] | None, **options: Unpack[PlanOptions]
@@ -105,14 +105,14 @@ class CeleryPlans:
         early = sorted(name for name, task in tasks.items() if not task.acks_late)
         if early:
             raise UnsafeOperation(
-                f"failed tasks cannot be parked: {', '.join(early)} are acked before they run, so that "
-                "there is no message left. Set `task_acks_late = True`."
+                f"failed tasks cannot be parked. {', '.join(early)} are acked before they run, so "
+                "their messages are already deleted. Set `task_acks_late = True`."
             )
         own = f"{__name__}:{ParkingRequest.__name__}"
         others = sorted(name for name, task in tasks.items() if task.Request != own)
         if others:
             raise UnsafeOperation(
-                f"failed tasks cannot be parked: {', '.join(others)} have a custom `Request`. Call "
+                f"failed tasks cannot be parked. {', '.join(others)} have a custom `Request`. Call "
                 "park_failed_tasks(app) before they are declared, or derive it from ParkingRequest."
             )
         wanted = [*self._app.amqp.queues.consume_from] if self._queues is None else self._queues
@@ -141,7 +141,9 @@ class CeleryPlans:
         """
         queue, thread = self.queue_of(message.delivery_info), self._thread
         if queue is None or thread is None:
-            _LOG.error("a failed task cannot be parked: this worker was not started with its app")
+            _LOG.error(
+                "a failed task cannot be parked, because the worker was not started with this app"
+            )
             return False
         failure = failure_from_traceback(trace) if trace else failure_from_exception(error)
         answer = Answer(Park(reason_of(error)), failure, error=error)
@@ -152,7 +154,7 @@ class CeleryPlans:
         except TimeoutError:
             thread.set(ended)
             _LOG.error(
-                "a failed task could not be parked within %g s: it stays unacked", _LONGEST_WAIT_S
+                "a failed task could not be parked within %g s and stays unacked", _LONGEST_WAIT_S
             )
             return False
 
@@ -198,7 +200,7 @@ class ParkingRequest(Request):  # type: ignore[misc]
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        # The process may have been lost after storing the result.
+        # The process may have been lost after it stored the result.
         stored = getattr(self, "_success_was_stored", None)
         has_succeeded = isinstance(error, WorkerLostError) and stored is not None and stored()
         if not isinstance(error, Ignore | Retry | Terminated) and not has_succeeded:
@@ -234,7 +236,7 @@ class ParkingRequest(Request):  # type: ignore[misc]
             super().acknowledge()
 
     def _plans(self) -> CeleryPlans | None:
-        """Return the plans, or None if there is no plan for the queue or the message was already
+        """Return the plans, or None if the queue has no plan or the message has already been
         acknowledged.
         """
         plans = None if self.acknowledged else _PARKING.get(self.app)
@@ -244,7 +246,9 @@ class ParkingRequest(Request):  # type: ignore[misc]
 
 
 class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Worker step that starts the plans after the pool. Errors prevent the worker from starting."""
+    """A worker step that starts the plans after the pool. If there is an error, the worker does not
+    start.
+    """
 
     requires = frozenset({"celery.worker.components:Pool"})
 
@@ -252,8 +256,8 @@ class _ParkingStep(bootsteps.StartStopStep):  # type: ignore[misc]
         pool = type(parent.pool).__module__.rpartition(".")[2]
         if pool in ("eventlet", "gevent"):
             raise UnsafeOperation(
-                f"failed tasks cannot be parked by a worker with the pool {pool}: Hopback publishes from "
-                "a real thread, which this pool replaces. Use prefork, threads or solo."
+                f"failed tasks cannot be parked by a worker with the pool {pool}. Hopback publishes from "
+                "a thread, and this pool replaces threads. Use prefork, threads or solo."
             )
         _PARKING[parent.app].start()
 
@@ -298,11 +302,11 @@ def _app_url(app: Any) -> str:
     with app.connection_for_write() as connection:
         if connection.transport.driver_type != "amqp":
             raise UnsafeOperation(
-                f"failed tasks are parked in RabbitMQ, but the broker is {connection.transport.driver_type}"
+                f"failed tasks can only be parked in RabbitMQ, not in {connection.transport.driver_type}"
             )
         if connection.ssl:
             raise UnsafeOperation(
-                'settings of TLS cannot be read: give `publish_to="amqps://…?cacertfile=…"` to '
+                'the settings of TLS cannot be read. Pass `publish_to="amqps://…?cacertfile=…"` to '
                 "park_failed_tasks"
             )
         return broker_url(

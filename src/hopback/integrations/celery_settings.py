@@ -16,20 +16,20 @@ __all__ = ["CELERY_RULES", "check_settings"]
 
 CELERY_RULES: Mapping[str, str] = {
     "celery-acks-early": "Messages are acked before their tasks run.",
-    "celery-worker-lost": "A task whose process is killed counts as failed and is acked.",
+    "celery-worker-lost": "A task counts as failed and is acked if its process is killed.",
     "celery-worker-lost-loop": "A task that kills its process is redelivered forever.",
-    "celery-failure-acked": "The message of a finally failed task is deleted.",
+    "celery-failure-acked": "The message of a task is deleted when the task has finally failed.",
     "celery-failure-deleted": "A failed task is rejected, and its queue has no dead-letter exchange.",
-    "celery-publish-unconfirmed": "The producer does not learn that the broker refused a task.",
+    "celery-publish-unconfirmed": "The producer is not informed if the broker refuses a task.",
     "celery-transient": "Tasks are lost when the broker restarts.",
     "celery-eta-in-memory": "Delayed tasks wait unacked in a worker.",
-    "celery-quorum-undetected": "Delays and prefetch do not fit quorum queues.",
+    "celery-quorum-undetected": "Delays and prefetch do not work with quorum queues.",
     "celery-delay-classic": "Delayed tasks wait in classic queues.",
     "celery-visibility": "A broker other than RabbitMQ redelivers long tasks.",
     "celery-no-time-limit": "A task that hangs is redelivered while it runs.",
     "celery-pickle": "Every producer can run code in a worker.",
 }
-"""All rules with their descriptions."""
+"""All rules and their descriptions."""
 
 _AMQP = ("amqp", "pyamqp", "amqps", "librabbitmq")
 _CONSUMER_TIMEOUT = "30 minutes by default (`consumer_timeout`)"
@@ -59,14 +59,14 @@ def _own_tasks(app: Any) -> dict[str, Any]:
 
 
 def _format_tasks(tasks: list[str]) -> str:
-    """Format task names: `tasks a, b and 3 more`."""
+    """Format task names like `tasks a, b and 3 more`."""
     shown = ", ".join(f"`{name}`" for name in sorted(tasks)[:_MOST_NAMED])
     more = len(tasks) - _MOST_NAMED
     return f"tasks {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def _those(app: Any, setting: str, chosen: list[str]) -> str:
-    """Return the name of the setting if all tasks are affected, or else the names of the tasks."""
+    """Return the name of the setting if all tasks are affected, otherwise the names of the tasks."""
     everybody = len(chosen) == len(_own_tasks(app))
     return f"setting `{setting}`" if everybody else _format_tasks(chosen)
 
@@ -98,7 +98,7 @@ def _tasks(app: Any) -> Iterator[Finding]:
             "celery-worker-lost",
             _those(app, "task_reject_on_worker_lost", unheard),
             "When the process of a task is killed (out of memory, `kill -9`), the task counts as failed "
-            "and its message is acked: it is lost though the task never ended.",
+            "and its message is acked. The task is lost although it has not finished.",
             "Set `task_reject_on_worker_lost = True`, and a delivery limit on the queue.",
         )
     acked = [name for name, task in tasks.items() if _acks_on_failure(task)]
@@ -118,7 +118,7 @@ def _tasks(app: Any) -> Iterator[Finding]:
                 "celery-no-time-limit",
                 _those(app, "task_time_limit", endless),
                 f"A task may run for longer than the broker waits for its ack: {_CONSUMER_TIMEOUT}. "
-                "The broker then closes the channel, and everything on it is delivered again.",
+                "The broker then closes the channel and redelivers all of its unacked messages.",
                 "Set `task_time_limit` below the broker's timeout.",
                 Severity.INFO,
             )
@@ -151,8 +151,8 @@ def _queues(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-transient",
             "setting `task_default_delivery_mode`",
-            "Messages are kept in memory alone: a broker that restarts has forgotten every task.",
-            "Leave the setting out: tasks are persistent then.",
+            "Messages are only kept in memory. If the broker restarts, all tasks are lost.",
+            "Remove the setting. Tasks are then persistent.",
             Severity.ERROR,
         )
     for name, queue in app.amqp.queues.items():
@@ -162,8 +162,8 @@ def _queues(app: Any) -> Iterator[Finding]:
             yield _finding(
                 "celery-transient",
                 place,
-                "The queue is not durable, or ends with its last consumer: its tasks end with it.",
-                "Declare it with `durable=True`, and neither `auto_delete` nor `exclusive`.",
+                "The queue is not durable, or is deleted with its last consumer. Its tasks are then lost.",
+                "Declare it with `durable=True` and without `auto_delete` and `exclusive`.",
                 Severity.ERROR,
             )
         if rejects and "x-dead-letter-exchange" not in arguments:
@@ -183,8 +183,8 @@ def _queues(app: Any) -> Iterator[Finding]:
             yield _finding(
                 "celery-worker-lost-loop",
                 place,
-                f"Of {_format_tasks(requeues)} one that kills its process is given back at once, to the next "
-                "process, and so on without end: a classic queue does not count.",
+                f"If one of the {_format_tasks(requeues)} kills its process, it is requeued and kills "
+                "the next process. A classic queue does not count deliveries, so this never ends.",
                 "Use a quorum queue with `x-delivery-limit`, and a dead-letter exchange.",
             )
 
@@ -197,8 +197,8 @@ def _delays(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-visibility",
             "setting `broker_url`",
-            f"The broker is {transport}: tasks that are not acked within the visibility timeout ({seconds}) "
-            "are delivered again, even while they run or wait for their eta.",
+            f"The broker is {transport}. Tasks that are not acked within the visibility timeout ({seconds}) "
+            "are redelivered, even if they are still running or waiting for their eta.",
             "Set `visibility_timeout` above the longest eta and the longest task, or use RabbitMQ.",
         )
         return
@@ -211,17 +211,17 @@ def _delays(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-eta-in-memory",
             "settings `task_queues`, `task_default_queue_type`",
-            "A task with `eta` or `countdown`, and every retry, waits in the memory of a worker, its "
-            f"message unacked. A wait longer than {_CONSUMER_TIMEOUT} closes the worker's channel, and "
-            "all that it holds is delivered again.",
-            'Use quorum queues (`task_default_queue_type = "quorum"`, Celery 5.5 and later): delays are '
-            "then kept by the broker.",
+            "A task with `eta` or `countdown`, and every retry, waits in the memory of a worker, and its "
+            f"message is unacked. After {_CONSUMER_TIMEOUT}, the broker closes the channel of the worker "
+            "and redelivers all of its unacked messages.",
+            'Use quorum queues (`task_default_queue_type = "quorum"`, Celery 5.5 and later). Delayed '
+            "tasks are then kept by the broker.",
         )
     elif not app.conf.get("worker_detect_quorum_queues", False):
         yield _finding(
             "celery-quorum-undetected",
             f"queue `{quorum[0]}`",
-            "Quorum queues refuse the global prefetch that Celery asks for, and delays stay in memory.",
+            "Quorum queues refuse the global prefetch of Celery, and delayed tasks stay in memory.",
             "Set `worker_detect_quorum_queues = True` (Celery 5.5 and later).",
             Severity.ERROR,
         )
@@ -241,7 +241,7 @@ def _content(app: Any) -> Iterator[Finding]:
         yield _finding(
             "celery-pickle",
             "setting `accept_content`",
-            "A pickle can run any code when it is loaded: every user that can publish to a queue can run "
-            "code in its workers. Operators cannot see its content, because Hopback does not load pickles.",
+            "A pickle can run any code when it is loaded. Every user who can publish to a queue can run "
+            "code in its workers. Operators cannot see the content, because Hopback does not load pickles.",
             'Set `task_serializer = "json"` and `accept_content = ["json"]`.',
         )

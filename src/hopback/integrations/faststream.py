@@ -57,10 +57,11 @@ _REFUSED = {
     AckPolicy.ACK_FIRST: "acks a message before its subscriber runs",
     AckPolicy.ACK: "acks a message though its subscriber has failed",
 }
-"""Ack policies that are not supported, with the reason."""
+"""The ack policies that are not supported, and the reasons."""
 
 _HOPELESS = Rule(ValidationError, Verdict.PARK)
-"""Default rule for invalid payloads. They are dead-lettered, since a retry would fail again."""
+"""The default rule for invalid payloads. They are dead-lettered because a retry would fail as well.
+"""
 
 
 class FastStreamPlans(PlannedQueues):
@@ -85,7 +86,7 @@ class FastStreamPlans(PlannedQueues):
             if queue in self.queue_names and policy in _REFUSED:
                 raise UnsafeOperation(
                     f"the subscriber of queue {queue!r} has ack_policy {policy.name}, which "
-                    f"{_REFUSED[policy]}: its failures could not be retried. Leave ack_policy out."
+                    f"{_REFUSED[policy]}. Failed messages could not be retried. Remove ack_policy."
                 )
         connection = None if self._publish_to else await self._framework.connect()
         await self.begin(self._publish_to or connection_url(connection))  # type: ignore[arg-type]
@@ -103,7 +104,7 @@ class FastStreamPlans(PlannedQueues):
 
 
 class _PlanMiddleware(BaseMiddleware[Any, Any]):
-    """Middleware that settles a message according to the plan of its queue."""
+    """A middleware that settles a message according to the plan of its queue."""
 
     def __init__(self, msg: Any, /, *, context: Any, plans: FastStreamPlans) -> None:
         super().__init__(msg, context=context)
@@ -186,7 +187,8 @@ class _PlanMiddleware(BaseMiddleware[Any, Any]):
                         )
                 return DONE
         if self._stream_message is None:
-            # The subscriber was not called: parsing or decoding failed, or no filter matched.
+            # The subscriber was not called, because parsing or decoding failed or no filter
+            # matched.
             made = answer_for(error)
             return made._replace(outcome=Park(reason_of(error)))
         return answer_for(error, rules)

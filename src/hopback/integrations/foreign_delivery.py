@@ -33,7 +33,7 @@ class PlannedQueue:
 
 
 class _SettlementRecorder:
-    """A replacement for a channel that records how a delivery should be settled."""
+    """Replaces a channel and records how a delivery should be settled."""
 
     def __init__(self) -> None:
         self.how: Settlement | None = None
@@ -65,7 +65,7 @@ class ForeignDelivery:
         self._held = HeldDelivery(delivery, session)
         self._began = time.monotonic()
         self.answered: bool = False
-        """True if the consumer has settled the delivery."""
+        """Whether the consumer has settled the delivery."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -98,13 +98,13 @@ def answer_to_requeue(error: BaseException | None, rules: Iterable[Rule]) -> Ans
     """Return the answer for a nack or reject with requeue: a retry with delay."""
     if error is not None:
         return answer_for(error, tuple(rules))
-    return Answer(Retry("the consumer gave it back (requeue=True)"))
+    return Answer(Retry("the consumer requeued the message (requeue=True)"))
 
 
 def answer_to_reject(error: BaseException | None) -> Answer:
     """Return the answer for a reject without requeue: dead-letter the message."""
     if error is None:
-        return Answer(Park("the consumer rejected it (requeue=False)"))
+        return Answer(Park("the consumer rejected the message (requeue=False)"))
     return Answer(Park(reason_of(error)), failure_from_exception(error), error=error)
 
 

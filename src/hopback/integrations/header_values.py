@@ -1,4 +1,4 @@
-"""Convert header tables decoded by other client libraries."""
+"""Convert header tables that other client libraries have decoded."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ __all__ = ["PikaPlans", "PlannedChannel", "parameters_url"]
 _LOG = logging.getLogger("hopback.integrations")
 
 _BETWEEN_HEARTBEATS_S = 0.5
-"""Seconds between processing heartbeats. Longer than a confirm usually takes, and much shorter than
-a heartbeat interval.
+"""Seconds between two times at which heartbeats are processed. This is longer than a confirm
+usually takes, and much shorter than a heartbeat interval.
 """
 
 
@@ -134,8 +134,8 @@ class PikaPlans:
         """Start consuming a queue with a failure plan, and return the consumer tag."""
         if auto_ack:
             raise UnsafeOperation(
-                f"queue {queue!r} is not consumed with auto_ack=True: the broker deletes a message "
-                "when it sends it, so a failed message could not be retried or parked. Leave auto_ack out, "
+                f"queue {queue!r} cannot be consumed with auto_ack=True. The broker deletes a message "
+                "when it sends it, so a failed message could not be retried or parked. Remove auto_ack "
                 "and ack at the end of the callback."
             )
         self.start()
@@ -160,7 +160,7 @@ class PikaPlans:
             if known is None:
                 if self._thread is None:
                     raise RuntimeError(
-                        "expected plans that are started before the consumer, and not closed"
+                        "expected plans that were started before the consumer and are not closed"
                     )
                 # Remove closed channels. A client that reconnects uses a new channel each time.
                 self._channels = {one: of for one, of in self._channels.items() if one.is_open}
@@ -262,8 +262,8 @@ class PlannedChannel:
             return sorted(each for each in self._in_hand if not tag or each <= tag)
         if tag not in self._in_hand:
             raise UnsafeOperation(
-                f"expected the tag of a delivery in hand, got {tag}: it is settled already, or came "
-                "by another consumer of this channel"
+                f"expected the tag of an unsettled delivery, got {tag}. It is already settled, or it "
+                "belongs to another consumer of this channel."
             )
         return [tag]
 
@@ -276,7 +276,7 @@ class PlannedChannel:
             moving.add_done_callback(partial(self._on_moved, tag))
 
     def _wait(self, moving: Future[Settlement | None]) -> Settlement | None:
-        """Wait for the result while processing heartbeats. Stops when the connection is closed."""
+        """Wait for the result and process heartbeats. This ends when the connection is closed."""
         while True:
             try:
                 return moving.result(_BETWEEN_HEARTBEATS_S)
@@ -312,7 +312,9 @@ class PlannedChannel:
             else:
                 self._own.basic_nack(tag, requeue=how is Settlement.RELEASE)
         except AMQPError as error:
-            _LOG.warning("a message could not be settled, the broker delivers it again: %r", error)
+            _LOG.warning(
+                "a message could not be settled, so the broker will redeliver it: %r", error
+            )
 
 
 def _convert_delivery(queue: str, method: Any, properties: Any, body: bytes) -> Received:
@@ -353,8 +355,8 @@ def parameters_url(parameters: Parameters | Iterable[Parameters]) -> str:
             raise ValueError("expected parameters of pika, got none")
     if one.ssl_options is not None:
         raise UnsafeOperation(
-            'a TLS context cannot be read: give `publish_to="amqps://…?cacertfile=…"`, '
-            "the same place with the files that the context was made of"
+            'the settings of a TLS context cannot be read. Pass `publish_to="amqps://…?cacertfile=…"` '
+            "with the same address and the files from which the context was created."
         )
     heartbeat = one.heartbeat if isinstance(one.heartbeat, int) else None
     options: dict[str, object] = {"heartbeat": heartbeat}
@@ -365,8 +367,8 @@ def parameters_url(parameters: Parameters | Iterable[Parameters]) -> str:
         options["auth_mechanism"] = "external"
     else:
         raise UnsafeOperation(
-            f"expected plain or external credentials, got {type(one.credentials).__name__}: "
-            'give `publish_to="amqp://…"`'
+            f"expected plain or external credentials, got {type(one.credentials).__name__}. "
+            'Pass `publish_to="amqp://…"`.'
         )
     return broker_url(
         one.host,

@@ -1,8 +1,8 @@
-"""Common code for consumers written with other libraries.
+"""The common code for consumers that use other libraries.
 
 The other library consumes the queue and settles its deliveries. Hopback decides how a delivery is
-settled and publishes retries and dead letters on its own connection. For synchronous libraries,
-this runs on an event loop in a background thread.
+settled, and publishes retries and dead letters on its own connection. If the library is
+synchronous, this runs on an event loop in a background thread.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ _RETRY = ("30s", "5m", "30m")
 
 
 def _log_end(running: asyncio.Task[object]) -> None:
-    """Log an error of the service. After this, failed deliveries stay unsettled."""
+    """Log the error that has ended the service. After this, failed deliveries stay unsettled."""
     if not running.cancelled() and (error := running.exception()) is not None:
-        _LOG.critical("the plans are no longer in force: %s: %s", type(error).__name__, error)
+        _LOG.critical(
+            "the failure plans are no longer applied: %s: %s", type(error).__name__, error
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -99,14 +101,14 @@ class PlanOptions(TypedDict, total=False):
 
 
 class PlannedQueues:
-    """Base class for failure plans of queues consumed by another library.
+    """The base class for failure plans of queues that another library consumes.
 
-    The library declares its own queues. Retry queues and dead-letter queues are declared by this
-    class.
+    The library declares its own queues. This class declares the retry queues and dead-letter
+    queues.
     """
 
     _reports_failures = True
-    """Whether to report tracebacks. False if the library logs them."""
+    """Whether to report tracebacks. This is False if the library already logs them."""
 
     def __init__(
         self,
@@ -218,9 +220,9 @@ class PlannedQueues:
             self._planned[plan.queue] = PlannedQueue(plan, rules, settling)
 
     def _foreign_queues(self, whole: Topology) -> tuple[Queue, ...]:
-        """Return the queues declared by the library.
+        """Return the queues that the library declares.
 
-        Their arguments are unknown, so assume the safest ones.
+        Their arguments are unknown, so the safest ones are assumed.
         """
         return tuple(
             harden_queues(plan)[0] for plan in whole.plans if whole.queue(plan.queue) is None
@@ -256,8 +258,8 @@ class PlannedQueues:
             if delivery.queue not in self.queue_names:
                 return None
             raise RuntimeError(
-                f"the plan of queue {delivery.queue!r} is not in force: start the plans before the "
-                "consumer, and close them after it"
+                f"the plans of queue {delivery.queue!r} are not active. Start the plans before the "
+                "consumer and close them after it."
             )
         assert self._version is not None  # noqa: S101 - known before anything is planned
         return ForeignDelivery(planned, delivery, self._version.result(), ended)
@@ -267,5 +269,5 @@ class PlannedQueues:
         work = asyncio.ensure_future(taken.conclude(answer))
         self._concluding.add(work)
         work.add_done_callback(self._concluding.discard)
-        # Shield the work: it must not be cancelled between publishing and settling.
+        # Shield the task. It must not be cancelled between publishing and settling.
         return await asyncio.shield(work)

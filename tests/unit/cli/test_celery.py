@@ -37,7 +37,7 @@ def test_celery_check_prints_findings_and_fails_on_error(capsys: _Output) -> Non
     assert run(["celery", "check", "celery_shop:worker"]) == 1
     said = capsys.readouterr().out
     assert "error: setting `task_default_delivery_mode` [celery-transient]" in said
-    assert "Fix: Leave the setting out" in said
+    assert "Fix: Remove the setting" in said
     assert said.rstrip().splitlines()[-1].startswith("Found 1 error, ")
 
 
