@@ -21,8 +21,8 @@ class Happening:
     at: float
 
     def fits(self, name: str, wanted: Mapping[str, Any]) -> bool:
-        """Return True if the event has the given name and fields. `reason` is matched as a
-        substring.
+        """Return True if the event has the given name and fields. `reason` only has to contain the
+        given text.
         """
         return self.name == name and all(
             value in str(self.fields.get(field))
@@ -41,8 +41,8 @@ class Happening:
 class EventRecord:
     """Records events and provides assertions.
 
-    Base class of `AppTest` and `AppThread`. Events are selected by their fields (`tier="5m"`,
-    `attempt=2`, `message_id=…`). `reason` matches any substring.
+    This is the base class of `AppTest` and `AppThread`. Events are selected by their fields
+    (`tier="5m"`, `attempt=2`, `message_id=…`). `reason` only has to contain the given text.
     """
 
     def __init__(self) -> None:
@@ -112,9 +112,9 @@ class Tally:
     parked: int = 0
     snoozed: int = 0
     held: int = 0
-    """Number of failed and postponed attempts to settle a delivery."""
+    """How many attempts to settle a delivery failed and were postponed."""
     abandoned: int = 0
-    """Number of deliveries that lost their channel before they were settled."""
+    """How many deliveries lost their channel before they were settled."""
 
 
 _COUNTED = {f"delivery.{field}": field for field in Tally.__dataclass_fields__}

@@ -61,14 +61,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _INSTANT = 1e-5
-"""In virtual time, any delay lets all pending work run first."""
+"""Seconds. In virtual time, any delay lets all pending work run first."""
 _UPKEEP_S = 86_400.0  # virtual seconds between topology checks
-_DAY = 86_400.0  # virtual seconds, longer than the retry delays of any sensible plan
-_MINUTE = 60.0  # real seconds, enough for tests with short delays on a real broker
+_DAY = 86_400.0  # virtual seconds; longer than the retry delays of any sensible plan
+_MINUTE = 60.0  # real seconds; enough for tests with short delays on a real broker
 _LOOK_S = 0.1  # real seconds between polls of a real broker
 _QUIET_LOOKS = 3
-"""A single check is not enough, since an expired message is not in any queue while the broker moves
-it.
+"""The number of times that the queues have to be empty. Once is not enough, because an expired
+message is not in any queue while the broker moves it.
 """
 
 
@@ -151,7 +151,7 @@ class AppTest(EventRecord):
         self.report: Report | None = None
         self._producer = Producer(self._embedded.node)
         self._clock = LoopClock(time.time)
-        # Nothing else deletes queues here, and checking every few seconds would slow down long
+        # In a test, no other program deletes queues. A check every few seconds would slow down long
         # virtual delays.
         embedded = ServiceOptions(upkeep=_UPKEEP_S) if self._live is None else None
         self._options = options or embedded
@@ -168,8 +168,8 @@ class AppTest(EventRecord):
         if self._live is not None:
             if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
                 raise RuntimeError(
-                    f"{self._live.address} runs in real time: run this test without "
-                    "`in_virtual_time`, with waits of milliseconds, or on the embedded broker"
+                    f"{self._live.address} runs in real time. Run this test without "
+                    "`in_virtual_time` and with delays of milliseconds, or use the embedded broker."
                 )
             await self._live.open()
         environment = Environment(
@@ -216,8 +216,8 @@ class AppTest(EventRecord):
             raise RuntimeError("expected `async with AppTest(app) as test:` before this call")
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(
-                "this AppTest was entered on another event loop, as by an async fixture, and its "
-                "application does not run while this loop does. Write `async with AppTest(app) as "
+                "this AppTest was entered on another event loop, for example by an async fixture. Its "
+                "application does not run while this loop runs. Write `async with AppTest(app) as "
                 "test:` inside the test, or let fixture and test use the same loop"
             )
 
@@ -281,12 +281,12 @@ class AppTest(EventRecord):
         handler is running.
 
         Args:
-            reraise: If True, raise the first exception raised by a handler since the last drain.
+            reraise: If True, raise the first exception that a handler has raised since the last drain.
             within: Maximum time to wait. Defaults to one day of virtual time, or one minute on a
                 real broker.
 
         Returns:
-        The number of deliveries per outcome since the last drain.
+            The number of deliveries per outcome since the last drain.
 
         Raises:
             TimeoutError: If messages are left when the time is up.
@@ -389,8 +389,8 @@ class AppTest(EventRecord):
         """The embedded broker. Raises RuntimeError if the test runs on a real broker."""
         if self._live is not None:
             raise RuntimeError(
-                f"this test runs on {self._live.address}: snapshots, faults and cuts are of the "
-                "embedded broker"
+                f"this test runs on {self._live.address}. Snapshots and faults are only available "
+                "with the embedded broker."
             )
         return self._embedded
 
@@ -424,7 +424,9 @@ class AppTest(EventRecord):
 
 
 class QueuesUnderTest:
-    """A connection to a real broker. `parked` contains the last seen dead letters of each queue."""
+    """A connection to a real broker. `parked` contains the dead letters of each queue at the last
+    look.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -488,8 +490,7 @@ class QueuesUnderTest:
         self.parked[queue] = tuple(seen)
 
 
-#
-# A producer that is not affected by injected faults.
+# A producer that injected faults do not affect.
 
 
 class Producer:

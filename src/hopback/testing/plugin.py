@@ -1,7 +1,7 @@
 """The pytest plugin.
 
-Provides fixtures that run a broker on a local port and applications connected to it. The plugin is
-enabled automatically. Modules are only imported when a fixture is used.
+It provides fixtures that run a broker on a local port and connect applications to it. Pytest
+enables the plugin automatically. Modules are only imported when a fixture is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def hopback_broker(request: pytest.FixtureRequest) -> Iterator[BrokerThread]:
-    """Start a broker on a free local port. Its clock only changes when `advance` is called."""
+    """Start a broker on a free local port. Its time only changes when `advance` is called."""
     from hopback.broker.server import ClockKind, ServerSettings
     from hopback.testing.threads import BrokerThread
     from hopback.version import BrokerVersion

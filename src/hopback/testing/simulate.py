@@ -1,7 +1,7 @@
-"""Simulate the processing of a message with a failure plan, the embedded broker and virtual time.
+"""Simulate how a message is processed with a failure plan, the embedded broker and virtual time.
 
-The outcomes of the handler are defined by a script. All other consumers succeed. The resulting
-timeline contains the time, queue, event and relevant headers of each step.
+A script defines the outcomes of the handler. All other consumers succeed. The result is a timeline
+that contains the time, queue, event and relevant headers of each step.
 
 A script is a number of failures (`3`), `always`, or one character per run:
 
@@ -10,8 +10,8 @@ character  the run
 =========  =============================================================
 `.`        succeeds
 `x` `r`    fails and may be retried
-`p`        fails for good: park
-`s`        is not due yet: snooze, for a second
+`p`        fails permanently and parks the message
+`s`        is not due yet and snoozes the message for one second
 =========  =============================================================
 
 After the last character, all runs succeed.
@@ -169,7 +169,7 @@ class Timeline:
 
 
 def select_headers(headers: Headers, plan: Plan) -> dict[str, str]:
-    """Return the headers to show: retry counts, headers of the design, and the entries of
+    """Return the headers to show, i.e. retry counts, headers of the design, and the entries of
     `x-death`.
     """
     every = (*plan.retry_stamps, *plan.park_stamps)
@@ -185,7 +185,7 @@ DEFAULT_VERSION = BrokerVersion(4, 0)
 
 _MOST_RUNS = 10_000  # protects against endless loops
 _MOST_IDLE_DEADLINES = 100
-"""Stop after this number of retries of an undeliverable dead letter. The broker would retry
+"""Stop after this number of retries of an undeliverable dead letter. The broker would keep trying
 forever.
 """
 
@@ -252,7 +252,7 @@ async def play(
 
 
 class _MessageRun:
-    """Consumes the message, applies the decisions and records the events of the broker."""
+    """Consumes the message, applies decisions and records the events of the broker."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Run a broker and an application in background threads.
 
-They can be used from synchronous and asynchronous tests and with any AMQP client.
+Tests can be synchronous or asynchronous and may use any AMQP client.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class BrokerThread:
     def server(self) -> BrokerServer:
         """The server. It must only be used in the broker's thread."""
         if self._server is None:
-            raise RuntimeError("expected a broker that was started: use it with `with`")
+            raise RuntimeError("expected a broker that was started. Use it in a `with` statement.")
         return self._server
 
     @property
@@ -93,11 +93,11 @@ class BrokerThread:
 
     @property
     def now(self) -> float:
-        """Return the time of the broker in seconds since the epoch."""
+        """The time of the broker in seconds since the epoch."""
         return self.server.time.clock.now()
 
     def advance(self, duration: Duration) -> Advanced:
-        """Advance the clock of the broker, and wait for clients to react."""
+        """Advance the clock of the broker and wait until clients have reacted."""
         return self._do(self.server.advance(duration))
 
     def snapshot(self) -> NodeSnapshot:
@@ -117,7 +117,7 @@ class BrokerThread:
         self._do(self.server.restart())
 
 
-_PATIENCE_S = 60.0  # seconds, much longer than any operation should take
+_PATIENCE_S = 60.0  # seconds; much longer than any operation should take
 
 
 class AppThread(EventRecord):
