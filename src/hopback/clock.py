@@ -1,4 +1,4 @@
-"""System clock, and a manual clock for tests."""
+"""A clock with the system time, and a manual clock for tests."""
 
 from __future__ import annotations
 

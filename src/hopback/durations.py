@@ -10,10 +10,10 @@ from typing import TypeAlias
 from hopback.errors import InvalidDeclaration, Problem
 
 Duration: TypeAlias = str | float | timedelta
-"""A string such as `"2h"`, a number of seconds or a timedelta."""
+"""A duration is a string such as `"2h"`, a number of seconds, or a timedelta."""
 
 LONGEST_MS = 315_360_000_000
-"""The longest TTL RabbitMQ accepts: ten years."""
+"""The longest TTL in milliseconds that RabbitMQ accepts. This is ten years."""
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _FORM = re.compile("".join(rf"(?:(\d{{1,12}}){unit})?" for unit, _ in _UNITS), re.ASCII)
@@ -67,7 +67,7 @@ def parse_wait_ms(value: Duration) -> int:
         raise ValueError(f"expected {_EXAMPLES}, seconds or a timedelta, got {value!r}")
     if not 0 <= value <= LONGEST_MS / 1000:
         raise ValueError(f"expected a duration from 0 to 3650d (ten years), got {value!r}")
-    return math.ceil(round(value * 1000, 3))  # avoid float noise: 0.1 s is 100 ms
+    return math.ceil(round(value * 1000, 3))  # 0.1 s is 100 ms, without floating point errors
 
 
 def read_seconds(value: Duration, option: str, *, where: str, zero: bool = True) -> float:

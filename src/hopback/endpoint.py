@@ -1,8 +1,8 @@
 """A minimal HTTP server for health probes, metrics and commands.
 
-The server runs on the caller's event loop. Each connection handles a single request. Request size,
-duration and the number of connections are limited. We don't use an ASGI server here because it
-would add a dependency and install its own signal handlers.
+The server runs on the caller's event loop. Each connection handles a single request. The size and
+duration of requests and the number of connections are limited. An ASGI server is not used, because
+it would add a dependency and install its own signal handlers.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
 
-_MOST_BYTES = 16_384  # maximum size of the request head, and the default for the body
+# bytes; the maximum size of the request head, and the default limit for the body
+_MOST_BYTES = 16_384
 _MOST_CONNECTIONS = 64
-"""Default maximum number of concurrent connections. When the limit is reached, the oldest connection that
-is waiting for its client is closed, so that idle clients cannot block health probes. If there is
-none, the server responds with 503.
+"""The default limit for concurrent connections. When it is reached, the oldest connection that is
+waiting for its client is closed, so that idle clients cannot block health probes. If there is no
+such connection, the server responds with 503.
 """
 
 
@@ -70,7 +71,7 @@ Respond: TypeAlias = "Callable[[Request], Awaitable[Response]]"
 
 
 class _Unreadable(Exception):
-    """Raised when a request cannot be parsed. `status` is the HTTP status to respond with."""
+    """Raised if a request cannot be parsed. The response has the HTTP status `status`."""
 
     def __init__(self, status: HTTPStatus) -> None:
         self.status = status
@@ -143,10 +144,10 @@ class Endpoint:
                 self._awaiting_client[task] = None
                 await writer.drain()
         except (TimeoutError, OSError):
-            pass  # the client has disconnected or timed out
+            pass  # the client has disconnected or is too slow
         except asyncio.CancelledError:
-            # Replaced by a newer connection, or closing. Until Python 3.12, asyncio logs a
-            # traceback if the task of a connection is cancelled.
+            # The connection was replaced by a newer one, or the server is closing. Before Python
+            # 3.12, asyncio logs a traceback if the task of a connection is cancelled.
             pass
         finally:
             self._serving.discard(task)

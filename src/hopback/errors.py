@@ -28,16 +28,16 @@
     │       ├── ConfirmTimeout    the broker did not confirm in time
     │       ├── PublishRefused    the broker refused the message
     │       ├── PublishInterrupted  the channel closed before the confirm
-    │       ├── DeliveryLost      not sent, the delivery being handled was lost
-    │       └── InvalidMessage    not sent, the message is invalid
+    │       ├── DeliveryLost      not sent, because the delivery of the handler was lost
+    │       └── InvalidMessage    not sent, because the message is invalid
     ├── OperationRefused          an invalid request for a dead-letter operation
     │   ├── BadRequest            a field of the request is invalid
     │   ├── BadFilter             a term of a filter cannot be parsed
     │   ├── BadLine               a line is not an exported message
     │   ├── NoSuch                no such queue, session, message or job
     │   │   └── SessionOver       the browse session has ended
-    │   ├── CountMismatch         unexpected number of selected messages
-    │   ├── JobConflict           prevented by another job or the state of the job
+    │   ├── CountMismatch         the number of selected messages is not the expected one
+    │   ├── JobConflict           another job or the state of the job prevents it
     │   └── NotAllowed            disabled, or no permission
     ├── ReplyRefused              the reply address of a request is not allowed
     ├── LeaseLost                 another process has taken over the job
@@ -135,12 +135,12 @@ class Problem:
 
 
 class InvalidTopology(TopologyError):
-    """Raised when a topology, a topology file or a parameter is invalid. `problems` contains every
-    problem found.
+    """Raised when a topology, a topology file or a parameter is invalid. `problems` contains all
+    problems.
     """
 
     remedy: ClassVar[str] = (
-        "Correct every listed line. Each contains its place and the expected value."
+        "Correct all listed lines. Each contains its place and the expected value."
     )
 
     def __init__(self, problems: tuple[Problem, ...], *, where: str = "topology") -> None:
@@ -157,15 +157,15 @@ class TopologyConflict(TopologyError):
     """
 
     remedy: ClassVar[str] = (
-        "Declare the object as the broker has it, or migrate: queue types and arguments cannot change in"
-        " place. `hopback adopt QUEUE` writes the file for either. `hopback topology plan` compares all"
+        "Change the declaration or migrate the object. Queue types and arguments cannot be changed in"
+        " place. `hopback adopt QUEUE` writes a file for both.  `hopback topology plan` compares all"
         " objects."
     )
 
 
 class InvalidDeclaration(HopbackError):
     """Raised when a handler, an option or another declaration in code is invalid. `problems`
-    contains every problem found.
+    contains all problems.
     """
 
     remedy: ClassVar[str] = "Correct the declaration at the line that the traceback shows."
@@ -213,7 +213,9 @@ class ConnectionLost(BrokerError):
 class ProtocolError(BrokerError):
     """Raised when a frame is not valid AMQP 0-9-1 or exceeds a limit."""
 
-    remedy: ClassVar[str] = "Check that the address is an AMQP 0-9-1 port and the limits are met."
+    remedy: ClassVar[str] = (
+        "Check that the address is an AMQP 0-9-1 port and that the limits are respected."
+    )
 
 
 class ChannelClosed(BrokerError):
@@ -263,7 +265,7 @@ class ManagementError(BrokerError):
     """
 
     remedy: ClassVar[str] = (
-        "Check the management address. The broker's log contains the reason of a refusal."
+        "Check the management address. The broker's log contains the reason if it refuses a request."
     )
 
     def __init__(self, text: str, *, status: int = 0) -> None:
@@ -289,7 +291,7 @@ class AnswerTimeout(BrokerError):
     """Raised when the broker does not respond to a request such as a queue declaration in time."""
 
     remedy: ClassVar[str] = (
-        "Look at the broker: its log, its load, and for quorum queues whether a leader exists."
+        "Check the log and the load of the broker, and if quorum queues have a leader."
     )
 
 
@@ -304,13 +306,13 @@ class NoReply(BrokerError):
 class PublishFailed(BrokerError):
     """Base class for publish errors. The message was not confirmed and still belongs to the sender."""
 
-    remedy: ClassVar[str] = "Keep the message and try again, or hand the failure to its sender."
+    remedy: ClassVar[str] = "Keep the message and try again, or report the failure to its sender."
 
 
 class Returned(PublishFailed):
     """Raised when the broker returns a message because no queue matches its routing key."""
 
-    remedy: ClassVar[str] = "Create the queue or binding the message was meant for."
+    remedy: ClassVar[str] = "Create the missing queue or binding."
 
     def __init__(
         self, exchange: str, routing_key: str, code: int = 312, text: str = "NO_ROUTE"
@@ -336,7 +338,9 @@ class ConfirmTimeout(PublishFailed):
     example, when a quorum queue has lost its majority.
     """
 
-    remedy: ClassVar[str] = "Try again later with the same message id: it may have been stored."
+    remedy: ClassVar[str] = (
+        "Try again later with the same message id, because the message may have been stored."
+    )
 
 
 class PublishRefused(PublishFailed):
@@ -371,7 +375,9 @@ def _refusal_advice(cause: ChannelClosed) -> str:
 class PublishInterrupted(PublishFailed):
     """Raised when the channel or connection closes before the broker has confirmed a message."""
 
-    remedy: ClassVar[str] = "Send again with the same message id: it may have been stored."
+    remedy: ClassVar[str] = (
+        "Send it again with the same message id, because it may have been stored."
+    )
 
 
 class DeliveryLost(PublishFailed):
@@ -381,7 +387,7 @@ class DeliveryLost(PublishFailed):
     create a duplicate.
     """
 
-    remedy: ClassVar[str] = "Let the handler end: the broker delivers its message again."
+    remedy: ClassVar[str] = "Let the handler end. The broker redelivers its message."
 
 
 class InvalidMessage(PublishFailed):
@@ -446,7 +452,7 @@ class BadLine(OperationRefused):
     """Raised when a line of an import file is not an exported message."""
 
     remedy: ClassVar[str] = (
-        "Check that the file came from an export, and where it was cut or changed."
+        "Check that the file was exported by Hopback and has not been truncated or changed."
     )
 
 
@@ -512,7 +518,7 @@ class JobConflict(OperationRefused):
 class NotAllowed(OperationRefused):
     """Raised when an operation is disabled or the caller does not have permission."""
 
-    remedy: ClassVar[str] = "Switch it on in the settings of the service, if it is wanted."
+    remedy: ClassVar[str] = "Enable it in the settings of the service, or ask for the permission."
 
 
 class LeaseLost(HopbackError):
@@ -560,7 +566,7 @@ class ServerUnavailable(HopbackError):
 class ServerFailed(HopbackError):
     """Raised when the server fails to process a request."""
 
-    remedy: ClassVar[str] = "Look at the server's log."
+    remedy: ClassVar[str] = "Check the log of the server."
 
 
 class MissingExtra(HopbackError, ImportError):
@@ -568,13 +574,13 @@ class MissingExtra(HopbackError, ImportError):
     extra.
     """
 
-    remedy: ClassVar[str] = "Install the extra that the message names, into this environment."
+    remedy: ClassVar[str] = "Install the extra named in the message into this environment."
 
 
 class UnsafeOperation(HopbackError):
     """Raised when an operation could lose messages or deliver them to the wrong queue."""
 
-    remedy: ClassVar[str] = "Remove the danger the message names, or accept it explicitly."
+    remedy: ClassVar[str] = "Remove the risk that the message describes, or accept it explicitly."
 
     def __init__(self, text: str, *, can_lift: bool = True) -> None:
         super().__init__(text)
@@ -583,7 +589,7 @@ class UnsafeOperation(HopbackError):
 
 
 def describe_scheme(url: str) -> str:
-    """Name the scheme of an address for an error. The rest may contain a password."""
+    """Describe the scheme of an address for an error message. The rest may contain a password."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         return "no scheme"

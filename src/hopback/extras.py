@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:
-    """Context manager for importing optional dependencies.
+    """A context manager for imports of optional dependencies.
 
     If blocks are nested, the error names the extra of the outermost block.
 

@@ -1,7 +1,8 @@
-"""Values of AMQP field tables: Python's own types where they fit, small subclasses where not.
+"""The values of AMQP field tables. Python's own types are used where possible, and small subclasses
+elsewhere.
 
-A header must survive every hop equal in value *and* type, so each AMQP type has exactly one
-Python type and back:
+When a header is received and published again, its value and its type must stay the same. Each AMQP
+type therefore corresponds to exactly one Python type:
 
 =====================  ====  =====================================================
 Python                 AMQP  note
@@ -10,7 +11,7 @@ bool                   t
 Int8, UInt8            b B
 Int16, UInt16          s u
 Int32, UInt32          I i
-int                    l     64 bits, signed, the only plain integer that is written
+int                    l     64 bits, signed; the only type written for plain integers
 UInt64                 L
 Float32, float         f d
 Decimal                D     scale 0–255, 32 bits signed
@@ -21,7 +22,7 @@ list, tuple            A
 dict, Mapping          F     keys up to 255 bytes
 Timestamp              T     seconds since 1970, 64 bits unsigned, never a datetime
 None                   V
-RawValue               any   carried as it came: nested too deep, or a nested key twice
+RawValue               any   copied unchanged: nested too deep, or a duplicate nested key
 =====================  ====  =====================================================
 """
 
@@ -101,7 +102,7 @@ class RawValue(bytes):
 
     def __new__(cls, raw: bytes) -> RawValue:
         if not _is_one_value(raw):
-            raise ValueError(f"expected one AMQP value from end to end, got {raw[:40]!r}")
+            raise ValueError(f"expected exactly one AMQP value, got {raw[:40]!r}")
         return super().__new__(cls, raw)
 
     def texts(self) -> list[str] | None:
@@ -135,11 +136,11 @@ _PlainValue: TypeAlias = "bool | int | float | Decimal | str | bytes | None"
 FieldValue: TypeAlias = "_PlainValue | Sequence[FieldValue] | Mapping[str, FieldValue]"
 Headers: TypeAlias = "Mapping[str, FieldValue]"
 FurtherHeaders: TypeAlias = "tuple[tuple[bytes, FieldValue], ...]"
-"""Headers that cannot be stored in a `dict[str, ...]`, as pairs of raw name and value."""
+"""Headers that cannot be stored in a `dict[str, ...]`, as pairs of the raw name and the value."""
 
 
 class _ReadOnlyHeaders(dict[str, FieldValue]):
-    """A dict that cannot be changed, because its encoded form is cached. Copies are plain dicts."""
+    """A dict that cannot be changed, because its encoded form is cached. Copies are normal dicts."""
 
     __slots__ = ()
 
@@ -264,7 +265,7 @@ def _value_size(value: FieldValue) -> int:
 
 
 MAX_DEPTH = 32
-"""Maximum nesting depth of decoded tables and arrays. Values beyond it are kept as `RawValue`."""
+"""The maximum nesting depth of decoded tables and arrays. Deeper values are kept as `RawValue`."""
 
 
 def nests_deeper(value: FieldValue, levels: int) -> bool:
@@ -291,7 +292,7 @@ _ARRAY, _TABLE, _TEXT = b"AFS"
 
 
 def value_end(raw: bytes, position: int, limit: int) -> int | None:
-    """Return the end position of the encoded value that starts at `position`.
+    """Return the position where the encoded value at `position` ends.
 
     Returns None if the type is unknown or if the value extends past `limit`.
     """
@@ -309,7 +310,7 @@ def value_end(raw: bytes, position: int, limit: int) -> int | None:
 
 
 def _is_one_value(raw: bytes) -> bool:
-    """Check that the bytes are exactly one value. Nested values are checked without recursion."""
+    """Return True if the bytes are exactly one value. Nested values are checked without recursion."""
     limits = [len(raw)]
     """End positions of the open arrays and tables. The flags in `tables` mark the tables."""
     tables = [False]
@@ -351,7 +352,7 @@ def canonical(value: FieldValue) -> object:
 
 
 def canonical_text(value: FieldValue) -> str:
-    """Same as `repr(canonical(value))`, but about three times faster."""
+    """Return the same as `repr(canonical(value))`, but about three times faster."""
     kind = type(value)
     if kind in _SCALARS:
         return f"({_NAMES[kind]}, {repr(value)!r})"

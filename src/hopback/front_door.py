@@ -1,8 +1,8 @@
-"""Lazy loading of the public names of a package.
+"""Load the public names of a package lazily.
 
 Importing a package does not import its modules until a name is used. Each public name is listed
-twice in `__init__.py`: as `from x import A as A` under `TYPE_CHECKING`, and in the table passed to
-`front_door`.
+twice in `__init__.py`. One is `from x import A as A` under `TYPE_CHECKING`, the other is in the
+table that is passed to `front_door`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACKAGES = (
     "hopback.rehearse",
     "hopback.ops",
 )
-"""The packages with public names, in the order in which a name is looked up."""
+"""The packages with public names. They are searched for a name in this order."""
 
 
 def front_door(
@@ -44,7 +44,7 @@ def front_door(
             return sorted(home_of)
         home = home_of.get(name)
         if home is None:
-            # `from hopback import X` would replace the text of an AttributeError with its own.
+            # For `from hopback import X`, Python would replace the text of an AttributeError.
             is_import = sys._getframe(1).f_code.co_name == _IMPORTING  # noqa: SLF001
             raise _error_for(package, name, is_import=is_import)
         from importlib import import_module
@@ -55,7 +55,7 @@ def front_door(
         return value
 
     def names() -> list[str]:
-        """Return only the public names, so that completion does not list imports and submodules."""
+        """Return only the public names. Completion then does not show imports and submodules."""
         dunders = [name for name in vars(sys.modules[package]) if name.startswith("__")]
         return sorted({*dunders, *home_of})
 
@@ -63,7 +63,7 @@ def front_door(
 
 
 _IMPORTING = "_handle_fromlist"
-"""The function of importlib that looks up the names of a `from` import."""
+"""The function in importlib that resolves the names of a `from` import."""
 
 
 def _error_for(package: str, name: str, *, is_import: bool) -> AttributeError | ImportError:
@@ -82,9 +82,10 @@ def _error_for(package: str, name: str, *, is_import: bool) -> AttributeError | 
 
 
 def find_package(name: str) -> str | None:
-    """Return the first package that exports a name. Reads the sources and imports nothing.
+    """Return the first package that exports a name.
 
-    The package may need a library that is not installed.
+    This reads the source files and does not import them, because a package may need a library that
+    is not installed.
     """
     import re
     from importlib.util import find_spec

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from hopback.fields import FurtherHeaders, Headers
 
 NO_HEADERS: Headers = MappingProxyType({})
-"""The value of `headers` if a message does not have a header table. This is not the same as an
-empty table.
+"""The value of `headers` if a message has no header table, which is not the same as an empty table.
 """
 
 
@@ -71,7 +70,7 @@ class Properties:
     __hash__ = None  # type: ignore[assignment]  # headers are a mapping
 
     def with_changes(self, **changes: Any) -> Properties:
-        """Same as `dataclasses.replace`, but faster."""
+        """Do the same as `dataclasses.replace`, but faster."""
         return Properties.of({**self.__dict__, **changes})
 
 
@@ -100,8 +99,8 @@ def require_message(message: Message) -> Message:
     if isinstance(message, Message):
         return message
     raise TypeError(
-        f"expected a Message, got {type(message).__name__}: `publish(queue, payload)` publishes a "
-        "payload, `compose(queue, payload)` makes a Message of it"
+        f"expected a Message, got {type(message).__name__}. `publish(queue, payload)` publishes a "
+        "payload, and `compose(queue, payload)` creates a Message from it"
     )
 
 
@@ -142,7 +141,7 @@ class Delivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A plain implementation of `Delivery`, used in tests and by the embedded broker."""
+    """A simple implementation of `Delivery`, for tests and for the embedded broker."""
 
     queue: str
     exchange: str

@@ -1,6 +1,6 @@
 """Create files and directories that only the current user can access.
 
-They contain payloads, jobs, the audit log and hashed keys.
+They contain payloads, jobs, the audit log and hashes of keys.
 """
 
 from __future__ import annotations
@@ -74,6 +74,6 @@ def runtime_folder() -> Path:
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(
             f"expected {folder} to belong to user {os.getuid()} with mode 0700, "
-            f"got user {found.st_uid} with mode {found.st_mode & 0o7777:04o}: remove it"
+            f"got user {found.st_uid} with mode {found.st_mode & 0o7777:04o}. Remove it"
         )
     return folder

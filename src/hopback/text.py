@@ -1,8 +1,8 @@
-"""Functions for displaying untrusted text and parsing header values.
+"""Display untrusted text safely, and parse header values.
 
-Message contents may include escape sequences, bidirectional controls and invisible characters. The
-functions here replace or escape them for terminals, logs, web pages and headers. Header values are
-parsed defensively, and invalid values are treated as missing.
+Messages may contain escape sequences, bidirectional controls and invisible characters. The
+functions in this module replace or escape them for terminals, logs, web pages and headers. Header
+values are parsed defensively. Invalid values are treated as missing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# C0 and C1 controls, DEL, and characters that reorder or hide text.
+# Matches C0 and C1 controls, DEL, and characters that reorder or hide text.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 _JOINER = "\u200d"
-# Allowed between an emoji and a joiner: variation selector and skin tones.
+# These characters are allowed between an emoji and a joiner: the variation selector and skin tones.
 _EMOJI_SUFFIXES = "\ufe0f\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-# Unicode categories: control, format, private use, surrogate, line and paragraph separators.
+# Unicode categories of characters that cannot be seen: controls, format characters, private use,
+# surrogates, and line and paragraph separators.
 _INVISIBLE = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 
 
@@ -38,7 +39,7 @@ def one_line(text: str) -> str:
 
 
 def safe_lines(text: str) -> str:
-    """Same as `one_line`, but keep line breaks."""
+    """Do the same as `one_line`, but keep line breaks."""
     return "\n".join(map(one_line, text.split("\n")))
 
 
@@ -86,7 +87,7 @@ def _is_pictorial(character: str) -> bool:
 
 
 def _name_character(character: str) -> str:
-    """Return the Unicode control picture, or the code point if there is none."""
+    """Return the Unicode control picture of a character, or its code point if there is none."""
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
@@ -94,7 +95,7 @@ def _name_character(character: str) -> str:
 
 
 def text_matches(pattern: str, text: str) -> bool:
-    """Match text against a pattern with `*` wildcards. Runs in linear time."""
+    """Match a text with a pattern that may contain `*`. This takes linear time."""
     first, *rest = pattern.split("*")
     if not rest:
         return text == pattern
@@ -111,12 +112,12 @@ def text_matches(pattern: str, text: str) -> bool:
 
 
 def count_of(number: int, noun: str = "message") -> str:
-    """Format a number and its noun: `1 message`, `1,200 messages`."""
+    """Format a number with its noun, such as `1 message` or `1,200 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def size_text(size: int) -> str:
-    """Format a size in bytes: `512 B`, `1.5 KiB`, `256 KiB`."""
+    """Format a size in bytes, such as `512 B`, `1.5 KiB` or `256 KiB`."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if value < 1024:
@@ -126,14 +127,14 @@ def size_text(size: int) -> str:
 
 
 LARGEST_COUNT = 2**31 - 1
-"""Maximum value of a counter in a header. Larger values are clamped."""
+"""The maximum value of a counter in a header. Larger values are reduced to it."""
 
 _ELLIPSIS = "…"
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 def clip(text: str, limit: int) -> str:
-    """Truncate text to `limit` bytes of UTF-8, ending with an ellipsis if it was cut.
+    """Truncate a text to `limit` bytes of UTF-8. If it is cut, it ends with an ellipsis.
 
     Characters that cannot be encoded are replaced with escapes.
     """
@@ -148,7 +149,7 @@ def clip(text: str, limit: int) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean NAME?)` for the closest known name, or an empty string."""
-    from difflib import get_close_matches  # slow import, only needed for errors
+    from difflib import get_close_matches  # this import is slow and only needed for errors
 
     close = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
@@ -162,8 +163,8 @@ def count_in(value: FieldValue) -> int:
 
 
 def text_in(value: FieldValue, limit: int = 255) -> str | None:
-    """Return the string value of a header, or None if it is longer than `limit` bytes or not a
-    string.
+    """Return the string value of a header. Returns None if it is not a string or is longer than
+    `limit` bytes.
     """
     if type(value) is str and len(value) <= limit and value.isascii():
         return value  # the common case
@@ -198,7 +199,7 @@ def timestamp(seconds: float) -> str:
     """Format a time as RFC 3339 in UTC with milliseconds. Invalid times are shown as 1970."""
     try:
         fraction, whole = math.modf(seconds)
-        # Round to microseconds first, like datetime does: 0.1239999… s is 124 ms.
+        # Round to microseconds first, as datetime does. 0.1239999… s then becomes 124 ms.
         milliseconds = round(fraction * 1e6) // 1000
         if 0 <= milliseconds < 1000:  # the common case
             return f"{_second(int(whole))}.{milliseconds:03d}Z"
@@ -215,7 +216,9 @@ def whole_timestamp(seconds: float) -> str:
 
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
-    """Format whole seconds. Cached because many messages fail within the same second."""
+    """Format whole seconds. The result is cached, because many messages fail within the same
+    second.
+    """
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 

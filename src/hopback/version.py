@@ -11,7 +11,7 @@ _FORM = re.compile(r"(\d{1,4})(?:\.(\d{1,4}|x))?(?:\.(\d{1,6}))?(?:[-+~.].*)?\Z"
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerVersion:
-    """A RabbitMQ version. Versions can be compared: `version >= V4_0`."""
+    """A RabbitMQ version. Versions can be compared, as in `version >= V4_0`."""
 
     major: int
     minor: int = 0

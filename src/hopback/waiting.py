@@ -16,15 +16,15 @@ async def first_of(
 ) -> tuple[asyncio.Future[Any] | None, ...]:
     """Wait until one of the awaitables is done, or until the timeout expires.
 
-    Coroutines that are still running are cancelled and awaited. Futures and tasks passed by the
-    caller keep running.
+    Coroutines that are still running are cancelled and awaited. Futures and tasks of the caller
+    keep running.
 
     Args:
         awaitables: Coroutines, tasks or futures to wait for.
         within: Timeout in seconds.
 
     Returns:
-    A tuple with the future of each awaitable that is done, and None for the others.
+        A tuple with the future of each awaitable that is done, and None for the others.
     """
     waits = [asyncio.ensure_future(each) for each in awaitables]
     ours = [
