@@ -1,4 +1,4 @@
-"""Reading messages of a queue without removing them: sessions, searches and surveys."""
+"""Read messages of a queue without removing them, in sessions, searches and surveys."""
 
 from __future__ import annotations
 

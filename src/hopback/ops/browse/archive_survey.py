@@ -1,4 +1,4 @@
-"""Count the errors in the files that discards have written.
+"""Count the errors in the files of discarded messages.
 
 Only lines that were added since the last survey are read.
 """
@@ -29,16 +29,19 @@ if TYPE_CHECKING:
 
 _ARCHIVE = "archive-survey"
 _MOST_LINES = 100_000
-"""Lines of all files that a survey reads in about ten seconds. The next survey continues there."""
+"""Lines that a survey reads from all files, which takes about ten seconds. The next survey
+continues there.
+"""
 _MOST_BYTES = 256 * 1024 * 1024
-"""Maximum number of bytes that a survey reads from a file. The next survey continues there."""
+"""Bytes that a survey reads from a file. The next survey continues there."""
 
 
 class ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
-    """The errors in one file up to a position.
+    """The errors in a file up to a position.
 
-    Its key is job and run: each run writes one file on one host. `place` is the host and the folder where
-    the file was read last. Only a process there knows whether the file was deleted.
+    It is stored under the job and the run, because each run writes one file. `place` is the host
+    and the folder where the file was last read. Only processes with the same place can know whether
+    the file was deleted.
     """
 
     place: str = ""
@@ -52,7 +55,9 @@ class ArchiveSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class ArchiveSurveys:
-    """Surveys the files that discards wrote to a folder. Without a folder, it only returns known surveys."""
+    """Survey the files of discarded messages in a folder. Without a folder, only the stored surveys
+    are available.
+    """
 
     def __init__(self, documents: Documents, journal: Journal, folder: Path | None) -> None:
         self._documents = documents
@@ -67,7 +72,7 @@ class ArchiveSurveys:
         return await self._documents.read(_ARCHIVE, ArchiveSurvey)
 
     async def run(self, sources: Mapping[str, DeadLetterQueue]) -> None:
-        """Read the new lines of all files and forget deleted files."""
+        """Read the new lines of all files, and remove surveys of deleted files."""
         if self._folder is None:
             return
         kept = await self._read()
@@ -81,7 +86,7 @@ class ArchiveSurveys:
         for key, path in paths.items():
             job, _ = job_and_run(path)
             if key not in kept and not await self._is_discard(job):
-                continue  # another broker uses the same folder
+                continue  # it belongs to another broker that uses the same folder
             known = kept.get(key, ArchiveSurvey())
             last = replace(known, place=place, file=path.name, job=job)
             now = Moment(self._documents.clock.now())
@@ -93,14 +98,14 @@ class ArchiveSurveys:
                 break
 
     async def _is_deleted(self, one: ArchiveSurvey, place: str) -> bool:
-        """Return whether a file that is not in this folder was deleted.
+        """Return whether a file that is missing in this folder was deleted.
 
-        As long as its job is known, it may be in another place.
+        As long as its job exists, it may be in another place.
         """
         return one.place == place or not await self._is_discard(one.job)
 
     async def _is_discard(self, job_id: str) -> bool:
-        """Return whether the job is a discard of this broker."""
+        """Return whether this is a discard of the same broker."""
         job = await self._journal.job(job_id)
         if job is None or job.kind is not JobKind.DISCARD:
             return False
@@ -114,13 +119,13 @@ def _read_on(
     sources: Mapping[str, DeadLetterQueue],
     now: Moment,
 ) -> ArchiveSurvey:
-    """Return the survey with the lines behind its position. It runs in a thread, as files may be large."""
+    """Add the lines after the position to a survey. Files can be large, so this runs in a thread."""
     grouping, queue, seen = group_errors(), last.queue, 0
     lines, position = read_lines_from(path, last.position, most, _MOST_BYTES)
     for line in lines:
         try:
             archived = read_line(line)
-        except BadLine:  # cut off by a crash: an import would report it
+        except BadLine:  # incomplete because of a crash, which an import would report
             continue
         seen += 1
         queue = archived.queue

@@ -1,8 +1,8 @@
-"""Run the consumers of a queue one at a time and count the messages that each one holds.
+"""Run one consumer of a queue after another, and count the messages held by each of them.
 
-The consumer tags ascend, because a quorum queue of RabbitMQ 3.10 requeues the messages of several
-consumers in the order of their tags. A quorum queue counts a cancelled consumer until all its messages
-are settled.
+If several consumers hold messages, quorum queues of RabbitMQ 3.10 requeue them in the order of the
+consumer tags, so tags are ascending. A quorum queue counts a cancelled consumer until all of its
+messages are settled.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class ConsumerSeries:
-    """Consumers of a queue on a single channel. At most one consumer is active at a time.
+    """Consumers of a queue on one channel. Only one of them is active at a time.
 
-    `receive` gets every delivery. `news` is set when a delivery arrives and when a consumer ends. With
-    `counts_ended`, the messages of ended consumers are also counted, as a quorum queue does.
+    `receive` is called with every delivery. `news` is set when a message was delivered or a
+    consumer has ended. If `counts_ended` is True, consumers that have ended are counted while they
+    hold messages, as a quorum queue does.
     """
 
     def __init__(
@@ -40,37 +41,37 @@ class ConsumerSeries:
     ) -> None:
         self._channel = channel
         self._raw = channel if isinstance(channel, RawChannel) else None
-        """The channel, if it needs less memory for messages that are never settled one by one."""
+        """The channel, if it can store messages that are not settled individually with less memory."""
         self._queue = queue
         self._tag = tag
         self._receive = receive
         self._news = news
         self._counts_ended = counts_ended
         self._unsettled: Counter[int] = Counter()
-        """Number of unsettled messages of each consumer, by the number in its tag."""
+        """The number of unsettled messages by the number of their consumer."""
         self._consumer_of: dict[int, int] = {}
-        """The consumer of each message that may be settled."""
+        """The number of the consumer for each message that may be settled."""
         self._active: str | None = None
         self._number = 0
         self._ending: asyncio.Task[None] | None = None
         self._late_acks: list[int] = []
         self._last_delivery = 0
         self.lost: BrokerError | None = None
-        """The error of a consumer that the broker has cancelled."""
+        """Set if the broker has cancelled a consumer."""
 
     @property
     def is_active(self) -> bool:
-        """Whether the broker may deliver messages."""
+        """Whether the broker can deliver messages."""
         return self._active is not None
 
     @property
     def has_late_acks(self) -> bool:
-        """Whether acks wait for the end of the consumer."""
+        """Whether there are acks to send after the consumer has ended."""
         return bool(self._late_acks)
 
     @property
     def holders(self) -> int:
-        """Number of consumers that the broker counts."""
+        """The number of consumers that the broker counts."""
         active = {self._number} if self.is_active else set[int]()
         return len(self._unsettled.keys() | active)
 
@@ -92,13 +93,13 @@ class ConsumerSeries:
                 del self._unsettled[consumer]
 
     def ack_at_end(self, tag: int) -> None:
-        """End the consumer and ack the message afterwards, so that the ack does not fetch another one."""
+        """Ack a message after the consumer has ended, so that the ack does not cause another delivery."""
         self._late_acks.append(tag)
         self.end_soon()
 
     def keep(self, tag: int) -> None:
-        """Leave a message unsettled until the channel closes."""
-        self._consumer_of.pop(tag, None)  # counted permanently, because it is never acked
+        """Leave a message unsettled until the channel is closed."""
+        self._consumer_of.pop(tag, None)  # it is never acked, so its consumer is always counted
         if self._raw is not None:
             self._raw.hold(tag)
 
@@ -108,7 +109,7 @@ class ConsumerSeries:
             self._ending = asyncio.create_task(self._end(), name=f"end consumer of {self._queue}")
 
     async def end(self) -> None:
-        """Cancel the consumer and send the acks that wait for its end."""
+        """Cancel the consumer, then send the delayed acks."""
         if self.is_active or self._late_acks:
             self.end_soon()
         if self._ending is not None:
@@ -116,14 +117,14 @@ class ConsumerSeries:
             self._active = None
 
     async def requeue_all(self) -> None:
-        """Requeue all unsettled messages in order with one nack."""
+        """Requeue all unsettled messages in order with a single nack."""
         await self.end()
         if self._last_delivery:
             self._channel.nack(self._last_delivery, requeue=True, multiple=True)
             await await_settlements(self._channel)
 
     async def _end(self) -> None:
-        with suppress(BrokerError):  # the next delivery or ack raises it
+        with suppress(BrokerError):  # the next delivery or ack raises the error
             if self._active is not None:
                 await self._channel.cancel(self._active)
             self._active = None
@@ -148,8 +149,9 @@ class ConsumerSeries:
 
 
 async def await_settlements(channel: Channel) -> None:
-    """Wait until the broker has read all acks and nacks. It does not answer them.
+    """Wait until the broker has processed all acks and nacks, which it does not confirm.
 
-    The broker processes a channel's methods in order, so the answer to a later method shows it.
+    The methods of a channel are processed in order, so it is sufficient to wait for the reply to
+    another method.
     """
     await channel.qos(1)

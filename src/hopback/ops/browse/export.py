@@ -1,4 +1,4 @@
-"""Export messages as lines of an archive, without removing them."""
+"""Export messages as lines of an archive without removing them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def export_queue(
     broker: ManagedBroker, queue: str, selection: Selection, *, force: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Return the matching messages of a queue as lines. They are requeued at the end."""
+    """Yield the matching messages of a queue as lines. At the end, all messages are requeued."""
     wanted, limit = parse_filter(selection.filter), selection.limit
     snapshot = await broker.snapshot()
     source, cost = snapshot.dead_letter_queue(queue), snapshot.cost(queue)
@@ -42,7 +42,7 @@ async def export_queue(
 async def export_session(
     sessions: Sessions, queue: str, selection: Selection
 ) -> AsyncGenerator[bytes, None]:
-    """Return the selected messages of a session as lines. Raise NoSuch if it is of another queue."""
+    """Yield the selected messages of a session as lines. Raises NoSuch if it belongs to another queue."""
     session, turns = sessions.get(selection.session, queue), Turns()
     for dead_letter in (await session.choose(selection)).dead_letters:
         delivery = session.delivery(dead_letter.id)

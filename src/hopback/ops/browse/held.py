@@ -1,4 +1,4 @@
-"""Find the messages of a queue that cannot be read because a consumer or a browse session holds them."""
+"""Find messages that cannot be read because a consumer or a browse session holds them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 async def held_by_others(
     broker: ManagedBroker, sessions: Sessions, depths: Mapping[str, Depth]
 ) -> tuple[HeldMessages, ...]:
-    """Return the messages of these queues that other consumers hold. `depths` were counted by AMQP.
+    """Return the messages in queues that other consumers hold. `depths` must be counted over AMQP.
 
-    AMQP shows the consumers immediately. A quorum queue counts their messages every few seconds: a number
-    that contradicts the ready messages is unknown, and without a holder it is out of date.
+    The number of consumers is current, but a quorum queue updates the number of messages only every
+    few seconds. A number that contradicts the number of ready messages is treated as unknown. If
+    there is no consumer, it is outdated.
     """
     totals, found = await broker.totals(), dict[str, tuple[int, bool]]()
     for name, depth in depths.items():
@@ -44,14 +45,16 @@ async def held_by_others(
 
 
 def unread_part(session: BrowseSession) -> HeldMessages | None:
-    """Return the messages that the session holds without their contents: skipped, or to keep the order."""
+    """Return the messages whose content the session does not have, because they were skipped or are
+    only held to keep the order.
+    """
     view = session.view
     count = session.taken - view.held
     return HeldMessages(view.queue, count, (describe_session(session),)) if count else None
 
 
 def describe_session(session: BrowseSession) -> str:
-    """Return a session in words, with its author and the time since which it is open."""
+    """Describe a session with its author and the time when it was opened."""
     view = session.view
     by = view.by or "unknown"
     return f"the browse session {view.id} of {by} (open since {whole_timestamp(view.opened_at)})"

@@ -1,7 +1,7 @@
-"""Measure the memory that a delivered message occupies.
+"""Measure how much memory a message needs.
 
-The size of the body alone would not bound it: 25,000 headers of a few bytes fit into one frame and take
-several megabytes once they are decoded.
+It is not enough to limit the size of bodies. A frame can contain 25,000 short headers, which need
+several megabytes after they are decoded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hopback.message import Delivery
 
-# Bytes, measured with CPython 3.11 on 64 bits and rounded up.
+# In bytes, measured with CPython 3.11 (64 bit) and rounded up.
 _MESSAGE = 2048
 _TABLE = 250
 _ENTRY = 160
@@ -20,20 +20,22 @@ _ITEM = 8
 _TEXT = 56
 _NUMBER = 64
 _SPREAD = 8
-"""Factor from the wire to memory. A header takes 3 to 60 times its size on the wire, a short one the most."""
+"""Memory of headers as a multiple of their encoded size. The actual factor is from 3 to 60, and
+largest for short headers.
+"""
 
 
 def measure_memory(delivery: Delivery) -> int:
-    """Return the approximate number of bytes of a message, with its decoded headers."""
+    """Return the approximate memory of a message with decoded headers, in bytes."""
     properties = delivery.properties
     headers = _size(properties.headers) + _size(properties.further_headers)
     return _MESSAGE + len(delivery.body) + len(properties.opaque_headers) + headers
 
 
 def estimate_memory(delivery: Delivery) -> int:
-    """Estimate a message's memory in bytes from its size on the wire, without decoding its headers.
+    """Estimate the memory of a message in bytes from its encoded size. Its headers are not decoded.
 
-    This is for jobs and walks, which read thousands of messages per second.
+    Jobs and walks use this, because they read thousands of messages per second.
     """
     raw = getattr(delivery, "raw_properties", None)
     if not isinstance(raw, bytes):

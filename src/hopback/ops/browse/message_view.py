@@ -1,4 +1,4 @@
-"""One message with its history, its failure and its re-drive target."""
+"""Show a message with its history, its failure and its re-drive target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def view_message(broker: ManagedBroker, session: BrowseSession, message: str) -> MessageView:
-    """Return a message of a session, and check its re-drive target on the broker."""
+    """Return a message of a session, and check whether its re-drive target exists."""
     dead_letter, delivery = session.dead_letter(message), session.delivery(message)
     aim = aim_at(BY_DESIGN, delivery, dead_letter.origin, session.source)
     way, no_way = None, ""

@@ -1,8 +1,8 @@
 """Search whole queues for messages that match a filter.
 
-Messages that do not match are not kept, so a queue of a million messages needs no more memory than one of
-a hundred. The broker holds the messages that were read until the search of a queue ends, and then requeues
-them in order. A search also reads the messages that browse sessions of this process hold.
+Only matching messages are kept in memory, so the size of the queue does not matter. The broker
+holds all messages that were read and requeues them in order when the search of the queue ends.
+Messages held by browse sessions of this process are also searched.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ if TYPE_CHECKING:
     from hopback.ops.browse.sessions import Sessions
 
 _EXCERPT = 60
-"""Characters on each side of the found word. Together they fill a line of a terminal."""
+"""Characters on each side of the matching word. An excerpt fills about one line of a terminal."""
 _REPORT_S = 0.5
-"""Seconds between two progress reports."""
+"""Seconds between progress reports."""
 _MOST_HITS = 200
-"""Number of hits that triggers an immediate report, to keep few hits in memory."""
+"""Number of hits after which they are reported immediately, so that only a few are in memory."""
 _EXCERPT_BYTES = 1024 * 1024
-"""Bytes of a body that are searched for the excerpt. A word found after them has no excerpt."""
+"""Bytes of a body in which an excerpt is searched. There is no excerpt for a word after them."""
 
 
 class Search:
-    """A running search. Closing its progress cancels it and requeues its messages in order."""
+    """A running search. If its progress is closed, it is cancelled and its messages are requeued in
+    order.
+    """
 
     def __init__(self, broker: ManagedBroker, request: SearchRequest, sessions: Sessions) -> None:
         self._broker = broker
@@ -63,14 +65,14 @@ class Search:
         self._beyond = 0
 
     async def progress(self) -> AsyncGenerator[SearchProgress, None]:
-        """Report the progress about twice a second, and at the end."""
+        """Yield the progress about twice per second and at the end."""
         found = self._found
         if not found.wanted.terms and found.grouping is None:
             raise BadRequest("filter", "a word or a term to look for")
         snapshot = await self._broker.snapshot()
         names = self._request.queues or tuple(each.name for each in snapshot.dead_letter_queues)
         sources = [snapshot.dead_letter_queue(name) for name in names]
-        # Use AMQP, because the counts of the management API are some seconds old.
+        # Count over AMQP, because the counts of the management API are some seconds old.
         depths = await self._broker.depths([source.name for source in sources], None)
         held = await held_by_others(self._broker, self._sessions, depths)
         counts, skipped = await self._count_messages(snapshot, sources, depths)
@@ -105,18 +107,18 @@ class Search:
         sources: list[DeadLetterQueue],
         depths: Mapping[str, Depth],
     ) -> tuple[dict[str, int], tuple[SkippedQueue, ...]]:
-        """Return the number of messages to read from each queue, and the queues that cannot be read.
+        """Return how many messages to read from each queue, and the queues that cannot be read.
 
-        Raise NoSuch or UnsafeOperation if the only requested queue cannot be read.
+        Raises NoSuch or UnsafeOperation if only one queue was requested and it cannot be read.
         """
         counts, skipped = dict[str, int](), list[SkippedQueue]()
         for source in sources:
             name, cost, counted = source.name, snapshot.cost(source.name), depths.get(source.name)
             ready = None if counted is None else counted.ready
-            if counted is not None and ready is None:  # AMQP does not permit it
+            if counted is not None and ready is None:  # the user may not count the queue over AMQP
                 ready = (await self._broker.depth(name)).ready
             count = min(ready or 0, self._request.first or MOST_WALKED + 1)
-            if cost.is_stream:  # the broker's timeout does not apply, as no message is held
+            if cost.is_stream:  # no messages are held, so the broker's timeout does not apply
                 count = min(count, MOST_WALKED)
             reason = self._why_not(cost, ready, count, exists=counted is not None)
             if not reason:
@@ -132,7 +134,7 @@ class Search:
         return counts, tuple(skipped)
 
     def _why_not(self, cost: Cost, ready: int | None, count: int, *, exists: bool) -> str:
-        """Return the reason why a queue is not searched, or an empty string if it is."""
+        """Return why a queue cannot be searched, or an empty string if it can."""
         if not exists:
             return "it is not on the broker"
         if ready is None:
@@ -154,7 +156,8 @@ class Search:
             async for delivery in messages:
                 place += 1
                 found.see(delivery, place, source)
-                # Reading the clock costs as much as a message, so it is not read for each.
+                # Do not check the clock for each message, because this takes as long as searching
+                # the message.
                 is_checked = place % 64 == 0 or bool(found.hits)
                 if is_checked and (loop.time() >= due or len(found.hits) >= _MOST_HITS):
                     due = loop.time() + _REPORT_S
@@ -174,7 +177,7 @@ class Search:
 
 
 class _Findings:
-    """The matching messages of a search: their number, their groups and the hits to report."""
+    """The results of a search, which are counts, groups and hits."""
 
     def __init__(self, request: SearchRequest, now: float) -> None:
         self.wanted = parse_filter(request.where)
@@ -188,7 +191,7 @@ class _Findings:
         self._now = now
 
     def see(self, delivery: Delivery, place: int, source: DeadLetterQueue) -> None:
-        """Judge a message of a queue. It is decoded only if it contains the searched words."""
+        """Check a message of a queue. It is only decoded if it contains the words."""
         self.seen += 1
         if self.grouping is not None and self._groups_only:
             self.matching += 1
@@ -197,7 +200,7 @@ class _Findings:
             self._judge(read_dead_letter(delivery, place, source), delivery)
 
     def see_session(self, session: BrowseSession) -> None:
-        """Judge the messages that a browse session of this process holds."""
+        """Check the messages held by a browse session of this process."""
         for dead_letter in session.dead_letters:
             self.seen += 1
             self._judge(dead_letter, session.content(dead_letter.id), session.id)
@@ -222,7 +225,7 @@ class _Findings:
 
 
 def excerpt(delivery: Delivery, wanted: Filter) -> str:
-    """Return the body around the first searched word, or an empty string if the body does not contain it."""
+    """Return the text around the first matching word in the body, or an empty string if there is none."""
     word = next(iter(wanted.words), "")
     if not word:
         return ""

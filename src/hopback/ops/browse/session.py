@@ -1,8 +1,9 @@
-"""A browse session: messages of one queue, held for inspection for a limited time.
+"""A browse session holds messages of a queue for inspection for a limited time.
 
-A session does not settle messages. Closing its channel requeues them all and keeps their order on every
-version of RabbitMQ, while a nack of single messages moves them to the tail on some versions. If the
-process dies, its connection closes and the broker requeues the messages.
+A session does not settle messages. When it ends, its channel is closed, which requeues all messages
+in order on every version of RabbitMQ. If messages were nacked one by one, some versions would move
+them to the tail. If the process is killed, its connection is closed and the broker requeues the
+messages.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChosenMessages:
-    """Dead letters of a session in the order of the queue.
+    """Dead letters of a session, in the order of the queue.
 
-    `not_looked_into` counts messages that a filter could not read within its limits.
+    `not_looked_into` is the number of messages that exceed the limits for applying the filter.
     """
 
     session: BrowseSession
@@ -45,7 +46,7 @@ class ChosenMessages:
 
 
 class BrowseSession:
-    """Messages of one queue that a reader holds until the session expires, is released or handed over."""
+    """Messages that are held until the session expires, is released or is handed over to a job."""
 
     def __init__(self, view: SessionView, reader: SessionReader, clock: Clock) -> None:
         self.view = view
@@ -66,43 +67,45 @@ class BrowseSession:
 
     @property
     def usual_s(self) -> float:
-        """The requested time in seconds."""
+        """The requested duration in seconds."""
         return self._reader.request.seconds
 
     @property
     def is_open(self) -> bool:
-        """Whether it holds its messages."""
+        """Whether the session still holds its messages."""
         return not self.why_closed
 
     @property
     def is_held_here(self) -> bool:
-        """Whether its messages are missing from the queue. A stream keeps its messages."""
+        """Whether messages of the session are missing in the queue. This is not the case for streams."""
         return self.is_open and not self.view.cost.is_stream
 
     @property
     def taken(self) -> int:
-        """Number of messages that others cannot get, with skipped ones and those held to keep the order."""
+        """The number of messages that others cannot receive. Includes those skipped or held to keep
+        the order.
+        """
         return self._reader.taken if self.is_open else 0
 
     @property
     def dead_letters(self) -> tuple[DeadLetter, ...]:
-        """All its dead letters in the order of the queue."""
+        """All dead letters of the session, in the order of the queue."""
         self._check()
         return tuple(self._reader.dead_letters)
 
     def dead_letter(self, message: str) -> DeadLetter:
-        """Return the dead letter with this id. Raise NoSuch if the session does not hold it."""
+        """Return the dead letter with this id. Raises NoSuch if it is not part of the session."""
         for dead_letter in self.dead_letters:
             if dead_letter.id == message:
                 return dead_letter
         raise NoSuch("message", message)
 
     def content(self, message: str) -> Delivery | None:
-        """Return the whole message, or None if the session does not have it."""
+        """Return the message with this id, or None if it is not part of the session."""
         return self._reader.deliveries.get(message)
 
     def delivery(self, message: str) -> Delivery:
-        """Return the whole message. Raise NoSuch if the session does not have it."""
+        """Return the message with this id. Raises NoSuch if it is not part of the session."""
         self._check()
         delivery = self.content(message)
         if delivery is None:
@@ -110,7 +113,7 @@ class BrowseSession:
         return delivery
 
     async def sift(self, wanted: Filter = EVERYTHING) -> ChosenMessages:
-        """Return the dead letters that match a filter. SessionOver if the session ends in the meantime."""
+        """Return the dead letters that match a filter. Raises SessionOver if the session ends meanwhile."""
         now, turns = self._clock.now(), Turns()
         found: list[DeadLetter] = []
         unread = 0
@@ -126,7 +129,7 @@ class BrowseSession:
         return ChosenMessages(self, tuple(found), unread)
 
     async def choose(self, selection: Selection) -> ChosenMessages:
-        """Return the selected dead letters. Raise NoSuch for an id that the session does not hold."""
+        """Return the selected dead letters. Raises NoSuch if an id is not part of the session."""
         found = await self.sift(parse_filter(selection.filter))
         if not selection.ids:
             return found
@@ -137,7 +140,7 @@ class BrowseSession:
         return ChosenMessages(self, chosen, found.not_looked_into)
 
     async def page(self, wanted: Filter = EVERYTHING, *, cursor: int = 0, limit: int = 20) -> Page:
-        """Return at most `limit` matching dead letters behind the place `cursor`."""
+        """Return up to `limit` matching dead letters after the position `cursor`."""
         found = await self.sift(wanted)
         after = [dead_letter for dead_letter in found.dead_letters if dead_letter.place > cursor]
         shown = tuple(after[: max(limit, 1)])
@@ -145,7 +148,7 @@ class BrowseSession:
         return Page(shown, len(found.dead_letters), following, found.not_looked_into)
 
     async def groups(self, by: str, wanted: Filter = EVERYTHING) -> Groups:
-        """Return the matching dead letters in groups, the largest group first."""
+        """Group the matching dead letters, largest group first."""
         grouping = Grouping(by)
         found, turns = await self.sift(wanted), Turns()
         for dead_letter in found.dead_letters:
@@ -158,23 +161,24 @@ class BrowseSession:
         return Groups(by, grouping.groups(), 0, count, found.not_looked_into)
 
     def renew(self, seconds: float) -> None:
-        """Let the session expire this many seconds from now."""
+        """Set the remaining time of the session in seconds."""
         self._check()
         self.view = replace(self.view, expires_at=Moment(self._clock.now() + seconds))
         self._timer.cancel()
         self._timer = self._start_timer()
 
     async def release(self, why: str = "released") -> None:
-        """Requeue all messages in order. Repeated calls are safe."""
+        """Requeue all messages in order. Can be called repeatedly."""
         self._close(why)
         if self._closing is not None:
             await asyncio.shield(self._closing)
 
     def hand_over(self, dead_letters: Iterable[DeadLetter]) -> tuple[Connection, QueueMessages]:
-        """Give these messages and the connection that holds them to a job. The session ends.
+        """End the session and hand over these messages, with the connection that holds them, to a
+        job.
 
-        Raise SessionOver if it has already ended. The broker requeues the messages that the job does not
-        settle when the job closes the channel.
+        When the job closes the channel, the broker requeues all messages that were not settled.
+        Raises SessionOver if the session has already ended.
         """
         self._check()
         chosen = tuple(self.delivery(dead_letter.id) for dead_letter in dead_letters)
@@ -188,7 +192,7 @@ class BrowseSession:
         return asyncio.get_running_loop().call_later(delay, self._close, "expired")
 
     async def _watch(self) -> None:
-        """End the session when the broker closes its channel and requeues the messages."""
+        """End the session if the broker closes its channel and requeues the messages."""
         error = await self._reader.channel.wait_closed()
         if self.is_open:
             self._end(f"the broker took everything back: {error}")

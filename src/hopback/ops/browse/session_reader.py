@@ -1,4 +1,4 @@
-"""Read the messages of a browse session and hold them on a channel."""
+"""Take the messages of a browse session and hold them on a channel."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import SessionRequest
 
 _SKIPPING_BYTES = 16 * 1024 * 1024
-"""Memory for delivered messages in bytes while messages are skipped. Skipped messages are not kept."""
+"""Bytes of memory for delivered messages while messages are skipped, because skipped messages are
+not kept.
+"""
 _PREFETCH = 1000
-"""Messages in one prefetch: enough that the broker does not wait for acks between two deliveries."""
+"""The prefetch in messages. It is large enough for the broker to deliver without waiting."""
 _REPORT_EVERY = 1000
-"""Messages between two progress reports: some tens of milliseconds."""
+"""Messages between progress reports, which take some tens of milliseconds."""
 
 
 class SessionReader:
-    """The connection of a session and the messages that it holds.
+    """The connection of a session and the messages it holds.
 
-    `count` is the number of messages to take. `ready` is the number of messages previously in the queue.
-    `seen` is the number of messages taken, including those before the first dead letter. `deliveries`
-    contains the messages by the ids of their dead letters.
+    `count` is how many messages to take, and `ready` is how many there were in the queue. `seen` is
+    the number of messages taken, including skipped ones. `deliveries` contains the messages by the
+    ids of their dead letters.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class SessionReader:
         self._cost = cost
         self._count = request.skip + request.limit
         self._messages: QueueMessages | StreamMessages
-        if cost.is_stream:  # the broker's count is late, so reading finds the end
+        if cost.is_stream:  # the broker's count is outdated, so read until the end
             self._messages = StreamMessages(channel, source.name, self._count)
         else:
             self._count = min(self._count, ready)
@@ -73,14 +75,14 @@ class SessionReader:
     async def open(
         cls, connection: Connection, source: DeadLetterQueue, cost: Cost, request: SessionRequest
     ) -> Self:
-        """Open a channel. No message is taken yet."""
+        """Open a channel. This does not take any messages yet."""
         channel = await connection.open_channel()
         ready = (await channel.declare_queue(Queue(source.name), passive=True)).messages
         return cls(connection, channel, source, cost, request, ready)
 
     @property
     def taken(self) -> int:
-        """Number of messages that other consumers cannot get, with those held to keep the order."""
+        """The number of messages that others cannot receive. Includes those held to keep the order."""
         return 0 if self._cost.is_stream else self._messages.taken
 
     async def read(self, on_progress: OnProgress | None) -> None:
@@ -110,14 +112,16 @@ class SessionReader:
         self.ready = max(0 if self._cost.is_stream and is_at_end else self.ready, self.seen)
 
     async def _keep_order(self) -> bool:
-        """Return whether the queue will have its order again. A classic queue always has."""
+        """Return whether the order in the queue will be restored, which is always the case for
+        classic queues.
+        """
         queue = self.source.queue
         if queue is not None and queue.type is QueueType.CLASSIC:
             return True
         return await self._messages.round_out(self.ready)
 
     async def release(self) -> None:
-        """Requeue all messages in order. The broker has requeued those of a lost connection."""
+        """Requeue all messages in order. If the connection was lost, the broker has already done this."""
         with suppress(BrokerError):
             if self._cost.is_by_nack:
                 await self._messages.give_back()

@@ -1,4 +1,4 @@
-"""Open, find and release the browse sessions of a process."""
+"""Open, find and release the browse sessions of this process."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Who
 
 _REMEMBERED = 1000
-"""Sessions to remember, so that callers learn why one has ended. The oldest ended ones are forgotten."""
+"""Number of sessions whose end can be explained to callers. If there are more, the oldest are forgotten."""
 
 
 class Sessions:
-    """The browse sessions of this process."""
-
     def __init__(self, broker: ManagedBroker) -> None:
         self._broker = broker.broker
         self._clock = broker.clock
@@ -40,9 +38,9 @@ class Sessions:
         by: Who,
         on_progress: OnProgress | None = None,
     ) -> BrowseSession:
-        """Hold messages of a queue. If that fails, they are requeued.
+        """Open a session that holds messages of a queue. If this fails, the messages are requeued.
 
-        The session ends `LONGEST_SESSION_S` after its opening at the latest: the broker's timeout starts with
+        The session ends after at most `LONGEST_SESSION_S`, because the broker's timeout starts with
         the first message.
         """
         check(SessionRequest, request)
@@ -84,7 +82,7 @@ class Sessions:
             del self._sessions[known]
 
     def active(self, queue: str = "") -> tuple[BrowseSession, ...]:
-        """Return the open sessions, of one queue or of all."""
+        """Return the open sessions of one queue, or of all queues."""
         return tuple(
             session
             for session in self._sessions.values()
@@ -92,14 +90,14 @@ class Sessions:
         )
 
     def count_held(self, queue: str) -> int:
-        """Return the number of messages of a queue that other consumers cannot get."""
+        """Return the number of messages of a queue that other consumers cannot receive."""
         return sum(session.taken for session in self.active(queue))
 
     def get(self, session_id: str, queue: str = "") -> BrowseSession:
-        """Return an open session. Raise NoSuch if it is unknown, SessionOver if it has ended.
+        """Return an open session. Raises NoSuch if it is unknown, and SessionOver if it has ended.
 
-        With `queue`, a session of another queue also counts as unknown, so that a caller who may not access
-        that queue does not learn of the session.
+        If `queue` is set, a session of another queue is treated as unknown. A caller without access
+        to the other queue does not learn that the session exists.
         """
         session = self._sessions.get(session_id)
         if session is None or queue not in ("", session.source.name):
@@ -109,7 +107,7 @@ class Sessions:
         return session
 
     def renew(self, session_id: str, seconds: float | None) -> BrowseSession:
-        """Extend a session from now. The default is its original duration."""
+        """Extend a session, starting now. By default, the original duration is used."""
         check(Renewal, Renewal(seconds))
         session = self.get(session_id)
         wanted = session.usual_s if seconds is None else seconds
@@ -120,7 +118,7 @@ class Sessions:
         return session
 
     async def release(self, session_id: str) -> BrowseSession | None:
-        """Release a session and return it. Return None if it had ended."""
+        """Release and return a session. Returns None if it has already ended."""
         session = self._sessions.get(session_id)
         if session is None:
             raise NoSuch("session", session_id)

@@ -1,8 +1,8 @@
-"""Read the messages of a stream from an offset, without removing them.
+"""Read the messages of a stream, starting at an offset.
 
-A stream delivers a copy to every consumer. It requires a prefetch and delivers more messages as acks arrive.
-It does not report its end. The reader has reached the end when no message arrives for some time. A reader
-that stops early continues at the offset of its last message.
+A stream delivers copies to each consumer. It requires a prefetch, and delivers more messages when
+some are acked. The end of a stream is not reported, so it is assumed when no message arrives for
+some time. A reader that has stopped early can continue at the offset of its last message.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ if TYPE_CHECKING:
 
 _OFFSET = "x-stream-offset"
 _CREDIT = 64
-"""Prefetch in messages: few enough for messages of 1 MB, enough for a high rate with messages of 1 kB."""
+"""The prefetch in messages. It is small enough for messages of 1 MB, and allows a high rate for
+messages of 1 kB.
+"""
 _QUIET_S = 1.0
-"""Seconds without a message after which the end is reached. A broker sends existing messages immediately."""
+"""Seconds without a message after which the end is assumed. A broker sends existing messages
+immediately.
+"""
 
 
 def offset_of(delivery: Delivery) -> int:
-    """Return the offset of a message in its stream, or -1 if its queue is not a stream."""
+    """Return the offset of a message, or -1 if it is not from a stream."""
     offset = delivery.properties.headers.get(_OFFSET)
     return offset if isinstance(offset, int) and not isinstance(offset, bool) else -1
 
 
 class StreamMessages:
-    """The first `count` messages of a stream, starting at `offset` or, if that is None, at its first message.
+    """The first `count` messages of a stream, starting at `offset`. None means the beginning.
 
-    A stream keeps its messages and their order, so holding and requeueing have no effect.
+    A stream keeps its messages in order, so methods that hold or requeue messages do nothing.
     """
 
     def __init__(self, channel: Channel, queue: str, count: int, offset: int | None = None) -> None:
@@ -48,7 +52,7 @@ class StreamMessages:
         self.taken: int = 0
 
     async def next(self) -> Delivery | None:
-        """Return the next message, or None if the count or the end of the stream is reached."""
+        """Return the next message, or None at the end of the stream or when enough were read."""
         if self.taken >= self._count:
             return None
         if not self._consumer:
@@ -74,7 +78,7 @@ class StreamMessages:
     keep_for_now = keep
 
     async def finish(self) -> None:
-        """Cancel the consumer. RabbitMQ 3.10 would count it permanently if its connection just closed."""
+        """Cancel the consumer. If only the connection was closed, RabbitMQ 3.10 would always count it."""
         if self._consumer and self._lost is None:
             await self._channel.cancel(self._consumer)
 
@@ -82,7 +86,7 @@ class StreamMessages:
         pass
 
     async def round_out(self, ready: int | None = None) -> bool:
-        """Return True: the order is kept."""
+        """Return True, because a stream always keeps the order."""
         return True
 
     async def _start_consumer(self) -> None:
@@ -93,7 +97,7 @@ class StreamMessages:
         )
 
     def _on_delivery(self, delivery: Delivery) -> None:
-        # The broker sends whole chunks: the first one may begin before the offset.
+        # The broker sends whole chunks, so the first one may start before the offset.
         if self._offset is None or offset_of(delivery) >= self._offset:
             self._arrived.append(delivery)
             self._news.set()

@@ -1,8 +1,9 @@
-"""Count the errors of all queues.
+"""Count the errors in all queues.
 
-A survey reads every queue that it does not harm and that no job or browse session uses. Its result is kept
-in the journal, so it survives a restart, and two services with one journal do the work of one. Of a stream,
-only messages that arrived since the last survey are read. Discarded messages are counted from their files.
+A survey reads all queues for which this is safe and that are not used by a job or a browse session.
+The results are stored in the journal. They are available after a restart, and services that share a
+journal do not repeat each other's surveys. From a stream, only messages that were added since the
+last survey are read. Discarded messages are counted in their files.
 """
 
 from __future__ import annotations
@@ -62,22 +63,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hopback.ops")
 _SURVEY = "survey"
 _MOST_HELD_S = 300.0
-"""Seconds after which a survey ends early, because it holds messages: a sixth of the broker's timeout."""
+"""Seconds after which a survey ends early, because it holds messages. This is a sixth of the
+broker's timeout.
+"""
 _MOST_READ = 100_000
-"""Messages of a stream that a survey reads in about ten seconds. The next survey continues there."""
+"""Messages that a survey reads from a stream, which takes about ten seconds. The next survey
+continues there.
+"""
 _MOST_READ_BYTES = 256 * 1024 * 1024
-"""Maximum number of bytes that a survey reads from a stream. The next survey continues there."""
+"""Bytes that a survey reads from a stream. The next survey continues there."""
 _NEW_S = 86_400.0
-"""Seconds that an error is marked as new: a day."""
+"""Seconds (one day) for which an error is marked as new."""
 _REPORT_EVERY = 256
-"""Messages between two progress reports. Reading the clock for each would cost as much as grouping it."""
+"""Messages between progress reports. Checking the clock for each message would take as long as
+grouping it.
+"""
 
 
 class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
-    """The last survey of one queue. `began` is the time of the first one.
+    """The last survey of a queue. `began` is the time of its first survey.
 
-    `hours` has the failures of each hour by fingerprint.
-    `offset` is the offset of the last message that was read from a stream.
+    `hours` contains the number of failures in each hour by fingerprint. `offset` is the offset of
+    the last message that was read, if the queue is a stream.
     """
 
     at: Moment
@@ -92,16 +99,18 @@ class _QueueSurvey(Struct, frozen=True, rename="camel", kw_only=True):
 
     @property
     def new_after(self) -> float:
-        """Errors first seen after this time are new. Those of the queue's first survey are not."""
+        """Errors are new if they were first seen after this time. This excludes those found by the
+        first survey.
+        """
         return self.began + _MOST_HELD_S
 
 
 class Surveys:
-    """The errors of all queues of a broker, and the trends of their depths.
+    """The errors in all queues of a broker, and the trends of their depths.
 
-    `queues` returns the queues, `sessions` are the browse sessions of this process. `exports` is the folder
-    of the files that discards write. `every_s` is the time between two surveys, or None if surveys run only
-    on request. `running` is the progress of the current survey.
+    `queues` is a function that returns the queues, and `sessions` are the browse sessions of this
+    process. `exports` is the folder for files of discarded messages. `every_s` is the time between
+    automatic surveys, or None if there are none. `running` is the progress of the current survey.
     """
 
     def __init__(
@@ -126,7 +135,7 @@ class Surveys:
         self._turn = asyncio.Lock()
 
     async def errors(self) -> ErrorOverview:
-        """Return the errors of all queues that have messages, as of the last survey of each."""
+        """Return the errors found by the last survey of each queue that has messages."""
         kept, archives = await self._read(), await self._archives.known()
         queues, snapshot = await self._queues(), await self._broker.recent_snapshot()
         filled = {one.queue for one in queues if one.depth.total != 0}
@@ -154,9 +163,9 @@ class Surveys:
         )
 
     async def by_queue(self) -> dict[str, tuple[Moment, tuple[ErrorGroup, ...]]]:
-        """Return the time of each queue's last survey and its errors.
+        """Return the time and the errors of the last survey of each queue.
 
-        An error is new if the first survey of the queue did not find it.
+        Errors are new unless the first survey of the queue found them.
         """
         return {
             name: (
@@ -175,8 +184,10 @@ class Surveys:
         not_after: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> ErrorOverview:
-        """Survey all queues that can be surveyed, except those already surveyed after `not_after`."""
-        async with self._turn:  # two surveys would hold each other's messages
+        """Survey all queues for which this is possible, except those that were surveyed after
+        `not_after`.
+        """
+        async with self._turn:  # concurrent surveys would hold each other's messages
             self._on_progress = on_progress
             try:
                 await self._run(not_after)
@@ -191,7 +202,7 @@ class Surveys:
         for one in await self._queues():
             last = kept.get(one.queue)
             is_recent = last is not None and not_after is not None and last.at > not_after
-            # The broker's count of a stream is late, so only reading shows whether it has new messages.
+            # The broker's count of a stream is outdated, so it has to be read to find new messages.
             has_some = (
                 one.messages_ready or one.depth.held_here or snapshot.cost(one.queue).is_stream
             )
@@ -208,7 +219,7 @@ class Surveys:
             if self._held_by_session(one.queue, snapshot) or await self._journal.jobs(
                 broker=self._documents.broker, queue=one.queue, active=True
             ):
-                continue  # begun since the list was read
+                continue  # a session or a job has started since the queues were read
             found = await self._survey(
                 snapshot.dead_letter_queue(one.queue),
                 snapshot.cost(one.queue),
@@ -223,12 +234,13 @@ class Surveys:
     async def _survey(
         self, source: DeadLetterQueue, cost: Cost, ready: int, last: _QueueSurvey | None
     ) -> _QueueSurvey:
-        """Survey a queue, or the messages of a stream since its last survey."""
+        """Survey a queue. Of a stream, only read the messages since the last survey."""
         began, offset = self._clock.now(), None if last is None else last.offset
         count = _MOST_READ if cost.is_stream else ready
         grouping, seen, newest = await self._group(source, cost, count, offset)
         if offset is not None and newest is None:
-            # The last message is gone and none follows it: the stream was deleted and declared again.
+            # The last message is gone and there are no others, so the stream was deleted and
+            # declared again.
             return await self._survey(source, cost, ready, None)
         now = Moment(self._clock.now())
         known = () if last is None else last.groups
@@ -257,9 +269,10 @@ class Surveys:
     async def _group(
         self, source: DeadLetterQueue, cost: Cost, count: int, offset: int | None
     ) -> tuple[Grouping, int, int | None]:
-        """Read messages within the limits of a survey.
+        """Read and group messages within the limits of a survey.
 
-        Return the grouping, the number of messages and the last offset, or None if the queue is not a stream.
+        Returns the grouping, the number of messages, and the offset of the last one. The offset is
+        None if the queue is not a stream.
         """
         began, seen, place, size = self._clock.now(), 0, 0, 0
         grouping = group_errors(began)
@@ -274,7 +287,7 @@ class Surveys:
                 if cost.is_stream:
                     newest = offset_of(delivery)
                     if newest == offset:
-                        continue  # the last message of the previous survey
+                        continue  # this is the last message of the previous survey
                     size += len(delivery.body)
                 seen += 1
                 place += 1
@@ -294,7 +307,7 @@ class Surveys:
                 self._on_progress(now)
 
     def _why_not(self, one: QueueSummary, snapshot: BrokerSnapshot) -> str:
-        """Return the reason why a queue is not surveyed, or an empty string if it is."""
+        """Return why a queue cannot be surveyed, or an empty string if it can."""
         if not one.exists:
             return "it is not on the broker"
         if one.active_job is not None:
@@ -309,11 +322,11 @@ class Surveys:
         return cost.text if cost.price is not Price.FREE else ""
 
     def _held_by_session(self, queue: str, snapshot: BrokerSnapshot) -> str:
-        """Return a session of this process that prevents a survey of the queue, or an empty string if there
-        is none.
+        """Describe a session of this process that prevents a survey. Returns an empty string if
+        there is none.
 
-        The messages of a session are read with the others if it has their contents. Only a classic queue
-        keeps its order if other messages are read at the same time.
+        If a session has the content of all its messages, they are included in the survey. However,
+        only a classic queue keeps its order if others read its messages at the same time.
         """
         for session in self._sessions.active(queue):
             if not snapshot.is_classic(queue) or unread_part(session) is not None:
@@ -324,20 +337,20 @@ class Surveys:
         return await self._documents.read(_SURVEY, _QueueSurvey)
 
     async def keep(self, every_s: float | None) -> None:
-        """Sample depths, and survey every `every_s` seconds unless it is None, until cancelled."""
+        """Sample depths regularly until the task is cancelled. If `every_s` is set, also survey queues."""
         self.every_s = every_s
         while True:
             try:
                 await self.trends.sample()
                 if every_s is not None:
                     await self.run(not_after=self._clock.now() - every_s)
-            except HopbackError as failed:  # the broker or the database is away
+            except HopbackError as failed:  # the broker or the database is unavailable
                 _log.warning("queues were not surveyed: %s", failed)
             await asyncio.sleep(SAMPLE_S if every_s is None else min(SAMPLE_S, every_s))
 
 
 def _count_ahead(one: QueueSummary, last: _QueueSurvey | None) -> int:
-    """Return the number of messages that the next survey of a queue reads."""
+    """Return how many messages the next survey of a queue will read."""
     known = 0 if last is None or last.offset is None else last.seen
     return max((one.messages_ready or 0) - known, 0)
 

@@ -1,7 +1,7 @@
 """Sample the depths of all queues over time.
 
-Samples are kept in the journal, so they survive a restart, and two services that share a journal take no more
-samples than one.
+Samples are stored in the journal. They are available after a restart, and services that share a
+journal do not take more samples than a single one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from hopback.ops.documents import Documents
 
 SAMPLE_S = 300.0
-"""Seconds between two samples of a queue."""
+"""Seconds between samples of a queue."""
 _TREND = "trend"
-_DAY_S = 86_400.0  # seconds of the line that a list shows
+_DAY_S = 86_400.0  # seconds covered by the trend in a list
 _FINE = 288
-"""Number of recent samples that are all kept: a day."""
+"""Number of recent samples that are all kept, which cover one day."""
 _COARSE_S = 3600.0
-"""Seconds between two older samples that are kept."""
+"""Seconds between older samples that are kept."""
 _COARSE = 720
-"""Number of older samples that are kept: a month."""
+"""Number of older samples that are kept, which cover one month."""
 _DRAWN = 48
-"""Points of the small line that shows a day in a list."""
+"""Maximum number of points in the trend of a day that is shown in lists."""
 
 
 class Trends:
-    """The depths of all queues over time. `recent` is the last day of each queue, as a list draws it."""
+    """The depths of all queues over time. `recent` contains the last day of each queue, for use in
+    lists.
+    """
 
     def __init__(
         self, documents: Documents, queues: Callable[[], Awaitable[tuple[QueueSummary, ...]]]
@@ -42,12 +44,12 @@ class Trends:
         self.recent: dict[str, QueueTrend] = {}
 
     async def of(self, queue: str) -> QueueTrend:
-        """Return all samples of one queue."""
+        """Return all samples of a queue."""
         kept = (await self._documents.read(_TREND, QueueTrend)).get(queue, QueueTrend(queue))
         return QueueTrend(queue, kept.samples, last_day(kept, self._documents.clock.now()).arrived)
 
     async def sample(self) -> None:
-        """Keep the depth of each queue, unless a sample was taken very recently."""
+        """Store the depth of each queue, unless another sample was stored a short time ago."""
         now, kept = self._documents.clock.now(), await self._documents.read(_TREND, QueueTrend)
         changed: dict[str, QueueTrend] = {}
         for one in await self._queues():
@@ -61,16 +63,16 @@ class Trends:
 
 
 def last_day(trend: QueueTrend, now: float) -> QueueTrend:
-    """Return some samples of the last day, and the sum of all growth between its samples."""
+    """Return some samples of the last day, and the sum of all increases between its samples."""
     recent = [one for one in trend.samples if one.at >= now - _DAY_S]
     arrived = sum(max(b.messages - a.messages, 0) for a, b in pairwise(recent))
     step = max(-(-len(recent) // _DRAWN), 1)
-    # Counted from the end, so that the newest sample is among them.
+    # Start at the end, so that the newest sample is included.
     return QueueTrend(trend.queue, tuple(recent[::-step][::-1]), arrived)
 
 
 def thin_samples(samples: tuple[TrendSample, ...]) -> tuple[TrendSample, ...]:
-    """Return every sample of the last day and one sample per hour for the time before that."""
+    """Keep all samples of the last day, and one per hour of the time before."""
     fine, older = samples[-_FINE:], samples[:-_FINE]
     hours: dict[int, TrendSample] = {}
     for one in older:

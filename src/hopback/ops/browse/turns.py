@@ -1,7 +1,8 @@
-"""Yield to the event loop after a bounded amount of work.
+"""Yield to the event loop after a limited amount of work.
 
-Work on one message is bounded by its size. Health checks, heartbeats and other requests run between two
-turns. A turn is counted in bytes, not in time, so it is the same on every machine.
+This gives health checks, heartbeats and other requests a chance to run. The amount is measured in
+bytes and not in time, so it is the same on all machines. The work for a single message is limited
+by its size.
 """
 
 from __future__ import annotations
@@ -9,18 +10,20 @@ from __future__ import annotations
 import asyncio
 
 _TURN_BYTES = 512 * 1024
-"""Bytes of a turn: a hundred ordinary messages or a large one. A turn takes some tens of milliseconds."""
+"""Bytes after which to yield. This is a hundred normal messages or a large one, and takes some tens
+of milliseconds.
+"""
 
 
 class Turns:
-    """Counts the bytes of processed messages and yields to the event loop after each turn."""
+    """Count the bytes of processed messages, and yield to the event loop when there are enough."""
 
     def __init__(self, turn_bytes: int = _TURN_BYTES) -> None:
         self._most = turn_bytes
         self._bytes = 0
 
     def is_over(self, size: int) -> bool:
-        """Add a message's memory in bytes and return whether the turn has ended."""
+        """Add the memory of a message in bytes. Returns True if the turn has ended."""
         self._bytes += size
         if self._bytes < self._most:
             return False
@@ -28,6 +31,6 @@ class Turns:
         return True
 
     async def after(self, size: int) -> None:
-        """Add a message's memory in bytes and yield to the event loop if the turn has ended."""
+        """Add the memory of a message in bytes, and yield to the event loop if the turn has ended."""
         if self.is_over(size):
             await asyncio.sleep(0)

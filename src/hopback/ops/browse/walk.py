@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from hopback.ops.contract.values import Cost
 
 _PREFETCH = 1000
-"""Messages in one prefetch: enough that the broker does not wait for acks between two deliveries."""
+"""The prefetch in messages. It is large enough for the broker to deliver without waiting."""
 _ROOM_BYTES = 16 * 1024 * 1024
-"""Memory for delivered messages that were not read yet, in bytes. Reading is slower than the broker."""
+"""Bytes of memory for delivered messages that have not been read yet, because reading is slower
+than the broker.
+"""
 
 
 @asynccontextmanager
@@ -36,12 +38,12 @@ async def walk(
     *,
     offset: int | None = None,
 ) -> AsyncIterator[AsyncIterator[Delivery]]:
-    """Read the first `count` messages in order. The end of the context requeues them in order.
+    """Read the first `count` messages in order. They are requeued in order when the context exits.
 
-    `connect` is `ManagedBroker.query` for a few messages, or `new_connection` for whole queues. A stream is
-    read starting at `offset`. A quorum queue may have to hold more messages than are read, so that the order
-    is kept. `cost` specifies how messages are requeued. UnsafeOperation for a message that a lost connection
-    could bring to its delivery limit.
+    `connect` is `ManagedBroker.query` for a few messages, and `new_connection` for whole queues. A
+    stream is read from `offset`. To keep the order of a quorum queue, more messages may be held
+    than are read. `cost` determines how messages are requeued. Raises UnsafeOperation if a message
+    could reach its delivery limit because of a lost connection.
     """
     async with (
         connect(look_connection_name(queue)) as connection,
@@ -70,7 +72,8 @@ async def _read(
             await turns.after(estimate_memory(delivery))
         await reader.round_out()
     finally:
-        with suppress(BrokerError):  # the broker has requeued the messages of a lost connection
+        # if the connection was lost, the broker has requeued the messages
+        with suppress(BrokerError):
             if cost.is_by_nack:
                 await reader.give_back()
             elif cost.is_stream:
