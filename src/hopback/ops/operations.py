@@ -1,8 +1,9 @@
-"""All operations on dead letters, as one object. Commands, HTTP API and pages call it.
+"""All operations on dead letters in one class, which is used by commands, the HTTP API and pages.
 
-It works with any broker. A management client adds facts that AMQP does not provide: discovery, queue types,
-limits and ages. Declared topologies add plans. Jobs and the audit are kept in a journal, in memory or in SQL.
-A journal in SQL survives a restart.
+It can be used with any broker. The management API provides information that is not available over
+AMQP, for example discovery, queue types, limits and ages. Declared topologies provide plans. Jobs
+and the audit are stored in a journal. A journal in a database is still available after a restart,
+unlike one in memory.
 """
 
 from __future__ import annotations
@@ -92,16 +93,18 @@ if TYPE_CHECKING:
 
 
 _CONSUMED = "consumed"
-"""Kind of the documents that record queues which have had a consumer."""
+"""The kind of the documents that list queues which have had a consumer."""
 
 
 class Operations:
-    """`DeadLetters` in this process. Use it as an async context manager. The interface describes the methods.
+    """Implements `DeadLetters` in this process. Use it as an async context manager. The interface
+    describes the methods.
 
-    Several brokers can share a journal. `beside` contains the `journal_name`s of the other brokers. Their
-    jobs and audit entries are neither listed nor controlled here. With `is_first`, entries that belong to
-    none of the brokers are listed here. On exit every browse session is released, the jobs of this process
-    are interrupted, and the query connection is closed. Interrupted jobs can be resumed by any process.
+    Several brokers can share a journal. `beside` contains the `journal_name` of the other brokers,
+    whose jobs and audit entries are neither listed nor controlled. If `is_first` is True, entries
+    that do not belong to any of the brokers are also listed. On exit, browse sessions are released,
+    jobs of this process are interrupted, and the query connection is closed. Any process can resume
+    interrupted jobs.
     """
 
     runs_jobs_here = True
@@ -139,7 +142,7 @@ class Operations:
         return not isinstance(self.journal, MemoryJournal)
 
     def on_behalf_of(self, who: Who, *, everywhere: bool = False) -> Self:
-        """With `everywhere`, `jobs` lists the jobs of all brokers in the journal."""
+        """If `everywhere` is True, `jobs` lists the jobs of all brokers in the journal."""
         bound = copy(self)
         bound._who, bound._everywhere = who, everywhere  # noqa: SLF001  a copy of itself
         return bound
@@ -177,7 +180,7 @@ class Operations:
         depths: Mapping[str, Depth],
         active: Iterable[JobRecord],
     ) -> tuple[QueueSummary, ...]:
-        """Return rows of the list, with the messages that sessions of this process hold."""
+        """Return the rows of the list, including the messages that sessions of this process hold."""
         held = {
             name: structs.replace(depth, held_here=self._sessions.count_held(name))
             for name, depth in depths.items()
@@ -186,7 +189,7 @@ class Operations:
         return summarize_queues(snapshot, queues, held, jobs, self.clock.now())
 
     async def dead_letter_queue(self, name: str) -> DeadLetterQueue:
-        """Return the discovered queue with its plans. NoSuch if it is not a dead-letter queue."""
+        """Return a dead-letter queue with its plans. Raises NoSuch if it is not a dead-letter queue."""
         return (await self.broker.recent_snapshot()).dead_letter_queue(name)
 
     async def candidates(self) -> CandidateList:
@@ -232,17 +235,17 @@ class Operations:
         details |= {"forced": True} if request.force else {}
         try:
             await self.note("session.open", queue=queue, details=details)
-        except BaseException:  # the caller does not get the id and could not release it
+        except BaseException:  # the caller does not get the id, so it could not release the session
             await session.release("it was not opened")
             raise
         return session.view
 
     def sessions(self) -> tuple[SessionView, ...]:
-        """List the open sessions."""
+        """Return the open sessions."""
         return tuple(session.view for session in self._sessions.active())
 
     def session(self, session_id: str) -> SessionView:
-        """Return an open session. SessionOver (a NoSuch) if it has ended."""
+        """Return an open session. Raises SessionOver, which is a NoSuch, if it has ended."""
         return self._sessions.get(session_id).view
 
     async def renew(self, session_id: str, seconds: float | None = None) -> SessionView:
@@ -257,7 +260,7 @@ class Operations:
             await self.note("session.release", queue=released.source.name, details=details)
 
     async def return_messages(self, session_id: str) -> None:
-        """Release a session and wait until its messages are ready again. NoSuch if it has ended."""
+        """Release a session and wait until its messages are ready again. Raises NoSuch if it has ended."""
         held = self._sessions.get(session_id)
         queue, taken = held.source.name, held.taken
         before = (await self.broker.depth(queue)).ready or 0
@@ -277,7 +280,9 @@ class Operations:
         return view
 
     def delivery(self, session: str, message: str) -> Delivery:
-        """Return the delivery of a message, for callers in this process. It is not audited."""
+        """Return the delivery of a message for callers in this process. This is not recorded in the
+        audit.
+        """
         return self._sessions.get(session).delivery(message)
 
     async def body(self, session: str, message: str) -> bytes:
@@ -339,7 +344,7 @@ class Operations:
         return await make_plan(self._specs, asked, snapshot, others, active, on_progress)
 
     def _new_spec(self, request: JobRequest, submission: Submission) -> JobSpec:
-        """Return the specification of a job that contains only what its caller requested."""
+        """Return a job specification that only contains what the caller has requested."""
         check_request(request)
         return JobSpec(request=request, submission=submission, by=self._who, broker=self._name)
 
@@ -458,10 +463,10 @@ class Operations:
         return job.view
 
     async def take_over(self) -> tuple[Job, ...]:
-        """Resume the jobs of this broker whose processes have died. Return the resumed jobs.
+        """Resume jobs of this broker whose processes have died, and return these jobs.
 
-        A paused job stays paused. A job that has lost many processes is not resumed, because it may be the
-        cause of their deaths.
+        A paused job stays paused. A job that has already lost many processes is not resumed,
+        because it may be the reason why they died.
         """
         taken = []
         interrupted = await self.journal.jobs(broker=self._name, interrupted=True)
@@ -473,7 +478,7 @@ class Operations:
         return tuple(taken)
 
     def _check_broker(self, job: JobRecord) -> None:
-        """Raise BadRequest for a job of another broker in the same store."""
+        """Raise BadRequest if a job in the same store belongs to another broker."""
         if job.spec.broker != self._name:
             raise BadRequest("job", f"a job of {self._name}, got {job.id} of {job.spec.broker}")
 
@@ -576,9 +581,9 @@ class Operations:
         return sent
 
     async def queues_reached(self, queue: str, target: Target) -> frozenset[str] | None:
-        """Return the queues that a re-drive of this dead-letter queue to that target can reach.
+        """Return the queues that a re-drive of a dead-letter queue to a target can reach.
 
-        None if the routes are unknown because they were not read from the broker.
+        Returns None if the routes are unknown, because they were not read from the broker.
         """
         snapshot = await self.broker.snapshot()
         return queues_reached(target, snapshot.dead_letter_queue(queue), snapshot.live_routes())
@@ -588,7 +593,7 @@ class Operations:
         return JournalNotes(self._documents, self._who, self.note, self.audit)
 
     async def remember_consumed(self, queues: Iterable[str]) -> frozenset[str]:
-        """Record that these queues have consumers. Return all queues that ever had one."""
+        """Record queues that have consumers, and return all queues that have ever had one."""
         known = await self._documents.keys(_CONSUMED)
         new = frozenset(queues) - known
         await self._documents.write(_CONSUMED, dict.fromkeys(new, ""))
@@ -598,7 +603,7 @@ class Operations:
         return await self.alert_book.list_alerts()
 
     async def test_alert(self, target: str) -> AlertTestResult:
-        """Raise BadRequest: only a service knows the targets, from its settings."""
+        """Raise BadRequest, because only a service has the targets in its settings."""
         raise BadRequest("target", f"a service that knows {target!r} by its settings (--server)")
 
     async def audit(self, query: AuditQuery = NEWEST) -> tuple[AuditEntry, ...]:
@@ -615,7 +620,7 @@ class Operations:
         result: str = "ok",
         details: Mapping[str, object] | None = None,
     ) -> None:
-        """Record an action in the audit, for example a login or a denied call."""
+        """Record an action in the audit, for example a login or a denied request."""
         person = by or self._who
         entry = AuditEntry(
             at=Moment(self.clock.now()),

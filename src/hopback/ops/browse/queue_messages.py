@@ -1,13 +1,13 @@
-"""Take a known number of messages from the head of a queue, and no more.
+"""Take a certain number of messages from the head of a queue, but no more.
 
-Consumers take them, not `basic.get`: a quorum queue of RabbitMQ 3.10 requeues fetched messages in the
-order of a hash, and the messages of consumers in the order of their tags. The broker never delivers more
-than the requested count. An ack that would let the consumer exceed it is sent after the consumer has
-ended.
+Messages are taken with consumers and not with `basic.get`, because of how quorum queues of RabbitMQ
+3.10 requeue them. Messages from consumers are requeued in the order of the consumer tags, but
+fetched messages in the order of a hash. The broker never delivers more messages than requested. If
+an ack would cause this, it is sent after the consumer has ended.
 
-A quorum queue delivers requeued messages first, in the order in which they were requeued. Requeueing only
-some of the redelivered messages moves them behind the rest. To keep the order, a reader must hold all of
-them: `round_out`.
+A quorum queue delivers requeued messages first, in the order in which they were requeued. If only
+some of these messages are requeued again, they move behind the others. To keep the order, a reader
+has to hold all of them, which `round_out` does.
 """
 
 from __future__ import annotations
@@ -30,21 +30,30 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 _LOOK_AGAIN_S = 0.25
-"""Seconds without a message after which the queue is asked for its count. A broker delivers far sooner."""
+"""Seconds without a delivery after which the messages of the queue are counted. A broker is
+normally much faster.
+"""
 _MOST_IDLE = 20
-"""Consecutive counts, 5 s in total, after which `next` raises if the queue delivers none of its messages."""
+"""Number of consecutive counts, 5 s in total. If the queue has messages but does not deliver them
+in this time, `next` raises an error.
+"""
 _MOST_ROUNDED_OUT = 10_000
-"""Messages to hold beyond the count to keep the order. With more, the order is given up."""
+"""Messages that are held in addition to the requested ones to keep the order. If there are more,
+the order is not kept.
+"""
 _ROUND_OUT_ROOM = 4
-"""Memory for these messages, as a multiple of a consumer's. With more, the order is given up."""
+"""Memory for these messages as a multiple of the memory for a consumer. If they need more, the
+order is not kept.
+"""
 
 
 class QueueMessages:
-    """The first `count` messages of a queue, about `prefetch` of them at a time.
+    """The first `count` messages of a queue. About `prefetch` of them are held at a time.
 
-    `first` is the prefetch of the first consumer. `is_quorum` is None if the type of the queue is unknown.
-    With `keeps_consumer` the last consumer stays active until the channel closes, so that other processes see
-    that messages are held. This is for readers that ack no message.
+    `first` is the prefetch of the first consumer. `is_quorum` is None if the type of the queue is
+    unknown. If `keeps_consumer` is True, the last consumer stays active until the channel is
+    closed, so that other processes can see that messages are held. This requires that no messages
+    are acked.
     """
 
     def __init__(
@@ -75,15 +84,15 @@ class QueueMessages:
         self._has_new = False
         self._handed = 0
         self.taken: int = 0
-        """Number of delivered messages."""
+        """The number of delivered messages."""
         self.is_empty: bool = False
-        """Whether the last `next` returned None because the queue had no ready message."""
+        """Whether the last call of `next` returned None because there were no ready messages."""
 
     @classmethod
     def handed_over(
         cls, channel: Channel, queue: str, deliveries: Iterable[Delivery], held: int
     ) -> Self:
-        """Return chosen messages of a browse session that holds `held` messages. No others are taken."""
+        """Use messages chosen in a browse session that holds `held` messages, without taking others."""
         messages = cls(channel, queue, 0, 0, is_quorum=False)
         messages._arrived.extend(deliveries)
         messages._handed = held
@@ -91,15 +100,15 @@ class QueueMessages:
 
     @property
     def given(self) -> int:
-        """Number of messages that this process has held, including those of the session before."""
+        """The number of messages this process has held, including those of the session."""
         return self.taken + self._handed
 
     @property
     def holders(self) -> int:
-        """Number of consumers of this head that the broker counts.
+        """The number of consumers for these messages that the broker counts.
 
-        Only a quorum queue counts ended consumers. If the type of the queue is unknown, this is the greatest
-        possible number.
+        Only quorum queues count consumers that have ended. If the type of the queue is unknown,
+        this is the maximum.
         """
         return self._consumers.holders
 
@@ -107,19 +116,21 @@ class QueueMessages:
         return (await self._channel.declare_queue(Queue(self._queue), passive=True)).consumers
 
     def more(self, count: int) -> None:
-        """Take `count` messages in addition to those requested so far."""
+        """Increase the number of messages to take."""
         self._count += count
 
     def limit(self, count: int) -> None:
-        """Take no more than `count` messages in total, except those that have already been delivered."""
+        """Limit the number of messages to take in total. Messages already delivered are not affected."""
         self._count = max(count, self.taken)
 
     def at_hand(self) -> Delivery | None:
-        """Return the next message if it has been delivered. After None the queue may still have messages."""
+        """Return the next message if it was already delivered. None does not mean that there are no
+        more.
+        """
         return self._pop() if self._arrived else None
 
     async def next(self) -> Delivery | None:
-        """Return the next message, or None if the count is reached or the queue has no more."""
+        """Return the next message, or None if enough were taken or the queue is empty."""
         while not self._arrived:
             if self._consumers.lost is not None:
                 raise self._consumers.lost
@@ -144,7 +155,7 @@ class QueueMessages:
         self._prefetch.acked += 1
 
     def keep(self, tag: int) -> None:
-        """Hold a message until the channel closes."""
+        """Hold a message until the channel is closed."""
         self._prefetch.kept += 1
         self._consumers.keep(tag)
 
@@ -153,38 +164,38 @@ class QueueMessages:
         self._prefetch.kept += 1
 
     async def pause(self) -> None:
-        """Stop deliveries until the next call of `next`."""
+        """Stop deliveries until `next` is called again."""
         await self._consumers.end()
 
     async def finish(self) -> None:
-        """Stop deliveries and wait until the broker has read every ack."""
+        """Stop deliveries and wait until the broker has processed all acks."""
         await self._consumers.end()
         await await_settlements(self._channel)
 
     async def give_back(self) -> None:
-        """Requeue all held messages in order with one nack.
+        """Requeue all held messages in order with a single nack.
 
-        This is for queues that would count closing the channel towards the delivery limit.
+        This is used for queues where closing the channel would count towards the delivery limit.
         """
         await self._consumers.requeue_all()
 
     async def check(self) -> None:
-        """Raise BrokerError if the broker has requeued held messages, as it does after its timeout.
+        """Raise BrokerError if the broker has requeued held messages because of its timeout.
 
-        RabbitMQ 4.3 then cancels the consumer and leaves the channel open.
+        In this case, RabbitMQ 4.3 cancels the consumer but does not close the channel.
         """
         await await_settlements(self._channel)
         if self._consumers.lost is not None:
             raise self._consumers.lost
-        # The broker does not report this for a consumer that has already been cancelled.
+        # The broker does not report this for consumers that were already cancelled.
         if self.is_quorum and await self.count_consumers() < self.holders:
             raise BrokerError(f"the broker has requeued messages of {self._queue!r} that were held")
 
     async def round_out(self, ready: int | None = None) -> bool:
-        """Hold messages beyond the count until a never-delivered message arrives.
+        """Hold additional messages until one arrives that was never delivered before.
 
-        Return False if that would take too many. `ready` is the number of messages in the queue, if known. No
-        more messages than that are requested.
+        Returns False if too many messages would be required. `ready` limits the number to the
+        messages in the queue, if this is known.
         """
         block = 100
         most = self.taken + _MOST_ROUNDED_OUT
@@ -202,7 +213,7 @@ class QueueMessages:
         return True
 
     async def _wait(self) -> bool:
-        """Wait for a delivery, or replace the consumer. Return False if the queue has no more messages."""
+        """Wait for a delivery or replace the consumer. Returns False if there are no more messages."""
         consumers = self._consumers
         if not consumers.is_active:
             await consumers.start(self._prefetch.begin(self.taken, self._count))
@@ -226,9 +237,9 @@ class QueueMessages:
         return True
 
     async def _has_ready(self) -> bool:
-        """Return whether the queue has ready messages: a broker may be slow to deliver them.
+        """Return whether there are ready messages, which the broker may deliver late.
 
-        Raise BrokerError if it does not deliver them for several seconds.
+        Raises BrokerError if they have not been delivered for several seconds.
         """
         state = await self._channel.declare_queue(Queue(self._queue), passive=True)
         self._idle += 1

@@ -1,4 +1,4 @@
-"""Jobs that re-drive, discard or export messages: plan, run, resume, record."""
+"""Plan, run, resume and record jobs, which re-drive or discard messages."""
 
 from __future__ import annotations
 

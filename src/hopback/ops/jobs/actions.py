@@ -1,6 +1,7 @@
-"""The actions of a job on one message: re-drive, re-drive with a changed body, discard.
+"""The actions of jobs: re-driving messages, re-driving them with changed bodies, and discarding
+them.
 
-A message is acked only after the future of its action has succeeded.
+A message is only acked after the future returned by its action has succeeded.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 class LeftOut:
     """Why a message stays in its queue.
 
-    `is_skipped` is whether the job has decided to leave it out: it does not count as failed. `stops` is
-    whether no other message could be sent either.
+    If `is_skipped` is True, the job has decided to skip it, and it is not counted as failed. If
+    `stops` is True, the same reason applies to all other messages.
     """
 
     reason: str
@@ -51,37 +52,41 @@ class LeftOut:
 
 
 class ArchivedMessage(NamedTuple):
-    """A line to write to a file, and the message to publish after that, or None for a discard."""
+    """A line to write to a file, and the message to publish afterwards. It is None for a discard."""
 
     line: bytes
     message: Message | RawMessage | None
 
 
 Prepared: TypeAlias = Message | RawMessage | ArchivedMessage
-"""A message for `send`."""
+"""A message that was prepared for `send`."""
 
 
 class Action:
-    """The action of a job. Only `prepare` and `send` are needed by every action."""
+    """What a job does with messages. Subclasses must implement `prepare` and `send`."""
 
     async def prepare(self, delivery: Delivery) -> Prepared | LeftOut:
-        """Return the message for `send`, or why it stays. BrokerError if a target cannot be checked."""
+        """Return the message for `send`, or why it stays. Raises BrokerError if its target cannot
+        be checked.
+        """
         raise NotImplementedError
 
     async def room(self) -> None:
-        """Wait until another message may be sent."""
+        """Wait until another message can be sent."""
 
     def send(self, prepared: Prepared) -> Future[None]:
-        """Start the action. The future ends with its result."""
+        """Start the action. The future completes with its result."""
         raise NotImplementedError
 
     async def flush(self) -> None:
-        """Complete the actions that wait for others."""
+        """Complete actions that are waiting to be combined with others."""
 
     async def reopen(self, *, anew: bool = False) -> BrokerError | None:
-        """Prepare for further messages after a failure. Return the error that closed the channel, if any.
+        """Get ready for other messages after a failure. Returns the error that closed the channel,
+        if any.
 
-        `anew` opens a new channel in any case. BrokerError if the broker cannot be reached.
+        If `anew` is True, a new channel is always opened. Raises BrokerError if the broker is
+        unavailable.
         """
         return None
 
@@ -98,7 +103,7 @@ def action_of(job: JobRecord, snapshot: BrokerSnapshot, broker: Broker) -> Actio
 
 
 class RedriveAction(Action):
-    """Publishes each message back, mandatory and persistent. It succeeds with the broker's confirm."""
+    """Publish each message as mandatory and persistent. The action succeeds when the broker confirms it."""
 
     def __init__(
         self, job: JobRecord, request: RedriveRequest, snapshot: BrokerSnapshot, broker: Broker
@@ -124,11 +129,12 @@ class RedriveAction(Action):
         self._flaws: dict[Redrive, str | None] = {}
         self._redrivers: dict[tuple[str, Redrive], Redriver] = {}
         self._only: Redriver | None = None
-        """Makes every message, if all have the same target."""
+        """Used for all messages if they have the same target."""
 
     async def prepare(self, delivery: Delivery) -> Prepared | LeftOut:
         most = self._request.max_redrives or None
-        # A message that was never re-driven keeps its encoded properties. The loop guard lets it pass.
+        # If a message was never re-driven, its encoded properties are kept, and the loop guard
+        # accepts it.
         if self._only is not None and self._raw is not None:
             made = self._only.raw_message(delivery)
             if made is not None:
@@ -148,7 +154,7 @@ class RedriveAction(Action):
             return LeftOut(str(refused))
 
     async def _find_redriver(self, delivery: Delivery) -> Redriver | LeftOut:
-        """Return the redriver for the target of this message. Each target is checked once."""
+        """Return the redriver for the target of a message. Each target is checked only once."""
         origin, target = origin_queue(delivery, self._queue), self._request.target
         aim = aim_at(target, delivery, origin, self._queue, self._known_routes)
         if not isinstance(aim, Aim):
@@ -186,7 +192,7 @@ class RedriveAction(Action):
         return self._channel.publish(prepared)
 
     async def reopen(self, *, anew: bool = False) -> BrokerError | None:
-        """Open a channel if the last one has ended."""
+        """Open a channel if the last one was closed."""
         ended = await _why_closed(self._channel)
         if ended is None and self._channel is not None:
             if not anew:
@@ -213,7 +219,7 @@ class RedriveAction(Action):
 
 
 async def _why_closed(channel: Channel | None) -> BrokerError | None:
-    """Return the error that closed the channel. None if it is open."""
+    """Return the error that closed the channel, or None if it is open."""
     if channel is None:
         return None
     ending = asyncio.ensure_future(channel.wait_closed())
@@ -225,17 +231,17 @@ async def _why_closed(channel: Channel | None) -> BrokerError | None:
 
 
 class _LinesFirst:
-    """Writes a line for each message to a file before the action on the message is completed."""
+    """Write a line for each message to a file before the action on the message is completed."""
 
     def __init__(self, job: JobRecord, refusal: str) -> None:
-        """`refusal` is the error of messages whose lines could not be written."""
+        """`refusal` is the beginning of the error if lines cannot be written."""
         export_to = job.spec.submission.export_to
         self.sink = FileSink(run_file(export_to, job.run)) if export_to else None
         self._refusal = refusal
         self._waiting: list[tuple[ArchivedMessage, Future[None]]] = []
 
     def add(self, prepared: Prepared) -> Future[None]:
-        """Keep a line and its message until `write`."""
+        """Store a line and its message until `write` is called."""
         if not isinstance(prepared, ArchivedMessage):
             raise UnsafeOperation(f"expected a line to write and its message, got {prepared!r}")
         fate: Future[None] = asyncio.get_running_loop().create_future()
@@ -243,7 +249,7 @@ class _LinesFirst:
         return fate
 
     async def write(self) -> list[tuple[ArchivedMessage, Future[None]]]:
-        """Write the lines. Return the messages whose lines were written."""
+        """Write all lines, and return the messages for which this has succeeded."""
         waiting, self._waiting = self._waiting, []
         try:
             if self.sink is not None and waiting:
@@ -261,7 +267,7 @@ class _LinesFirst:
 
 
 class ChangingAction(RedriveAction):
-    """Changes each body by a patch, writes the originals to a file, and publishes the changed messages."""
+    """Apply a patch to each body, write the originals to a file, and publish the changed messages."""
 
     def __init__(
         self, job: JobRecord, request: RedriveRequest, snapshot: BrokerSnapshot, broker: Broker
@@ -270,7 +276,7 @@ class ChangingAction(RedriveAction):
         self._lines = _LinesFirst(job, "not sent, because an original was not written")
 
     async def prepare(self, delivery: Delivery) -> Prepared | LeftOut:
-        """Return the original as a line and the changed message."""
+        """Return the original as a line, and the changed message."""
         try:
             body = apply_patch(delivery.body, self._request.change)
         except PatchFailed as failed:
@@ -283,7 +289,7 @@ class ChangingAction(RedriveAction):
         )
 
     def send(self, prepared: Prepared) -> Future[None]:
-        """Keep a message until its original is written."""
+        """Store a message until its original was written."""
         return self._lines.add(prepared)
 
     async def flush(self) -> None:
@@ -314,25 +320,25 @@ def _pass_result(done: Future[None], *, to: Future[None]) -> None:
 
 
 class DiscardAction(Action):
-    """Removes messages. With an export file, each message is first written to it."""
+    """Remove messages. If there is an export file, each message is written to it first."""
 
     def __init__(self, job: JobRecord, queue: DeadLetterQueue) -> None:
         self._lines = _LinesFirst(job, "not discarded, because the export was not written")
         self._queue = queue
 
     async def prepare(self, delivery: Delivery) -> ArchivedMessage:
-        """Return the line to write, or an empty one without an export."""
+        """Return the line to write. It is empty if there is no export file."""
         if self._lines.sink is None:
             return ArchivedMessage(b"", None)
         dead_letter = read_dead_letter(delivery, 0, self._queue)
         return ArchivedMessage(write_line(delivery, dead_letter), None)
 
     def send(self, prepared: Prepared) -> Future[None]:
-        """Keep a line until others are written with it."""
+        """Store a line until it is written together with others."""
         return self._lines.add(prepared)
 
     async def flush(self) -> None:
-        """Write the lines. Their messages may then be removed."""
+        """Write the lines, after which their messages can be removed."""
         for _, fate in await self._lines.write():
             fate.set_result(None)
 

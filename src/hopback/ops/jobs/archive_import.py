@@ -1,4 +1,4 @@
-"""Publish the messages of an archive into their queues."""
+"""Publish the messages of an archive to their queues."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Pace
 
 _LINES_PER_TURN = 5000
-"""Lines after which other tasks of the process run, even if all lines are empty."""
+"""Lines after which other tasks of the process get a chance to run, even if the lines are empty."""
 _LONG_LINE = 256 * 1024
-"""Bytes of a line from which it is parsed in a thread: 256 KiB take 1 ms."""
+"""Bytes. Longer lines are parsed in a thread, because parsing this many takes 1 ms."""
 
 
 class Import:
-    """Publishes exported messages into the queue they were in, or into `queue`. The first problem ends it."""
+    """Publish exported messages to their original queue or to `queue`. Stops at the first problem."""
 
     def __init__(self, queue: str | None, pace: Pace) -> None:
         self.published = 0
-        """Number of confirmed messages."""
+        """The number of confirmed messages."""
         self._queue = queue
         self._pacer = Pacer(Control(pace.rate))
         self._most = pace.in_flight
@@ -64,13 +64,13 @@ class Import:
             await self._await_confirms()
             raise
         await self._await_confirms()
-        if self._fates:  # not confirmed: the import can be resumed at the first of these lines
+        if self._fates:  # the import can be resumed at the first line that was not confirmed
             number = min(self._fates)
             problem = f"line {number + 1}: {self._fates[number].exception()}"
         return Imported(number, self.published, problem)
 
     async def _await_confirms(self) -> None:
-        """Wait for every message in flight and count the confirmed ones."""
+        """Wait for all messages in flight, and count those that are confirmed."""
         if self._fates:
             await asyncio.wait(self._fates.values())
         self._count_confirmed()
@@ -105,7 +105,7 @@ class Import:
         self._fates[number] = channel.publish(message)
 
     def _count_confirmed(self) -> None:
-        """Count the confirmed messages. The failed ones stay listed."""
+        """Count the confirmed messages. Failed messages stay in the list."""
         for number, fate in tuple(self._fates.items()):
             if fate.done() and not fate.exception():
                 del self._fates[number]

@@ -1,8 +1,8 @@
-"""Take the messages that a job sends, in batches.
+"""Take the messages of a job in batches.
 
-A batch consists of the selected messages that are available and match the job's filter. The job saves one
-checkpoint for each batch, which costs some milliseconds. Small batches are therefore enlarged while the
-broker is busy with earlier messages.
+A batch contains the selected messages that are available and match the filter. The job saves one
+checkpoint per batch, which takes some milliseconds. For this reason, small batches are extended
+while the broker is busy with earlier messages.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.sender import Sender
 
 _LARGEST = 10_000
-"""Messages of one batch: the checkpoint contains the mark of each."""
+"""Messages in a batch. The checkpoint contains a mark for each of them."""
 _SMALL = 250
-"""Messages below which a batch is enlarged: a checkpoint costs the same for a few."""
+"""Messages. Smaller batches are extended, because a checkpoint takes the same time for fewer messages."""
 _GATHER_S = 0.005
-"""Seconds to wait for more messages: about the time that saving a checkpoint takes."""
+"""Seconds to wait for more messages, which is about the time for saving a checkpoint."""
 TURN_BYTES = 1024 * 1024
-"""Bytes of messages after which other tasks of the process run."""
+"""Bytes of messages after which other tasks of the process get a chance to run."""
 
 
 @dataclass(slots=True)
 class SelectedMessage:
-    """A message to send, its number in the queue, and the approximate memory it takes, in bytes."""
+    """A message to send, with its position in the queue and its approximate memory in bytes."""
 
     delivery: Delivery
     place: int
@@ -47,7 +47,7 @@ class SelectedMessage:
 
 
 class BatchReader:
-    """Takes batches. Leaves messages in the queue that are not selected or do not match."""
+    """Take batches. Messages that are not selected or do not match stay in the queue."""
 
     def __init__(
         self,
@@ -65,11 +65,11 @@ class BatchReader:
         is_chosen = job.spec.chosen is not None
         self._filter = EVERYTHING if is_chosen else parse_filter(job.spec.filter)
         self._anchor: list[SelectedMessage] = []
-        """The last message of the last batch: it is sent with the next batch (`cursor`)."""
+        """The last message of the previous batch, which is sent with the next one (see `cursor`)."""
         self._place = 0
 
     async def take(self, sender: Sender) -> list[SelectedMessage]:
-        """Return the next batch. Waits only for the first message."""
+        """Return the next batch. This only waits for its first message."""
         batch, self._anchor = self._anchor, []
         first = None if self._driver.is_exhausted else await self._take_next()
         if first is not None:
@@ -116,7 +116,7 @@ class BatchReader:
             self._progress.add(skipped=int(belongs))
 
     def leave(self, message: SelectedMessage, reason: str, *, is_skipped: bool = False) -> None:
-        """Leave a selected message in the queue and record the reason."""
+        """Leave a selected message in the queue, and record the reason."""
         self._keep(message.delivery)
         self._progress.add(skipped=int(is_skipped), failed=int(not is_skipped))
         dead_letter = read_dead_letter(message.delivery, message.place, self._queue)

@@ -1,37 +1,38 @@
-"""Decide which messages of a queue are the chosen messages of a job.
+"""Decide which messages of a queue belong to a job with chosen messages.
 
-Chosen messages are identified by their digests: body, properties and headers, without the counts that a queue
-adds. An equal message with the same digest can take the place of a chosen one, but only as many messages as
-were chosen with that digest are moved.
+Chosen messages are identified by their digests, which cover the body, properties and headers
+except for the counters that a queue adds. Instead of a chosen message, a message with the same
+digest may be moved. The number of messages moved for each digest is limited to the number chosen.
 
-The driver reads the first `count` messages of the queue. A quorum queue requeues held messages behind
-other requeued messages. If digests are missing, the cursor therefore searches behind the first messages,
-until the queue delivers a fresh message or is empty, and for at most 10,000 messages.
+The driver reads the first `count` messages of the queue. A quorum queue requeues held messages
+behind other requeued messages. If digests are missing, the cursor therefore searches the messages
+after the first ones, until the queue delivers a fresh message or is empty. At most 10,000 messages
+are searched.
 
-Messages that another consumer took do no harm: they are missing. A digest that is missing belongs to a
-message that an earlier run of the job took (`window` contains a part of each such digest), or to a
-message that has left the queue by another way.
+It does not matter if another consumer takes messages, because they are just missing. A missing
+digest either belongs to a message that an earlier run of the job has taken (`window` contains the
+beginnings of these digests), or to a message that has left the queue in another way.
 
 States
 ------
-TAKING   The first `count` messages are delivered, chosen messages are sent and acked.
-SEEKING  Messages behind the first `count` messages are searched.
-STOPPED  The job was interrupted, and unselected messages equal chosen ones.
+TAKING   The first `count` messages are delivered. Chosen messages are sent and acked.
+SEEKING  Messages after the first `count` messages are searched.
+STOPPED  The job was interrupted, and there are other messages equal to chosen ones.
 
 Events
 ------
-DELIVERED  Count the message. In SEEKING a fresh message ends the search.
+DELIVERED  Count the message. In SEEKING, a fresh message ends the search.
 KEPT       The message stays in the queue.
-SEEK       All messages of the searched part were delivered: search further messages.
+SEEK       All messages searched so far were delivered. Search more messages.
 
-The cursor ignores the other events, because digests identify its messages at any position.
+Other events are ignored, because the position of messages does not matter.
 
 Invariants
 ----------
-1. Only messages with a chosen digest are sent, and at most as many as were chosen.
-2. A message is sent only after a checkpoint that contains its digest was saved.
-3. If the job saw a message that equals a finished one (`has_twins`), it is not resumed: the new cursor
-   would take it.
+1. Only messages with a chosen digest are sent, and for each digest at most as many as were chosen.
+2. A message is only sent after a checkpoint with its digest was saved.
+3. If a message equal to a finished one was seen (`has_twins`), the job cannot be resumed, because
+   the new cursor would take this message.
 """
 
 from __future__ import annotations
@@ -59,9 +60,11 @@ if TYPE_CHECKING:
     from hopback.message import Delivery
 
 _SOUGHT = 10_000
-"""Messages to search behind the first ones. Each search counts as a delivery. Beyond it, the job fails."""
+"""Messages to search after the first ones. Each search counts as a delivery. If messages are still
+missing, the job fails.
+"""
 _SAVED = 16
-"""Characters of a digest that a checkpoint contains: enough to tell 10,000 messages apart."""
+"""Characters of a digest in a checkpoint, which are enough to distinguish 10,000 messages."""
 _IGNORED = (
     CursorEvent.EMPTY, CursorEvent.ACKED, CursorEvent.SENDING, CursorEvent.DRAINED,
     CursorEvent.APPLIED, CursorEvent.SHARED, CursorEvent.SAVING,
@@ -69,9 +72,10 @@ _IGNORED = (
 
 
 class ChosenCursor(SelectionCursor):
-    """The messages with these digests, among the first `count` messages of the queue.
+    """The messages with certain digests among the first `count` messages of the queue.
 
-    `is_sought` is whether missing messages may be behind the first ones: true for a quorum queue.
+    `is_sought` is True if missing messages may be after the first ones, which is only possible in a
+    quorum queue.
     """
 
     def __init__(
@@ -150,9 +154,9 @@ class ChosenCursor(SelectionCursor):
         if not self._wanted.total() or self._is_over or not self._is_sought:
             return 0
         if self._seen == self._seen_before:
-            self._is_over = True  # the queue has no more messages
+            self._is_over = True  # there are no more messages
             return 0
-        # One message is usually enough to see that the queue has requeued no others.
+        # One message is usually enough to find out that the queue has not requeued any others.
         return min(max(self._sought, 1), _SOUGHT - self._sought)
 
     def _receive(self, delivery: Delivery) -> None:

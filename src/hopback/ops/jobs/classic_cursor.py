@@ -1,34 +1,35 @@
-"""Decide which messages of a classic queue belong to a job that takes the first messages of the queue.
+"""Decide which messages of a classic queue belong to a job that takes its first messages.
 
 The queue
 ---------
-A classic queue returns requeued messages to their original position. It writes acks to disk late: after
-the broker was killed, messages that the job has finished may be back. A classic queue therefore begins
-with a *head* of messages that the job kept, messages that it held, and messages whose acks were lost. The
-untouched rest of the selection follows, then messages that were never selected, then new messages. Each
-of these may be equal to a finished message.
+A classic queue returns requeued messages to their original position. Acks are written to the disk
+with a delay. If the broker was killed, messages that the job had finished may be in the queue
+again. For this reason, a classic queue starts with a *head*, which consists of messages that the
+job has kept, messages it was holding, and messages whose acks were lost. It is followed by the
+rest of the selection, then by messages that were never selected, and then by new messages. Any of
+these may be equal to a finished message.
 
 Finding the selection
 ---------------------
-Marks alone do not show where the head ends, and neither does the number of messages, because new messages
-may have arrived. But the job keeps the last delivered message, the *anchor*, until the next checkpoint is
-saved: the head ends with the anchor. If several messages could be the anchor, the redelivered flags and
-the number of messages decide if they agree. Otherwise the length of the head is unknown, and the job
-stops.
+Marks alone do not show where the head ends. The number of messages does not show it either, because
+new messages may have arrived. To solve this, the job keeps the last delivered message, the
+*anchor*, until the next checkpoint is saved. The head ends with the anchor. If several messages
+could be the anchor, the redelivered flags and the number of messages are used, provided that they
+agree. Otherwise, the length of the head is unknown and the job stops.
 
-The last message of the selection is sent alone, after the acks of all others were read. It is acked after
-a checkpoint that says so (SENT). If it is back after a crash, it stays in the queue: a new message may be
-equal.
+The last message of the selection is sent alone, after the acks of all others were processed. Before
+it is acked, a checkpoint is saved that records this (SENT). If there is such a message after a
+crash, it stays in the queue, because it could be a new message that is equal.
 
-The head is read before the job takes messages (`classic_head`), because it may be long.
+The head can be long, so it is read before the job takes messages (`classic_head`).
 
 States
 ------
 TAKING   Messages are delivered, sent and acked.
-PAUSED   Messages are sent and acked. The queue delivers no messages, because equal messages are held: the
-         redelivered flag then separates the held messages from the rest.
+PAUSED   Messages are sent and acked, but the queue does not deliver any. This is necessary if equal
+         messages are held. The redelivered flag then distinguishes them from the rest.
 LAST     The last message of the selection is being sent.
-SENT     It was sent, and so were all others.
+SENT     All messages were sent, including the last one.
 STOPPED  The length of the head is unknown.
 
 Events
@@ -36,21 +37,24 @@ Events
 DELIVERED  Count the message.
 EMPTY      The messages that are still missing have left the queue.
 KEPT       The message stays in the queue and belongs to the head.
-ACKED      The message was moved. Its mark is among the last acks of the window.
-PAUSE, CONTINUE      Begin and end of PAUSED.
-LAST_ALONE, DRAINED  Begin and end of LAST.
-LAST_SENT  The last message was sent: its ack follows after the next checkpoint.
-APPLIED    The broker has read every ack: with equal messages, the window contains only held ones.
-SHARED     Another consumer takes messages: this job is never resumed.
-SAVING     Note whether messages of the window have equal marks.
+ACKED      The message was moved. Its mark is one of the last acks in the window.
+PAUSE, CONTINUE      Start and end of PAUSED.
+LAST_ALONE, DRAINED  Start and end of LAST.
+LAST_SENT  The last message was sent. It is acked after the next checkpoint.
+APPLIED    The broker has processed all acks. If there are equal messages, the window now only
+           contains those that are held.
+SHARED     Another consumer is taking messages, so this job can never be resumed.
+SAVING     Record whether messages in the window have equal marks.
 
 Invariants
 ----------
-1. Messages are sent only after a checkpoint that contains their marks was saved.
+1. Messages are only sent after a checkpoint with their marks was saved.
 2. The anchor of the saved checkpoint is never acked.
-3. At most `head + rest` messages belong to the selection, whatever the queue delivers.
-4. A job that has seen another consumer (`is_shared`) is never resumed, because counting would be wrong.
-5. The last acks stay in the window when the queue has read them: a killed broker may forget them.
+3. The selection contains at most `head + rest` messages, regardless of what the queue delivers.
+4. If another consumer was seen (`is_shared`), the job is never resumed, because the count could be
+   wrong.
+5. The last acks stay in the window after the queue has processed them, because a broker that is
+   killed can forget them.
 """
 
 from __future__ import annotations
@@ -77,7 +81,10 @@ if TYPE_CHECKING:
 
 
 class ClassicCursor(CountingCursor):
-    """`head` is the number of messages before the rest of the selection, or None if unknown."""
+    """The cursor for a classic queue.
+
+    `head` is the number of messages before the rest of the selection, or None if it is unknown.
+    """
 
     sends_last_alone = True
     is_in_place = True
@@ -91,11 +98,11 @@ class ClassicCursor(CountingCursor):
         self._has_seen = False
         self._has_seen_fresh = False
         self._has_twins = checkpoint.has_twins
-        """Whether the job ever held messages with equal marks."""
+        """Whether the job has ever held messages with equal marks."""
 
     @property
     def must_pause(self) -> bool:
-        """Whether the redelivered flags must separate equal messages."""
+        """Whether the redelivered flags are needed to distinguish equal messages."""
         return self._has_twins
 
     def checkpoint(self) -> Checkpoint:

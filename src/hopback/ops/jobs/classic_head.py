@@ -1,6 +1,6 @@
-"""Find the head of a classic queue when a job is resumed. `classic_cursor` explains it.
+"""Find the head of a classic queue, which is described in `classic_cursor`, when a job is resumed.
 
-`find_head` reads the queue, `decide_head` is pure.
+`find_head` reads the queue, and `decide_head` is pure.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.leased_job import LeasedJob
 
 _LOST_ACKS = 65_536
-"""Number of lost acks to look for: twice as many as RabbitMQ keeps in memory
-(`queue_index_max_journal_entries`). A longer head is not found, and the job stops."""
+"""Number of lost acks to look for. This is twice the number that RabbitMQ keeps in memory
+(`queue_index_max_journal_entries`). A longer head is not found, so the job stops.
+"""
 
 
 async def find_head(
     broker: ManagedBroker, leased: LeasedJob, snapshot: BrokerSnapshot
 ) -> int | None:
-    """Return the number of messages that the job takes again, before the rest of its selection, or None if
-    unknown.
+    """Return the number of messages before the rest of the selection that the job takes again.
 
-    Reading delivers messages, so the flags prove nothing afterwards. The checkpoint records this beforehand.
+    Returns None if it is unknown. Reading the queue changes the redelivered flags, so they cannot
+    be used again later. The checkpoint records this in advance.
     """
     job, began = leased.job, leased.job.checkpoint
     ready, _ = await broker.count_ready(job.queue)
@@ -47,7 +48,7 @@ async def find_head(
         async with walk(broker.new_connection, job.queue, limits.most + 1, cost) as messages:
             async for delivery in messages:
                 if delivery.properties.headers.get(REDRIVE_JOB) == job.id:
-                    break  # messages that this job has sent are behind all that it has to send
+                    break  # messages sent by this job are always behind those it still has to send
                 mark = mark_of(delivery)
                 is_anchor = mark == began.last and content_digest(delivery) == began.last_digest
                 found.append(HeadMessage(mark, delivery.redelivered, is_anchor))
@@ -59,9 +60,9 @@ async def find_head(
 
 @dataclass(frozen=True, slots=True)
 class HeadMessage:
-    """A message at the head of the queue: its mark, and whether it was previously delivered.
+    """A message at the head of the queue, with its mark and whether it was delivered before.
 
-    `is_anchor` is whether it also has the digest of the anchor.
+    `is_anchor` is True if the mark and the digest are those of the anchor.
     """
 
     mark: str
@@ -71,7 +72,7 @@ class HeadMessage:
 
 @dataclass(frozen=True, slots=True)
 class HeadLimits:
-    """The greatest possible length of the head, and its length if no message has arrived since the start.
+    """The maximum length of the head, and its length if no messages have arrived since the start.
 
     `by_count` is None if the messages behind the selection were not counted.
     """
@@ -81,7 +82,7 @@ class HeadLimits:
 
 
 def head_limits(job: JobRecord, ready: int) -> HeadLimits:
-    """Return the limits of the head's length, for this number of ready messages."""
+    """Return the limits for the length of the head if there are `ready` messages."""
     began, spec = job.checkpoint, job.spec
     most = min(spec.span - began.rest, began.kept + len(began.window) + _LOST_ACKS)
     if spec.behind is None:
@@ -93,13 +94,14 @@ def head_limits(job: JobRecord, ready: int) -> HeadLimits:
 def decide_head(
     began: Checkpoint, limits: HeadLimits, found: Sequence[HeadMessage] = ()
 ) -> int | None:
-    """Return the length of the head at the beginning of the `found` messages, or None if it is unknown.
+    """Return the length of the head, or None if it is unknown.
 
-    `found` contains one more message than the head can have, if the queue has that many. It may be empty if
-    no message can be back.
+    `found` contains the first messages of the queue. If the queue has enough messages, it contains
+    one more than the maximum length of the head. It may be empty if no messages can have been
+    requeued.
     """
     if limits.most <= began.kept:
-        # Fewer messages than there must be: others have taken or hold some.
+        # There are fewer messages than expected, so others have taken or are holding some.
         is_short = bool(began.last_stays) and began.last in began.window
         return None if is_short else began.kept
     out = sum(1 for _ in takewhile(lambda one: one.was_out, found))
@@ -107,24 +109,27 @@ def decide_head(
     if began.last_stays:
         if len(ends) == 1:
             return ends[0]
-        # Others may have browsed more messages, and messages may have arrived: one count proves nothing.
+        # Others may have browsed more messages, and messages may have arrived, so a single count is
+        # not enough.
         do_agree = out == limits.by_count and out < len(found)
         by_flags = began.has_twins and began.rest_is_untouched and do_agree and out in ends
         return out if by_flags else None
     if not ends or ends == [began.kept + 1]:
-        return began.kept  # the last message was sent: it is back, or a new message is equal
+        # it was sent, so this is either the same message or a new one that is equal
+        return began.kept
     if len(ends) > 1 or began.has_twins:
         return None
-    # Other messages are back as well, whose marks are all different, or a batch of new messages is equal.
+    # Either other messages with different marks have also been requeued, or there is a batch of new
+    # messages that are equal.
     is_back = ends[0] == out or (ends[0] < out and ends[0] == limits.by_count)
     return ends[0] if is_back else None
 
 
 def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[int]:
-    """Yield each length of a head that ends with the anchor.
+    """Yield each possible length of a head that ends with the anchor.
 
-    Apart from kept messages, the head contains only messages of the window, or older messages followed by the
-    whole window.
+    In addition to kept messages, the head contains either only messages of the window, or older
+    messages followed by the whole window.
     """
     missing = Counter(began.window)
     unknown = 0
@@ -140,7 +145,7 @@ def _possible_ends(began: Checkpoint, head: Sequence[HeadMessage]) -> Iterator[i
 
 
 def _has_window(began: Checkpoint, head: Sequence[HeadMessage]) -> bool:
-    """Whether the head ends with all messages of the window, and only kept messages are between them."""
+    """Return whether the head ends with all messages of the window, mixed only with kept messages."""
     size = len(began.window)
     last = head[max(len(head) - size - began.kept, 0) :]
     return not Counter(began.window) - Counter(one.mark for one in last)

@@ -1,4 +1,4 @@
-"""The event that announces the end of a re-drive, for queues whose design has one. Pure."""
+"""The event that is published at the end of a re-drive, if the design of the queue has one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def completion_event(
     design: Design | None, job: JobRecord, source: DeadLetterQueue
 ) -> Message | None:
-    """Return the event for a re-drive, or None if the design of the queue has none.
+    """Return the event for a re-drive, or None if the design does not have one.
 
-    Its id is derived from the job and its run, so that a second publish of the event can be recognised.
+    Its id is derived from the job and its run, so that duplicates can be detected.
     """
     if design is None or design.completion is None or job.kind is not JobKind.REDRIVE:
         return None

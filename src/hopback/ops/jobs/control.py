@@ -1,4 +1,4 @@
-"""The requests of operators to a running job: a pause, its end, or another rate."""
+"""Requests of operators to a running job, such as pausing it or changing its rate."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from hopback.ops.contract.values import JobState
 
 _CATCH_UP_S = 0.05
-"""Seconds of delay that the pacer makes up for, because the clock of an event loop is coarse. After a longer
-delay the job continues at its rate, without a burst."""
+"""Seconds of delay that the pacer makes up for, because the clock of the event loop is not precise.
+After a longer delay, the job continues with its rate and not with a burst.
+"""
 
 
 class EndJob(Exception):
-    """Ends a job in a state, for the reason given."""
+    """End the job with a state and a reason."""
 
     def __init__(self, state: JobState, reason: str) -> None:
         super().__init__(reason)
@@ -22,7 +23,7 @@ class EndJob(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """The changes that operators request from a running job, regardless of its process."""
+    """The changes that operators have requested. The job can be running in any process."""
 
     paused: bool = False
     cancelled: bool = False
@@ -30,7 +31,7 @@ class ControlRequest:
 
 
 class Control:
-    """The last request of operators to a job that runs in this process."""
+    """The latest request of operators to a job that runs in this process."""
 
     def __init__(self, rate: float | None = None) -> None:
         self._request = ControlRequest(rate=rate)
@@ -46,7 +47,7 @@ class Control:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the job has to wait. A cancelled job ends instead."""
+        """Whether the job has to wait. If it is cancelled, it ends instead."""
         return self._request.paused and not self._request.cancelled
 
     @property
@@ -60,7 +61,7 @@ class Control:
             self._changed.set()
 
     def check(self) -> None:
-        """EndJob if the job is cancelled."""
+        """Raise EndJob if the job is cancelled."""
         if self.is_cancelled:
             raise EndJob(JobState.CANCELLED, "cancelled")
 
@@ -73,7 +74,7 @@ class Control:
             await self.wait_for_change()
 
     async def sleep(self, seconds: float) -> bool:
-        """Wait for some seconds. Return False immediately if the request changes."""
+        """Wait for some seconds. Returns False early if the request changes."""
         try:
             async with asyncio.timeout(seconds):
                 await self.wait_for_change()
@@ -83,14 +84,14 @@ class Control:
 
 
 class Pacer:
-    """Limits messages to the rate of the control."""
+    """Limit the number of messages to the requested rate."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._last = float("-inf")
 
     async def turn(self) -> None:
-        """Wait until the next message may be sent, or the job has to pause or end."""
+        """Wait until the next message can be sent, or until the job has to pause or end."""
         loop = asyncio.get_running_loop()
         while (rate := self._control.rate) and not self._control.is_interrupting:
             due = self._last + 1 / rate

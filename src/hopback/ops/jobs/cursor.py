@@ -1,40 +1,42 @@
-"""A cursor decides which messages of a queue belong to a job, even after a crash. This is the shared part.
+"""The common part of cursors. A cursor decides which messages of a queue belong to a job.
 
-A cursor is a pure state machine. It receives events and performs no I/O. The driver (`cursor_driver`) takes
-messages from the queue and reports deliveries, an empty queue, kept messages and acks. The engine (`engine`)
-reports the other events, for example that the last message goes alone or that another consumer was seen. The
-engine also saves the cursor's checkpoint before it sends messages. After a crash or a lost connection the job
-continues with a new cursor that starts from the last saved checkpoint. Each cursor's file begins with its
-states, events and invariants, and its class ends with the table that `SelectionCursor.handle` reads. There is
-one cursor for each way to find the selection again:
+A cursor is a pure state machine. It receives events and does not perform any I/O. The driver
+(`cursor_driver`) takes messages from the queue and reports deliveries, an empty queue, kept
+messages and acks. The engine (`engine`) reports other events, for example that the last message is
+sent alone or that there is another consumer. It also saves the cursor's checkpoint before messages
+are sent. After a crash or a lost connection, the job continues with a new cursor that starts with
+the last saved checkpoint. The states, events and invariants of each cursor are described at the
+beginning of its file. The table used by `SelectionCursor.handle` is at the end of its class. There
+are cursors for different ways to find the selection again:
 
 - `quorum_cursor`: the first messages of a quorum queue, by position and one mark.
 - `classic_cursor`: the first messages of a classic queue, by position, marks and counts.
-- `chosen_cursor`: chosen messages of either type, by digest.
+- `chosen_cursor`: chosen messages of any queue, by digest.
 
 Marks
 -----
-A *mark* is a short checksum of a message. It is the same after a redelivery and cheap enough to compute for
-every message. Equal messages have equal marks, so marks alone never show where a selection ends.
+A *mark* is a short checksum of a message. It does not change when the message is redelivered, and
+can be computed quickly for all messages. Equal messages have equal marks, so marks alone cannot
+show where a selection ends.
 
-Words
+Terms
 -----
-*Kept* messages were delivered to the job and stay in the queue: they do not match the filter, or they
+*Kept* messages were delivered to the job, but stay in the queue. They do not match the filter or
 could not be moved.
 
-The *window* is the set of messages, other than kept ones, that may still be in the queue. The job holds them,
-or it has acked them so recently that the queue may not have applied the ack. The checkpoint contains their
-marks.
+The *window* contains other messages that may still be in the queue. The job is holding them, or it
+has acked them so recently that the queue may not have applied the ack. The checkpoint contains
+their marks.
 
-The *head* is the part of the queue before the untouched messages of the selection, as an interrupted job
-finds it. It consists of kept messages and of the messages of the window that are still in the queue.
+The *head* is the part of the queue before the untouched messages of the selection when a job is
+resumed. It consists of kept messages and those messages of the window that are still in the queue.
 
-The *rest* is the part of the selection that was not delivered to the job before the last checkpoint. It
-follows the head.
+The *rest* is the part of the selection that was not delivered to the job before the last
+checkpoint. It follows the head.
 
-The *anchor* is the message at which the head ends. It is usually the last delivered message of the
-selection. `BatchReader` holds it back until the next checkpoint is saved, so that an interrupted job finds
-it in the queue.
+The *anchor* is the message with which the head ends. It is usually the last delivered message of
+the selection. `BatchReader` does not send it until the next checkpoint is saved, so that it is
+still in the queue if the job is interrupted.
 """
 
 from __future__ import annotations
@@ -64,11 +66,11 @@ TAKEN_BY_OTHERS = (
     " is unknown where the selection ends; start a new job"
 )
 _MARKED_BYTES = 64 * 1024
-"""Bytes of a body that are part of its mark. The mark also contains the length of the body."""
+"""Bytes of a body that are used for its mark. The mark also depends on the length of the body."""
 
 
 def mark_of(delivery: Delivery) -> str:
-    """Return a short checksum that is the same when the message is delivered again."""
+    """Return a short checksum that does not change when the message is redelivered."""
     body = delivery.body
     raw: bytes | None = getattr(delivery, "raw_properties", None)
     message_id = delivery.properties.message_id if raw is None else message_id_in(raw)
@@ -77,7 +79,7 @@ def mark_of(delivery: Delivery) -> str:
 
 
 class CursorState(Enum):
-    """The states of all cursors. Each cursor's file explains those that it uses."""
+    """The states of all cursors. The file of each cursor describes those that it uses."""
 
     FINDING = "finding"
     TAKING = "taking"
@@ -89,40 +91,42 @@ class CursorState(Enum):
 
 
 class CursorEvent(Enum):
-    """The events of all cursors, with the value that the driver or the engine passes."""
+    """The events of all cursors. The comments describe the value that is passed with an event."""
 
     DELIVERED = "delivered"  # the delivery
     EMPTY = "empty"  # the queue has no more ready messages
-    TOO_MANY = "too many"  # the driver cannot hold more messages while the cursor is finding
+    # the driver cannot hold more messages while the cursor is finding the selection
+    TOO_MANY = "too many"
     KEPT = "kept"  # the tag of a message that stays in the queue
-    ACKED = "acked"  # the tag of a message whose publish was confirmed and whose ack was sent
+    ACKED = "acked"  # the tag of a message that was acked after its publish was confirmed
     SENDING = "sending"  # the next checkpoint is saved before messages are sent
-    PAUSE = "pause"  # the consumer was cancelled: the queue delivers no message
-    CONTINUE = "continue"  # the queue may deliver messages again
-    LAST_ALONE = "last alone"  # the last message is about to be sent, after all others were acked
-    LAST_SENT = "last sent"  # the last message was sent: a checkpoint is saved before its ack
-    DRAINED = "drained"  # no message is in flight, and no further message will be sent
-    APPLIED = "applied"  # the queue has applied every ack
+    PAUSE = "pause"  # the consumer was cancelled, so the queue does not deliver messages
+    CONTINUE = "continue"  # the queue can deliver messages again
+    LAST_ALONE = "last alone"  # all other messages were acked, and the last one is about to be sent
+    # the last message was sent, and a checkpoint is saved before it is acked
+    LAST_SENT = "last sent"
+    DRAINED = "drained"  # no messages are in flight, and no more will be sent
+    APPLIED = "applied"  # the queue has applied all acks
     SHARED = "shared"  # another consumer takes messages from the queue
-    SEEK = "seek"  # every message of the searched part was delivered: search behind it
-    SAVING = "saving"  # every delivered message was reported: the next checkpoint is saved
+    SEEK = "seek"  # all messages searched so far were delivered, so search after them
+    SAVING = "saving"  # all deliveries were reported, and the next checkpoint is saved
 
 
 Events: TypeAlias = "Mapping[CursorEvent, tuple[Callable[..., None], frozenset[CursorState]]]"
-"""The accepted events, each with the method that handles it and the states that may follow."""
+"""The accepted events, with the method that handles each of them and the states that can follow."""
 
 Table: TypeAlias = "Mapping[CursorState, Events]"
-"""The events that each state accepts."""
+"""The events that are accepted in each state."""
 
 STAYS: frozenset[CursorState] = frozenset()
 """The event does not change the state."""
 
 IGNORED = (lambda _cursor, _value: None, STAYS)
-"""The event is accepted and has no effect."""
+"""The event is accepted but does nothing."""
 
 
 def enters(state: CursorState) -> tuple[Callable[..., None], frozenset[CursorState]]:
-    """The event leads to this state and has no other effect."""
+    """Return an event that changes the state and does nothing else."""
 
     def handle(cursor: SelectionCursor, _value: object) -> None:
         cursor.state = state
@@ -131,15 +135,15 @@ def enters(state: CursorState) -> tuple[Callable[..., None], frozenset[CursorSta
 
 
 class SelectionCursor:
-    """A state machine that is driven by its table. The driver and the engine know only this class."""
+    """A state machine that is defined by its table. The driver and the engine only know this class."""
 
     TABLE: ClassVar[Table]
     is_counting: ClassVar[bool] = False
-    """Whether messages are selected by their position. Another consumer makes this impossible."""
+    """Whether messages are selected by position, which is impossible if there is another consumer."""
     needs_proof: ClassVar[bool] = False
     """Whether the consumer count of the queue must prove that all acks were applied."""
     is_in_place: bool = False
-    """Whether the queue requeues every message of this job in its original place."""
+    """Whether the queue will requeue all messages of this job at their original position."""
 
     def __init__(self, state: CursorState, reason: str = "") -> None:
         self.state = state
@@ -156,7 +160,7 @@ class SelectionCursor:
 
     @property
     def first_prefetch(self) -> int:
-        """The number of messages that the first consumer takes."""
+        """The prefetch of the first consumer."""
         return FIRST_PREFETCH
 
     @property
@@ -171,40 +175,42 @@ class SelectionCursor:
 
     @property
     def gone(self) -> int:
-        """Number of selected messages that left the queue without this job."""
+        """The number of selected messages that have left the queue without this job."""
         return 0
 
     @property
     def moved_before(self) -> int:
-        """Number of missing messages that an earlier run of this job took."""
+        """The number of missing messages that an earlier run of this job has taken."""
         return 0
 
     @property
     def left(self) -> int | None:
-        """The number of selected messages that a resumed job has to take. None if it is unknown."""
+        """The number of selected messages that a resumed job still has to take, or None if it is
+        unknown.
+        """
         return None
 
     def belongs(self, delivery: Delivery) -> bool:
-        """Whether a delivered message belongs to the selection. Call this once per message."""
+        """Return whether a delivered message is selected. Must be called exactly once for each message."""
         raise NotImplementedError
 
     def checkpoint(self) -> Checkpoint:
-        """Return the values that a new cursor needs if the job ends now."""
+        """Return the data that a new cursor needs if the job ends now."""
         raise NotImplementedError
 
     def more(self) -> int:
-        """Return the number of further messages to search after all `count` messages have been delivered."""
+        """Return how many more messages to search after all `count` messages were delivered."""
         return 0
 
     def why_incomplete(self, *, has_others: bool) -> str:
-        """Return why selected messages may be left at the end of the selection. Empty if none are.
+        """Return why there may be selected messages left at the end. It is empty if there are none.
 
-        `has_others` is whether the queue has messages that the job did not decide on.
+        `has_others` is True if the queue contains messages that the job has not seen.
         """
         return ""
 
     def handle(self, event: CursorEvent, value: object = None) -> None:
-        """Advance by one event. ValueError if the state does not accept it."""
+        """Process an event. Raises ValueError if it is not accepted in the current state."""
         if event not in self._events:
             raise ValueError(f"{event.name} is not accepted in {self.state.name}")
         handler, following = self._events[event]
@@ -225,10 +231,10 @@ class SelectionCursor:
 
 
 class CountingCursor(SelectionCursor):
-    """The first messages of a queue: counts them as they are delivered.
+    """Select the first messages of a queue by counting them as they are delivered.
 
-    If the length of the head is known, the selection is the first `head + rest` messages, whatever their
-    marks are.
+    If the length of the head is known, the first `head + rest` messages are selected, regardless of
+    their marks.
     """
 
     is_counting = True
@@ -251,7 +257,7 @@ class CountingCursor(SelectionCursor):
 
     @property
     def count(self) -> int:
-        """The length of the head that was found, and the rest."""
+        """The length of the head and of the rest."""
         return self._budget
 
     @property
@@ -273,7 +279,7 @@ class CountingCursor(SelectionCursor):
         self._behind.add(delivery.tag)
 
     def _end(self, _value: object) -> None:
-        """The queue is empty: the messages that are still missing have left it by another way."""
+        """The queue is empty, so the messages that are still missing have left it in another way."""
         self.gone += self._budget - self._taken
         self._budget = self._taken
 
@@ -296,7 +302,9 @@ class CountingCursor(SelectionCursor):
 
     @property
     def _anchor_stays(self) -> bool:
-        """Whether the anchor is in the queue until the next checkpoint. A kept one always is."""
+        """Whether the anchor stays in the queue until the next checkpoint. This is always the case
+        if it is kept.
+        """
         is_sent = (
             self.state is CursorState.SENT
             and self._anchor is not None
@@ -306,14 +314,16 @@ class CountingCursor(SelectionCursor):
 
     @property
     def _anchor_marks(self) -> tuple[str, str]:
-        """Mark and digest of the anchor. The digest also contains headers, such as times of deaths."""
+        """The mark and the digest of the anchor. The digest also depends on headers such as times
+        of deaths.
+        """
         if self._anchor is None:
             return self._began.last, self._began.last_digest
         return mark_of(self._anchor), content_digest(self._anchor)
 
     @property
     def _window(self) -> tuple[str, ...]:
-        """Marks of all messages that may still be in the queue, except kept ones."""
+        """The marks of all messages that may still be in the queue, except for kept ones."""
         return (*(mark for _, mark in self._acked), *self._open.values())
 
     EVENTS: ClassVar[Events] = {
@@ -323,7 +333,7 @@ class CountingCursor(SelectionCursor):
         CursorEvent.ACKED: (_ack, STAYS),
         CursorEvent.LAST_ALONE: enters(CursorState.LAST),
         CursorEvent.LAST_SENT: enters(CursorState.SENT),
-        # The last message was not sent, and none is in flight: it is still in the queue.
+        # The last message was not sent and no messages are in flight, so it is still in the queue.
         CursorEvent.DRAINED: enters(CursorState.TAKING),
         CursorEvent.SHARED: (_share, STAYS),
     }

@@ -1,4 +1,4 @@
-"""Choose the cursor of a run and its messages, by queue type, selection and checkpoint."""
+"""Choose the cursor and the messages of a run, depending on queue type, selection and checkpoint."""
 
 from __future__ import annotations
 
@@ -21,21 +21,30 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.leased_job import LeasedJob
 
 _REQUEUE_S = 2.0
-"""How long a restarted quorum queue may take to requeue the messages of a lost consumer, in seconds. Messages
-that are missing after that were taken by another consumer, or it still holds them: the job stops."""
+"""Seconds. After a restart, a quorum queue needs up to this time to requeue the messages of a lost
+consumer. If messages are still missing, another consumer has taken or is holding them, and the job
+stops.
+"""
 _ASK_REQUEUED_S = 0.05
 """Seconds between two counts of such a queue."""
 _REMEMBERED = 6
-"""Acks whose marks are remembered, per message in flight: far more than a broker leaves unread."""
+"""Number of acks whose marks are remembered, as a multiple of `in_flight`. A broker has far fewer
+unprocessed acks.
+"""
 _PACED = 3
-"""Messages that a job with a rate holds, per message in flight: the last ones must not wait for too long."""
+"""Number of messages held by a job with a rate, as a multiple of `in_flight`. It is low, because
+the last ones must not be held for too long.
+"""
 _QUORUM = 8
-"""The multiple for a quorum queue. Each checkpoint costs a save and a passive declare, so it contains the
-marks of seven times as many messages as are in flight. A killed job requeues all of them."""
+"""The same for quorum queues. A checkpoint requires a write and a passive declare, so it covers
+seven times as many messages as are in flight. If the job is killed, all of them are requeued.
+"""
 _CLASSIC = 20
-"""The multiple for a long classic queue: as many as RabbitMQ moves in a second (benchmarks/ADMIN.md)."""
+"""The same for long classic queues. RabbitMQ moves this many messages per second (benchmarks/ADMIN.md)."""
 _AHEAD_OF = 20
-"""At most one message in 20 of a selection is held: messages that are not held yet distinguish equal ones."""
+"""A job holds at most one of 20 selected messages. Equal messages can be distinguished if some are
+not held yet.
+"""
 
 _DOUBT = (
     "when the job resumed, {queue!r} had more messages than expected: new ones, or finished ones that a"
@@ -51,11 +60,11 @@ async def open_driver(
     connection: Connection,
     handed: QueueMessages | None,
 ) -> CursorDriver:
-    """Return the driver of a run: it takes as many messages of the queue as its cursor can need.
+    """Create the driver of a run. It takes as many messages as its cursor may need.
 
-    `handed` are the messages that a browse session has handed over, on this connection. The messages of a
-    classic queue are counted while the job is connected: as long as the connection is open, the broker was
-    not killed again.
+    `handed` are messages that a browse session has handed over on this connection. The messages of
+    a classic queue are counted after the connection was opened. As long as the connection is open,
+    the broker cannot have been killed again.
     """
     job, is_classic = leased.job, snapshot.is_classic(leased.job.queue)
     is_type_known = snapshot.effective(job.queue) is not None
@@ -116,10 +125,10 @@ async def _quorum_cursor(
 
 
 async def _count_ready(broker: ManagedBroker, job: JobRecord) -> int:
-    """Count the messages of a quorum queue when it has requeued those of an earlier run.
+    """Count the messages of a quorum queue after it has requeued those of an earlier run.
 
-    After a restart RabbitMQ first reports an empty queue, then one with the lost consumer, and then the
-    requeued messages (0.1 to 0.5 s later, 3.10).
+    After a restart, RabbitMQ first reports an empty queue, then the lost consumer, and after 0.1 to
+    0.5 s the requeued messages (version 3.10).
     """
     began, behind = job.checkpoint, job.spec.behind or 0
     least = began.kept + began.rest + behind + began.last_stays
@@ -133,19 +142,20 @@ async def _count_ready(broker: ManagedBroker, job: JobRecord) -> int:
 
 
 def _doubt(job: JobRecord, ready: int) -> str:
-    """Return the doubt about a queue of unknown type: it may have forgotten acks."""
+    """If the type of the queue is unknown, return why it may have forgotten acks."""
     checkpoint, behind = job.checkpoint, job.spec.behind or 0
     expected = checkpoint.kept + len(checkpoint.window) + checkpoint.rest + behind
     return _DOUBT.format(queue=job.queue) if ready > expected else ""
 
 
 def choose_prefetch(spec: JobSpec, *, is_classic: bool, is_paced: bool) -> int:
-    """Return the number of messages that a job holds at a time.
+    """Return how many messages a job holds at a time.
 
-    A classic queue delivers no message while RabbitMQ collects the garbage of its process: 0.2 s at a time
-    with 150,000 messages, longer with more. The job continues with the messages it holds. Requeueing the
-    rest costs a classic queue little. A job with a rate holds few messages, because the broker would
-    requeue the last ones before their turn.
+    While RabbitMQ collects the garbage of a classic queue, the queue does not deliver messages.
+    This takes 0.2 s for 150,000 messages, and longer for more. During this time, the job continues
+    with the messages it holds. Requeueing the others is cheap in a classic queue. If a job has a
+    rate, it only holds a few messages, because the broker's timeout would requeue the last ones
+    before they are sent.
     """
     in_flight = spec.pace.in_flight
     if is_paced:

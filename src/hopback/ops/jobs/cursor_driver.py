@@ -1,9 +1,9 @@
-"""Take the messages of a selection from a queue: the driver of the cursors.
+"""Take the messages of a selection from a queue, as directed by a cursor.
 
-The driver reads deliveries from `QueueMessages`, reports them to a cursor, and asks the cursor which of them
-belong to the selection. It also asks the broker for other consumers of the queue and for the proof that
-acks were applied. Both answers are in the consumer count of a passive declare: a quorum queue counts a
-cancelled consumer until it has applied the acks of all its messages.
+The driver receives deliveries from `QueueMessages`, reports them to the cursor, and asks it which
+of them belong to the selection. It also checks whether the queue has other consumers and whether
+acks were applied. The consumer count of a passive declare shows both, because a quorum queue counts
+a cancelled consumer until it has applied all acks for its messages.
 """
 
 from __future__ import annotations
@@ -22,47 +22,51 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.job_record import Checkpoint
 
 _MOST_FOUND = 10_000
-"""Redelivered messages that a job holds before it sends any, in addition to those of its checkpoint. With
-more, the job cannot be resumed unless it selected the whole queue."""
+"""Redelivered messages that a job can hold before it sends any, in addition to those in its
+checkpoint. If there are more, the job can only be resumed if it has selected the whole queue.
+"""
 _MOST_FOUND_BYTES = 4 * ROOM_BYTES
-"""Memory for these messages, by `estimate_memory`."""
+"""Bytes of memory for these messages, as estimated by `estimate_memory`."""
 _HELD_S = 600.0
-"""How long a job with a rate may take to send the messages it holds, in seconds. RabbitMQ closes a channel
-that holds a message for 30 minutes."""
+"""Seconds. A job with a rate only holds messages that it can send in this time. RabbitMQ closes a
+channel that holds a message for 30 minutes.
+"""
 _ASK_AGAIN_S = 0.01
-"""Seconds between two questions for the consumer count. A quorum queue applies acks in milliseconds."""
+"""Seconds between queries of the consumer count. A quorum queue applies acks within milliseconds."""
 _LONGEST_ASK_S = 2.0
-"""Seconds that the queue may count an ended consumer of this job. After that it is another consumer."""
+"""Seconds for which the queue may count a consumer of this job that has ended. After this time, it
+must be another consumer.
+"""
 
 
 class CursorDriver:
-    """Takes the messages of a selection, as its cursor decides."""
+    """Take the messages that a cursor selects."""
 
     def __init__(self, messages: QueueMessages, cursor: SelectionCursor) -> None:
         self.messages = messages
         self.cursor = cursor
         self._waiting: deque[Delivery] = deque()
         self.acked = 0
-        """Number of messages that this run has acked."""
+        """The number of messages that this run has acked."""
         self.is_exhausted = False
-        """Whether every message of the selection was taken."""
+        """Whether all messages of the selection were taken."""
 
     @property
     def held(self) -> int:
-        """Number of delivered messages that were not acked."""
+        """The number of messages that were delivered but not acked."""
         return max(self.messages.given - self.acked, 0)
 
     @property
     def has_delivered(self) -> bool:
-        """Whether a delivered message is waiting to be taken."""
+        """Whether a message was delivered but not taken yet."""
         if not self._waiting and (delivery := self.at_hand()) is not None:
             self._waiting.append(delivery)
         return bool(self._waiting)
 
     async def begin(self, checkpoint: Checkpoint, rate: float | None) -> None:
-        """Take messages until the cursor has found the end of the selection or has stopped.
+        """Take messages until the cursor has found the selection or has stopped.
 
-        A job with a `rate` holds no more messages than it sends in ten minutes.
+        If the job has a `rate`, it does not hold more messages than it can send in ten minutes.
         """
         cursor = self.cursor
         most = _MOST_FOUND if rate is None else min(_MOST_FOUND, int(rate * _HELD_S))
@@ -87,7 +91,7 @@ class CursorDriver:
             self.messages.limit(cursor.count)
 
     def at_hand(self) -> Delivery | None:
-        """Return the next message if it has already been delivered."""
+        """Return the next message if it was already delivered."""
         if self._waiting:
             return self._waiting.popleft()
         delivery = self.messages.at_hand()
@@ -110,9 +114,9 @@ class CursorDriver:
         self.cursor.handle(CursorEvent.DELIVERED, delivery)
 
     def seek(self) -> bool:
-        """Take messages from behind the searched part of the queue if chosen messages are missing.
+        """If chosen messages are missing, search further messages of the queue.
 
-        False if the selection is exhausted.
+        Returns False if the selection is exhausted.
         """
         count = self.cursor.more()
         if count:
@@ -127,13 +131,13 @@ class CursorDriver:
         self.cursor.handle(CursorEvent.KEPT, tag)
 
     def ack(self, tag: int) -> None:
-        """Ack a message whose publish was confirmed."""
+        """Ack a message after its publish was confirmed."""
         self.messages.ack(tag)
         self.acked += 1
         self.cursor.handle(CursorEvent.ACKED, tag)
 
     def receive_delivered(self) -> None:
-        """Report every delivered message to the cursor, so that its checkpoint contains their marks."""
+        """Report all delivered messages to the cursor, so that its checkpoint contains their marks."""
         if self.cursor.accepts(CursorEvent.KEPT):
             while (delivery := self.messages.at_hand()) is not None:
                 self._receive(delivery)
@@ -142,11 +146,11 @@ class CursorDriver:
             self.cursor.handle(CursorEvent.SAVING)
 
     async def await_acks(self) -> None:
-        """Wait until the queue has applied every ack, as far as the broker can show it.
+        """Wait until the queue has applied all acks, if the broker can show this.
 
-        A quorum queue counts a consumer that has ended until it has applied the acks of all its messages.
-        For consumers that hold kept messages this proves nothing: then the marks of the acks stay in the
-        checkpoint.
+        A quorum queue counts a cancelled consumer until it has applied the acks for all of its
+        messages. This does not help if a consumer holds kept messages. In this case, the marks of
+        acked messages stay in the checkpoint.
         """
         await self.messages.finish()
         if self.cursor.needs_proof:
@@ -157,7 +161,7 @@ class CursorDriver:
             self.cursor.handle(CursorEvent.APPLIED)
 
     async def other_consumers(self) -> int:
-        """Return the number of other consumers of the queue, as the broker counts them."""
+        """Return how many other consumers of the queue the broker counts."""
         until = asyncio.get_running_loop().time() + _LONGEST_ASK_S
         while True:
             others = await self.messages.count_consumers() - self.messages.holders

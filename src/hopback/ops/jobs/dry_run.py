@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from hopback.topology.routing import RoutingTable
 
 _TELL_EVERY = 256
-"""Messages between two reports of progress: some tens of milliseconds."""
+"""Messages between progress reports, which take some tens of milliseconds."""
 _SAMPLES = 5
-"""Changed messages that a dry run shows, so that the operator can check the change."""
+"""Changed messages shown by a dry run, so that operators can check the change."""
 
 
 class DryRun:
-    """Counts the actions of a job on the messages that are passed to it, without executing them."""
+    """Count what a job would do with messages, without doing it."""
 
     def __init__(
         self,
@@ -54,16 +54,16 @@ class DryRun:
         *,
         sought: str = "",
     ) -> None:
-        """`sought` is the digest of a message whose position in the queue is noted."""
+        """`sought` is the digest of a message whose position in the queue is recorded."""
         self._redrive = redrive
         self._source = source
         self._wanted = parse_filter(selection.filter)
         self._now = now
         self._sought = sought
         self.sought_place: int = 0
-        """The last position of the sought message, or 0 if it was not seen."""
+        """The last position of this message, or 0 if it was not found."""
         self.sought_matching: int = 0
-        """Number of matching messages up to the sought message."""
+        """The number of matching messages up to and including this message."""
         self._known_routes = known_routes
         self.reasons: Grouping = Grouping(GroupBy.REASON)
         self.errors: Grouping = Grouping(GroupBy.ERROR)
@@ -72,15 +72,15 @@ class DryRun:
         )
         self._ways: Counter[Redrive] = Counter()
         self.left_out: Counter[str] = Counter()
-        """Number of matching messages that would stay in the queue, by reason."""
+        """The number of matching messages that would stay in the queue, by reason."""
         self.changes: list[ChangeSample] = []
         self.seen: int = 0
         self.matching: int = 0
         self.not_looked_into: int = 0
         self.last: str = ""
-        """Digest of the last message that was seen."""
+        """The digest of the last message."""
         self.unread: int = 0
-        """Number of messages that a re-drive would send without their unreadable headers."""
+        """The number of messages that would be sent without headers that cannot be decoded."""
 
     async def read(
         self,
@@ -89,9 +89,9 @@ class DryRun:
         count: int,
         on_progress: OnProgress | None,
     ) -> None:
-        """Read the first `count` messages of the queue, then requeue all of them in order.
+        """Read the first `count` messages of the queue, and requeue all of them in order.
 
-        Wait at the end until as many messages are ready as in the snapshot.
+        At the end, this waits until the number of ready messages is the same as in the snapshot.
         """
         queue = self._source.name
         cost = snapshot.cost(queue)
@@ -111,7 +111,7 @@ class DryRun:
             await turns.after(measure_memory(delivery))
 
     def see(self, delivery: Delivery) -> None:
-        """Count one message."""
+        """Count a message."""
         self.seen += 1
         dead_letter = read_dead_letter(delivery, self.seen, self._source)
         self.last = dead_letter.digest
@@ -155,7 +155,9 @@ class DryRun:
     async def ways(
         self, connection: Connection, live_routes: RoutingTable | None
     ) -> tuple[WayCheck, ...]:
-        """Check that every target exists and leads to a queue: known ones, and those of the messages seen."""
+        """Check whether all targets exist and lead to a queue. This includes targets of the
+        messages seen.
+        """
         if self._redrive is None:
             return ()
         known = dict.fromkeys((*self._ways, *known_ways(self._redrive.target, self._source)))

@@ -1,4 +1,4 @@
-"""Send an edited copy of one message back. The original stays in its queue."""
+"""Send an edited copy of a message. The original stays in its queue."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from hopback.ops.contract.requests import Edit, EditRequest, Who
 
 COPY_OF = "hopback-copy-of"
-"""The header of an edited copy: the id of the message it was made from."""
+"""The header of an edited copy that contains the id of the original."""
 
 
 _SHORT_TEXT = 255
-"""Bytes of a header name and of a property in AMQP."""
+"""Maximum bytes of header names and short properties in AMQP."""
 _INTEGERS = range(-(2**63), 2**63)
 
 
 def _check_edit(edit: Edit) -> None:
-    """Raise BadRequest for a header or a property that cannot be set."""
+    """Raise BadRequest if a header or a property cannot be set."""
     for name in (*edit.headers, *edit.without):
         if is_protected(name) or name == COPY_OF:
             raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
@@ -55,7 +55,7 @@ def _check_edit(edit: Edit) -> None:
 
 
 def change_delivery(delivery: Delivery, edit: Edit) -> Received:
-    """Return the delivery with the changes of an edit."""
+    """Apply an edit to a delivery."""
     properties = delivery.properties
     kept = {name: value for name, value in properties.headers.items() if name not in edit.without}
     return Received(
@@ -82,7 +82,7 @@ async def send_copy(
     request: EditRequest,
     person: Who,
 ) -> str:
-    """Send an edited copy of a message that a session holds. Return the message id of the copy.
+    """Send an edited copy of a message in a session, and return the message id of the copy.
 
     The copy has a new message id and a header with the id of the original.
     """
@@ -105,7 +105,8 @@ async def send_copy(
         flaw = await target_flaw(connection, aim.redrive)
     if flaw is not None:
         raise UnsafeOperation(f"the copy was not sent: {flaw}")
-    # A broker with an alarm does not read from a connection that publishes.
+    # Use a new connection, because a broker with an alarm does not read from connections that
+    # publish.
     try:
         async with broker.new_connection("hopback edited copy") as publishing:
             await (await publishing.open_channel()).publish(replace(message, properties=properties))

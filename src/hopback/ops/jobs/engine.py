@@ -1,33 +1,38 @@
-"""Run a job: take a batch, save its checkpoint, act on each message, settle it.
+"""Run a job: take batches, save checkpoints, process messages and settle them.
 
-The engine promises that no message is lost. A message leaves its queue only after its action has succeeded,
-for a re-drive after the broker has confirmed the publish. If the process or the broker is killed, at most the
-messages in flight are duplicated: they were published, but not acked. A classic queue is the exception: a
-killed broker may also have lost acks of finished messages, and the job reports how many were sent again.
+The engine guarantees that no message is lost. A message only leaves its queue after its action has
+succeeded, which for a re-drive means that the broker has confirmed the publish. If the process or
+the broker is killed, only the messages in flight can be duplicated, which were published but not
+acked. In a classic queue, a broker that is killed can also lose acks of finished messages. The job
+reports how many of these it has sent again.
 
-One process runs a job at a time. It owns the *lease* of the job in the journal and renews it (`runner`). If
-another process has taken the lease, saving raises LeaseLost, and this run ends.
+Only one process runs a job at a time. It owns the *lease* of the job in the journal and renews it
+(`runner`). If another process has taken the lease, LeaseLost is raised when the job is saved, and
+the run ends.
 
-One run of the engine goes through these steps (`Engine._work`):
+A run of the engine consists of these steps (`Engine._work`):
 
 1. Find the beginning of the selection (`cursor_driver`).
-2. Take a batch of selected messages (`batch_reader`). `browse.queue_messages` consumes them.
-3. Save the checkpoint. It contains the marks of all held messages, before any of them is sent.
-4. Send the batch at the pace of the job, with up to `in_flight` messages in flight (`sender`). While the
-   batch is sent, the engine saves counts and checkpoint about once per second (`JobProgress.save_if_due`).
-5. Ack each message after its action has succeeded. Settlement is always the last step: `Sender._land`
-   acks by `CursorDriver.ack`, `QueueMessages.ack` and `ConsumerSeries.ack`. If the ack would fetch a message
-   behind the selection, `ConsumerSeries` ends the consumer first and acks then.
+2. Take a batch of selected messages (`batch_reader`), which `browse.queue_messages` consumes.
+3. Save a checkpoint with the marks of all held messages. None of them is sent before this.
+4. Send the batch at the pace of the job, with up to `in_flight` messages in flight (`sender`). About
+   once per second, counts and checkpoint are saved (`JobProgress.save_if_due`).
+5. Ack each message after its action has succeeded. Settling is always the last step. `Sender._land`
+   uses `CursorDriver.ack`, `QueueMessages.ack` and `ConsumerSeries.ack`. If an ack would fetch a
+   message behind the selection, `ConsumerSeries` ends the consumer before it sends the ack.
 
-A re-drive with a *ramp* sends its first messages in stages. After each stage it stops sending and watches
-whether messages return to the dead-letter queue (`return_watch`). If too many return, the job stops.
+If a re-drive has a *ramp*, its first messages are sent in stages. After each stage, the engine stops
+sending and watches whether messages return to the dead-letter queue (`return_watch`). If too many
+return, the job stops.
 
-If a message fails, the engine waits for the messages in flight. Then it sends the failed messages again, one
-at a time with growing pauses. If that does not help, the job ends. Messages are never requeued one by one:
-the run closes its connection once, and the queue requeues all unsettled messages in their order.
+When a message fails, the engine waits for the messages in flight. It then retries the failed
+messages one at a time with increasing pauses. If they still fail, the job ends. Messages are not
+requeued individually. Instead, the connection is closed at the end, and the queue requeues all
+unsettled messages in order.
 
-The last message of a batch is held back until the next checkpoint is saved: an interrupted job finds the
-rest of its selection by it (`cursor`). docs/decisions/0011 has the reasons.
+The last message of a batch is not sent until the next checkpoint is saved. If the job is
+interrupted, this message is used to find the rest of the selection (`cursor`). The reasons are in
+docs/decisions/0011.
 """
 
 from __future__ import annotations
@@ -64,7 +69,7 @@ _log = logging.getLogger("hopback.ops")
 
 
 class Engine:
-    """One run of a job: on one connection, from the first message to the last settlement."""
+    """A run of a job on one connection, from the first message to the last settlement."""
 
     def __init__(
         self,
@@ -76,7 +81,7 @@ class Engine:
         action: Action,
         settings: Settings,
     ) -> None:
-        """Closing the connection makes the queue requeue all unsettled messages in order."""
+        """When the connection is closed, the queue requeues all unsettled messages in order."""
         self._leased = leased
         self._connection = connection
         self._driver = driver
@@ -89,12 +94,12 @@ class Engine:
         self._pacer = Pacer(leased.control)
         self._was_sent = leased.job.run > 1 and leased.job.checkpoint.is_sent
         self._has_others = False
-        """Whether the queue has messages that this job did not decide on, at the end of the run."""
+        """Whether the queue contains messages at the end that this job has not seen."""
 
     async def run(self) -> BrokerError | None:
         """Run until the selection is finished or the job ends.
 
-        Return the error if the broker went away. The job is still active then.
+        If the broker becomes unavailable, the error is returned and the job is still active.
         """
         try:
             state, reason, away = await self._outcome()
@@ -115,7 +120,9 @@ class Engine:
             raise
 
     async def _outcome(self) -> tuple[JobState, str, BrokerError | None]:
-        """Work. Return the next state, its reason, and the error if the broker became unavailable."""
+        """Do the work. Returns the next state, the reason, and the error if the broker became
+        unavailable.
+        """
         try:
             await self._work()
             return *self._completed(), None
@@ -127,14 +134,16 @@ class Engine:
             is_passing = is_away(lost) or lost is self._returns.requeued
             return JobState.INTERRUPTED, str(lost), lost if is_passing else None
         except StoreUnavailable as failed:
-            # The messages are not the cause: the job can be resumed when the database is back.
+            # The job can be resumed when the database is available again, because no message has
+            # failed.
             await self._sender.drain()
             return JobState.INTERRUPTED, str(failed), None
         except LeaseLost:
             raise
         except Exception as fault:
             _log.exception("job %s failed with an internal error", self._leased.job.id)
-            await self._sender.drain()  # acks sent messages: a resumed job would send them again
+            # ack the messages that were sent, because a resumed job would send them again
+            await self._sender.drain()
             return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}", None
 
     async def _work(self) -> None:
@@ -157,7 +166,7 @@ class Engine:
         await self._finish(is_final=True)
 
     async def _find_selection(self) -> None:
-        """Find the beginning of the rest of the selection before any message is sent."""
+        """Find the rest of the selection before messages are sent."""
         job, cursor, progress = self._leased.job, self._driver.cursor, self._progress
         if cursor.state is CursorState.FINDING:
             if job.run > 1:
@@ -181,11 +190,11 @@ class Engine:
         return await self._reader.take(self._sender)
 
     async def _save_checkpoint(self) -> None:
-        """Save the marks of all messages that the job holds, before any of them is sent."""
+        """Save a checkpoint with the marks of all held messages. None of them is sent before this."""
         cursor = self._driver.cursor
         if self._driver.is_exhausted and cursor.sends_last_alone:
-            # The last message is sent alone, after the acks of all others. If it has left the
-            # queue, all have.
+            # The last message is sent alone, after the acks of all others were applied. If this
+            # message has left the queue, all others have too.
             await self._await_all_acks()
             cursor.handle(CursorEvent.LAST_ALONE)
             self._sender.holds_acks = True
@@ -198,20 +207,20 @@ class Engine:
         await self._progress.save()
 
     async def _ack_last(self) -> None:
-        """Save that the last message was sent, then ack it."""
+        """Save a checkpoint that records that the last message was sent, then ack it."""
         if self._sender.has_held_acks:
             self._driver.cursor.handle(CursorEvent.LAST_SENT)
             await self._progress.save()
             self._sender.ack_held()
 
     async def _await_all_acks(self) -> None:
-        """Wait until every message that was sent has landed, and its ack was applied."""
+        """Wait until no messages are in flight and all acks were applied."""
         await self._sender.drain()
         await self._may_continue()
         await self._driver.await_acks()
 
     async def _check_not_shared(self) -> None:
-        """End the job if another consumer takes messages: the first ones could not be counted."""
+        """End the job if there is another consumer, because the first messages could not be counted."""
         if not self._driver.cursor.is_counting:
             return
         others = await self._driver.other_consumers()
@@ -224,7 +233,9 @@ class Engine:
             )
 
     async def _send(self, batch: list[SelectedMessage]) -> None:
-        """Send the messages as soon as others were confirmed, so that the broker never waits for the job."""
+        """Send messages while others are still being confirmed, so that the broker does not have to
+        wait.
+        """
         sender, control = self._sender, self._leased.control
         await sender.wait_for_room()
         turns = Turns(TURN_BYTES)
@@ -241,11 +252,11 @@ class Engine:
                 await self._wait_for_turn()
             await self._start(message)
             if sender.sent % self._per_turn == 0:
-                await asyncio.sleep(0)  # queued messages are written, and other tasks run
+                await asyncio.sleep(0)  # write queued messages and let other tasks run
                 await sender.wait_for_room()
 
     async def _wait_for_turn(self) -> None:
-        """Wait until the pace of the job allows the next message."""
+        """Wait until the pace of the job allows another message."""
         sender, control = self._sender, self._leased.control
         if sender.is_troubled or control.is_interrupting:
             await self._may_continue()
@@ -265,7 +276,7 @@ class Engine:
             prepared = await self._action.prepare(message.delivery)
         except BrokerError:
             raise
-        except Exception as fault:  # an internal error: this message stays, the job continues
+        except Exception as fault:  # leave this message in the queue and continue the job
             _log.exception("job %s cannot rewrite a message", self._leased.job.id)
             prepared = LeftOut(f"it cannot be rewritten: {type(fault).__name__}: {fault}")
         if isinstance(prepared, LeftOut):
@@ -278,7 +289,7 @@ class Engine:
         self._sender.send(message, prepared)
 
     async def _may_continue(self) -> None:
-        """Send failed messages again, then wait or end if an operator requests it."""
+        """Retry failed messages. Then wait or end if an operator has requested it."""
         sender, control = self._sender, self._leased.control
         sender.check()
         if sender.failed:
@@ -291,7 +302,7 @@ class Engine:
             await self._returns.look_if_due(sender.sent)
 
     async def _send_failed(self) -> None:
-        """Send the failed messages again, one at a time, in order."""
+        """Retry the failed messages one at a time in order."""
         sender = self._sender
         await sender.drain()
         sender.check()
@@ -312,20 +323,22 @@ class Engine:
             await self._finish(is_final=is_final)
 
     async def _finish(self, *, is_final: bool) -> None:
-        """Wait for every ack and count new messages.
+        """Wait for all acks, and count new messages.
 
-        The run also takes messages that must be requeued together with its own to keep the order.
+        If messages have to be requeued together with others to keep the order, these are also
+        taken.
         """
         driver, counts = self._driver, self._progress.counts
         await driver.await_acks()
-        # Messages need time to return. If the job has not watched, their number is unknown.
+        # Sent messages need time to return. Unless the job has watched for them, their number is
+        # unknown.
         ready = (await self._returns.look(had_time=False)).ready
         self._has_others = ready + driver.held - counts.skipped - counts.failed > 0
         if is_final and driver.held and not driver.cursor.is_in_place:
             await driver.messages.round_out()
 
     def _completed(self) -> tuple[JobState, str]:
-        """Return the state of a job that has gone through its selection, and the reason."""
+        """Return the final state of a job that has processed its selection, and the reason."""
         queue, cursor, progress = self._leased.job.queue, self._driver.cursor, self._progress
         if why := cursor.why_incomplete(has_others=self._has_others):
             return JobState.FAILED, why.format(queue=queue)

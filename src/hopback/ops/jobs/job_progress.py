@@ -1,4 +1,4 @@
-"""The progress of a running job: its counts and its state, saved with the cursor's checkpoint."""
+"""The progress of a running job. Its counts and state are saved with the checkpoint."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.leased_job import LeasedJob
 
 SAVE_EVERY_S = 1.0
-"""Seconds between two saves of the counts: often enough for a page, rare enough for a database."""
+"""Seconds between saves of the counts. This is sufficient for a page and does not load the database."""
 
 
 class JobProgress:
-    """Counts the messages of one run and saves the job.
+    """Count the messages of a run and save the job.
 
-    A run that resumes a job takes some messages a second time. This never makes a displayed count decrease.
+    A run that resumes a job takes some messages again. The counts shown to operators never decrease
+    because of this.
     """
 
     def __init__(self, leased: LeasedJob, driver: CursorDriver) -> None:
         job = leased.job
         self._counts = job.counts if job.run == 1 else certain_counts(job)
-        """Without the messages that this run has acked: the driver counts them."""
+        """The counts without messages acked in this run, which the driver counts."""
         self._leased = leased
         self._driver = driver
         self._failures: list[FailedMessage] = []
@@ -35,27 +36,29 @@ class JobProgress:
 
     @property
     def counts(self) -> Counts:
-        """The exact counts of the job, as this run knows them."""
+        """The exact counts of the job, as far as this run knows them."""
         return structs.replace(self._counts, done=self._counts.done + self._driver.acked)
 
     def add(self, *, done: int = 0, skipped: int = 0, failed: int = 0) -> None:
-        """Count messages of the selection."""
+        """Add to the counts of selected messages."""
         now = self._counts
         self._counts = structs.replace(
             now, done=now.done + done, skipped=now.skipped + skipped, failed=now.failed + failed
         )
 
     def restart(self, left: int) -> None:
-        """Count again from the number of selected messages that a resumed job has to take."""
+        """Restart counting when a job is resumed. `left` is how many selected messages it still has
+        to take.
+        """
         done = max(self._counts.selected - left, 0)
         self._counts = structs.replace(self._counts, done=done, skipped=0, failed=0)
 
     def set_counts(self, **counts: int | None) -> None:
-        """Set counts of messages that the job does not move: arrived, returned or gone ones."""
+        """Set the counts of messages that the job does not move, such as arrived, returned or gone ones."""
         self._counts = structs.replace(self._counts, **counts)
 
     def add_failure(self, dead_letter: DeadLetter, reason: str) -> None:
-        """List a message that stays in the queue, with the reason."""
+        """Record a message that stays in the queue, with the reason."""
         ids = dead_letter.id, dead_letter.digest, dead_letter.message_id
         self._failures.append(FailedMessage(*ids, reason, Moment(self._leased.clock.now())))
 
@@ -66,23 +69,23 @@ class JobProgress:
         await self._write(replace(job, rate=self._leased.control.rate))
 
     async def save_if_due(self) -> None:
-        """Save if the last save was at least a second ago."""
+        """Save if the last time was at least a second ago."""
         if self._leased.clock.now() - self._saved_at >= SAVE_EVERY_S:
             await self.save()
 
     async def enter(self, state: JobState, reason: str) -> None:
-        """Save the job in another state."""
+        """Change the state of the job and save it."""
         if state is self._leased.job.state:
             return
         now = self._leased.clock.now()
-        # At the end every message has been seen again: these counts are exact.
+        # All messages have been processed again at the end, so these counts are exact.
         counts = self.counts if state is JobState.COMPLETED else self._shown
         if state not in (JobState.RUNNING, JobState.PAUSED):
             counts = structs.replace(counts, returned=self._driver.held)
         await self._write(self._count(counts, now).to(state, now, reason))
 
     async def obey(self) -> None:
-        """Wait while the job is paused. EndJob if it is cancelled. No message may be in flight."""
+        """Wait while the job is paused. Raises EndJob if it is cancelled. No messages may be in flight."""
         control = self._leased.control
         while control.is_paused:
             await self.enter(JobState.PAUSED, "paused")
@@ -99,7 +102,7 @@ class JobProgress:
 
     @property
     def _shown(self) -> Counts:
-        """The counts for operators: a resumed job may have counted more before it was interrupted."""
+        """The counts for operators. A resumed job may have counted more before it was interrupted."""
         now, before = self.counts, self._leased.job.counts
         return structs.replace(
             now,
@@ -114,11 +117,11 @@ class JobProgress:
 
 
 def certain_counts(job: JobRecord) -> Counts:
-    """Return the counts of an interrupted job with only the messages that are certainly finished."""
+    """Return the counts of an interrupted job, which only include messages that are certainly finished."""
     checkpoint, counts = job.checkpoint, job.counts
     is_chosen = job.spec.chosen is not None
     if is_chosen or checkpoint.kept or checkpoint.rest:
-        # The next run takes the messages again that this one left in the queue.
+        # The next run takes messages again that this run has left in the queue.
         counts = structs.replace(counts, skipped=0, failed=0)
         left = counts.selected if is_chosen else checkpoint.kept + checkpoint.rest
     else:

@@ -1,4 +1,4 @@
-"""A job as the journal keeps it: its specification, state, counts and checkpoint."""
+"""A job as stored in the journal, with its specification, state, counts and checkpoint."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ from hopback.ops.contract.values import ACTIVE, Counts, Job, JobState, Moment
 
 
 class ChosenDigests(Struct, frozen=True):
-    """The digests of messages that were chosen one by one, among the first `span` messages of the queue."""
+    """The digests of individually chosen messages, which are among the first `span` messages of the
+    queue.
+    """
 
     digests: tuple[str, ...]
     span: int
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
-    """A request with its submission and author, and the facts that `SpecBuilder` adds before the job starts.
+    """The request for a job, its author, and facts that `SpecBuilder` adds before it starts.
 
-    The selection of the request is counted. It selects the messages in `chosen`, or without them all that
-    match its filter among the first `limit` messages of the queue. `behind` is the number of messages behind
-    these, or None if it was not counted. `target_text` is the target of a re-drive in words. The submission
-    specifies the file and the headers to write.
+    The selection of the request has been counted. The selected messages are those in `chosen`. If
+    this is None, they are all messages that match the filter among the first `limit` messages of
+    the queue. `behind` is the number of messages after these, or None if it was not counted.
+    `target_text` describes the target of a re-drive. The submission determines the file and the
+    headers to write.
     """
 
     request: JobRequest
@@ -67,7 +70,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def span(self) -> int:
-        """The number of messages at the head of the queue that contain all selected messages."""
+        """The number of messages at the head of the queue that include all selected messages."""
         return self.request.selection.limit or 0 if self.chosen is None else self.chosen.span
 
     @property
@@ -78,46 +81,48 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The values from which a new cursor finds the rest of a selection after a crash.
+    """The data from which a new cursor finds the rest of a selection after a crash.
 
-    It is saved before messages are sent. `quorum_cursor`, `classic_cursor` and `chosen_cursor` explain
-    how it is used.
+    It is saved before messages are sent. Its use is described in `quorum_cursor`, `classic_cursor`
+    and `chosen_cursor`.
     """
 
     kept: int = 0
-    """Number of messages that the job has decided to leave in the queue."""
+    """The number of messages that the job has decided to leave in the queue."""
     window: tuple[str, ...] = ()
-    """Marks of messages that the job holds, or has acked so recently that the queue may still have them."""
+    """The marks of messages that the job is holding, or has acked so recently that they may still
+    be in the queue.
+    """
     rest: int = 0
-    """Number of selected messages that the job has not taken."""
+    """The number of selected messages that the job has not taken yet."""
     last: str = ""
-    """Mark of the anchor, the last message that was delivered to the job."""
+    """The mark of the anchor, which is the last message delivered to the job."""
     last_digest: str = ""
-    """Digest of the anchor."""
+    """The digest of the anchor."""
     last_stays: bool = False
-    """The anchor is in the queue: the job does not ack it before the next checkpoint."""
+    """Whether the anchor is in the queue, because the job does not ack it before the next checkpoint."""
     is_shared: bool = False
-    """Another consumer has taken messages from the queue while the job ran."""
+    """Whether another consumer has taken messages from the queue while the job was running."""
     last_is_behind: bool = False
-    """Quorum queues: the anchor is the first message behind the selection."""
+    """For quorum queues: whether the anchor is the first message behind the selection."""
     finding: int = 0
-    """Quorum queues: a job that was killed while taking redelivered messages had taken this number of
-    messages in one step, if that many existed. 0 if no job was killed then.
+    """For quorum queues: how many messages were taken in one step, if there were enough, when the
+    job was killed while it took redelivered messages. It is 0 if this has not happened.
     """
     in_place: bool = False
-    """Quorum queues: the queue requeues all messages of the job in order, before all others."""
+    """For quorum queues: whether all messages of the job are requeued in order before all others."""
     acks_applied: bool = False
-    """Quorum queues: the queue still has every message of the window."""
+    """For quorum queues: whether all messages in the window are still in the queue."""
     unsure: int = 0
-    """Quorum queues: number of selected messages that may remain, in addition to `rest`."""
+    """For quorum queues: how many selected messages may be left in addition to `rest`."""
     has_twins: bool = False
-    """Messages with equal marks or digests were seen."""
+    """Whether messages with equal marks or digests were seen."""
     rest_is_untouched: bool = False
-    """Classic queues: no message of the rest has been delivered yet."""
+    """For classic queues: whether no message of the rest has been delivered yet."""
 
     @property
     def is_sent(self) -> bool:
-        """Whether the last message was sent, and all others before it."""
+        """Whether all messages were sent, including the last one."""
         return bool(self.window) and not self.last_stays
 
 
@@ -147,12 +152,13 @@ _NEXT: dict[JobState, frozenset[JobState]] = {
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job in the journal. `view` is the form for operators.
+    """A job in the journal. `view` returns the form that is shown to operators.
 
-    `state_reason` explains the state. Times are in seconds. `rate` is the current rate in messages per
-    second, or None for no limit. `run` is the number of starts and resumptions. `changes` grows with every
-    change that is saved. `watch_s` and `watch_text` are the watch time of a re-drive and its reason. `counts`
-    never decrease before the job is completed, although a resumed job takes some messages again.
+    `state_reason` explains the state. Times are in seconds since 1970. `rate` is the current rate
+    in messages per second, or None if there is no limit. `run` counts starts and resumptions, and
+    `changes` counts saved changes. `watch_s` and `watch_text` are the watch time of a re-drive and
+    its reason. `counts` do not decrease until the job is completed, although a resumed job takes
+    some messages again.
     """
 
     id: str
@@ -179,7 +185,7 @@ class JobRecord:
 
     @property
     def view(self) -> Job:
-        """The job for operators."""
+        """The job as shown to operators."""
         spec, request = self.spec, self.spec.request
         return Job(
             id=self.id,
@@ -216,7 +222,7 @@ class JobRecord:
 
     @property
     def is_active(self) -> bool:
-        """Whether the job prevents another job on its queue."""
+        """Whether the job prevents other jobs for its queue."""
         return self.state in ACTIVE
 
     @property
@@ -225,7 +231,7 @@ class JobRecord:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the job was interrupted because its process ended."""
+        """Whether the job was interrupted because its process has ended."""
         return self.state is JobState.INTERRUPTED and self.state_reason in (
             PROCESS_ENDED,
             PROCESS_LOST,
@@ -237,7 +243,7 @@ class JobRecord:
         return not _NEXT[self.state]
 
     def to(self, state: JobState, now: float, reason: str = "") -> JobRecord:
-        """Return the job in another state. Raises JobConflict if that state cannot follow."""
+        """Change the state of the job. Raises JobConflict if this is not possible."""
         if state not in _NEXT[self.state]:
             allowed = ", ".join(sorted(_NEXT[self.state])) or "nothing"
             raise JobConflict(
@@ -254,7 +260,7 @@ class JobRecord:
 
 
 PROCESS_ENDED = "the process that ran it ended"
-"""The reason of a job whose process was stopped regularly."""
+"""The reason if the process was stopped normally."""
 
 PROCESS_LOST = "lost contact with the process running the job"
-"""The reason of a job whose process did not renew its lease."""
+"""The reason if the process did not renew its lease."""

@@ -1,8 +1,9 @@
-"""The journal in SQL. Jobs survive their process, and a queue has at most one active job across all
-processes.
+"""The journal in a database. Jobs survive their processes, and a queue can only have one active
+job.
 
-Processes with the same database and broker share their jobs. A job whose process does not renew its lease is
-read as interrupted. An SQLite file needs no extra, PostgreSQL needs the extra `postgres`.
+Processes that use the same database and broker share their jobs. If the process of a job does not
+renew its lease, the job is treated as interrupted. SQLite files do not need any extra. PostgreSQL
+requires the extra `postgres`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _IS_ACTIVE = "state IN ({})".format(", ".join(f"'{state}'" for state in sorted(ACTIVE)))
 _IS_FREE = f"(NOT {_IS_ACTIVE} OR leased_until < :now)"
-"""No process runs the job: it is not active, or its lease has expired."""
+"""Selects jobs that no process runs, because they are not active or their lease has expired."""
 
 _ENCODER = msgspec.json.Encoder(enc_hook=float)  # a Moment is written with all its digits
 _JOB = msgspec.json.Decoder(JobRecord)
@@ -48,10 +49,10 @@ def _to_json(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JournalShare:
-    """A broker's share of a journal for several brokers.
+    """The part of a shared journal that belongs to a broker.
 
-    The share of the first broker (`is_first`) includes entries that belong to none of the `others`: those
-    without a broker, or of a broker that is no longer served.
+    The part of the first broker (`is_first`) also includes entries without a broker, and those of
+    brokers that are no longer served. Entries of `others` are excluded.
     """
 
     own: str
@@ -59,18 +60,18 @@ class JournalShare:
     is_first: bool = True
 
     def holds(self, broker: str) -> bool:
-        """Whether entries of that broker belong to this share."""
+        """Return whether entries of a broker belong to this part."""
         return broker == self.own or (self.is_first and broker not in self.others)
 
 
 class Journal:
-    """Jobs and audit in a database. Each call returns when its change is durable.
+    """Jobs and audit entries in a database. All methods return after their changes are durable.
 
-    A running job is leased to its `owner`. This names a single run in a single process. If the owner does not
-    renew the lease for `lease_s` seconds, the job counts as interrupted. A new job for the same queue marks
-    it as such. Database triggers refuse changes to the audit. Entries can be deleted only if they are older
-    than a time in `hopback_audit_retention`. This table is also append-only, so every deletion leaves a
-    record.
+    A running job is leased to its `owner`, which is a run in a process. If the lease is not renewed
+    for `lease_s` seconds, the job is treated as interrupted. It is updated when another job is
+    started for the queue. Database triggers prevent changes to the audit. Entries can only be
+    deleted if they are older than a time in `hopback_audit_retention`. It is only possible to add
+    rows to this table, so there is a record of every deletion.
     """
 
     def __init__(self, database: SqlDatabase, clock: Clock, *, lease_s: float = 30.0) -> None:
@@ -80,16 +81,16 @@ class Journal:
         self._store_id = ""
 
     async def begin(self, job: JobRecord, owner: str) -> JobRecord:
-        """Save a job that starts or resumes, and return it.
+        """Save a job that is started or resumed, and return it.
 
-        If a job with the same key exists, return it instead. Raise JobConflict if another job is active on
-        the queue.
+        If a job with the same key exists, that job is returned. Raises JobConflict if another job
+        for the queue is active.
         """
         now = self._clock.now()
         try:
             await self.database.write(partial(_begin, job, owner, now, now + self.lease_s))
         except RowRefused:
-            # Another process began a job at the same time.
+            # Another process has started a job at the same time.
             key = job.spec.submission.key
             same = None if key is None else await self.keyed(job.spec.broker, key)
             if same is not None and same.id != job.id:
@@ -104,14 +105,14 @@ class Journal:
         return job
 
     async def save(self, job: JobRecord, owner: str) -> None:
-        """Save the state and progress of a job. Raises LeaseLost if another owner has it."""
+        """Save the state and the progress of a job. Raises LeaseLost if another owner has it."""
         values = self._state_values(job)
         if not job.is_active:
             values |= {"leased_by": None, "leased_until": 0.0}
         await self._change_leased(job.id, owner, values)
 
     async def amend(self, job: JobRecord) -> None:
-        """Save a job that no process runs. Raises JobConflict if a process runs it."""
+        """Save a job that is not running. Raises JobConflict if a process runs it."""
         values = self._state_values(job)
         unheld = {"id": job.id, "now": self._clock.now()}
         if await self._change(f"id = :id AND {_IS_FREE}", unheld, values) is None:
@@ -138,10 +139,14 @@ class Journal:
     async def change_control(
         self, job_id: str, change: Callable[[ControlRequest], ControlRequest]
     ) -> ControlRequest:
-        """Change the control request of a job in one transaction, and return it. Raises NoSuch."""
+        """Change the control request of a job in one transaction and return it.
+
+        Raises NoSuch if the job does not exist.
+        """
 
         def apply(execute: Execute) -> ControlRequest:
-            # The update locks the row: on PostgreSQL another process could change it after a SELECT.
+            # Lock the row with an update. On PostgreSQL, another process could change it after a
+            # SELECT.
             found = execute(
                 "UPDATE hopback_jobs SET control = control WHERE id = :id RETURNING control",
                 {"id": job_id},
@@ -158,7 +163,7 @@ class Journal:
         return await self.database.write(apply)
 
     async def _change_leased(self, job_id: str, owner: str, values: Mapping[str, object]) -> str:
-        """Change a job of this owner and return its control request. Raises LeaseLost."""
+        """Change a job of this owner and return its control request. Raises LeaseLost if another has it."""
         ours = {"id": job_id, "owner": owner}
         asked = await self._change("id = :id AND leased_by = :owner", ours, values)
         if asked is None:
@@ -168,18 +173,18 @@ class Journal:
     async def _change(
         self, where: str, named: Mapping[str, object], values: Mapping[str, object]
     ) -> str | None:
-        """Change a job and return its control request, or None if no row matches."""
+        """Change a job and return its control request. Returns None if no row matches."""
         changes = ", ".join(f"{column} = :{column}" for column in values)
         statement = f"UPDATE hopback_jobs SET {changes} WHERE {where} RETURNING control"
         found = await self.database.write(lambda execute: execute(statement, {**named, **values}))
         return None if not found else str(found[0][0])
 
     async def job(self, job_id: str) -> JobRecord | None:
-        """Return a job, or None if there is none."""
+        """Return a job, or None if it does not exist."""
         return await self._first_job("id = :id", {"id": job_id})
 
     async def keyed(self, broker: str, key: str) -> JobRecord | None:
-        """Return the job with this idempotency key, or None if there is none."""
+        """Return the job with an idempotency key, or None if there is none."""
         return await self._first_job(
             "broker = :broker AND idempotency_key = :key", {"broker": broker, "key": key}
         )
@@ -196,7 +201,7 @@ class Journal:
         interrupted: bool = False,
         limit: int | None = None,
     ) -> tuple[JobRecord, ...]:
-        """Return jobs, the newest first."""
+        """Return jobs, newest first."""
         wanted, named = ["1 = 1"], dict[str, object]()
         if broker:
             wanted.append("broker = :broker")
@@ -217,7 +222,7 @@ class Journal:
     async def _read_jobs(
         self, where: str, named: Mapping[str, object], limit: int
     ) -> tuple[JobRecord, ...]:
-        """Read jobs. A job with an expired lease is interrupted, whatever its document contains."""
+        """Read jobs. If the lease of a job has expired, its state is interrupted."""
         rows = await self._rows(
             f"SELECT document, state, leased_until FROM hopback_jobs WHERE {where}"
             " ORDER BY number DESC LIMIT :limit",
@@ -232,7 +237,7 @@ class Journal:
         return tuple(found)
 
     async def add_failures(self, job_id: str, failures: Iterable[FailedMessage]) -> None:
-        """Save messages that a job could not move or left out."""
+        """Save messages that a job could not move or has skipped."""
         rows: list[dict[str, object]] = [
             {"job_id": job_id, "document": _to_json(failed)} for failed in failures
         ]
@@ -240,7 +245,7 @@ class Journal:
             await self._add("hopback_job_failures", rows)
 
     async def failures(self, job_id: str, cursor: int, limit: int) -> tuple[FailedMessage, ...]:
-        """Return the messages that a job could not move, in order, starting with number `cursor`."""
+        """Return messages that a job could not move in order, starting with number `cursor`."""
         rows = await self._rows(
             "SELECT document FROM hopback_job_failures WHERE job_id = :job"
             " ORDER BY number LIMIT :limit OFFSET :cursor",
@@ -249,16 +254,16 @@ class Journal:
         return tuple(_FAILURE.decode(document) for (document,) in rows)
 
     async def write_entry(self, entry: AuditEntry, broker: str = "") -> None:
-        """Append an entry of that broker to the audit."""
+        """Append an entry of a broker to the audit."""
         values: dict[str, object] = msgspec.structs.asdict(entry)
         values |= {"details": json.dumps(dict(entry.details), default=str), "broker": broker}
-        del values["number"]  # the database gives it
+        del values["number"]  # assigned by the database
         await self._add("hopback_audit", [values])
 
     async def read_entries(
         self, query: AuditQuery, share: JournalShare | None = None
     ) -> tuple[AuditEntry, ...]:
-        """Return audit entries, the newest first: all, or those of one broker's share."""
+        """Return audit entries, newest first. If `share` is set, only those of one broker are returned."""
         wanted, named = ["1 = 1"], dict[str, object](limit=query.limit)
         for name in ("by", "action", "queue", "job"):
             if value := getattr(query, name):
@@ -287,7 +292,7 @@ class Journal:
         )
 
     async def store_id(self) -> str:
-        """Return the hexadecimal id of this store. It distinguishes stores that use one queue."""
+        """Return the hexadecimal id of this store, which distinguishes it from other stores."""
         if not self._store_id:
             new = {"now": self._clock.now(), "document": token_hex(4)}
 
@@ -311,7 +316,7 @@ class Journal:
         return await self.database.read(lambda execute: execute(statement, named))
 
     async def _add(self, table: str, rows: list[dict[str, object]]) -> None:
-        """Insert rows with the same columns."""
+        """Insert rows that have the same columns."""
         columns = ", ".join(f'"{column}"' for column in rows[0])
         names = ", ".join(f":{column}" for column in rows[0])
         insert = f"INSERT INTO {table} ({columns}) VALUES ({names})"
@@ -319,14 +324,14 @@ class Journal:
 
 
 class MemoryJournal(Journal):
-    """A journal in memory, for one process. Its leases do not expire."""
+    """A journal in memory for a single process. Its leases do not expire."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__(MemoryDatabase(), clock or SystemClock(), lease_s=inf)
 
 
 def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execute) -> None:
-    """Interrupt jobs of the queue with an expired lease, and insert or update this one."""
+    """Insert or update a job. Other jobs of the queue are interrupted if their lease has expired."""
     values: dict[str, object] = {
         "id": job.id,
         "broker": job.spec.broker,
@@ -358,10 +363,10 @@ def _begin(job: JobRecord, owner: str, now: float, until: float, execute: Execut
 
 @asynccontextmanager
 async def open_journal(url: str, clock: Clock, *, lease_s: float = 30.0) -> AsyncIterator[Journal]:
-    """Open the journal in the database at this URL, and close it at the end.
+    """Open the journal in a database, and close it when the context exits.
 
-    An SQLite file is opened by its first use. Other databases need the extra `postgres` and are migrated
-    here.
+    SQLite files are opened when they are first used. Other databases require the extra `postgres`
+    and are migrated first.
     """
     file = sqlite_file(url)
     if file is not None:

@@ -1,4 +1,4 @@
-"""A job while it runs in this process."""
+"""A job that runs in this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class LeasedJob:
     """A job that runs in this process, with its lease and the requests of operators.
 
-    It outlasts reconnections. Each reconnection begins another run of the engine.
+    It is used for all runs of the engine. Each reconnection starts another run.
     """
 
     def __init__(self, job: JobRecord, owner: str, journal: Journal, clock: Clock) -> None:
@@ -31,42 +31,42 @@ class LeasedJob:
         self.owner = owner
         self.control: Control = Control(job.rate)
         self.changed: asyncio.Event = asyncio.Event()
-        """Set at each change of the job. A task that waits for it clears it first."""
+        """Set whenever the job changes. A task that waits for it has to clear it first."""
         self.task: asyncio.Task[None] | None = None
         self.handed: tuple[Connection, QueueMessages] | None = None
-        """The messages that a browse session has handed over to the first run, with their connection."""
+        """Messages that a browse session has handed over to the first run, and their connection."""
         self.sent_again = 0
-        """Number of finished messages that were sent again, not counting those of the checkpoint."""
+        """The number of finished messages that were sent again, excluding those in the checkpoint."""
         self.watched = 0
-        """Number of sent messages that were watched and did not return."""
+        """The number of sent messages after which the job has watched and which did not return."""
         self.clock = clock
         self._journal = journal
 
     @property
     def remark(self) -> str:
-        """A note for operators that is added to the reason when the job ends."""
+        """A remark for operators that is added to the reason when the job ends."""
         if not self.sent_again:
             return ""
         return f"{self.sent_again:,} were sent again: the broker was killed and lost their acks"
 
     async def consumer_tag(self) -> str:
-        """Return the prefix of the tags of the job's consumers."""
+        """Return the prefix of the job's consumer tags."""
         return job_tag(await self._journal.store_id(), self.job.id)
 
     async def write(self, job: JobRecord, failures: Iterable[FailedMessage] = ()) -> None:
-        """Save the job, then publish it to readers. LeaseLost if another process runs it."""
+        """Save the job and notify its readers. Raises LeaseLost if another process runs it."""
         if failures:
             await self._journal.add_failures(job.id, failures)
         await self._journal.save(job, self.owner)
         self.show(job)
 
     async def give_reason(self, reason: str, state: JobState | None = None) -> None:
-        """Save why the active job waits, and its new state. The reason is empty when it continues."""
+        """Save why the active job waits, and its new state. `reason` is empty when it continues."""
         now = self.clock.now()
         job = self.job if state is None else self.job.to(state, now)
         await self.write(replace(job, state_reason=reason, updated=now, changes=job.changes + 1))
 
     def show(self, job: JobRecord) -> None:
-        """Publish the job to readers in this process, whether or not it was saved."""
+        """Notify readers in this process of a change. It does not have to be saved."""
         self.job = job
         self.changed.set()

@@ -1,6 +1,7 @@
-"""Make the plan of a job: the answer of a dry run.
+"""Create the plan of a job, which is the result of a dry run.
 
-The dry run reads messages and counts how many the job would move, and how many it would leave in the queue.
+The dry run reads messages. It counts how many of them the job would move, and how many it would
+leave in the queue.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from hopback.topology.routing import RoutingTable
 
 _REACHED = 50
-"""Target queues whose consumers a plan counts. The operator waits for these queries. Others are left out."""
+"""Target queues whose consumers are counted. The number is limited, because the operator waits for it."""
 
 
 async def make_plan(
@@ -56,9 +57,9 @@ async def make_plan(
     active: JobRecord | None,
     on_progress: OnProgress | None,
 ) -> JobPlan:
-    """Return the plan of a requested job. Reads at most as many messages as the settings allow.
+    """Create the plan of a job. The settings limit how many messages are read for it.
 
-    `others` are the other consumers of the queue, `active` is the job that runs on it now.
+    `others` are other consumers of the queue, and `active` is the job that currently runs for it.
     """
     broker, request = specs.broker, asked.request
     spec, chosen = await specs.draft(asked, snapshot, "JOB")
@@ -117,7 +118,9 @@ async def make_plan(
 async def _find_reached_queues(
     broker: ManagedBroker, ways: Iterable[WayCheck], live_routes: RoutingTable | None
 ) -> tuple[ReachedQueue, ...]:
-    """Return the queues that these targets lead to, as far as routes are known, with their consumers."""
+    """Return the queues that the targets lead to, with their consumers. They are limited to known
+    routes.
+    """
     names: dict[str, None] = {}
     for way in ways:
         if way.flaw is not None:
@@ -142,7 +145,7 @@ async def _run_dry(
     snapshot: BrokerSnapshot,
     on_progress: OnProgress | None,
 ) -> list[str]:
-    """Show the messages to the dry run. Return warnings about messages that were not read."""
+    """Pass messages to the dry run. Returns warnings about messages that were not read."""
     if chosen is not None:
         await dry_run.read_chosen(chosen)
         return _unread_text(chosen.not_looked_into)
@@ -159,7 +162,7 @@ async def _run_dry(
 
 
 def _count_selection(spec: JobSpec, dry_run: DryRun) -> Selection:
-    """Return the selection with the count of the dry run, or with an estimate if it read only a part."""
+    """Return the selection with the counted or estimated number of messages."""
     asked, span = spec.request.selection, spec.span
     counted = Selection(session=asked.session, ids=asked.ids, filter=asked.filter, queue=spec.queue)
     if asked.session:
@@ -183,14 +186,14 @@ def _count_selection(spec: JobSpec, dry_run: DryRun) -> Selection:
 
 
 def _duplicates_text(pace: Pace, count: int) -> str:
-    """Describe how many messages may be sent twice: those that were sent and not yet acked."""
+    """Describe how many messages can be sent twice, which are those that are sent but not acked."""
     most = min(pace.in_flight, count)
     which = f"up to {most:,} messages" if most > 1 else "1 message"
     return f"{which}, if the job is killed or its broker stops"
 
 
 def _order_text(request: JobRequest, ways: int) -> str:
-    """Describe whether the job keeps the order of the messages."""
+    """Describe whether messages keep their order."""
     if isinstance(request, DiscardRequest):
         return "remaining messages keep their order"
     if ways > 1 or request.target.kind is TargetKind.ORIGIN_EXCHANGE:

@@ -1,73 +1,78 @@
-"""Decide which messages of a quorum queue belong to a job that takes the first messages of the queue.
+"""Decide which messages of a quorum queue belong to a job that takes its first messages.
 
 The queue
 ---------
-A quorum queue delivers requeued messages first, in the order of their return, with the redelivered flag set.
-Only then does it deliver *fresh* messages, which it has never delivered. When a channel closes, the queue
-requeues the unsettled messages of that channel in the order of their delivery. It has written an ack to disk
-before it delivers another message for it: at most as many acks are lost as the prefetch allows.
+A quorum queue delivers requeued messages first, in the order in which they were requeued and with
+the redelivered flag. After these, it delivers *fresh* messages, which were never delivered before.
+When a channel is closed, its unsettled messages are requeued in the order of their delivery. An ack
+is written to the disk before it causes another delivery, so the number of lost acks is limited by
+the prefetch.
 
 Finding the selection
 ---------------------
-The cursor first has the driver hold every redelivered message. The first fresh message, or an empty
-queue, proves that the job holds all of them. From then on the messages are *in place*: if the job is
-killed, the queue requeues the held messages in their original order, before all other messages. They are:
+At first, the driver holds all redelivered messages. When it receives a fresh message or the queue
+is empty, it has all of them. From then on, the messages are *in place*. If the job is killed, the
+queue requeues them in their original order before all other messages. They are:
 
-    kept messages and unsettled messages of the window, ending with the anchor
+    kept messages and unsettled messages of the window, which end with the anchor
     messages that were delivered after the checkpoint
     other messages that were browsed, in their original order
 
-The job did not send the anchor before the next checkpoint, so the anchor is still there: all messages up
-to the anchor are the head. The cursor verifies this. Exactly one message has the anchor's mark and
-digest, and the number of unknown messages before it is the number of kept messages. The last redelivered
-message has no mark of the window that is still missing. Otherwise messages are equal, or others have
-changed the order: the end of the selection is unknown, and the cursor stops.
+The anchor is not sent before the next checkpoint, so it is still in the queue. All messages up to
+the anchor are the head. The cursor verifies this: Only one message has the mark and the digest of
+the anchor. The number of unknown messages before it is the number of kept messages. The last
+redelivered message does not have a mark of the window that is still missing. If one of these is not
+true, messages are equal or the order was changed by others. The end of the selection is then
+unknown, and the cursor stops.
 
-If the job holds a message behind the selection, the first such message is the anchor, and it is never
-sent. Otherwise the last message of the selection is sent alone, after the acks of all others. It is acked
-after a checkpoint that says so (SENT). If it is back after a crash, it stays in the queue: a new message
-may be equal.
+If the job holds messages behind the selection, the first of them is the anchor, and it is never
+sent. Otherwise, the last message of the selection is sent alone, after the acks of all others.
+Before it is acked, a checkpoint is saved that records this (SENT). If there is such a message after
+a crash, it stays in the queue, because it could be a new message that is equal.
 
-If the job is killed in FINDING, the queue requeues the messages that it holds behind other redelivered
-messages, unless it holds all of them. The first consumer gets as many messages as its prefetch allows in one
-step of the queue. The order is therefore intact if no more than that number of messages are redelivered
-(`Checkpoint.finding`).
+If the job is killed in FINDING and does not hold all redelivered messages, the queue requeues those
+it was holding behind the others. In one step of the queue, the first consumer receives as many
+messages as its prefetch allows. The order is therefore intact if the number of redelivered messages
+is not higher than this (`Checkpoint.finding`).
 
-If the order is not intact, or if the driver cannot hold all redelivered messages, the messages are not in
-place, and the job cannot be resumed. There is one exception: a job that selected the whole queue takes as
-many messages as are certainly left. All messages that arrived later are behind them. `_unsure` is the
-number of messages that may then remain.
+If the order is not intact, or the driver cannot hold all redelivered messages, the messages are not
+in place and the job cannot be resumed. A job that has selected the whole queue is an exception. It
+takes as many messages as are certainly left, because all messages that have arrived later are
+behind them. `_unsure` is the number of messages that may be left after this.
 
 States
 ------
-FINDING  The driver holds redelivered messages. Messages are not sent.
+FINDING  The driver holds redelivered messages. No messages are sent.
 TAKING   Messages are delivered, sent and acked.
 LAST     The last message of the selection is being sent.
-SENT     It was sent, and so were all others.
+SENT     All messages were sent, including the last one.
 STOPPED  The end of the selection is unknown.
 
 Events
 ------
-DELIVERED  FINDING: hold the message, and begin TAKING with the first fresh one. Otherwise: count it.
-EMPTY      FINDING: every redelivered message is held. Otherwise: the missing messages have left the queue.
-TOO_MANY   The driver cannot hold all redelivered messages: they are not in place.
+DELIVERED  In FINDING, hold the message, and start TAKING if it is fresh. Otherwise count it.
+EMPTY      In FINDING, all redelivered messages are held. Otherwise, messages that are still missing
+           have left the queue.
+TOO_MANY   The driver cannot hold all redelivered messages, so they are not in place.
 KEPT       The message stays in the queue and belongs to the head.
 ACKED      The message was moved. Its mark stays in the window until APPLIED.
-SENDING    Messages will be sent: the acks of the window are no longer known to be applied.
-APPLIED    The queue has applied every ack: the window contains only held messages.
-LAST_ALONE, DRAINED  Begin and end of LAST.
-LAST_SENT  The last message was sent: its ack follows after the next checkpoint.
-SHARED     Another consumer takes messages: this job is never resumed.
+SENDING    Messages are about to be sent, so it becomes unknown whether all acks are applied.
+APPLIED    The queue has applied all acks, so the window only contains held messages.
+LAST_ALONE, DRAINED  Start and end of LAST.
+LAST_SENT  The last message was sent. It is acked after the next checkpoint.
+SHARED     Another consumer is taking messages, so this job can never be resumed.
 
 Invariants
 ----------
-1. Messages are sent only after a checkpoint that contains their marks was saved.
+1. Messages are only sent after a checkpoint with their marks was saved.
 2. The anchor of the saved checkpoint is never acked.
-3. A checkpoint of FINDING contains the number of messages that are certainly taken together.
-4. At most `head + rest` messages belong to the selection, whatever the queue delivers.
-5. A job that has seen another consumer (`is_shared`) is never resumed, because counting would be wrong.
-6. `acks_applied` is true only if no message was sent since the queue has applied every ack. Then all
-   messages of the window are in the queue, and the length of the head is known without the anchor.
+3. A checkpoint in FINDING contains how many messages are certainly taken together.
+4. The selection contains at most `head + rest` messages, regardless of what the queue delivers.
+5. If another consumer was seen (`is_shared`), the job is never resumed, because the count could be
+   wrong.
+6. `acks_applied` is only True if no message was sent after the queue has applied all acks. All
+   messages of the window are then in the queue, and the length of the head is known without the
+   anchor.
 """
 
 from __future__ import annotations
@@ -103,9 +108,11 @@ _FOUND = frozenset({CursorState.TAKING, CursorState.STOPPED})
 
 
 class QuorumCursor(CountingCursor):
-    """`by_count` is the length of the head if no message has arrived since the job began. None if unknown.
+    """The cursor for a quorum queue.
 
-    `is_whole` is true if the job selected the whole queue. `prefetch` is the usual one of the job.
+    `by_count` is the length of the head if no messages have arrived since the job was started, or
+    None if it is unknown. `is_whole` is True if the job has selected the whole queue. `prefetch` is
+    the usual prefetch of the job.
     """
 
     needs_proof = True
@@ -126,16 +133,16 @@ class QuorumCursor(CountingCursor):
         self._by_count = by_count
         self._prefetch = prefetch
         self._is_behind = False
-        # A queue applies acks in their order, and delivers no more messages than the prefetch allows.
+        # Acks are applied in order, and the prefetch limits how many messages are delivered.
         self._acked = deque(maxlen=max(remembered, self.first_prefetch + prefetch))
         self._found: list[Delivery] = []
         self._acks_applied = False
         self._unsure = checkpoint.unsure
-        """Number of selected messages that may remain behind those that certainly belong to the job."""
+        """The number of selected messages that may be left after those that certainly belong to the job."""
 
     @property
     def count(self) -> int:
-        """The length of the head and the rest. FINDING: with the longest possible head."""
+        """The length of the head and of the rest. In FINDING, the maximum length of the head is used."""
         if self.state is CursorState.FINDING:
             return self._began.rest + self._longest_head
         return self._budget
@@ -146,7 +153,7 @@ class QuorumCursor(CountingCursor):
 
     @property
     def moved_before(self) -> int:
-        """The unsure messages: if the queue has no others at the end, an earlier run has moved them."""
+        """The unsure messages. If the queue has no others at the end, an earlier run has moved them."""
         return self._unsure
 
     def why_incomplete(self, *, has_others: bool) -> str:
@@ -279,7 +286,7 @@ class QuorumCursor(CountingCursor):
 
 
 def _find_head_by_anchor(began: Checkpoint, found: Sequence[Delivery]) -> int | None:
-    """Return the length of the head at the start of the redelivered messages, or None if it is unknown."""
+    """Return the length of the head among the redelivered messages, or None if it is unknown."""
     if not began.window:
         return began.kept
     missing, unknown, ends, mark = Counter(began.window), 0, list[int](), ""

@@ -1,8 +1,9 @@
-"""Wait until a job can run: for the broker, and for connections of an earlier run.
+"""Wait until a job can run, which requires the broker and that connections of an earlier run are
+closed.
 
-A job is resumed after a lost connection, a killed process or a failure. Its unsettled messages return to the
-queue when the broker has closed the connection that held them. `cursor_choice` then finds the rest of the
-selection.
+A job is resumed after a lost connection, a killed process or a failure. The broker requeues its
+unsettled messages when it has closed the connection that held them. `cursor_choice` then finds the
+rest of the selection.
 """
 
 from __future__ import annotations
@@ -33,20 +34,20 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.leased_job import LeasedJob
 
 _RECONNECT = Backoff(first=0.5, most=15.0)
-"""Seconds between two attempts to reach an unavailable broker."""
+"""Seconds between attempts to connect to an unavailable broker."""
 _HOLDERS_S = 300.0
-"""How long a resumed job waits for stale connections, in seconds. RabbitMQ closes them after 180 s."""
+"""Seconds for which a resumed job waits for stale connections. RabbitMQ closes them after 180 s."""
 _ASK_HOLDERS_S = 1.0
-"""Seconds between two questions for stale connections."""
+"""Seconds between checks for stale connections."""
 
 
 async def wait_for_broker(
     broker: ManagedBroker, leased: LeasedJob, away: BrokerError, patience_s: float
 ) -> BrokerSnapshot:
-    """Wait up to `patience_s` seconds until the broker answers, and begin the next run of the job.
+    """Wait up to `patience_s` seconds until the broker responds, and start the next run of the job.
 
-    The job keeps its lease: no other job begins on the queue. HopbackError if the broker stays away or
-    refuses the connection. EndJob if the job is cancelled.
+    The job keeps its lease, so that no other job can start for the queue. Raises HopbackError if
+    the broker stays unavailable or refuses the connection, and EndJob if the job is cancelled.
     """
     patience = format_duration(round(patience_s * 1000))
     reason = f"waiting for the broker, up to {patience}: {away}"
@@ -72,10 +73,11 @@ async def wait_for_broker(
 
 
 async def wait_for_holders(broker: ManagedBroker, leased: LeasedJob) -> None:
-    """Wait until no connection of an earlier run holds messages: the job would take them for finished.
+    """Wait until no connection of an earlier run holds messages, which the job would count as
+    finished.
 
-    The host of the earlier run may have died: the broker keeps its connection until heartbeats are
-    missing. UnsafeOperation if that takes too long. EndJob if the job is cancelled.
+    If the host of the earlier run has failed, the broker keeps its connection until heartbeats are
+    missing. Raises UnsafeOperation if this takes too long, and EndJob if the job is cancelled.
     """
     if leased.job.run == 1:
         return
@@ -97,7 +99,7 @@ async def wait_for_holders(broker: ManagedBroker, leased: LeasedJob) -> None:
 
 
 async def _holder(broker: ManagedBroker, job: JobRecord) -> str:
-    """Name a connection that may hold messages of the job. Empty if there is none."""
+    """Describe a connection that may hold messages of the job. It is empty if there is none."""
     names = await broker.connection_names()
     if names is None:
         _, consumer_count = await broker.count_ready(job.queue)
@@ -108,7 +110,7 @@ async def _holder(broker: ManagedBroker, job: JobRecord) -> str:
         look_connection_name(job.queue),
     )
     found = next((f"the connection {name!r}" for name in ours if name in names), "")
-    # A dry run of another process reads on a connection with another name.
+    # A dry run in another process uses a connection with a different name.
     consumers = () if found else await broker.consumers_of(job.queue)
     looks = any(each.tag.startswith(LOOK_TAG) for each in consumers)
     return f"a look at {job.queue!r}" if looks else found

@@ -15,22 +15,23 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.journal import Journal
 
 AUDIT_DAYS = 365
-"""Days for which audit entries are kept: a year, for yearly audits. Older entries are deleted."""
+"""Days (one year, for yearly audits) after which audit entries are deleted."""
 
 JOB_DAYS = 90
-"""Days for which finished jobs and their failures are kept: a quarter. Older jobs are deleted."""
+"""Days (one quarter) after which finished jobs and their failures are deleted."""
 
-_DAY_S = 86_400.0  # seconds of a day
-_CHUNK = 500  # rows of one transaction, so that other writers of SQLite wait only milliseconds
+_DAY_S = 86_400.0  # seconds
+_CHUNK = 500  # rows per transaction, so that other writers of SQLite only wait for milliseconds
 _NEVER = float("-inf")
 
 
 async def forget_old(
     journal: Journal, clock: Clock, *, audit_days: int = AUDIT_DAYS, job_days: int = JOB_DAYS
 ) -> tuple[int, int]:
-    """Delete old audit entries and jobs, and record it in the audit. Return the two numbers.
+    """Delete old audit entries and jobs, and record this in the audit. Returns both numbers.
 
-    0 days keep them forever. Only completed and cancelled jobs are deleted. Other jobs can be resumed.
+    0 days means that nothing is deleted. Only completed and cancelled jobs are deleted, because all
+    others can be resumed.
     """
     now = clock.now()
     audit_before = now - audit_days * _DAY_S if audit_days else _NEVER
@@ -56,7 +57,7 @@ async def forget_old(
 
 
 def _forget_jobs(execute: Execute, *, before: float) -> tuple[int, int]:
-    """Delete at most `_CHUNK` rows of jobs that ended before the given time. Return the jobs and the rows."""
+    """Delete up to `_CHUNK` rows of jobs that ended before a time. Returns the number of jobs and rows."""
     ids = [
         job
         for (job,) in execute(
@@ -68,7 +69,7 @@ def _forget_jobs(execute: Execute, *, before: float) -> tuple[int, int]:
     if not ids:
         return 0, 0
     names, jobs = placeholders("job", ids)
-    # A job may have more failures than that, so the job is deleted last.
+    # There can be more failures than that, so jobs are deleted after their failures.
     numbers = execute(
         f"SELECT number FROM hopback_job_failures WHERE job_id IN ({names}) LIMIT :limit",
         {**jobs, "limit": _CHUNK},
@@ -81,7 +82,7 @@ def _forget_jobs(execute: Execute, *, before: float) -> tuple[int, int]:
 
 
 def _forget_entries(execute: Execute, *, before: float, now: float) -> int:
-    """Delete at most `_CHUNK` entries older than the given time, oldest first. Return their number."""
+    """Delete up to `_CHUNK` entries older than a time, oldest first. Returns their number."""
     numbers = execute(
         "SELECT number FROM hopback_audit WHERE at < :before ORDER BY number LIMIT :limit",
         {"before": before, "limit": _CHUNK},

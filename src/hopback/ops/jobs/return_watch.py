@@ -1,12 +1,13 @@
-"""Watch whether the messages of a re-drive fail again and return to their dead-letter queue.
+"""Watch whether re-driven messages fail again and return to the dead-letter queue.
 
-A job with a ramp sends its first messages in stages. After each stage it waits as long as a return may take
-(`watch_time`), counts arrivals, and stops if the cause of the failures is not repaired.
+A job with a ramp sends its first messages in stages. After each stage it waits for the time that
+messages may need to return (`watch_time`), and counts arrivals. It stops if the cause of the
+failures still exists.
 
-Arrivals are counted by comparing the number of messages in the queue with the number that the job has left
-there. New messages are behind old ones, so they can be read only if no old message is ready. They are not
-read if reading could remove a message. A quorum queue delivers requeued messages first: while a job holds
-some of them, reading would requeue new messages ahead of old ones.
+To count arrivals, the number of messages in the queue is compared with the number that the job has
+left there. New messages are behind old ones, so they can only be read if no old messages are ready.
+They are not read if this could remove a message. A quorum queue delivers requeued messages first.
+If new messages were read while the job is holding old ones, they would be requeued ahead of them.
 """
 
 from __future__ import annotations
@@ -36,22 +37,23 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.leased_job import LeasedJob
 
 MEASURE_S = 10.0
-"""Longest time in seconds that a job counts arrivals before it sends its first message.
+"""Maximum number of seconds for which arrivals are counted before the first message is sent.
 
-A longer time would find slower rates. Operators wait for this time before anything happens.
+A longer time could detect lower rates, but operators have to wait for it.
 """
 _LOOKS = 10
-"""Counts of arrivals during one watch: messages that return immediately end it early."""
+"""How often arrivals are counted during a watch. It ends early if messages return quickly."""
 _LOOKED_AT = 10_000
-"""Arrived messages to read per count. If more arrived, the number of returned messages is a minimum."""
+"""Arrived messages to read per count. If there are more, the number of returned messages is a minimum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Messages that arrived since this run began.
+    """Messages that have arrived since the start of the run.
 
-    `came_back` is the number of those messages that the job had sent, or None if it could not be counted. It
-    was counted among `looked_at` arrived messages. `ready` is the number of messages in the queue.
+    `came_back` is how many of them the job had sent, or None if this could not be counted. It only
+    refers to the `looked_at` messages that were read. `ready` is the number of messages in the
+    queue.
     """
 
     count: int
@@ -62,12 +64,12 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """When a job with a ramp stops.
+    """The rule for stopping a job with a ramp.
 
-    It stops if more than `max_returned` messages with the job's mark return. Arrivals whose marks cannot be
-    read are only counted. The job then stops if their number exceeds the expected number by more than
-    `max_returned`. The expected number follows from the rate before the job's start: `arrived` messages
-    within `seconds`.
+    The job stops if more than `max_returned` of its messages return, which are recognised by a
+    header. If arrivals cannot be read, they are only counted. The job then stops if there are more
+    than expected, by more than `max_returned`. The expected number is based on the rate before the
+    start, when `arrived` messages arrived within `seconds`.
     """
 
     max_returned: int = 0
@@ -75,9 +77,9 @@ class StopRule:
     seconds: float = 0.0
 
     def reason_to_stop(self, found: Arrivals, sent: int, elapsed_s: float) -> str:
-        """Why the job stops after these arrivals; empty if it continues.
+        """Return why the job has to stop, or an empty string if it can continue.
 
-        `found.count` and `elapsed_s` begin with the first message that the job sent.
+        `found.count` and `elapsed_s` start with the first message that the job has sent.
         """
         if (found.came_back or 0) > self.max_returned:
             return f"{returned_text(found, sent)}; the cause is not repaired"
@@ -91,7 +93,7 @@ class StopRule:
         )
 
     def _usual(self, elapsed_s: float) -> int:
-        """Arrivals that the rate before the start explains, with three standard deviations of chance."""
+        """Return how many arrivals the earlier rate explains, plus three standard deviations."""
         if not self.arrived:
             return 0
         expected = self.arrived / self.seconds * elapsed_s
@@ -99,13 +101,13 @@ class StopRule:
 
 
 def returned_text(found: Arrivals, sent: int) -> str:
-    """Return the number of sent messages that have returned, as text."""
+    """Describe how many of the sent messages have returned."""
     least = "at least " if found.looked_at < found.count else ""
     return f"{least}{found.came_back or 0:,} of {count_of(sent)} returned"
 
 
 def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
-    """The stop rule of a job in numbers, for the review."""
+    """Describe the stop rule of a job for the review."""
     if not pace.ramp:
         return "Returned messages do not stop a job without a ramp."
     stages = ", ".join(f"{size:,}" for size in pace.ramp)
@@ -122,7 +124,7 @@ def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
 
 
 class ReturnWatch:
-    """Counts the arrivals of one run, and stops its job if messages return."""
+    """Count the arrivals during a run, and stop its job if messages return."""
 
     def __init__(
         self,
@@ -144,18 +146,18 @@ class ReturnWatch:
         self.timer: WatchTimer = WatchTimer(snapshot.dead_letter_queue(job.queue), pace.watch_s)
         is_redrive = job.kind is JobKind.REDRIVE
         self.stages: frozenset[int] = pace.stage_ends() if is_redrive else frozenset()
-        """Numbers of sent messages after which the job watches. Empty without a ramp."""
+        """The numbers of sent messages after which the job watches. It is empty without a ramp."""
         self.requeued: BrokerError | None = None
-        """Why the broker requeued the held messages during a watch."""
+        """Why the broker has requeued the held messages during a watch."""
         self._before = job.counts
-        """The counts of the job when this run began."""
+        """The counts of the job at the start of this run."""
         self._rule = StopRule(pace.max_returned)
         self._sends_since = self._looked_at = 0.0
         self._arrived_first = 0
-        """Arrivals of this run before it sent its first message."""
+        """The arrivals in this run before its first message was sent."""
 
     async def measure_arrivals(self) -> None:
-        """Count the messages that arrive before the first message is sent."""
+        """Count messages that arrive before the first message is sent."""
         seconds = min(self.timer.time.seconds, MEASURE_S)
         before = (await self.look(had_time=False)).count
         words = "counting arrivals until {}, before the first message is sent"
@@ -166,11 +168,11 @@ class ReturnWatch:
         self._sends_since = asyncio.get_running_loop().time()
 
     def ends_stage(self, sent: int) -> bool:
-        """Whether a stage ends with this message, and was not watched yet."""
+        """Return whether a stage ends with this message and has not been watched yet."""
         return sent in self.stages and sent != self._leased.watched
 
     async def watch(self, sent: int) -> None:
-        """Wait as long as a return may take. EndJob if messages return. No message may be in flight."""
+        """Watch for returned messages. Raises EndJob if there are any. No messages may be in flight."""
         time = self.timer.time
         self._leased.show(replace(self._leased.job, watch_s=time.seconds, watch_text=time.text))
         words = "watching until {} for returned messages"
@@ -183,7 +185,7 @@ class ReturnWatch:
             raise self.requeued  # the next run takes the remaining messages again
 
     async def look_if_due(self, sent: int) -> None:
-        """Count arrivals at intervals while the messages after the last stage are sent."""
+        """Count arrivals regularly while the messages after the last stage are sent."""
         now, seconds = asyncio.get_running_loop().time(), self.timer.time.seconds
         is_due = now - self._looked_at >= max(seconds / _LOOKS, SAVE_EVERY_S)
         if sent > max(self.stages) and is_due:
@@ -197,9 +199,10 @@ class ReturnWatch:
             raise EndJob(JobState.STOPPED, reason)
 
     async def _moments(self, seconds: float, every: float, words: str) -> AsyncIterator[None]:
-        """Yield every `every` seconds and at the end. The job can be paused or cancelled in the meantime.
+        """Yield every `every` seconds and at the end. Meanwhile, the job can be paused or
+        cancelled.
 
-        `words` with the time of the end are the reason of the job until then.
+        `words` is formatted with the time of the end and is the reason of the job until then.
         """
         end = whole_timestamp(self._broker.clock.now() + seconds)
         waits = words.format(end)
@@ -209,7 +212,7 @@ class ReturnWatch:
         while not is_over:
             due = min(loop.time() + every, until)
             while (wait := due - loop.time()) > 0:
-                if self._leased.job.state_reason != waits:  # at first, and again after a pause
+                if self._leased.job.state_reason != waits:  # at the beginning and after a pause
                     self._leased.show(replace(self._leased.job, state_reason=waits))
                     await self._progress.save()
                 await self._leased.control.sleep(min(wait, SAVE_EVERY_S))
@@ -219,9 +222,10 @@ class ReturnWatch:
         self._leased.show(replace(self._leased.job, state_reason=""))
 
     async def look(self, *, had_time: bool) -> Arrivals:
-        """Count the arrived messages, and those among them that this job had sent.
+        """Count the arrived messages, and how many of them this job had sent.
 
-        `had_time` is whether messages had time to return. Otherwise a result of none is unknown.
+        If `had_time` is False, messages may not have had enough time to return, and finding none
+        does not mean anything.
         """
         driver, progress = self._driver, self._progress
         holding = driver.held > 0 and self.requeued is None
@@ -229,7 +233,8 @@ class ReturnWatch:
             try:
                 await driver.messages.check()
             except BrokerError as lost:
-                # A broker requeues messages that are held for too long. A watch may last longer.
+                # The broker requeues messages that are held for too long, and a watch can take
+                # longer than that.
                 if not had_time or is_away(lost):
                     raise
                 self.requeued, holding = lost, False
@@ -238,8 +243,9 @@ class ReturnWatch:
         arrived = self._before.arrived_meanwhile + found.count
         spec = self._leased.job.spec
         if self._leased.job.run != 1 and driver.is_exhausted and spec.behind is not None:
-            # An interrupted job did not count earlier arrivals. Its last run counts them at its end, as the
-            # messages in the queue that the job did not leave there.
+            # An interrupted job has not counted all earlier arrivals. When it has been resumed,
+            # they are counted at the end as the messages in the queue that the job did not leave
+            # there.
             gone = driver.cursor.gone
             left = spec.span + spec.behind - progress.counts.done - gone
             arrived = max(arrived, found.ready + driver.held - left)
@@ -255,7 +261,7 @@ class ReturnWatch:
     async def _count_arrivals(self, taken: int, *, holding: bool) -> Arrivals:
         """Count arrivals. `taken` is the number of messages that the job has taken from the queue.
 
-        `holding` is whether it still holds some of them.
+        `holding` is True if it still holds some of them.
         """
         job = self._leased.job
         async with self._broker.query() as connection:

@@ -1,7 +1,7 @@
-"""Run jobs in this process, one task each, and follow the jobs of other processes by the journal.
+"""Run jobs as tasks of this process, and follow jobs of other processes in the journal.
 
-A job runs until its engine ends it. While the broker is unavailable, the job waits for it and then continues
-with another run of the engine. A heartbeat renews the lease of the job in the journal.
+A job runs until its engine ends it. If the broker is unavailable, the job waits and then continues
+with another run of the engine. The lease of the job is renewed regularly.
 """
 
 from __future__ import annotations
@@ -49,22 +49,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hopback.ops")
 _BEAT_S = 1.0
-"""Seconds between two renewals of a lease. A request of an operator in another process waits as long."""
+"""Seconds between renewals of a lease. Requests of operators in other processes are delayed by up
+to this time.
+"""
 _MOST_RUNS = 20
-"""Runs after which a job is not taken over any more: it may be the job that kills its processes."""
+"""Runs after which a job is not taken over again, because it may be the reason why processes are killed."""
 _ENDING_S = 10.0
-"""Seconds to wait at shutdown for a job that has ended: it writes an audit entry and closes connections."""
+"""Seconds to wait during shutdown for jobs that have ended, which write an audit entry and close
+connections.
+"""
 _LOOK_AGAIN_S = 0.5
-"""Seconds between two reads of a job that another process runs, while a caller follows it."""
+"""Seconds between reads of a job that another process runs while a caller follows it."""
 
 
 def new_job_id() -> str:
-    """Return a new id, short enough to type."""
+    """Return a new id. It is short enough to type."""
     return f"j-{token_hex(6)}"
 
 
 class JobRunner:
-    """Starts, resumes, controls and follows jobs."""
+    """Start, resume, control and follow jobs."""
 
     def __init__(self, broker: ManagedBroker, journal: Journal, settings: Settings) -> None:
         self._broker = broker
@@ -75,7 +79,7 @@ class JobRunner:
         self._starting: set[asyncio.Task[Job]] = set()
 
     async def shield(self, starting: Coroutine[Any, Any, Job]) -> Job:
-        """Wait until a job has started. The start completes even if the caller is cancelled."""
+        """Wait until a job has started. If the caller is cancelled, the job is still started completely."""
         task = asyncio.create_task(starting)
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -88,9 +92,10 @@ class JobRunner:
         snapshot: BrokerSnapshot,
         chosen: ChosenMessages | None = None,
     ) -> JobRecord:
-        """Record a new job and start it. Return the existing job if it has the same key.
+        """Save a new job and start it. If a job with the same key exists, that job is returned.
 
-        `chosen` are the selected messages if a browse session holds them: it hands them over.
+        `chosen` contains the selected messages if a browse session holds them. They are handed
+        over.
         """
         now = self._clock.now()
         job = JobRecord(
@@ -105,10 +110,12 @@ class JobRunner:
         return await self._launch(job, snapshot, chosen)
 
     async def resume(self, job: JobRecord) -> JobRecord:
-        """Resume a job that was interrupted or failed. JobConflict if that is no longer possible."""
+        """Resume a job that was interrupted or has failed. Raises JobConflict if this is no longer
+        possible.
+        """
         snapshot = await snapshot_for(self._broker, job.spec)
         if job.spec.chosen is None:
-            # Another job that has moved messages has changed the first messages of the queue.
+            # If another job has moved messages, the first messages of the queue are different now.
             for other in await self._journal.jobs(broker=job.spec.broker, queue=job.queue):
                 if other.id != job.id and other.updated > job.updated and other.counts.done:
                     raise JobConflict(
@@ -120,16 +127,17 @@ class JobRunner:
     async def take_over(
         self, jobs: Iterable[JobRecord]
     ) -> AsyncIterator[tuple[JobRecord, JobRecord]]:
-        """Resume the jobs whose processes have ended. Yield each job in its old and its new state.
+        """Resume jobs whose processes have ended. Yields each job before and after it was resumed.
 
-        Paused jobs, and jobs that have lost many processes, are left out.
+        Paused jobs are skipped, and so are jobs that have already lost many processes.
         """
         for job in jobs:
             if not job.is_orphaned or job.run >= _MOST_RUNS:
                 continue
             if (await self._journal.control(job.id)).paused:
                 continue
-            # Another process was faster, another job has changed the queue, or the queue does not exist.
+            # Another process may have been faster, another job may have changed the queue, or it
+            # may not exist.
             with suppress(JobConflict, NoSuch):
                 yield job, await self.resume(job)
 
@@ -142,7 +150,8 @@ class JobRunner:
             return begun
         leased = LeasedJob(job, owner, self._journal, self._clock)
         if chosen is not None:
-            # A session that has just ended has requeued its messages: the job takes them from the queue.
+            # If the session has just ended, its messages are requeued and the job takes them from
+            # the queue.
             with suppress(SessionOver):
                 leased.handed = chosen.session.hand_over(chosen.dead_letters)
         self._leased[job.id] = leased
@@ -196,7 +205,7 @@ class JobRunner:
         )
 
     async def _end(self, leased: LeasedJob, state: JobState, reason: str) -> None:
-        """Record the end of a job, unless its engine has done so or another process runs it."""
+        """Save the end of a job, unless its engine has already done so or another process runs it."""
         if leased.job.is_active:
             job = leased.job.to(state, self._clock.now(), reason)
             try:
@@ -204,12 +213,12 @@ class JobRunner:
             except LeaseLost:
                 leased.show(job)
             except StoreUnavailable as away:
-                # Its lease expires, and the next process that reads the job finds it interrupted.
+                # When the lease has expired, other processes treat the job as interrupted.
                 _log.warning("the end of job %s was not recorded: %s", job.id, away)
                 leased.show(job)
 
     async def _run_once(self, leased: LeasedJob, snapshot: BrokerSnapshot) -> BrokerError | None:
-        """Run the engine on one connection. Return the error if the broker went away."""
+        """Run the engine on one connection. Returns the error if the broker became unavailable."""
         broker, settings = self._broker, self._settings
         connection, handed = leased.handed or (None, None)
         leased.handed = None
@@ -221,12 +230,13 @@ class JobRunner:
             driver = await open_driver(broker, leased, snapshot, connection, handed)
             engine = Engine(leased, broker, snapshot, connection, driver, action, settings)
             return await engine.run()
-        except BrokerError as failed:  # raised before the engine ran, which keeps its errors
+        # raised before the engine was running, which returns its errors
+        except BrokerError as failed:
             if is_away(failed):
                 return failed
             raise
         finally:
-            # The lost connection has already requeued the unsettled messages.
+            # If the connection was lost, the unsettled messages have already been requeued.
             with suppress(BrokerError):
                 await action.close()
             if connection is not None:
@@ -234,7 +244,7 @@ class JobRunner:
                     await connection.close()
 
     async def _beat(self, leased: LeasedJob) -> None:
-        """Renew the lease, and pass the requests of operators on to the job."""
+        """Renew the lease regularly, and pass requests of operators to the job."""
         every = min(_BEAT_S, self._journal.lease_s / 3)
         while True:
             await asyncio.sleep(every)
@@ -242,18 +252,18 @@ class JobRunner:
                 request = await self._journal.renew(leased.job.id, leased.owner)
             except LeaseLost as lost:
                 if not leased.job.is_active:
-                    return  # the job has ended, and with it its lease
+                    return  # the job has ended and no longer has a lease
                 _log.warning("%s", lost)
                 request = ControlRequest(cancelled=True)
             except StoreUnavailable as away:
-                # The next heartbeat tries again. If the lease expires in the meantime, the next checkpoint
-                # fails.
+                # The next iteration tries again. If the lease expires before that, saving the next
+                # checkpoint fails.
                 _log.warning("job %s: %s", leased.job.id, away)
                 continue
             leased.control.set(request)
 
     async def _announce(self, job: JobRecord, snapshot: BrokerSnapshot) -> None:
-        """Publish the completion event, if the design of the queue has one."""
+        """Publish the completion event if the design of the queue has one."""
         event = completion_event(
             snapshot.design_of(job.queue), job, snapshot.dead_letter_queue(job.queue)
         )
@@ -273,25 +283,27 @@ class JobRunner:
     async def change_control(
         self, job_id: str, change: Callable[[ControlRequest], ControlRequest]
     ) -> None:
-        """Change the requests to a job. A job of another process gets them with its next heartbeat."""
+        """Change the request to a job. A job in another process receives it when it renews its lease."""
         request = await self._journal.change_control(job_id, change)
         leased = self._leased.get(job_id)
         if leased is not None:
             leased.control.set(request)
 
     async def count_back(self, job_id: str, found: int) -> None:
-        """Record the number of returned messages of a job that has ended. A running job counts itself."""
+        """Save the number of returned messages of a job that has ended. A running job counts them
+        itself.
+        """
         job = await self.current(job_id)
         if job is not None and not job.is_active:
             counts = structs.replace(job.counts, came_back=found, came_back_at_least=False)
             await self._journal.amend(replace(job, counts=counts))
 
     async def follow(self, job_id: str) -> AsyncIterator[JobRecord]:
-        """Yield the job now and after each change, until it is not active."""
+        """Yield the job now and after each change until it is no longer active."""
         told: JobRecord | None = None
         leased: LeasedJob | None = None
         while True:
-            # Read a run that has ended once more: its end may not have reached the journal.
+            # When a run has ended, read it again, because its end may not be in the journal yet.
             ended = leased if leased is not None and not leased.job.is_active else None
             leased = self._leased.get(job_id, ended)
             if leased is not None:
@@ -318,7 +330,9 @@ class JobRunner:
             await asyncio.wait({leased.task})
 
     async def close(self) -> None:
-        """Interrupt every job of this process. Jobs that have ended complete their audit entry."""
+        """Interrupt all jobs of this process. Jobs that have already ended can still write their
+        audit entry.
+        """
         tasks = {
             leased.task: leased.job for leased in self._leased.values() if leased.task is not None
         }

@@ -1,7 +1,7 @@
-"""Send messages by an action, and ack each one after its action has succeeded.
+"""Send messages with an action, and ack each of them after its action has succeeded.
 
-The broker confirms sent messages later, in any order. Up to `in_flight` of them are on their way. A failed
-message is not acked: the job sends it again, alone, after all others have landed.
+The broker confirms messages later and in any order. Up to `in_flight` messages are unconfirmed at a
+time. A message that fails is not acked. It is sent again alone when no others are in flight.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.cursor_driver import CursorDriver
 
 _BUSY = 4
-"""The broker is busy while one in this number of the allowed messages is in flight."""
+"""The broker is considered busy if at least one of this many allowed messages is in flight."""
 _NEW_CHANNEL_AFTER = 3
-"""Attempts on one channel. A channel that keeps refusing may itself be the cause (RabbitMQ ≤ 3.12.0)."""
+"""Attempts on the same channel. If it keeps failing, the channel itself may be the cause (RabbitMQ
+≤ 3.12.0).
+"""
 
 
 class Sender:
-    """Knows the messages that are in flight, and those that failed."""
+    """Send messages, and keep track of those in flight and those that have failed."""
 
     def __init__(self, action: Action, driver: CursorDriver, pace: Pace, sent: int) -> None:
-        """`sent` is the number of messages from earlier runs that count towards a ramp."""
+        """`sent` is the number of messages from earlier runs that count towards the ramp."""
         self._action = action
         self._driver = driver
         self._pace = pace
@@ -45,31 +47,33 @@ class Sender:
         self.lost: BrokerError | None = None
         """Why a message could not be acked."""
         self.holds_acks = False
-        """Whether acks wait for `ack_held`: the next checkpoint must be saved first."""
+        """Whether acks are delayed until `ack_held` is called, because a checkpoint has to be saved
+        first.
+        """
         self._held: list[SelectedMessage] = []
 
     @property
     def is_full(self) -> bool:
-        """Whether no further message may be in flight."""
+        """Whether no more messages can be in flight."""
         return len(self._in_flight) >= self._pace.in_flight
 
     @property
     def is_busy(self) -> bool:
-        """Whether the broker has enough work while the next messages are gathered."""
+        """Whether the broker has enough work while the next messages are collected."""
         return len(self._in_flight) * _BUSY >= self._pace.in_flight
 
     @property
     def is_troubled(self) -> bool:
-        """Whether a message failed or could not be acked."""
+        """Whether a message has failed or could not be acked."""
         return bool(self.failed) or self.lost is not None
 
     def check(self) -> None:
-        """Raise the error of an ack that could not be sent."""
+        """Raise the error if an ack could not be sent."""
         if self.lost is not None:
             raise self.lost
 
     def send(self, message: SelectedMessage, prepared: Prepared) -> None:
-        """Start the action. The message is acked when it has succeeded."""
+        """Start the action on a message. The message is acked when it has succeeded."""
         self.sent += 1
         try:
             fate = self._action.send(prepared)
@@ -92,7 +96,7 @@ class Sender:
         return bool(self._held)
 
     def ack_held(self) -> None:
-        """Ack the messages that were sent since `holds_acks` was set."""
+        """Ack the messages that were sent after `holds_acks` was set."""
         self.holds_acks = False
         held, self._held = self._held, []
         for message in held:
@@ -109,15 +113,15 @@ class Sender:
             self.lost = self.lost or lost
 
     async def wait_for_room(self) -> None:
-        """Wait until another message may be in flight and the channel has room."""
+        """Wait until another message can be in flight and the channel has room."""
         while self.is_full:
             await self._wait_for_landing()
-        # If the channel has ended, sending fails, and the retry finds out why.
+        # If the channel was closed, sending fails and the retry determines the reason.
         with suppress(BrokerError):
             await self._action.room()
 
     async def drain(self) -> None:
-        """Wait until no message is in flight."""
+        """Wait until no messages are in flight."""
         while self._in_flight:
             await self._wait_for_landing()
 
@@ -128,10 +132,10 @@ class Sender:
             await self._landed.wait()
 
     async def retry(self, message: SelectedMessage, control: Control) -> str:
-        """Send one failed message until it succeeds. Return why it cannot be sent, or an empty string if it
-        was.
+        """Retry a failed message. Returns an empty string, or the reason why the message cannot be
+        sent.
 
-        EndJob if no other message could be sent either.
+        Raises EndJob if other messages would fail too.
         """
         last: HopbackError | None = None
         for attempt in range(1, self._pace.tries + 1):

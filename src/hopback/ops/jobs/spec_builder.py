@@ -1,7 +1,7 @@
-"""Turn a request into the specification of a job.
+"""Convert a request to the specification of a job.
 
-The builder checks the request, counts its selection, and checks the targets and the cost of browsing before
-a job starts. A job that could not move any message, or could lose one, is refused.
+Before a job is started, the request is checked, its selection is counted, and its targets and the
+cost of browsing are checked. It is refused if the job could not move any message or could lose one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.journal import Journal
 
 _FAILURES = 10_000
-"""Failed messages that one job can retry: their digests are part of its record. Others need another job."""
+"""Failed messages that a job can retry. Its record contains their digests. Others need another job."""
 
 
 def check_request(request: JobRequest) -> None:
-    """Raise BadRequest or BadFilter for an invalid request."""
+    """Raise BadRequest or BadFilter if a request is invalid."""
     check(JobRequest, request)
     if not request.reason.strip():
         raise BadRequest("reason", "a reason for the audit")
@@ -60,7 +60,7 @@ def check_request(request: JobRequest) -> None:
 
 
 class SpecBuilder:
-    """Completes the specifications of jobs."""
+    """Create the specifications of jobs."""
 
     def __init__(self, broker: ManagedBroker, sessions: Sessions, settings: Settings) -> None:
         self.broker = broker
@@ -76,8 +76,9 @@ class SpecBuilder:
     ) -> tuple[JobSpec, ChosenMessages | None]:
         """Return the specification of a job, and its messages if a session holds them.
 
-        `asked` contains the request. UnsafeOperation if messages could be lost or no target leads to a
-        queue. CountMismatch if the number of selected messages is not the expected one.
+        `asked` contains the request. Raises UnsafeOperation if messages could be lost or if no
+        target leads to a queue. Raises CountMismatch if the number of selected messages is not the
+        expected one.
         """
         spec, chosen = await self.draft(asked, snapshot, job)
         check_returns(spec, snapshot)
@@ -108,7 +109,9 @@ class SpecBuilder:
     async def draft(
         self, asked: JobSpec, snapshot: BrokerSnapshot, job: str
     ) -> tuple[JobSpec, ChosenMessages | None]:
-        """Return the specification before its selection is counted, and the messages that a session holds."""
+        """Return the specification with a selection that is not counted yet, and its messages if a
+        session holds them.
+        """
         request, submission, selection = asked.request, asked.submission, asked.request.selection
         text, stamped = "", submission.stamped
         if isinstance(request, RedriveRequest):
@@ -141,7 +144,9 @@ class SpecBuilder:
         return spec, chosen
 
     def _export_file(self, request: JobRequest, submission: Submission, job: str) -> str:
-        """Return the file to which a discard or a change first writes the originals. Empty without one."""
+        """Return the file to which a discard or a change writes the originals. It is empty if there
+        is none.
+        """
         exports = self.settings.exports
         if isinstance(request, RedriveRequest):
             if not request.change:
@@ -165,14 +170,15 @@ class SpecBuilder:
         snapshot: BrokerSnapshot,
         on_progress: OnProgress | None,
     ) -> tuple[int, int | None]:
-        """Decide where the selection ends. The default is after the first `span` messages.
+        """Determine where the selection ends. By default, this is after the first `span` messages.
 
-        Return the number of messages up to that point, and the number of selected messages or None if
-        unknown.
+        Returns the number of messages up to this position, and the number of selected messages or
+        None if it is unknown.
 
-        Messages that arrived after the plan do not belong to the selection. If messages have left the queue,
-        messages behind the selection have moved up. The position of the plan's last message shows how many
-        have left. CountMismatch if that message is not found.
+        Messages that have arrived after the plan was made are not selected. If messages have left
+        the queue since, those behind the selection have moved forward. The position of the last
+        message of the plan shows how many have left. Raises CountMismatch if this message is not
+        found.
         """
         asked, queue = request.selection, request.queue
         is_free = snapshot.cost(queue).price is Price.FREE
@@ -198,7 +204,9 @@ class SpecBuilder:
     async def build_for_failures(
         self, job: JobRecord, journal: Journal, by: Who, reason: str, new_job: str
     ) -> JobSpec:
-        """Return the specification of the same job for the messages that it could not move or left out."""
+        """Return the specification of a job for the messages that another job could not move or has
+        skipped.
+        """
         failures = await journal.failures(job.id, 0, _FAILURES)
         if job.is_active or not failures:
             state = f"it is {job.state} with {len(failures)} failures"
@@ -223,14 +231,17 @@ class SpecBuilder:
 
 
 async def snapshot_for(broker: ManagedBroker, spec: JobSpec) -> BrokerSnapshot:
-    """Return the broker's current state for a resumed job. UnsafeOperation if no target is usable."""
+    """Return the current state of the broker for a job that is resumed.
+
+    Raises UnsafeOperation if no target can be used.
+    """
     snapshot = await broker.snapshot(count=spec.queue)
     await _check_ways(broker, spec, snapshot)
     return snapshot
 
 
 async def _check_ways(broker: ManagedBroker, spec: JobSpec, snapshot: BrokerSnapshot) -> None:
-    """Raise UnsafeOperation if none of the targets that are known in advance leads to a queue."""
+    """Raise UnsafeOperation if the targets are known in advance and none of them leads to a queue."""
     if not isinstance(spec.request, RedriveRequest):
         return
     ways = known_ways(spec.request.target, snapshot.dead_letter_queue(spec.queue))
@@ -242,13 +253,15 @@ async def _check_ways(broker: ManagedBroker, spec: JobSpec, snapshot: BrokerSnap
 
 
 def check_returns(spec: JobSpec, snapshot: BrokerSnapshot) -> None:
-    """Raise UnsafeOperation if messages that the job requeues could reach the queue's delivery limit.
+    """Raise UnsafeOperation if requeued messages of the job could reach the delivery limit of the
+    queue.
 
-    A job with a filter requeues the messages that do not match. A killed re-drive requeues all messages that
-    it holds. Their number of earlier requeues is unknown until they are read. Messages that a session holds
-    have already been read. A job cannot take messages from a stream.
+    If the job has a filter, it requeues messages that do not match. If a re-drive is killed, all
+    messages it was holding are requeued. How often they were requeued before is not known until
+    they are read. Messages in a session have already been read. A job cannot take messages from a
+    stream.
     """
-    if snapshot.cost(spec.queue).is_stream:  # `force` does not apply
+    if snapshot.cost(spec.queue).is_stream:  # `force` does not allow this
         check_cost(snapshot.cost(spec.queue, killed=True), force=False)
     if spec.chosen is None and (spec.filter or spec.kind is JobKind.REDRIVE):
         check_cost(snapshot.cost(spec.queue, killed=True), force=spec.force)

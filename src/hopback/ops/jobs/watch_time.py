@@ -1,8 +1,8 @@
-"""How long a job watches for returned messages.
+"""Determine how long a job watches for returned messages.
 
-A re-driven message that fails again returns to its dead-letter queue after some time. That time follows from
-the plan of its consumer. Without a plan it follows from the time to live of the retry queues and from the
-number of laps in the `x-death` header of the messages.
+A re-driven message that fails again returns to the dead-letter queue after some time. The time
+depends on the plan of its consumer. If there is no plan, it is derived from the time to live of the
+retry queues, and from how often messages have passed them according to their `x-death` header.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ if TYPE_CHECKING:
     from hopback.topology.plan import Plan
 
 _CONSUMER_S = 5.0
-"""Seconds that a consumer needs to take a message and fail."""
+"""Seconds that a consumer needs to receive a message and fail."""
 _SLACK = 1.5
-"""Factor for brokers that expire messages late under load, and for consumers that handle other messages."""
+"""Factor that allows for brokers that expire messages late, and consumers that are busy with other
+messages.
+"""
 _USUAL_LAPS = 3
-"""Laps through a retry queue if neither a plan nor the messages specify a number: a common setting."""
+"""How often messages pass a retry queue if neither a plan nor the messages show it. This is a
+common value.
+"""
 _MOST_SEEN = 1000
-"""Messages whose headers are read. More messages of the same queue rarely change the result."""
+"""Messages whose headers are read. More messages from the same queue rarely change the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTime:
-    """How long a job watches after each stage, in seconds, with the reason in words."""
+    """How long a job watches after each stage in seconds, with the reason."""
 
     seconds: float
     text: str
 
 
 class WatchTimer:
-    """Learns from messages how long a re-driven message takes to return."""
+    """Learn from messages how long they take to return."""
 
     def __init__(self, source: DeadLetterQueue, asked: float | None = None) -> None:
         self._asked = asked
@@ -55,12 +59,13 @@ class WatchTimer:
         self._counted = _USUAL_LAPS
 
     def see(self, delivery: Delivery) -> None:
-        """Learn from the headers of one message."""
+        """Use the headers of a message."""
         if self._seen >= _MOST_SEEN:
             return
         self._seen += 1
         headers = delivery.properties.headers
-        self._counted = max(self._counted, attempts_in(headers) - 1)  # one lap before each retry
+        # each retry is preceded by a wait
+        self._counted = max(self._counted, attempts_in(headers) - 1)
         if X_DEATH not in headers:
             return
         found = deaths(headers)
@@ -72,7 +77,8 @@ class WatchTimer:
                     self._ttl.get(death.queue) or _expiration(headers, death.queue)
                 )
         times = [death.time for death in found if death.time is not None and death.time > 0]
-        # Each time is that of the first such death: the time between them was certainly needed.
+        # Each time belongs to the first such death, so the message needed at least the time between
+        # them.
         spread = float(max(times) - min(times)) if laps and times else 0.0
         tried = min(max(waited, spread), LONGEST_WATCH_S)
         if laps and (tried > self._longest or not self._laps):
@@ -81,7 +87,7 @@ class WatchTimer:
 
     @property
     def time(self) -> WatchTime:
-        """The time to watch, based on all messages so far."""
+        """The watch time, based on all messages so far."""
         if self._asked is not None:
             return WatchTime(self._asked, f"{seconds_text(self._asked)}, as asked for")
         ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
@@ -96,7 +102,7 @@ class WatchTimer:
         )
 
     def _by_plan(self) -> tuple[float, str]:
-        """Return the longest wait of a plan: the sum of its tiers until all attempts are used."""
+        """Return the longest wait in a plan, which is the sum of its tiers until all attempts are used."""
         found, whose = 0.0, ""
         for plan in self._source.plans:
             wait = plan_seconds(plan)
@@ -116,7 +122,7 @@ class WatchTimer:
             else f"{count} waits in {queue}"
             for queue, count in sorted(self._laps.items())
         )
-        if self._took:  # longer than the waits alone: its consumers were busy or slow
+        if self._took:  # longer than the waits alone, because consumers were busy or slow
             took = seconds_text(self._took)
             return (
                 self._longest,
@@ -125,10 +131,11 @@ class WatchTimer:
         return self._longest, f"the messages record {waits}"
 
     def _by_retry_queues(self) -> tuple[float, str]:
-        """Return the longest wait in the retry queues. A message waits once in each of several queues, or
-        several times in a single queue.
+        """Return the longest wait in the retry queues. If there are several, a message waits once
+        in each of them. If there is only one, it waits there several times.
 
-        RabbitMQ 4.0 and later do not record how often a message waited if its consumer publishes it again.
+        RabbitMQ 4.0 and later do not record how often a message has waited if its consumer
+        publishes it again.
         """
         by_origin: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for wait in self._source.waits:
@@ -148,7 +155,7 @@ class WatchTimer:
 
 
 def plan_seconds(plan: Plan) -> float:
-    """Return the total time that a re-driven message of this plan waits if it fails every time."""
+    """Return the total time that a re-driven message waits if it always fails."""
     if not plan.redrive.reset or not plan.tiers:
         return 0.0
     once = sum(tier.delay_ms for tier in plan.tiers) / 1000
@@ -156,7 +163,7 @@ def plan_seconds(plan: Plan) -> float:
 
 
 def _expiration(headers: Headers, queue: str) -> float:
-    """Return the time to live that the message had in that queue, in seconds. 0 if it is unknown."""
+    """Return the time to live that a message had in a queue in seconds, or 0 if it is unknown."""
     entries = headers.get(X_DEATH)
     for entry in entries if isinstance(entries, list | tuple) else ():
         if isinstance(entry, dict) and entry.get("queue") == queue:
@@ -167,7 +174,7 @@ def _expiration(headers: Headers, queue: str) -> float:
 
 
 _EXACT_BELOW_S = 10
-"""Seconds below which a duration is written with decimals."""
+"""Seconds. Shorter durations are shown with decimals."""
 
 
 def seconds_text(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The list of dead-letter queues of all brokers, with its surveys, candidates and changes."""
+"""The page that lists the dead-letter queues, with surveys, candidates and live updates."""
 
 from __future__ import annotations
 

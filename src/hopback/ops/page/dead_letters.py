@@ -1,4 +1,4 @@
-"""The pages of dead letters: a search, a queue, a browse session, a message."""
+"""The pages that search messages and show a queue, a browse session or a message."""
 
 from __future__ import annotations
 

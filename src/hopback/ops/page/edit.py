@@ -1,4 +1,4 @@
-"""The form that sends a changed copy of a message."""
+"""The form for sending an edited copy of a message."""
 
 from __future__ import annotations
 
