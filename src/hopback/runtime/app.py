@@ -831,8 +831,8 @@ class App(Router):
         """
         require_loop("await app.request(…)")
         client = self.running_service.requests
-        return client.request(
-            routing_key, payload, exchange=exchange, timeout=timeout, returns=returns, **options
+        return client.request_with(
+            self.codecs, routing_key, payload, exchange, timeout, returns, options
         )
 
     def send(self, message: Message) -> Coroutine[Any, Any, None]:

@@ -220,8 +220,8 @@ class Context:
         require_loop("await context.request(…)")
         if self._requests is None:
             raise RuntimeError("expected a context of a running service")
-        asking = self._requests.request(
-            routing_key, payload, exchange=exchange, timeout=timeout, returns=returns, **options
+        asking = self._requests.request_with(
+            self._codecs, routing_key, payload, exchange, timeout, returns, options
         )
         watch_publish(self, asking)
         return asking

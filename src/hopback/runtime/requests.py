@@ -153,14 +153,29 @@ class RequestClient:
                 have been handled.
             Undecodable: If the reply cannot be decoded.
         """
+        return await self.request_with(
+            self._codecs, routing_key, payload, exchange, timeout, returns, options
+        )
+
+    async def request_with(
+        self,
+        codecs: Codecs | None,
+        routing_key: str,
+        payload: object,
+        exchange: str,
+        timeout: Duration,  # noqa: ASYNC109 - the reply says how it ended
+        returns: Any,
+        options: PublishOptions,
+    ) -> Any:
+        """Send a request of one of several applications, which have their own codecs."""
         check_options(options, "timeout", "returns")
         refused = [name for name in _OURS if options.get(name) is not None]
         if refused:
             raise ValueError(f"expected a request without {', '.join(refused)}: it has its own")
-        read = self._reader(returns)
+        read = self._reader(codecs, returns)
         seconds = parse_wait(timeout, "timeout") / 1000
         options["correlation_id"], options["reply_to"] = uuid.uuid4().hex, REPLY_TO
-        message = compose(routing_key, payload, exchange=exchange, codecs=self._codecs, **options)
+        message = compose(routing_key, payload, exchange=exchange, codecs=codecs, **options)
         self.start()
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -267,23 +282,23 @@ class RequestClient:
             finally:
                 await channel.close()
 
-    def _reader(self, returns: Any) -> Callable[[Delivery], Any]:
+    def _reader(self, codecs: Codecs | None, returns: Any) -> Callable[[Delivery], Any]:
         try:
-            known = self._readers.get(returns)
+            return self._readers[codecs, returns]
+        except KeyError:
+            may_keep = len(self._readers) < _MOST_READERS
         except TypeError:
-            known = None  # the type is not hashable
-        if known is not None:
-            return known
+            may_keep = False  # the type is not hashable
         decode = decoder_for(returns)
-        if self._codecs is not None:
-            read = self._codecs.reader(returns, decode)
+        if codecs is not None:
+            read = codecs.reader(returns, decode)
         else:
 
             def read(delivery: Delivery) -> Any:
                 return decode(delivery.body)
 
-        if len(self._readers) < _MOST_READERS:
-            self._readers[returns] = read
+        if may_keep:
+            self._readers[codecs, returns] = read
         return read
 
     async def _session(self, connection: Connection) -> None:

@@ -231,7 +231,6 @@ class Service:
         self.requests: RequestClient = RequestClient(
             self.broker,
             name=f"{app.name} requests",
-            codecs=app.codecs,
             backoff=self.environment.reconnect,
         )
         """Sends requests and waits for replies. It connects with the first request."""

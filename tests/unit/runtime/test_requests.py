@@ -23,6 +23,7 @@ from hopback.errors import (
     Returned,
 )
 from hopback.message import Message, Properties
+from hopback.runtime import Codecs, MsgpackCodec
 from hopback.runtime.payload import Undecodable
 from hopback.testing import AppTest, Tally, in_virtual_time
 from hopback.topology.model import Queue
@@ -381,6 +382,33 @@ async def test_handler_of_a_router_requests_through_its_context() -> None:
         await test.publish("shop", "cup", correlation_id="c-1", headers=trace)
         assert await test.drain(reraise=True) == Tally(done=2)
     assert seen == [("00-1-2-01", True), (Price("cup", 100), "c-1")]
+
+
+@pytest.mark.parametrize("by_context", [True, False])
+@in_virtual_time
+async def test_added_app_requests_with_its_own_codecs(by_context: bool) -> None:
+    first, added = App("first"), App("added", codecs=Codecs(MsgpackCodec()))
+    seen: list[object] = []
+
+    @first.handler("start", retry=["1s"])
+    async def start() -> None: ...
+
+    @added.handler("shop", retry=None)
+    async def shop(sku: str, context: Context) -> None:
+        ask = context.request if by_context else added.request
+        packed = "application/msgpack"
+        seen.append(await ask("prices", Price(sku, 0), returns=Price, content_type=packed))
+
+    @added.handler("prices", retry=None, replies=True)
+    async def price(question: Price, context: Context) -> None:
+        await context.reply(Price(question.sku, 100), content_type="application/msgpack")
+
+    async with AppTest(first) as test:
+        await test.service.add(added)
+        await test.advance(1)
+        await test.publish("shop", "cup")
+        assert await test.drain(reraise=True) == Tally(done=2)
+    assert seen == [Price("cup", 100)]
 
 
 @pytest.mark.parametrize("target", ["context", "app"])
