@@ -18,6 +18,8 @@ UNREADABLE = {
     "unknown type inside": b"\x01kF\x00\x00\x00\x04\x01kz\x00",
     "beyond the end": b"\x01kS\x00\x00\x00\x09abc",
     "no value": b"\x01k",
+    "NaN": b"\x01kd\x7f\xf8" + bytes(6),
+    "infinity inside": b"\x01kF\x00\x00\x00\x07\x01kf\xff\x80\x00\x00",
 }
 """Invalid entries of a table by their error."""
 

@@ -263,7 +263,7 @@ def decode_entries(raw: bytes) -> Entries:
                 value: FieldValue = raw[begin:position].decode()
             else:
                 value, position = _DECODERS[raw[position]](raw, position + 1, 0)
-        except (ProtocolError, KeyError, IndexError, struct.error, UnicodeDecodeError):
+        except (ProtocolError, KeyError, IndexError, struct.error, ValueError):
             position = _read_past(raw, start, headers, further, opaque)
             continue
         if key in headers:
@@ -361,13 +361,13 @@ def _fixed_decoder(form: str, kind: Callable[[object], FieldValue] | None = None
 
 
 def _finite_decoder(form: str, kind: Callable[[object], FieldValue] = float) -> _Decoder:  # type: ignore[assignment]
-    """Return a decoder that rejects infinity and NaN. They are kept as `RawValue`."""
+    """Return a decoder that rejects infinity and NaN, as RabbitMQ does."""
     decode_fixed = _fixed_decoder(form, kind)
 
     def decode(data: bytes, position: int, depth: int) -> tuple[FieldValue, int]:
         value, end = decode_fixed(data, position, depth)
         if not isfinite(value):  # type: ignore[arg-type]
-            raise ProtocolError(f"expected a finite number, got {value}")
+            raise ValueError(f"expected a finite number, got {value}")
         return value, end
 
     return decode

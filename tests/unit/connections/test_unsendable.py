@@ -15,7 +15,7 @@ from hopback.errors import InvalidMessage
 from hopback.fields import Float32, LongStr, RawValue
 from hopback.message import Message, Properties
 from hopback.topology.model import Queue
-from hopback.wire.tables import decode_entries, encode_entries
+from hopback.wire.tables import encode_entries
 from tests.unit.connections.memory import connect
 
 if TYPE_CHECKING:
@@ -97,11 +97,3 @@ async def test_copy_to_direct_reply_address_is_refused(properties: Properties) -
             Message("", "q", b"y", Properties(headers={"CC": [_FORGED.encode(), 1]}))
         )
     assert [one.body for one in broker.snapshot().queue("q").ready] == [b"y"]
-
-
-async def test_received_number_that_is_not_finite_is_kept_as_bytes() -> None:
-    """A message of another producer is republished unchanged."""
-    raw = b"\x01hd\x7f\xf8\x00\x00\x00\x00\x00\x00"
-    headers, further, opaque = decode_entries(raw)
-    assert (further, opaque) == ((), b"")
-    assert encode_entries(headers) == raw
