@@ -155,7 +155,7 @@ class JumpWatch:
         """The machine's clock minus the loop's at the last comparison."""
         self._settled_at = -math.inf
         self._before: tuple[float, SentSoFar, float] | None = None
-        """The offset and the progress before a jump forward, and until when the clock may return."""
+        """The offset and the progress before a jump, and until when the clock may return."""
         self.gained: float = 0.0
         """Seconds of the jump found by the last comparison. 0 if there was none."""
 
@@ -170,8 +170,8 @@ class JumpWatch:
         if self.gained:
             self._settled_at = time + _SETTLE_S
         if self._before is None:
-            if self.gained > 0:
-                self._before = offset - gained, reached, time + gained
+            if self.gained:
+                self._before = offset - gained, reached, time + abs(gained)
             return None
         before, progress, until = self._before
         if abs(offset - before) < _JUMP_S:
@@ -332,7 +332,7 @@ class PeriodicSender:
         is_moved = False
         if not self._clock.is_settling(self._time()):
             ahead_ms = reached.last_ms - math.floor(now * 1000)
-            if before is not None and before.last_ms < reached.last_ms:
+            if before is not None and before.last_ms != reached.last_ms:
                 reached, is_moved = before, True
                 self._tell_clock(
                     ahead_ms / 1000, "the clock returned: the progress before the jump counts"
