@@ -37,7 +37,7 @@ class AlertKind(StrEnum):
     JOB_STOPPED = "job-stopped"
     """A re-drive or a discard has failed or was interrupted, and can be resumed."""
     HELD_BACK = "held-back"
-    """The broker holds back more than `above` messages in the queue or its origins."""
+    """The broker holds back more than `above` messages on their way to the queue or back to its origins."""
     CONSUMER_GONE = "consumer-gone"
     """A queue whose messages are dead-lettered to this queue has lost its consumers."""
 

@@ -101,7 +101,7 @@ class AlertReader:
             held_back = sum(each.messages for each in found.held_back)
             oldest = min(firsts, default=None)
             unconsumed = found.unconsumed
-            if unconsumed is not None:  # a queue without a consumer must have had one before
+            if unconsumed is not None:  # a queue that never had a consumer has not lost any
                 unconsumed = tuple(name for name in unconsumed if name in self._consumed)
             queues.append(
                 QueueSeen(found.queue, depth, earlier, oldest, new, held_back, unconsumed)

@@ -1,4 +1,4 @@
-"""A broker under operation: its queues, their dead letters and re-drive targets."""
+"""The brokers that operators manage, with their queues, dead letters and re-drive targets."""
 
 from __future__ import annotations
 

@@ -70,9 +70,9 @@ class AdoptionWay(StrEnum):
 class AdoptionChoice:
     """One way to adopt a queue.
 
-    `findings` are the hazards of its topology. It cannot be used if there are reasons in `refused`.
-    `decorator` is the equivalent handler decorator. It is empty if the topology cannot be expressed
-    in one line.
+    `findings` are the hazards of its topology. This way is not available if there are reasons in
+    `refused`. `decorator` is the equivalent handler decorator. It is empty if the topology cannot
+    be expressed in one line.
     """
 
     way: AdoptionWay
@@ -281,7 +281,7 @@ class _Reader:
             apply_to="queues",
         )
         topology = replace(as_it_is, policies=(ours,))
-        # Not only rejected messages are dead-lettered then, but also expired and dropped ones.
+        # With a dead-letter exchange, expired and dropped messages are dead-lettered too.
         notes = []
         if self.former is not None:
             carried = self.former.definition.items()
@@ -329,8 +329,7 @@ class _Reader:
                 f"the broker applies policy {self.reported_policy}, but by the patterns and priorities it"
                 f" should be {mine}: check the policies, or wait 5 s if one has just changed"
             )
-        # Both settings only take effect when a dead-letter exchange is set, or they change their
-        # effect.
+        # A dead-letter exchange would activate these two settings or change their effect.
         if before.get("x-dead-letter-strategy") == "at-least-once":
             yield (
                 "its dead-letter strategy at-least-once would take effect: the queue would hold back messages"

@@ -67,8 +67,8 @@ def cost_of_browsing(
 
 
 _NACK_IS_FREE_SINCE = BrokerVersion(4, 3)
-"""RabbitMQ does not count a nack with requeue since this version. It still counts rejects, closed
-channels and crashes.
+"""Since this version, RabbitMQ does not count a nack with requeue as a delivery. It still counts
+rejects, closed channels and crashes.
 """
 
 

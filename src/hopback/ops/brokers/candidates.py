@@ -45,8 +45,7 @@ def candidates_of(
     """
     known = {each.name for each in snapshot.dead_letter_queues} | {one.queue for one in answers}
     roles = queue_roles(effective_topology(snapshot.topology, snapshot.version))
-    # If messages of a queue are dead-lettered, it normally has a consumer, which is only offline
-    # now.
+    # A queue whose messages are dead-lettered normally has a consumer, which is only offline now.
     origins = {name for each in snapshot.dead_letter_queues for name in each.origins}
     found = [
         QueueCandidate(name, counts.messages, is_likely)

@@ -268,7 +268,7 @@ class ManagedBroker:
             return None
 
     async def consumers_of(self, queue: str) -> tuple[ConsumerReading, ...]:
-        """Return the consumers of a queue that the management API lists. Empty if it fails."""
+        """Return the consumers of a queue that the management API lists. If it fails, there are none."""
         if self.management is None:
             return ()
         try:
@@ -277,7 +277,9 @@ class ManagedBroker:
             return ()
 
     async def channels(self) -> tuple[ChannelReading, ...]:
-        """Return all channels that consume or hold unacked messages. Empty if the management API fails."""
+        """Return all channels that consume or hold unacked messages. If the management API fails,
+        there are none.
+        """
         if self.management is None:
             return ()
         try:
@@ -286,7 +288,9 @@ class ManagedBroker:
             return ()
 
     async def totals(self) -> Mapping[str, QueueCounts]:
-        """Return the counts of all queues. They are exact for classic queues. Empty without management."""
+        """Return the counts of all queues, which are exact for classic queues. Without management
+        there are none.
+        """
         return {} if self.management is None else await self.management.totals(self.vhost)
 
     async def depths(

@@ -30,8 +30,8 @@ class BrokerSnapshot:
     """The state of a broker at the time `at`.
 
     `topology` contains both live and declared objects. `live` and `readings` are None without
-    management. `ready` and `consumers` are the counts of the queue that was requested with the
-    snapshot, otherwise 0.
+    management. `ready` and `consumers` are the counts of a single queue, if they were requested, or
+    0.
     """
 
     topology: Topology
@@ -105,7 +105,9 @@ class BrokerSnapshot:
 
     @property
     def shown_topology(self) -> Topology:
-        """The live objects and the plans declared for them. Without management, all declared objects."""
+        """The live objects and the plans declared for them. Without management, these are all
+        declared objects.
+        """
         if self.live is None:
             return self.topology
         names = {queue.name for queue in self.live.queues}

@@ -82,8 +82,8 @@ class BrowseSession:
 
     @property
     def taken(self) -> int:
-        """The number of messages that others cannot receive. Includes those skipped or held to keep
-        the order.
+        """The number of messages that others cannot receive, including those skipped or held to
+        keep the order.
         """
         return self._reader.taken if self.is_open else 0
 
@@ -168,7 +168,7 @@ class BrowseSession:
         self._timer = self._start_timer()
 
     async def release(self, why: str = "released") -> None:
-        """Requeue all messages in order. Can be called repeatedly."""
+        """Requeue all messages in order. It can be called repeatedly."""
         self._close(why)
         if self._closing is not None:
             await asyncio.shield(self._closing)

@@ -82,7 +82,7 @@ class SessionReader:
 
     @property
     def taken(self) -> int:
-        """The number of messages that others cannot receive. Includes those held to keep the order."""
+        """The number of messages that others cannot receive, including those held to keep the order."""
         return 0 if self._cost.is_stream else self._messages.taken
 
     async def read(self, on_progress: OnProgress | None) -> None:

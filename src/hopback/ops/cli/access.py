@@ -131,7 +131,7 @@ broker_access_options = group_options("access", OpsAccess, *_BROKER)
 
 
 def dead_letter_command(command: Callable[..., Awaitable[object]]) -> Callable[..., object]:
-    """Add all connection options to a coroutine function. Its first argument is the opened dead letters."""
+    """Add all connection options to a coroutine function. It receives the opened dead letters first."""
 
     @wraps(command)
     def invoke(access: OpsAccess, **values: Any) -> object:

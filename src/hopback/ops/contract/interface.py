@@ -72,7 +72,7 @@ class DeadLetters(Protocol):
         """Return operations that act for a user. A server identifies the user by the token instead."""
 
     async def close(self) -> None:
-        """Release all sessions and interrupt all jobs of this process. Can be called repeatedly."""
+        """Release all sessions and interrupt all jobs of this process. It can be called repeatedly."""
 
     async def queues(self) -> tuple[QueueSummary, ...]:
         """List the dead-letter queues by name, with their depths. No message is read."""

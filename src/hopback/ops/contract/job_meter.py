@@ -26,7 +26,7 @@ class JobMeter:
 
     @property
     def rate(self) -> float | None:
-        """Messages per second, or None if there are less than two samples."""
+        """Messages per second, or None if there are fewer than two samples."""
         if len(self._samples) < 2:
             return None
         (began, before), (now, after) = self._samples[0], self._samples[-1]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 HIGHEST_RATE = 1_000_000
-"""Messages per second. No broker is as fast, so this limit only catches mistakes."""
+"""Messages per second. No broker is that fast, so this limit only catches mistakes."""
 LONGEST_WATCH_S = 86_400
 """Seconds (one day) between two stages of a ramp. A longer wait is a mistake."""
 LONGEST_FOUND_WATCH_S = 480

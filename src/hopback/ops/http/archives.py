@@ -85,7 +85,7 @@ async def _export_of_job(call: CallerRequest) -> Response:
 
 @ARCHIVES.answer(endpoints.IMPORT)
 async def _import_lines(call: Call[ImportQuery, None]) -> Imported:
-    """Publish exported messages (lines of JSON in the body) into this queue, each confirmed."""
+    """Publish exported messages to this queue. The body contains lines of JSON."""
     return await _import(call, lines_in(call.request.stream()), call.query.reason)
 
 

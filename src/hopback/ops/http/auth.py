@@ -115,7 +115,7 @@ class Gate:
         return found or await self.believe(shown)
 
     def follow_link(self, request: Request, shown: str) -> Principal:
-        """Return the caller who has opened the login link. A URL cannot contain a key instead.
+        """Return the caller who has opened the login link. Keys are not accepted in a URL.
 
         The user must have opened it directly or from this page. Other sites must not be able to
         sign users in, and a prefetch must not use up the link.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hopback.ops.contract.surveys import ErrorOverview
 
 DEADLETTERS = ApiTable()
-"""The endpoints that do more than calling an operation."""
+"""The endpoints whose implementation does more than call an operation."""
 
 _MOST_GROUPS = 1000  # groups per response, which is a few megabytes at most
 

@@ -1,4 +1,4 @@
-"""Record refused changes in the audit. Most are written as entries, and the rest are only counted."""
+"""Record refused changes in the audit. Some of them are written as entries, and the others are counted."""
 
 from __future__ import annotations
 

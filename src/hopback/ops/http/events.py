@@ -72,8 +72,8 @@ AT_ONCE_S = 1.0
 """Seconds. Operations that take longer report their progress to clients that accept events."""
 # seconds without events until a keep-alive is sent. Proxies close silent connections after 30 s.
 _QUIET_S = 15.0
-_BETWEEN_S = 0.1  # seconds between events of a job, because more are not readable
-_PROGRESS_EVERY_S = 0.5  # seconds between progress reports, because more are not readable
+_BETWEEN_S = 0.1  # seconds between events of a job, which is as fast as a reader can follow
+_PROGRESS_EVERY_S = 0.5  # seconds between progress reports, which is as fast as a reader can follow
 _BOARD_EVERY_S = 1.0  # seconds between checks for changes, which is how often sweeps are made
 _ROUNDED_S = 0.001  # seconds, because pages contain the time of their data in milliseconds
 

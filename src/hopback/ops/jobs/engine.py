@@ -2,9 +2,9 @@
 
 The engine guarantees that no message is lost. A message only leaves its queue after its action has
 succeeded, which for a re-drive means that the broker has confirmed the publish. If the process or
-the broker is killed, only the messages in flight can be duplicated, which were published but not
-acked. In a classic queue, a broker that is killed can also lose acks of finished messages. The job
-reports how many of these it has sent again.
+the broker is killed, only the messages in flight can be duplicated, because they were published but
+not acked. In a classic queue, a broker that is killed can also lose acks of finished messages. The
+job reports how many of these it has sent again.
 
 Only one process runs a job at a time. It owns the *lease* of the job in the journal and renews it
 (`runner`). If another process has taken the lease, LeaseLost is raised when the job is saved, and

@@ -38,7 +38,7 @@ class LeasedJob:
         self.sent_again = 0
         """The number of finished messages that were sent again, excluding those in the checkpoint."""
         self.watched = 0
-        """The number of sent messages after which the job has watched and which did not return."""
+        """The number of sent messages that were watched and did not return."""
         self.clock = clock
         self._journal = journal
 

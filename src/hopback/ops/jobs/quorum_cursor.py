@@ -19,7 +19,7 @@ queue requeues them in their original order before all other messages. They are:
     other messages that were browsed, in their original order
 
 The anchor is not sent before the next checkpoint, so it is still in the queue. All messages up to
-the anchor are the head. The cursor verifies this: Only one message has the mark and the digest of
+the anchor are the head. The cursor verifies this. Only one message has the mark and the digest of
 the anchor. The number of unknown messages before it is the number of kept messages. The last
 redelivered message does not have a mark of the window that is still missing. If one of these is not
 true, messages are equal or the order was changed by others. The end of the selection is then

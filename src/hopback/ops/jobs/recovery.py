@@ -1,5 +1,4 @@
-"""Wait until a job can run, which requires the broker and that connections of an earlier run are
-closed.
+"""Wait until a job can run. The broker must be available, and connections of an earlier run closed.
 
 A job is resumed after a lost connection, a killed process or a failure. The broker requeues its
 unsettled messages when it has closed the connection that held them. `cursor_choice` then finds the

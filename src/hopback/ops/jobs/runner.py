@@ -230,7 +230,7 @@ class JobRunner:
             driver = await open_driver(broker, leased, snapshot, connection, handed)
             engine = Engine(leased, broker, snapshot, connection, driver, action, settings)
             return await engine.run()
-        # raised before the engine was running, which returns its errors
+        # raised before the engine was started, because the engine returns its errors
         except BrokerError as failed:
             if is_away(failed):
                 return failed

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hopback.ops.jobs.cursor_driver import CursorDriver
 
 _BUSY = 4
-"""The broker is considered busy if at least one of this many allowed messages is in flight."""
+"""The broker is considered busy if at least a quarter of the allowed messages are in flight."""
 _NEW_CHANNEL_AFTER = 3
 """Attempts on the same channel. If it keeps failing, the channel itself may be the cause (RabbitMQ
 ≤ 3.12.0).

@@ -1,7 +1,8 @@
 """Convert a request to the specification of a job.
 
 Before a job is started, the request is checked, its selection is counted, and its targets and the
-cost of browsing are checked. It is refused if the job could not move any message or could lose one.
+cost of browsing are checked. The request is refused if the job could not move any message or could
+lose one.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class FileSink:
         await asyncio.to_thread(self._write, lines)
 
     async def close(self) -> None:
-        """Close the file. Can be called repeatedly."""
+        """Close the file. It can be called repeatedly."""
         if self._file is not None:
             await asyncio.to_thread(self._file.close)
 

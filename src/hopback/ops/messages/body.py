@@ -32,7 +32,9 @@ BODY_BYTES = 64 * 1024
 _WINDOW = 8 * 1024 * 1024
 """Bytes of a zstd window. Decoders have to support this size, and larger ones are not decompressed."""
 _LZMA_BYTES = 16 * 1024 * 1024
-"""Bytes of memory for lzma. Bodies created by Kombu need 9 MiB. Others may not be decompressed."""
+"""Bytes of memory for lzma. Bodies created by Kombu need 9 MiB. If a body needs more, it is not
+decompressed.
+"""
 # nested levels of YAML. Task arguments only have a few, and deeper ones are not parsed.
 _DEEPEST = 100
 _YAML = frozenset({"application/x-yaml", "application/yaml", "text/yaml", "text/x-yaml"})

@@ -137,7 +137,9 @@ def last_failure(
 
 
 def _death_in(known: History) -> Death | None:
-    """Return the last death in the queue of origin. If there is none, return the last death."""
+    """Return the last death in the queue of origin. If there is none, return the last death in any
+    queue.
+    """
     for death in known.broker_deaths:
         if death.queue == known.queue:
             return death

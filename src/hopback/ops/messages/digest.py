@@ -14,7 +14,8 @@ from hopback.message import Delivery, Properties
 
 # bytes at each end of a body, which take about a millisecond. The rest is ignored.
 _HASHED_BYTES = 512 * 1024
-_USUAL_HEADERS = 64  # headers whose sorted names are cached. Other messages may be an attack.
+# headers whose sorted names are cached. Messages with more headers may be an attack.
+_USUAL_HEADERS = 64
 _SINGLE = frozenset({str, int, bool, float, bytes, Timestamp, type(None)})
 # header values that are hashed in canonical form. If there are more, their order is not changed.
 _MANY_VALUES = 1000

@@ -80,7 +80,7 @@ def _split_type(text: str) -> tuple[str, str]:
 
 
 def _frame(lines: list[str]) -> str:
-    """Return the first frame of the application. If there is none, return the first frame."""
+    """Return the first frame of the application, or the first frame of the stack if there is none."""
     first, is_python = "", False
     frames: list[str] = []
     for line in lines:

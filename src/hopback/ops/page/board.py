@@ -53,7 +53,9 @@ class BoardRow:
 
     @property
     def trend(self) -> tuple[tuple[float, int], ...]:
-        """Recorded depths of the last day. If there are fewer than two, the depths of the last minutes."""
+        """The recorded depths of the last day. If there are fewer than two, these are the depths of
+        the last minutes.
+        """
         minutes = self.services.recent.sweep.trend(self.summary.queue)
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         if day is None or len(day.samples) < 2:
@@ -63,8 +65,8 @@ class BoardRow:
 
     @property
     def arrived(self) -> int:
-        """Minimum number of messages that have arrived in the last day, derived from the recorded
-        depths.
+        """The minimum number of messages that have arrived in the last day, derived from the
+        recorded depths.
         """
         day = self.services.operations.surveys.trends.recent.get(self.summary.queue)
         return 0 if day is None else day.arrived

@@ -234,7 +234,7 @@ async def _start_job(visit: Visit, request: JobRequest, on_progress: OnProgress)
 
 
 async def _show_error(visit: Visit, request: JobRequest, error: HopbackError) -> Response:
-    """Show the options with an error. Other errors that cannot be corrected there are raised."""
+    """Show the options with an error. Errors that cannot be corrected there are raised."""
     refused = refusal_of(error)
     if refused is None or refused.status not in _CORRECTABLE or "job" in refused.more:
         raise error

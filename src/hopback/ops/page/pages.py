@@ -113,7 +113,7 @@ class Visit(CallerRequest):
 
 
 NOTICE_READ = "hopback_notice_read"
-"""Set after a visitor has dismissed the notice that no sign-in is configured."""
+"""The cookie that is set when a visitor has dismissed the notice that no sign-in is configured."""
 
 
 def frame_values(

@@ -233,7 +233,7 @@ def _with_clocks(text: str) -> Markup:
 
 @_filter
 def _spark(trend: Sequence[tuple[float, int]]) -> str:
-    """Return the points of a sparkline. It is empty if there are less than two samples."""
+    """Return the points of a sparkline. It is empty if there are fewer than two samples."""
     if len(trend) < 2:
         return ""
     first, last = trend[0][0], trend[-1][0]
