@@ -202,8 +202,8 @@ Medians of {rounds} interleaved rounds on two cores.
 |---|---|---|---|
 {rows}
 
-A message that was returned once is handled as usual. One that was returned twice is handled alone until it
-is known not to be the cause of the crash. A restart therefore costs little more than the start of processes.
+A message that was returned up to three times is handled as usual. From the fourth return on it is handled
+alone. A restart therefore costs little more than the start of processes.
 """
 
 

@@ -368,7 +368,7 @@ async def full_target(subject: Subject) -> None:
         await subject.stays(dead, kept, 0.3)
 
 
-@row("1.13", "A stream accepts dead letters from 4.0 on. Before, they are lost")
+@row("1.13", "A stream accepts dead letters on 4.0 and 4.3. On 3.10 they are lost")
 async def stream_target(subject: Subject) -> None:
     queue, dead = await pair(subject, target=QueueType.STREAM)
     await subject.put(queue)
