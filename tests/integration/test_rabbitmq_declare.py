@@ -77,7 +77,7 @@ async def test_conflict_names_argument_both_values_and_remedy(
         "queue 'orders.retry':",
         "x-message-ttl: 5000 desired, 1000 on the broker",
     ]
-    assert lines[10].startswith("of argument and policy the smaller counts")
+    assert lines[10].startswith("RabbitMQ uses the smaller value of argument and policy")
     assert len(lines) == 12
 
 

@@ -1,6 +1,7 @@
 """Topologies, failure plans and topology files.
 
-Names are loaded lazily. The functions `check` and `diff` have the same names as their modules.
+Names are loaded lazily. The functions `check` and `diff` are not exported, because their modules
+have the same names.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def decode_table(place: Located, *, marks: bool = True) -> dict[str, FieldValue]
 def decode(place: Located, depth: int = 0, *, marks: bool = True) -> FieldValue:
     """Convert a plain value to an AMQP value.
 
-    If `marks` is False, keys starting with `$` are not special.
+    If `marks` is False, keys that start with `$` have no special meaning.
     """
     if depth > DEEPEST:
         place.wrong(f"at most {DEEPEST} levels of nesting", "more")
@@ -204,10 +204,10 @@ _RARE: Mapping[str, Callable[[Located], FieldValue]] = {
 }
 
 
-def without_what_json_lacks(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
-    """Remove arguments that cannot be represented in JSON. Also returns a note for each of them.
+def remove_non_json_arguments(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
+    """Remove arguments that JSON cannot represent. Also returns a note for each of them.
 
-    If the argument belongs to a binding, the whole binding is removed, since it would match more
+    If a binding has such an argument, the whole binding is removed, because it would match more
     messages without the argument.
     """
     notes: list[str] = []
@@ -226,7 +226,7 @@ def without_what_json_lacks(topology: Topology) -> tuple[Topology, tuple[str, ..
     bindings = tuple(item for item in topology.bindings if _writable(item.arguments))
     notes += [
         f"binding {quote(item.source)} → {quote(item.destination)} left out:"
-        " JSON cannot carry one of its arguments"
+        " JSON cannot represent one of its arguments"
         for item in topology.bindings
         if not _writable(item.arguments)
     ]
@@ -239,7 +239,7 @@ def without_what_json_lacks(topology: Topology) -> tuple[Topology, tuple[str, ..
 def _kept(owner: str, table: Headers, notes: list[str]) -> Headers:
     left_out = [key for key, value in table.items() if not _writable(value)]
     notes += [
-        f"{owner}: {quote(key)} left out: JSON cannot carry a {type(table[key]).__name__}"
+        f"{owner}: {quote(key)} left out: JSON cannot represent a {type(table[key]).__name__}"
         for key in left_out
     ]
     return {key: value for key, value in table.items() if key not in left_out}

@@ -1,8 +1,7 @@
 """Export a topology as an AsyncAPI 3.0 document.
 
 The document contains a channel for each queue and for each binding of an exchange to a queue.
-Information that is not supported by AsyncAPI, such as arguments and failure plans, is added as
-`x-hopback`.
+AsyncAPI does not support arguments and failure plans. They are added as `x-hopback`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hopback.durations import format_duration
-from hopback.topology.arguments import without_what_json_lacks
+from hopback.topology.arguments import remove_non_json_arguments
 from hopback.topology.delays import is_delay_queue, schedule_queue_name
 from hopback.topology.model import Exchange, ExchangeType, Queue, Topology
 from hopback.topology.roles import QueueRole, queue_roles
@@ -64,7 +63,7 @@ def write_asyncapi(
 ) -> dict[str, object]:
     """Create an AsyncAPI document.
 
-    Arguments that cannot be represented in JSON are omitted.
+    Arguments that JSON cannot represent are omitted.
 
     Args:
         topology: The topology.
@@ -73,7 +72,7 @@ def write_asyncapi(
         internal: Whether to include retry, dead-letter, delay and schedule queues.
     """
     payloads = payloads or PayloadSchemas()
-    topology, _ = without_what_json_lacks(topology)
+    topology, _ = remove_non_json_arguments(topology)
     names = _Names()
     roles = queue_roles(topology)
     schedules = {schedule_queue_name(queue.name) for queue in topology.queues}
@@ -169,7 +168,7 @@ def _receive(topology: Topology, queue: Queue, ident: str) -> dict[str, object]:
 
 
 def _messages(taken: Sequence[MessageSchema]) -> dict[str, object]:
-    """Return the messages by id."""
+    """Map an id to each message."""
     names = _Names()
     found: dict[str, object] = {}
     for one in taken:
@@ -241,7 +240,7 @@ def _queue_channel(
 
 
 def _plain(value: FieldValue) -> object:
-    """Convert mapping proxies and tuples for the JSON encoder."""
+    """Convert mapping proxies and tuples, which the JSON encoder does not accept."""
     if isinstance(value, Mapping):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

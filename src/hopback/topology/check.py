@@ -21,8 +21,8 @@ def check(topology: Topology, version: BrokerVersion | None = None) -> tuple[Fin
 
     Args:
         topology: The topology to check.
-        version: The RabbitMQ version. Defaults to checking all versions, in which case a finding
-            has the highest severity of any version.
+        version: The RabbitMQ version. If it is None, all versions are checked, and a finding has its
+            highest severity among them.
     """
     analysis = Analysis(topology, version)
     found = {finding for rule in RULES for finding in report(rule, analysis)}

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from hopback.errors import InvalidTopology, Problem
-from hopback.topology.arguments import decode, decode_table, without_what_json_lacks
+from hopback.topology.arguments import decode, decode_table, remove_non_json_arguments
 from hopback.topology.located import Located
 from hopback.topology.model import Binding, Exchange, Policy, Queue, QueueType, Topology, freeze
 from hopback.topology.rabbitmq_arguments import (
@@ -47,7 +47,9 @@ def load(data: Mapping[str, object] | str | bytes, where: str) -> object:
 
 
 def choose_vhost(root: Located, sections: Mapping[str, Located], asked: str | None) -> str | None:
-    """Return the virtual host to read, or None if the file only has one without a name."""
+    """Return the virtual host to read. Returns None if the file does not name any, or after a problem
+    was recorded.
+    """
     used = _texts("vhost", sections, SECTIONS)
     known = sorted({*used, *_texts("name", sections, ("vhosts",))})
     if asked in known or not known:
@@ -111,7 +113,7 @@ def identity(item: Definable) -> object:
 
 
 def canonical(item: Definable, vhost: str | None) -> dict[str, object]:
-    """Convert an object to its JSON format. `vhost` is only set in files with all virtual hosts."""
+    """Convert an object to its JSON format. The virtual host is omitted if `vhost` is None."""
     home: dict[str, object] = {} if vhost is None else {"vhost": vhost}
     if isinstance(item, Binding):
         return {
@@ -212,7 +214,9 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
     """Remove objects that the given version cannot import. Also returns a note for each of them."""
     notes: list[str] = []
     unknown = {queue.name for queue in topology.queues if version < QUEUE_TYPES[queue.type]}
-    topology, said = without_queues(topology, unknown, f"RabbitMQ {version} has no such queues")
+    topology, said = without_queues(
+        topology, unknown, f"RabbitMQ {version} does not support this type"
+    )
     notes += said
     queues = tuple(_adapt_queue(queue, version, notes) for queue in topology.queues)
     policies = []
@@ -221,10 +225,10 @@ def importable(topology: Topology, version: BrokerVersion) -> tuple[Topology, tu
         since = APPLY_TO.get(policy.apply_to)
         if since is not None and version < since:
             told = (
-                f'applies to "queues" instead of {quote(policy.apply_to)}, which came with {since}'
+                f'applies to "queues" instead of {quote(policy.apply_to)}, which requires {since}'
             )
             notes.append(
-                f"policy {quote(policy.name)}: {told}: it now matches queues of every type"
+                f"policy {quote(policy.name)}: {told}. It now matches queues of every type"
             )
             fitting = replace(fitting, apply_to="queues")
         if fitting.definition:
@@ -259,7 +263,7 @@ def _adapt_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queu
         for gap in known.gaps if value is not None else ():
             if version not in gap.span and gap.concerns(queue, value):
                 del arguments[name]
-                meant = f"{name} = {value} is meant for RabbitMQ {gap.span}"
+                meant = f"{name} = {value} requires RabbitMQ {gap.span}"
                 notes.append(f"queue {quote(queue.name)}: {meant}, left out: {gap.why}")
                 break
     return queue if len(arguments) == len(queue.arguments) else replace(queue, arguments=arguments)
@@ -268,12 +272,11 @@ def _adapt_queue(queue: Queue, version: BrokerVersion, notes: list[str]) -> Queu
 def _adapt_policy(policy: Policy, version: BrokerVersion, notes: list[str]) -> Policy:
     definition = dict(policy.definition)
     for key, value in policy.definition.items():
-        # Check whether this version accepts the policy key.
         span, why = POLICY_KEYS.get(key), ""
         if span is None:
-            why = f"RabbitMQ {version} knows no such policy key"
+            why = f"RabbitMQ {version} does not know this policy key"
         elif version not in span:
-            why = f"only RabbitMQ {span} knows it"
+            why = f"only RabbitMQ {span} supports it"
         elif key == "delivery-limit" and version < _V4_0 and isinstance(value, int) and value < 0:
             why = "before 4.0 a delivery limit cannot be negative"
         if why:
@@ -288,8 +291,8 @@ def _adapt_policy(policy: Policy, version: BrokerVersion, notes: list[str]) -> P
 
 
 RECORD = "hopback-definitions"
-"""The key in `Topology.foreign` that stores how a file was written: the virtual host, the order of
-keys, and objects with additional fields.
+"""A key in `Topology.foreign`. It stores the virtual host, the order of keys and the objects with
+additional fields, so that a file can be written as it was read.
 """
 
 
@@ -309,7 +312,7 @@ def read_definitions(
     root = Located("", load(data, name), [])
     entries = dict(root.entries())
     if RECORD in entries:
-        entries[RECORD].wrong("no key of this name, which Hopback keeps for itself")
+        entries[RECORD].wrong("no such key, because it is reserved for Hopback")
     chosen = choose_vhost(root, entries, vhost)
     root.check(name)
     reader = _DefinitionsReader(chosen)
@@ -343,7 +346,8 @@ def write_definitions(
     Args:
         topology: The topology.
         version: The RabbitMQ version. Objects that it does not support are omitted.
-        vhost: The virtual host to add to each object, for importing the file into the whole broker.
+        vhost: The virtual host to add to each object. It is needed if the file is imported without
+            naming a virtual host.
     """
     fitting, notes = without_unexportable(topology, version)
     record = topology.foreign.get(RECORD)
@@ -353,10 +357,13 @@ def write_definitions(
 def without_unexportable(
     topology: Topology, version: BrokerVersion | None
 ) -> tuple[Topology, tuple[str, ...]]:
-    """Remove objects that cannot be represented in JSON or are not supported by the given version."""
+    """Remove exclusive queues, and everything that JSON or the given version does not support.
+
+    Also returns a note for each removal.
+    """
     exclusive = {queue.name for queue in topology.queues if queue.exclusive}
     fitting, notes = without_queues(topology, exclusive, "it belongs to one connection")
-    fitting, more = without_what_json_lacks(fitting)
+    fitting, more = remove_non_json_arguments(fitting)
     notes += more
     if version is not None:
         fitting, more = importable(fitting, version)
@@ -472,7 +479,7 @@ def without_secrets(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
     notes: list[str] = []
     hide_users = _has_secret(topology.foreign.get("users"))
     if hide_users:
-        notes.append("users and their permissions left out: they carry password hashes")
+        notes.append("users and their permissions left out: they contain password hashes")
     for section, value in topology.foreign.items():
         if hide_users and section in _OF_USERS:
             continue
@@ -489,7 +496,7 @@ def without_secrets(topology: Topology) -> tuple[Topology, tuple[str, ...]]:
 def _note(section: str, entry: object) -> str:
     name = entry.get("name") if isinstance(entry, Mapping) else None
     what = f"{section} {quote(name)}" if isinstance(name, str) else f"an entry of {section}"
-    return f"{what} left out: it carries a secret"
+    return f"{what} left out: it contains a secret"
 
 
 def _has_secret(value: object) -> bool:

@@ -3,13 +3,13 @@
 There is one delay queue for each power of two seconds. A message with a delay of 13 seconds (8 + 4
 + 1) passes through the queues with 8, 4 and 1 seconds. Its routing key is the delay in binary,
 least significant digit first (`1.0.1.1`). Each level has a topic exchange. If the digit of the
-level is 1, it routes the message to the queue of the level. Otherwise the message is passed to the
-next lower level by the alternate exchange.
+level is 1, the exchange routes the message to the queue of the level. Otherwise the alternate
+exchange passes the message to the next lower level.
 
 All messages in a queue have the same TTL, so they never have to wait for each other.
 
-Messages are moved with at-least-once dead-lettering. Since a message enters each queue only once,
-RabbitMQ does not detect a cycle, as long as the message does not have earlier deaths.
+The queues use at-least-once dead-lettering. A message enters each queue only once, so RabbitMQ does
+not detect a cycle unless the message has earlier deaths.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def delay_topology(longest: Duration = LONGEST_DELAY) -> Topology:
         at_least_once(_name(level), dead_lettering(_name(level - 1), "", ttl_ms=1000 << level))
         for level in levels
     )
-    # A level routes or passes on every message, so messages cannot be unroutable.
+    # Each level either routes a message or passes it on, so no message is unroutable.
     ways = (
         Exchange(
             _name(level), ExchangeType.TOPIC, arguments={"alternate-exchange": _name(level - 1)}
@@ -111,7 +111,7 @@ def longest_delay_ms(topology: Topology) -> int:
 
 
 def without_delay_levels(topology: Topology) -> Topology:
-    """Return the topology without delay queues, for diagrams."""
+    """Remove the delay queues. Diagrams show them as a single node."""
     return replace(
         topology,
         exchanges=tuple(each for each in topology.exchanges if not is_delay_level(each.name)),
@@ -126,7 +126,6 @@ def is_delay_queue(name: str) -> bool:
 
 
 def is_delay_level(name: str) -> bool:
-    """Return True if the name is the name of a delay level."""
     return name.startswith(_LEVEL)
 
 
@@ -156,9 +155,9 @@ def queue_of_schedule(name: str) -> str | None:
 
 
 def schedule_queue(queue: str) -> Queue:
-    """Return the schedule queue.
+    """Return the queue that stores the state of periodic messages.
 
-    Its delivery limit is unreachable, so that the message is never dropped.
+    Its delivery limit is so high that RabbitMQ never drops the state.
     """
     return Queue(
         schedule_queue_name(queue),

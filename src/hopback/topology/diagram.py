@@ -84,7 +84,7 @@ class _Flowchart:
         yield from (f"    {line}" for line in _CLASSES)
 
     def families(self) -> list[tuple[str, list[str]]]:
-        """Return the queues of each plan. Queues shared by several plans are not included."""
+        """Return the queues of each plan. Queues that several plans share are omitted."""
         members = []
         for plan in self.topology.plans:
             waiting = (route.queue for tier in plan.tiers for route in tier.routes)
@@ -191,7 +191,7 @@ class _Flowchart:
                 yield f'{source} ==>|"park"| {end}'
 
     def way(self, exchange: str, key: str | None) -> str:
-        """Return the node a message is published to."""
+        """Return the node that a message is published to."""
         return self.node("x", exchange) if exchange or key is None else self.node("q", key)
 
 
@@ -365,7 +365,6 @@ class Ids:
         self._taken: set[str] = set()
 
     def of(self, kind: str, name: str) -> str:
-        """Return the id for a kind and name."""
         if (kind, name) in self._given:
             return self._given[kind, name]
         stem = f"{kind}_{_WORD.sub('_', name).strip('_')[:_LONGEST_ID]}".rstrip("_")

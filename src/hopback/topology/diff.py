@@ -29,7 +29,7 @@ _RECREATE = (
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation, and the policy that implements it, if there is one."""
+    """A recommendation. `policy` is the key and value of a policy that has the same effect, or None."""
 
     text: str
     policy: tuple[str, FieldValue] | None = None
@@ -60,9 +60,9 @@ def advise_queue(actual: Queue, field: str, desired: FieldValue, found: FieldVal
             (key, desired),
         )
     why = (
-        "of argument and policy the smaller counts"
+        "RabbitMQ uses the smaller value of argument and policy"
         if known.prevails is Prevails.SMALLER
-        else "the argument wins over any policy"
+        else "the argument takes precedence over any policy"
     )
     return Advice(f"{why}; {_MIGRATE}")
 
@@ -109,9 +109,10 @@ class DiffEntry:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field or argument that differs. The value is None if it is missing.
+    """A field or argument that differs. A missing value is None.
 
-    `policy` is a policy that has the same effect without changing the queue, if there is one.
+    `policy` is the key and value of a policy that has the same effect without recreating the object,
+    or None.
     """
 
     field: str

@@ -193,7 +193,6 @@ class _DocumentReader:
         self.unconsumed: set[str] = set()
 
     def topology(self) -> Topology:
-        """Read the topology."""
         root = self.root
         name = root.read("name", Located.text, "topology")
         exchanges = tuple(self.exchange(*entry) for entry in root.entries("exchanges"))
@@ -258,7 +257,7 @@ class _DocumentReader:
             for key in ("retry", "attempts", "delivery_limit"):
                 beside = table.get(key)
                 if beside is not None:
-                    beside.wrong('`pattern = "recommended"` beside it')
+                    beside.wrong('`pattern = "recommended"` in the same queue')
             self.queues.append(
                 Queue(
                     name,
@@ -494,7 +493,7 @@ def write_explicit(topology: Topology, terse: bool) -> dict[str, object]:
 
 
 def _fields(terse: bool, *fields: _Field) -> dict[str, object]:
-    """Return the fields that are not None. TOML does not have null."""
+    """Build a table. Fields that are None are omitted, because TOML does not have null."""
     return {
         key: value
         for key, value, default in fields
@@ -621,7 +620,7 @@ def read_toml(text: str, *, where: str = "topology.toml") -> Topology:
     Raises:
         InvalidTopology: If the file is invalid. Contains all problems.
     """
-    # Import lazily, since designs don't need the parser.
+    # Import the parser here, because designs don't need it.
     import tomllib
 
     try:

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 DELIVERY_LIMIT = 200
 """The default delivery limit of main queues.
 
-When a consumer crashes, the delivery count of every prefetched message is incremented. After four
-times, a message is handled separately (see `policy.quarantine`). The limit has to be much higher
-than the number of crashes a regular message can experience, but must still stop a message that
+A crash of a consumer increments the delivery count of all its prefetched messages. After four
+crashes, each of them is handled alone (see `policy.quarantine`). The limit has to be much higher than
+the number of crashes that a harmless message can experience. It must still stop a message that
 always crashes its consumer.
 """
 
 NO_DELIVERY_LIMIT = 1_000_000_000
-"""A delivery limit for queues from which messages must not be dropped.
+"""A delivery limit for queues that must not drop messages.
 
 The default limit is 20 since RabbitMQ 4.0. The value -1 disables it, but RabbitMQ 3.10 treats -1 as
 0 and drops messages when they are requeued. A very large number works with all versions.
@@ -106,11 +106,11 @@ def harden_queues(plan: Plan, *, delivery_limit: int = DELIVERY_LIMIT) -> tuple[
 
 
 def dead_letters_park(topology: Topology, plan: Plan) -> bool:
-    """Return True if messages rejected by the queue are moved to its dead-letter queue, and only
-    there.
+    """Return True if the broker moves rejected messages to the dead-letter queue of the plan and to no
+    other queue.
 
-    This is always the case for hardened plans. It is not if the dead-letter exchange leads to the
-    retry queues, or if there is no dead-letter exchange.
+    This is always the case for hardened plans. In other plans, the dead-letter exchange may be
+    missing or lead to the retry queues.
     """
     queue = topology.queue(plan.queue)
     exchange = None if queue is None else queue.arguments.get("x-dead-letter-exchange")

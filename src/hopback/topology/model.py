@@ -34,7 +34,7 @@ class ExchangeType(StrEnum):
 
 
 class QueueType(StrEnum):
-    """Queue types."""
+    """The type of a queue. It cannot be changed after the queue was declared."""
 
     CLASSIC = "classic"
     QUORUM = "quorum"
@@ -124,7 +124,7 @@ class Topology:
     policies: tuple[Policy, ...] = ()
     foreign: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     unconsumed: frozenset[str] = frozenset()
-    # Caches for lookups by name, since there may be thousands of queues.
+    # These caches make lookups by name fast, because there may be thousands of queues.
     _exchanges: dict[str, Exchange] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

@@ -15,29 +15,29 @@ class Leave(StrEnum):
     """How a message is moved to another queue."""
 
     REJECT = "reject"
-    """With `basic.nack(requeue=False)` and the dead-letter exchange of the queue."""
+    """The consumer rejects it with `basic.nack(requeue=False)`, and the broker dead-letters it."""
     PUBLISH = "publish"
-    """With a confirmed publish, followed by an ack."""
+    """The consumer publishes it, waits for the confirm, and acks the delivery."""
 
 
 class Return(StrEnum):
     """How a message returns after the delay."""
 
     QUEUE = "queue"
-    """Directly to its queue, through the default exchange."""
+    """The retry queue sends it directly to its queue, through the default exchange."""
     EXCHANGE = "exchange"
-    """Through an exchange, which may route it to other queues as well."""
+    """The retry queue sends it to an exchange, which may route it to other queues as well."""
 
 
 class Count(StrEnum):
     """Where attempts are counted."""
 
     X_DEATH = "x-death"
-    """In `x-death`, which is reliable as long as only the broker moves the message, and in
-    Hopback's header.
+    """Attempts are counted in `x-death` and in Hopback's header. `x-death` is reliable as long as only
+    the broker moves the message.
     """
     HEADER = "header"
-    """In Hopback's header, and in the header of the design if there is one."""
+    """Attempts are counted in Hopback's header, and in `count_header` if the plan has one."""
 
 
 class Fact(StrEnum):
@@ -69,10 +69,7 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A route into a retry queue.
-
-    Applies to messages whose original routing key matches `pattern`.
-    """
+    """A route into a retry queue. It is used if the original routing key matches `pattern`."""
 
     exchange: str
     routing_key: str
@@ -113,7 +110,10 @@ class LocalWait:
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """The target of a re-drive, and whether attempts start again."""
+    """The target of a re-drive. If `reset` is True, attempts are counted from one again.
+
+    `keep_deaths` keeps the `x-death` header, which some designs count attempts in.
+    """
 
     exchange: str
     routing_key: str

@@ -67,13 +67,13 @@ class Span:
 
 
 class Prevails(Enum):
-    """Which value is used if it is set by both an argument and a policy."""
+    """The value that RabbitMQ uses if an argument and a policy both set it."""
 
     ARGUMENT = "argument"
     SMALLER = "smaller"
-    """The smaller value. A negative delivery limit means unlimited."""
+    """RabbitMQ uses the smaller value. A negative delivery limit means unlimited."""
     POLICY_OF_QUORUM = "policy of a quorum queue"
-    """The policy for quorum queues, otherwise the argument."""
+    """RabbitMQ uses the policy for quorum queues and the argument for other queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ _QUORUM = frozenset({QueueType.QUORUM})
 _STREAM = frozenset({QueueType.STREAM})
 _QUEUES = _CLASSIC | _QUORUM
 _ALL = _QUEUES | _STREAM
-_IGNORED_BEFORE_4_3 = Gap(Span(_V4_3), "it is ignored there")
+_IGNORED_BEFORE_4_3 = Gap(Span(_V4_3), "older versions ignore it")
 
 QUEUE_ARGUMENTS: Mapping[str, Argument] = {
     "x-consumer-disconnected-timeout": Argument(
@@ -135,8 +135,8 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         live=True,
         ignored_before=_V3_12,
         gaps=(
-            Gap(Span(_V3_12), "it is ignored there"),
-            Gap(Span(until=_V4_3), "a classic queue refuses it there", _is_classic),
+            Gap(Span(_V3_12), "older versions ignore it"),
+            Gap(Span(until=_V4_3), "later versions refuse it for classic queues", _is_classic),
         ),
     ),
     "x-dead-letter-exchange": Argument(_TEXT, _QUEUES, live=True),
@@ -145,7 +145,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         Value(words=("at-most-once", "at-least-once")),
         _QUORUM,
         live=True,
-        gaps=(Gap(Span(_V3_10), "dead letters move at most once there"),),
+        gaps=(Gap(Span(_V3_10), "older versions dead-letter at most once"),),
     ),
     "x-delayed-retry-max": Argument(
         _COUNT, _QUORUM, live=True, ignored_before=_V4_3, gaps=(_IGNORED_BEFORE_4_3,)
@@ -158,7 +158,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         _QUORUM,
         live=True,
         ignored_before=_V4_3,
-        gaps=(Gap(Span(_V4_3), "it is ignored there: a retry comes at once"),),
+        gaps=(Gap(Span(_V4_3), "older versions ignore it and retry at once"),),
     ),
     "x-delivery-limit": Argument(
         Value(int, low=-(2**63)),
@@ -168,7 +168,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         gaps=(
             Gap(
                 Span(_V4_0),
-                "before 4.0 a negative limit deletes a message at its first requeue. The default is no limit",
+                "older versions delete a message at its first requeue. Their default is no limit",
                 _is_negative,
             ),
         ),
@@ -191,7 +191,7 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         gaps=(
             Gap(
                 Span(_V3_10),
-                "before 3.10 a quorum queue refuses it, and messages would stay in the queue forever",
+                "older versions refuse it for quorum queues, in which messages would then stay forever",
                 _is_quorum,
             ),
         ),
@@ -206,15 +206,15 @@ QUEUE_ARGUMENTS: Mapping[str, Argument] = {
         Value(words=("client-local", "balanced", "random", "least-leaders")),
         _ALL,
         live=True,
-        gaps=(Gap(Span(_V3_12), "a classic queue refuses it there", _is_classic),),
+        gaps=(Gap(Span(_V3_12), "older versions refuse it for classic queues", _is_classic),),
     ),
     "x-queue-mode": Argument(Value(words=("default", "lazy")), _CLASSIC),
     "x-queue-version": Argument(
         Value(int, low=1, high=2),
         _CLASSIC,
         gaps=(
-            Gap(Span(_V3_10), "it is unknown there"),
-            Gap(Span(until=_V4_3), "version 1 is refused there", lambda _, value: value == 1),
+            Gap(Span(_V3_10), "older versions do not know it"),
+            Gap(Span(until=_V4_3), "later versions refuse version 1", lambda _, value: value == 1),
         ),
     ),
     "x-quorum-initial-group-size": Argument(Value(int, low=1), _QUORUM),

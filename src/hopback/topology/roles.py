@@ -174,10 +174,9 @@ def names_failure(name: str) -> bool:
 
 
 def dead_letter_owners(topology: Topology, roles: Mapping[str, QueueRole]) -> dict[str, str | None]:
-    """Return the dead-letter queues that are only identified by their name, with the queue they
-    belong to.
+    """Map the dead-letter queues that are only identified by their name to the queues they belong to.
 
-    The value is None if the queue does not belong to a single queue.
+    The value is None if a dead-letter queue is shared by several queues.
     """
     found: dict[str, str | None] = {}
     for name, role in roles.items():

@@ -50,7 +50,7 @@ def topic_matches(pattern: str, key: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _trie_of(pattern: str) -> _Trie:
-    """Return the trie of a pattern. Cached, because plans use the same patterns again and again."""
+    """Return the trie of a pattern. It is cached, because plans use the same patterns repeatedly."""
     trie = _Trie()
     trie.add(pattern, ("", False))
     return trie

@@ -1,7 +1,7 @@
 """Validate topologies.
 
-Finds objects that RabbitMQ would reject and references to undeclared objects. Use `check` for other
-problems.
+This module finds objects that RabbitMQ would reject, and references to undeclared objects. `check`
+finds configurations that can lose messages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def plan_problems(plan: Plan, topology: Topology) -> Iterator[Problem]:
             found = f"{show_value(wait.min_ms)} to {show_value(wait.max_ms)} ms"
             yield Problem(f"{path}.snooze", "a shortest and a longest wait, in that order", found)
         if queue is not None and queue.type is not QueueType.CLASSIC:
-            counts = "others count every requeue, and delete the message in the end"
+            counts = "other types count each requeue and eventually delete the message"
             yield Problem(f"{path}.snooze", f"a classic queue ({counts})", str(queue.type))
     if plan.count_header is not None:
         yield from _header(f"{path}.count_header", plan.count_header)
@@ -119,7 +119,7 @@ def problems(
 ) -> tuple[Problem, ...]:
     """Return all problems of a topology.
 
-    `binding_paths` contains the path of each binding in the file.
+    `binding_paths` contains the path of each binding in the file. It is used in error messages.
     """
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
     unreserved = f"a name that does not begin with {_RESERVED} (RabbitMQ keeps those for itself)"
@@ -142,7 +142,10 @@ def problems(
 def broker_problems(
     topology: Topology, *, binding_paths: Sequence[str] | None = None
 ) -> tuple[Problem, ...]:
-    """Return the problems that no broker accepts. Used for topologies read from a broker."""
+    """Return the problems that make RabbitMQ reject the topology.
+
+    A topology that was read from a broker is only checked for these.
+    """
     paths = binding_paths or [path_to("bindings", at) for at, _ in enumerate(topology.bindings)]
     return (
         *(found for exchange in topology.exchanges for found in _exchange(exchange)),
@@ -196,7 +199,7 @@ def _queue(queue: Queue) -> Iterator[Problem]:
         elif (
             name == "x-dead-letter-routing-key" and "x-dead-letter-exchange" not in queue.arguments
         ):
-            yield Problem(place, "x-dead-letter-exchange beside it", "none")
+            yield Problem(place, "x-dead-letter-exchange to be set as well", "none")
 
 
 def _binding(path: str, binding: Binding) -> Iterator[Problem]:
@@ -276,7 +279,7 @@ def _clashes(section: str, objects: Iterable[Exchange | Queue | Policy]) -> Iter
 
 
 def _duplicates(topology: Topology) -> Iterator[Problem]:
-    """Check for duplicate names. They are not allowed in a file."""
+    """Check for objects that are declared twice in the same way. A file must not contain any."""
     sections: tuple[tuple[str, Iterable[Exchange | Queue | Policy]], ...] = (
         ("exchanges", topology.exchanges),
         ("queues", topology.queues),

@@ -1,4 +1,4 @@
-"""Helpers that create retry delays."""
+"""Create lists of retry delays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def linear(
 
 
 def _growing(function: str, first: Duration, attempts: int, limit: Duration | None) -> list[int]:
-    """Return a list with the first delay, filled up with the maximum delay, in milliseconds."""
+    """Return the delays in milliseconds. All delays except the first have the maximum length."""
     runs: object = attempts
     if not isinstance(runs, int) or not 2 <= runs <= 1000:
         raise _invalid(function, "attempts", "a number of runs from 2 to 1000", attempts)

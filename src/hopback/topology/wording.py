@@ -32,7 +32,7 @@ def plan_in_words(plan: Plan) -> tuple[str, ...]:
     ]
     between = f", waiting {', then '.join(steps)} between runs"
     back = "straight to its queue" if plan.returns is Return.QUEUE else "through an exchange"
-    counts = "our own header" if plan.count is Count.HEADER else "x-death and our own header"
+    counts = "Hopback's header" if plan.count is Count.HEADER else "x-death and Hopback's header"
     counts += f" and {printable(plan.count_header)}" if plan.count_header else ""
     redriven = "restarts at one" if plan.redrive.reset else "continues"
     snoozed = "in a retry queue, without counting"

@@ -75,7 +75,7 @@ _HARD = {
         (
             Queue("q", arguments={"x-message-ttl": 1000}),
             Queue("q", arguments={"x-message-ttl": 5000}),
-            "the smaller counts",
+            "RabbitMQ uses the smaller value",
         ),
         (
             Queue("q"),

@@ -39,7 +39,7 @@ def test_asyncapi_operation_contains_plan() -> None:
 
 
 def test_similar_names_are_separate_channels() -> None:
-    """Values that JSON cannot carry and types of plugins are omitted."""
+    """Values that JSON cannot represent and types of plugins are omitted."""
     topology = Topology(
         "odd",
         exchanges=(Exchange("x", "x-delayed-message"), Exchange("y")),

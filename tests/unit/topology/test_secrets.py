@@ -41,10 +41,10 @@ def test_definitions_with_secrets_are_omitted_with_note() -> None:
     parameters: Any = found.foreign["parameters"]
     assert [one["name"] for one in parameters] == ["calm"]
     assert notes == (
-        "users and their permissions left out: they carry password hashes",
-        'parameters "far" left out: it carries a secret',
-        "an entry of parameters left out: it carries a secret",
-        "an entry of global_parameters left out: it carries a secret",
+        "users and their permissions left out: they contain password hashes",
+        'parameters "far" left out: it contains a secret',
+        "an entry of parameters left out: it contains a secret",
+        "an entry of global_parameters left out: it contains a secret",
     )
 
 

@@ -39,7 +39,7 @@ When the handler of raffle_queue fails:
   The handler runs up to 4 times, waiting 10s (3 times) between runs.
   A failed message leaves by confirmed publish and returns through an exchange.
   Its last failure parks it in raffle_dlq by reject, moved by the broker.
-  Attempts are counted in our own header and x-retries. The count restarts at one after a re-drive.
+  Attempts are counted in Hopback's header and x-retries. The count restarts at one after a re-drive.
   A snoozed message waits in a retry queue, without counting.
 
 3 queues: 1 work, 1 retry, 1 dead-letter
@@ -77,7 +77,7 @@ def test_plans_are_described_in_words() -> None:
     words = " ".join(plan_in_words(bus))
     assert "runs up to 11 times, waiting 5s (10 times) between runs" in words
     assert "leaves by reject, moved by the broker and returns straight to its queue" in words
-    assert "counted in x-death and our own header. The count continues after a re-drive" in words
+    assert "counted in x-death and Hopback's header. The count continues after a re-drive" in words
     assert "waits 500ms to 2s in the consumer and is requeued" in words
     (own,) = DESIGNS["recommended"].build().plans
     assert "waiting 30s, then 5m, then 30m between runs" in plan_in_words(own)[0]

@@ -200,7 +200,7 @@ def test_toml_syntax_error_names_line(text: str, expected: str) -> None:
         ),
         (
             'pattern = "none"\nretry = [{ delay = "1s" }]',
-            '.retry: expected `pattern = "recommended"` beside it, got an array',
+            '.retry: expected `pattern = "recommended"` in the same queue, got an array',
         ),
         (
             'retry = [{ delay = "1s" }]\narguments = { x-overflow = "drop-head" }',

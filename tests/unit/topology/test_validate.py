@@ -67,8 +67,8 @@ def planned(plan: Plan) -> Topology:
         ),
         (
             Queue("q", arguments={"x-dead-letter-routing-key": "k"}),
-            "queues.q.arguments.x-dead-letter-routing-key: expected x-dead-letter-exchange beside"
-            " it, got none",
+            "queues.q.arguments.x-dead-letter-routing-key: expected x-dead-letter-exchange to be set"
+            " as well, got none",
         ),
         (
             Queue("q", arguments={"x-message-ttl": True}),
@@ -204,8 +204,8 @@ def test_plan_with_undeclared_objects_is_invalid() -> None:
         ),
         (
             replace(_PLAN, snooze=LocalWait()),
-            "snooze: expected a classic queue (others count every requeue, and delete the message"
-            " in the end), got quorum",
+            "snooze: expected a classic queue (other types count each requeue and eventually delete"
+            " the message), got quorum",
         ),
         (
             replace(_PLAN, count_header=""),

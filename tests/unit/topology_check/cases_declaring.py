@@ -35,7 +35,7 @@ DECLARING = (
         sound(),
         "error",
         "queue `orders.dlq`",
-        "its oldest messages go",
+        "its oldest messages are deleted",
     ),
     Case(
         "dead-letters-move-on",
@@ -96,7 +96,7 @@ DECLARING = (
         sound(),
         "error",
         "plan of queue `orders`",
-        "The way for parking, exchange `` with key `orders.dead`, does not reach",
+        "The route for parking, exchange `` with key `orders.dead`, does not reach",
     ),
     Case(
         "reject-deletes",
@@ -106,7 +106,7 @@ DECLARING = (
         reject_plan(loop()),
         "error",
         "queue `q`",
-        "deletes every message that is rejected",
+        "deletes every rejected message",
     ),
     Case(
         "unreachable-queue",
@@ -190,7 +190,7 @@ DECLARING = (
         loop(),
         "warning",
         "queue `q.dlq`",
-        "Not durable",
+        "not durable",
     ),
     Case(
         "transient-queue",

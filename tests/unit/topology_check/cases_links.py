@@ -23,7 +23,7 @@ LINKS = (
         with_parameters(live(classic("a")), _shovel("a", ack_mode="on-confirm")),
         "error",
         "shovel `mover`",
-        "as soon as the source hands them over",
+        "as soon as they are delivered",
     ),
     Case(
         "shovel-drains-failures",
@@ -39,7 +39,7 @@ LINKS = (
         with_parameters(live(classic("a")), _shovel("a")),
         "error",
         "shovel `mover`",
-        "after 20 returns the broker deletes them",
+        "After 20 returns the broker deletes them",
         "4.0",
     ),
     Case(

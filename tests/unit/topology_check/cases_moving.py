@@ -42,7 +42,7 @@ MOVING = (
         dead_letters("direct", "dead", dead_letter_routing_key="dead"),
         "error",
         "queue `q`",
-        "no binding of exchange `dlx` takes the key `dead`",
+        "no binding of exchange `dlx` matches the key `dead`",
     ),
     Case(
         "dead-letter-partly-unroutable",
@@ -56,7 +56,7 @@ MOVING = (
         ),
         "warning",
         "queue `q`",
-        "takes the key `b`",
+        "matches the key `b`",
     ),
     Case(
         "dead-letters-reach-others",
@@ -64,7 +64,7 @@ MOVING = (
         fanned_out("q.retry"),
         "warning",
         "queue `q`",
-        "Through exchange `failed` its dead letters reach queue `q.retry` and queue `billing` as",
+        "Through exchange `failed` its dead letters reach queue `q.retry` and also queue `billing`",
     ),
     Case(
         "at-most-once",
@@ -109,7 +109,7 @@ MOVING = (
         loop(),
         "error",
         "queues `q` and `q.retry`",
-        "expires round `q` and `q.retry`",
+        "goes through `q` and `q.retry`",
     ),
     Case(
         "chained-retry-queues",
@@ -142,7 +142,7 @@ MOVING = (
         loop(max_length=10, overflow="reject-publish"),
         "error",
         "queue `q`",
-        "its overflow goes to the retry queue",
+        "an overflowing message goes to the retry queue",
     ),
     Case(
         "expiration-feeds-retry",
@@ -228,7 +228,7 @@ MOVING = (
         edited(sound(), "orders.retry.1s", max_length=5),
         "warning",
         "queue `orders.retry.1s`",
-        "before their wait is over",
+        "before their delay is over",
     ),
     Case(
         "retry-queue-with-priorities",
@@ -236,7 +236,7 @@ MOVING = (
         loop(max_priority=5),
         "warning",
         "queue `q.retry`",
-        "waits behind every later one of a higher priority",
+        "waits behind all messages with a higher one",
     ),
 )
 """In the order of the rules."""

@@ -102,7 +102,11 @@ def test_argument_without_effect_is_reported_once() -> None:
         (Policy("p", "", {}, apply_to="queue"), None, 'did you mean "queues"?'),
         (Policy("p", "", {}, apply_to="quorum_queues"), "3.10", "policies for `quorum_queues`"),
         (Policy("p", "", {"message-ttl": "5"}), None, '`message-ttl` is "5", expected a whole'),
-        (Policy("p", "", {"delivery-limit": -1}), "3.13", "which brokers before 4.0 do not take"),
+        (
+            Policy("p", "", {"delivery-limit": -1}),
+            "3.13",
+            "which RabbitMQ before 4.0 does not accept",
+        ),
         (Policy("p", "", {"ha-mode": "all"}), "4.0", "does not know the key `ha-mode`"),
         (Policy("p", "", {"delayed-retry-min": 5}), "4.3", "does not know the key `delayed-retry"),
     ],

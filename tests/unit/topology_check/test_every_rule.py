@@ -35,7 +35,7 @@ CASES = (
         _DELAYS,
         "error",
         "queue `hopback.delay.level-01`",
-        "for 2000 ms of their time, and the queue is not there",
+        "for 2000 ms of their delay, but the queue does not exist",
     ),
     *DECLARING,
     *LINKS,
@@ -69,7 +69,7 @@ def test_redrive_through_retry_queue_is_accepted() -> None:
     assert found(through, "plan-leads-nowhere") == []
     astray = planned(sound(), redrive=Redrive("", "orders.dlq"))
     (problem,) = found(astray, "plan-leads-nowhere")
-    assert "The way for re-drive" in problem.explanation
+    assert "The route for re-drive" in problem.explanation
 
 
 def test_queue_of_due_messages_is_not_taken_for_a_retry_queue() -> None:

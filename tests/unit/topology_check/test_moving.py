@@ -64,7 +64,7 @@ def test_key_is_kept_through_several_queues() -> None:
     )
     (finding,) = found(topology, "dead-letter-unroutable")
     assert finding.place == "queue `b`"
-    assert "takes the key `<any key>` and `k`" in finding.explanation
+    assert "matches the key `<any key>` and `k`" in finding.explanation
 
 
 def test_queue_without_bindings_is_fed_by_name() -> None:

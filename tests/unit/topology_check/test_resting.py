@@ -27,7 +27,7 @@ def test_full_dead_letter_queue_finding_depends_on_type() -> None:
     refusing = edited(sound(), "orders.dlq", max_length=5, overflow="reject-publish")
     (quorum_finding,) = found(refusing, "dead-letter-queue-limited")
     assert quorum_finding.severity is Severity.WARNING
-    assert "refused" in quorum_finding.explanation
+    assert "refuses" in quorum_finding.explanation
     full = edited(loop(), "q.dlq", max_length=5, overflow="reject-publish")
     (classic_finding,) = found(full, "dead-letter-queue-limited")
     assert classic_finding.severity is Severity.ERROR
@@ -84,10 +84,10 @@ def test_plan_of_undeclared_queue_is_reported_first() -> None:
 def test_rejected_messages_must_reach_target_of_plan() -> None:
     astray = edited(REJECTING, "q", dead_letter_routing_key="q.dlq")
     (finding,) = found(astray, "plan-leads-nowhere")
-    assert "meant to reach a retry queue and do not" in finding.explanation
+    assert "meant to reach a retry queue but do not" in finding.explanation
     plan = replace(retry_loop_plan(parking=Leave.REJECT), leave=Leave.PUBLISH)
     (finding,) = found(replace(loop(), plans=(plan,)), "plan-leads-nowhere")
-    assert "meant to reach the dead-letter queue and do not" in finding.explanation
+    assert "meant to reach the dead-letter queue but do not" in finding.explanation
 
 
 def test_queues_reached_only_by_name_are_info() -> None:
@@ -118,7 +118,7 @@ def test_classic_dead_letter_queues_are_listed_and_counted() -> None:
     one = with_queue(sound(), classic("orders.dlq"))
     (finding,) = found(one, "classic-queue")
     assert finding.place == "queue `orders.dlq`"
-    assert finding.explanation.startswith("1 classic queue,")
+    assert finding.explanation.startswith("1 classic queue is affected")
     many = live(
         *(
             classic(f"q{number:02}", dead_letter_exchange="", dead_letter_routing_key="dlq")

@@ -144,7 +144,7 @@ _WAITING_NAME = re.compile(r"retry|retries|delay|wait|backoff", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """The destination of the dead letters of a queue. `key` is None if messages keep their key."""
+    """The route of a queue's dead letters. `key` is None if messages keep their routing key."""
 
     source: str
     exchange: str
@@ -155,7 +155,7 @@ class Leg:
     safe: bool = False
     """True if at-least-once dead-lettering is used."""
     at_once: tuple[tuple[str, ...], ...] = ()
-    """The queues that receive a copy, for each key that leads to more than one queue."""
+    """One entry for each key that leads to several queues. It contains these queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,6 @@ class Analysis:
         return self.table.route(exchange, key) if self.exists(exchange) else ()
 
     def exists(self, exchange: str) -> bool:
-        """Return True if the exchange exists."""
         return not exchange or exchange in self.exchanges
 
     @cached_property
@@ -388,7 +387,7 @@ class Analysis:
         return found
 
     def limit(self, queue: Queue) -> Limit | None:
-        """Return the delivery limit of a queue, or None if there is none."""
+        """Return the delivery limit of a queue. Returns None if the queue does not have one."""
         if queue.type is not QueueType.QUORUM:
             return None
         value = number(queue, "x-delivery-limit")
@@ -398,10 +397,8 @@ class Analysis:
 
 
 def looks_like_dead_letter_queue(name: str) -> bool:
-    """Return True if the name looks like the name of a dead-letter queue."""
     return bool(_RESTING_NAME.search(name)) and not looks_like_retry_queue(name)
 
 
 def looks_like_retry_queue(name: str) -> bool:
-    """Return True if the name looks like the name of a retry queue."""
     return bool(_WAITING_NAME.search(name))

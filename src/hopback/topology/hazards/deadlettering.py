@@ -68,8 +68,8 @@ def _partly_unroutable(analysis: Analysis) -> Iterator[Hit]:
         if leg.targets and leg.lost_keys:
             yield Hit(
                 queue_place(leg.source),
-                "Its dead letters keep the routing key they came with, and"
-                f" {_explain_no_route(leg)}. The broker silently drops those of them that are"
+                "Its dead letters keep their original routing key, and"
+                f" {_explain_no_route(leg)}. The broker silently drops such messages when they are"
                 " rejected, expire or exceed a limit.",
                 "Set `x-dead-letter-routing-key`, or bind the dead-letter exchange for every key"
                 " that reaches the queue.",
@@ -79,7 +79,7 @@ def _partly_unroutable(analysis: Analysis) -> Iterator[Hit]:
 def _explain_no_route(leg: Leg) -> str:
     if not leg.exchange:
         return f"there is no queue named {list_names(leg.lost_keys)}"
-    return f"no binding of exchange {quote_name(leg.exchange)} takes the key {list_names(leg.lost_keys)}"
+    return f"no binding of exchange {quote_name(leg.exchange)} matches the key {list_names(leg.lost_keys)}"
 
 
 def _at_most_once(analysis: Analysis) -> Iterator[Hit]:
@@ -120,9 +120,9 @@ def _falls_back(analysis: Analysis) -> Iterator[Hit]:
         if lacking:
             yield Hit(
                 queue_place(queue.name),
-                f"At-least-once dead-lettering is asked for but lacks {' and '.join(lacking)}. The"
-                " broker falls back to at most once, with a line in its log only: dead letters on"
-                " their way when a node dies are lost.",
+                f"At-least-once dead-lettering is configured but lacks {' and '.join(lacking)}. The"
+                " broker falls back to at-most-once dead-lettering and only logs a warning. Dead"
+                " letters in transit are lost when a node dies.",
                 f"Add {' and '.join(lacking)} to the queue.",
             )
 
@@ -157,20 +157,20 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
             ]
             strangers = [name for name in reached if name not in meant and name != leg.source]
             if meant and strangers:
-                what = (
-                    f"{queue_place(*meant)} and {queue_place(*strangers)} as well: consumers that"
-                    " have not failed get every message that failed here"
+                reached_queues = (
+                    f"{queue_place(*meant)} and also {queue_place(*strangers)}. Consumers that did"
+                    " not fail receive every message that failed here"
                 )
             elif len(reached) > 1:
-                what = (
-                    f"{queue_place(*reached)} at the same time: there is a copy in each, and each"
-                    " is handled again or re-driven on its own, to whatever queue that one leads"
+                reached_queues = (
+                    f"{queue_place(*reached)} at the same time. Each queue has a copy, and each copy"
+                    " is handled again or re-driven separately"
                 )
             else:
                 continue
             yield Hit(
                 queue_place(leg.source),
-                f"Through exchange {quote_name(leg.exchange)} its dead letters reach {what}.",
+                f"Through exchange {quote_name(leg.exchange)} its dead letters reach {reached_queues}.",
                 "Give the queue a separate dead-letter exchange or routing key that leads to one"
                 " queue only.",
             )
@@ -200,10 +200,10 @@ def _without_rejection(analysis: Analysis) -> Iterator[Hit]:
     for ring in sorted(rings, key=sorted):
         yield Hit(
             queue_place(*ring),
-            f"A message that is not rejected expires round {list_names(ring)} and {_DROPPED}. Every"
+            f"A message that only expires goes through {list_names(ring)} and {_DROPPED}. Every"
             " message that is not consumed within the time to live is lost.",
-            "Take `x-message-ttl` from the consumed queue, or let it expire into a dead-letter"
-            " queue.",
+            "Remove `x-message-ttl` from the consumed queue, or dead-letter its expired messages into"
+            " a dead-letter queue.",
         )
 
 
@@ -219,9 +219,10 @@ def _retry_chain(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(loop.main),
                 f"A rejected message waits in several queues one after another"
-                f" ({list_names(loop.through)}). These brokers lose track of the rejection and drop"
-                " the message as a cycle on its second lap.",
-                "Use one retry queue per delay and let each return straight to the main queue.",
+                f" ({list_names(loop.through)}). RabbitMQ before 3.13 forgets the rejection and drops"
+                " the message as a cycle in its second round.",
+                "Use one retry queue for each delay. Let each of them return messages directly to"
+                " the main queue.",
             )
 
 
@@ -233,8 +234,9 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
         origin = "default delivery limit of" if limit.by_default else "delivery limit of"
         yield Hit(
             queue_place(loop.main),
-            f"A message returned more often than the {origin} {limit.value} allows (each crash of"
-            f" a consumer returns all it holds) goes to the retry queue and {_DROPPED}.",
+            f"A message that exceeds the {origin} {limit.value} goes to the retry queue and"
+            f" {_DROPPED}. Each crash of a consumer counts as a return of all its unsettled"
+            " messages.",
             _MAIN_TO_DLQ
             + if_limits_can_be_lifted(
                 ", or remove the limit by a policy (`delivery-limit: -1`, from 4.0 on)",
@@ -253,7 +255,7 @@ def _max_length(analysis: Analysis) -> Iterator[Hit]:
         if drops_head(queue) or (has_limit(queue) and dead_letters):
             yield Hit(
                 queue_place(loop.main),
-                f"When the queue is full, its overflow goes to the retry queue and {_DROPPED}.",
+                f"When the queue is full, an overflowing message goes to the retry queue and {_DROPPED}.",
                 f"{_MAIN_TO_DLQ}. Otherwise remove the length limit, or use"
                 " `x-overflow: reject-publish`, which nacks publishes.",
             )
@@ -266,8 +268,8 @@ def _expiration(analysis: Analysis) -> Iterator[Hit]:
             queue_place(*mains),
             "A message that a producer publishes with an `expiration` and that expires before it"
             f" is consumed goes to the retry queue and {_DROPPED}.",
-            f"Publish without `expiration`, or {HARDENED}: there it expires into the dead-letter"
-            " queue.",
+            f"Publish without `expiration`, or {HARDENED}, which moves expired messages to the"
+            " dead-letter queue.",
         )
 
 
@@ -276,7 +278,7 @@ def _wrongly_dropped(analysis: Analysis) -> Iterator[Hit]:
     if analysis.version is not None and analysis.loops:
         yield Hit(
             queue_place(*(loop.main for loop in analysis.loops)),
-            f"RabbitMQ {analysis.version} can take a sound retry loop for a cycle and drop the"
+            f"RabbitMQ {analysis.version} can mistake a valid retry loop for a cycle and drop the"
             " message (rabbitmq-server issue 11159).",
             f"Upgrade to 3.13.3 or later, or {HARDENED}.",
         )
@@ -291,10 +293,10 @@ def _laps(analysis: Analysis) -> Iterator[Hit]:
         if laps >= limit.value:
             yield Hit(
                 queue_place(loop.main),
-                f"A message may go round {laps} times, and the delivery limit is {limit.value}. These"
-                " brokers count a `basic.reject` into the retry queue and keep the count, so after"
-                " that many laps one crash of a consumer exceeds the limit, and the message is"
-                " dropped as a cycle.",
+                f"A message can go through the retry queue {laps} times, and the delivery limit is"
+                f" {limit.value}. From 4.3 on, RabbitMQ counts a `basic.reject` into the retry queue"
+                " as a return and keeps the count. One crash of a consumer can then exceed the"
+                " limit, and the message is dropped as a cycle.",
                 f"Reject with `basic.nack` (as Hopback does), allow fewer attempts, or {HARDENED}.",
             )
 

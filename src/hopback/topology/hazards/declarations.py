@@ -45,8 +45,8 @@ def _clashes(analysis: Analysis) -> Iterator[Hit]:
                 continue
             yield Hit(
                 place(name),
-                "Declared more than once: which of the declarations holds depends on their order,"
-                " and a broker refuses the second if they differ.",
+                "It is declared more than once. The order decides which declaration is used, and a"
+                " broker refuses the second one if it differs.",
                 "Keep one of them.",
             )
     # A retry queue cannot have another role, because all messages leave it after the TTL.
@@ -55,8 +55,8 @@ def _clashes(analysis: Analysis) -> Iterator[Hit]:
         other = "a consumed queue" if name in analysis.plans else "a dead-letter queue"
         yield Hit(
             queue_place(name),
-            f"This retry queue is also {other}. Its messages are sent back when their wait is over,"
-            " whether they are parked or being consumed.",
+            f"This retry queue is also {other}. Its messages are sent back after the delay, even if"
+            " they are parked or waiting for a consumer.",
             "Give the retry queue a different name.",
         )
 
@@ -75,11 +75,11 @@ def _unusable(analysis: Analysis) -> Iterator[Hit]:
 
 def _bad_name(name: str, place: str) -> Iterator[Hit]:
     if not name:
-        problem = "An empty name means the default exchange, or asks the broker to make one up"
+        problem = "An empty name means the default exchange, or asks the broker to generate a name"
     elif name.startswith("amq."):
-        problem = "Names that begin with `amq.` are the broker's own, which refuses this one"
+        problem = "Names that begin with `amq.` are reserved, and the broker refuses this one"
     elif len(name.encode(errors="replace")) > _LONGEST_BYTES:
-        problem = f"The name is longer than {_LONGEST_BYTES} bytes, which no broker can read"
+        problem = f"The name is longer than {_LONGEST_BYTES} bytes, which AMQP does not allow"
     else:
         return
     yield Hit(place, f"{problem}.", "Choose another name.")
@@ -93,9 +93,8 @@ def _similar(analysis: Analysis) -> Iterator[Hit]:
         if len(names) > 1:
             yield Hit(
                 queue_place(*names),
-                f"{list_names(names)} are different queues to the broker and easily taken for one"
-                " another.",
-                "Spell them alike if one queue is meant.",
+                f"{list_names(names)} are different queues, but their names are easily confused.",
+                "If they are meant to be the same queue, use one spelling.",
             )
 
 
@@ -134,7 +133,7 @@ def _without_effect(place: str, name: str, hint: str, severities: _Severities) -
         place,
         f"The argument {quote_name(name)} is accepted and has no effect{hint}. The broker does not"
         " report this.",
-        "Correct or remove it, or use a broker that knows it.",
+        "Correct or remove it, or use a version of RabbitMQ that supports it.",
         severities,
     )
 
@@ -145,7 +144,7 @@ def _refusals(analysis: Analysis) -> Iterator[Hit]:
             yield Hit(
                 queue_place(queue.name),
                 f"{problem}. The broker refuses the declaration and closes the channel, so the"
-                " queue does not come to be.",
+                " queue is not created.",
                 "Correct or remove it.",
                 severities,
             )
@@ -188,8 +187,8 @@ def _overflow(analysis: Analysis) -> Iterator[Hit]:
         if asked and queue.type is QueueType.QUORUM:
             yield Hit(
                 queue_place(queue.name),
-                "A quorum queue accepts `x-overflow: reject-publish-dlx` and does not support it:"
-                " it removes its oldest messages instead of refusing new ones.",
+                "A quorum queue accepts `x-overflow: reject-publish-dlx` but does not support it. It"
+                " removes its oldest messages instead of refusing new ones.",
                 "Use `reject-publish`.",
             )
 
@@ -220,14 +219,14 @@ def _catches_nothing(analysis: Analysis) -> Iterator[Hit]:
             chain.append(alternate)
         if len(chain) > 1 and not any(_leads_to_a_queue(analysis, name) for name in chain[1:]):
             circle = (
-                " and the way leads back to where it began" if len(set(chain)) < len(chain) else ""
+                ", and the alternate exchanges form a cycle" if len(set(chain)) < len(chain) else ""
             )
             yield Hit(
                 exchange_place(exchange.name),
                 f"Its alternate exchange {quote_name(chain[1])} leads to no queue{circle}. Messages"
                 " without a matching binding are returned if they are mandatory and dropped"
                 " otherwise.",
-                f"Bind a queue to {quote_name(chain[1])}, or take the alternate exchange away.",
+                f"Bind a queue to {quote_name(chain[1])}, or remove the alternate exchange.",
             )
 
 

@@ -36,7 +36,7 @@ def _overflow(analysis: Analysis) -> Iterator[Hit]:
             queue_place(*found),
             "When the queue is full, the broker deletes its oldest messages, which it has already"
             " confirmed to their publishers.",
-            f"Use `x-overflow: reject-publish`, which nacks new publishes. {_KEEP_THEM} otherwise.",
+            f"{_KEEP_THEM}, or use `x-overflow: reject-publish`, which nacks new publishes.",
         )
 
 
@@ -50,7 +50,7 @@ def _expiry(analysis: Analysis) -> Iterator[Hit]:
         yield Hit(
             queue_place(*found),
             "Messages that are not consumed within the time to live (`x-message-ttl`) are deleted.",
-            f"{_KEEP_THEM}, or take the time to live away.",
+            f"{_KEEP_THEM}, or remove the time to live.",
         )
 
 
@@ -65,10 +65,10 @@ def _delivery_limit(analysis: Analysis) -> Iterator[Hit]:
         if found:
             yield Hit(
                 queue_place(*found),
-                "A message returned more often than the"
-                f" {'default delivery limit of 20' if by_default else 'delivery limit'} allows"
-                " (each crash of a consumer returns all it holds) is deleted: the queue has no"
-                " dead-letter exchange.",
+                "A message that exceeds the"
+                f" {'default delivery limit of 20' if by_default else 'delivery limit'} is deleted,"
+                " because the queue has no dead-letter exchange. Each crash of a consumer counts as"
+                " a return of all its unsettled messages.",
                 f"{_KEEP_THEM}: {HARDENED}.",
                 severities,
             )
@@ -83,8 +83,9 @@ def _limit_below_one(analysis: Analysis) -> Iterator[Hit]:
         if queue.type is QueueType.QUORUM and value is not None and value < 1 and harmful:
             yield Hit(
                 queue_place(queue.name),
-                f"With a delivery limit of {value} the broker removes a message at its first"
-                " return: a consumer that crashes, or a look at the queue, is enough.",
+                f"With a delivery limit of {value} the broker removes a message when it is"
+                " returned for the first time. A crash of a consumer is enough, and so is browsing"
+                " the queue.",
                 "Use a large limit (1000000000 is accepted everywhere), or `-1` on 4.0 and later"
                 " only.",
                 errors(before="4.0" if value < 0 else ""),
@@ -103,7 +104,7 @@ def _queue_vanishes(analysis: Analysis) -> Iterator[Hit]:
             f"The broker deletes this queue with all its messages after {lease_ms} ms without a"
             f" consumer{', and such a queue never has one' if kept else ''}. The messages are not"
             " dead-lettered.",
-            "Take `x-expires` away.",
+            "Remove `x-expires`.",
             errors() if kept else warnings(),
         )
 
@@ -121,15 +122,15 @@ def _short_lived(analysis: Analysis) -> Iterator[Hit]:
     if found:
         yield Hit(
             queue_place(*found),
-            "Not durable, exclusive or auto-delete: the queue and its messages are gone when the"
-            " broker restarts or the last consumer leaves.",
+            "A queue that is not durable, or is exclusive or auto-delete, is deleted with its"
+            " messages when the broker restarts or the last consumer leaves.",
             "Declare it durable, neither exclusive nor auto-delete.",
         )
     if exchanges:
         yield Hit(
             f"exchange {list_names(exchanges)}",
-            "Not durable, or auto-delete: once the exchange is gone, failed messages that should"
-            " go through it are dropped or refused.",
+            "An exchange that is not durable, or is auto-delete, can be deleted. Failed messages that"
+            " should go through it are then dropped or refused.",
             "Declare it durable and not auto-delete.",
         )
 
@@ -156,7 +157,7 @@ def _transient(analysis: Analysis) -> Iterator[Hit]:
 
 
 _LOST_AT_RESTART = (
-    " A restart of its node deletes it with every message in it, persistent ones too."
+    " A restart of its node deletes it with all its messages, including persistent ones."
 )
 
 
@@ -171,12 +172,11 @@ def _classic(analysis: Analysis) -> Iterator[Hit]:
         consumed = [name for name in found if name in analysis.mains]
         yield Hit(
             queue_place(*(consumed or found)),
-            f"{len(found)} classic {'queues' if len(found) > 1 else 'queue'}, retry and dead-letter"
-            " queues included. A classic queue lives on one node and dead-letters at most once: its"
-            " messages are lost with the node's disk, and on the way to the next queue when the"
-            " node dies.",
-            f"Use quorum queues: {HARDENED}. The type of a queue that exists cannot be changed in"
-            " place.",
+            f"{len(found)} classic {'queues are' if len(found) > 1 else 'queue is'} affected, including"
+            " retry and dead-letter queues. A classic queue lives on one node and dead-letters at most"
+            " once. Its messages are lost with the node's disk, and dead letters in transit are lost"
+            " when the node dies.",
+            f"Use quorum queues: {HARDENED}. The type of an existing queue cannot be changed.",
         )
 
 

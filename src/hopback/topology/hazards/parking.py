@@ -63,13 +63,15 @@ def _length_limit(analysis: Analysis) -> Iterator[Hit]:
         if refusing and queue.type is QueueType.QUORUM:
             yield Hit(
                 queue_place(queue.name),
-                "When this dead-letter queue is full, parking by publish is refused: failed"
-                " messages stay in their queue and come round again.",
-                "Take the length limit away.",
+                "When this dead-letter queue is full, it refuses published messages. Failed"
+                " messages stay in their queue and are delivered again.",
+                "Remove the length limit.",
                 warnings(),
             )
         else:
-            lost = "new dead letters are discarded" if refusing else "its oldest messages go"
+            lost = (
+                "new dead letters are discarded" if refusing else "its oldest messages are deleted"
+            )
             yield Hit(
                 queue_place(queue.name),
                 f"When this dead-letter queue is full, {lost} without notice.",
@@ -89,15 +91,15 @@ def _move_on(analysis: Analysis) -> Iterator[Hit]:
                 f"This dead-letter queue has a dead-letter exchange that leads back to"
                 f" {list_names(back)}. The broker drops a message that returns this way without a"
                 " rejection, because it detects a cycle.",
-                "Take its dead-letter exchange away and re-drive by hand.",
+                "Remove its dead-letter exchange and re-drive messages instead.",
                 errors(),
             )
         else:
             yield Hit(
                 queue_place(queue.name),
-                "This dead-letter queue has a dead-letter exchange itself: a message that is"
+                "This dead-letter queue has a dead-letter exchange itself. A message that is"
                 " rejected, expires or is read too often moves on without an operator's decision.",
-                "Take its dead-letter exchange away.",
+                "Remove its dead-letter exchange.",
             )
 
 
@@ -153,7 +155,7 @@ def _stream(analysis: Analysis) -> Iterator[Hit]:
                 "This dead-letter queue is a stream. Its messages cannot be removed, so each"
                 " re-drive would send the same messages again. Its retention"
                 " (`x-max-age`, `x-max-length-bytes`) deletes messages silently.",
-                "Use a quorum queue, and a stream for copies at most.",
+                "Use a quorum queue. A stream is suitable for copies only.",
             )
 
 

@@ -46,7 +46,7 @@ def _no_plan(analysis: Analysis) -> Iterator[Hit]:
     for name in bare:
         yield Hit(
             queue_place(name),
-            "The queue has no failure plan, so the fate of a message whose handler fails is"
+            "The queue has no failure plan. Retries and the dead-letter queue of failed messages are"
             " undefined.",
             "Give it a plan (tiers, attempts, a dead-letter queue), or declare that it is not"
             " consumed here (`consumers = false`).",
@@ -58,7 +58,7 @@ def _broken_ways(analysis: Analysis) -> Iterator[Hit]:
         for problem in _problems(analysis, plan):
             yield Hit(
                 plan_place(plan.queue),
-                f"{problem}. A message that fails cannot take this way: it stays where it is, or"
+                f"{problem}. A failed message cannot take this route. It stays in its queue, or"
                 " is lost if the broker moves it.",
                 "Declare the missing objects, or correct the names in the plan.",
             )
@@ -79,7 +79,7 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
     ):
         if not meant.intersection(analysis.route(exchange, key)):
             yield (
-                f"The way for {purpose}, {exchange_place(exchange)} with key {quote_name(key)}, does"
+                f"The route for {purpose}, {exchange_place(exchange)} with key {quote_name(key)}, does"
                 f" not reach {queue_place(*meant)}"
             )
     # Check where rejected messages are routed to. Without a destination they are deleted.
@@ -87,9 +87,9 @@ def _problems(analysis: Analysis, plan: Plan) -> Iterator[str]:
     if leg is None or not leg.targets:
         return
     if plan.leave is Leave.REJECT and not waiting.intersection(leg.targets):
-        yield "Rejected messages are meant to reach a retry queue and do not"
+        yield "Rejected messages are meant to reach a retry queue but do not"
     if plan.parking.by is Leave.REJECT and plan.parking.queue not in leg.targets:
-        yield "Rejected messages are meant to reach the dead-letter queue and do not"
+        yield "Rejected messages are meant to reach the dead-letter queue but do not"
 
 
 def _reject_deletes(analysis: Analysis) -> Iterator[Hit]:
@@ -98,8 +98,8 @@ def _reject_deletes(analysis: Analysis) -> Iterator[Hit]:
         if rejects and plan.queue in analysis.queues and plan.queue not in analysis.legs:
             yield Hit(
                 queue_place(plan.queue),
-                "The plan rejects messages, but the queue has no dead-letter exchange: the broker"
-                " deletes every message that is rejected.",
+                "The plan rejects messages, but the queue has no dead-letter exchange. The broker"
+                " deletes every rejected message.",
                 "Set `x-dead-letter-exchange`, or let the plan move messages by publish.",
             )
 
@@ -120,7 +120,7 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
         if (target, name) not in own
     }
     alone = [name for name in analysis.mains if name not in reached]
-    # Schedule queues are written by name.
+    # The application publishes to schedule queues through the default exchange.
     alone = [name for name in alone if queue_of_schedule(name) not in analysis.plans]
     unplanned = [name for name in alone if name not in analysis.plans] if analysis.plans else []
     # Ignore the exchanges for delayed messages.
@@ -136,8 +136,9 @@ def _unreachable(analysis: Analysis) -> Iterator[Hit]:
     if by_name:
         yield Hit(
             queue_place(*by_name),
-            "No exchange routes here: messages arrive only through the default exchange, by name.",
-            "Bind it to an exchange if others than you should be able to publish to it.",
+            "No exchange leads to this queue. Messages arrive only through the default exchange, with"
+            " the queue's name as routing key.",
+            "Bind it to an exchange if other applications should publish to it.",
             infos(),
         )
 

@@ -85,12 +85,12 @@ def _not_evaluated(analysis: Analysis) -> Iterator[Hit]:
         unknown = [name for name in names if pattern_matches(policy.pattern, name) is None]
         if flaw is None and not unknown:
             continue
-        why = flaw or f"it has too many ways through {list_names(unknown)}"
+        why = flaw or f"it can match {list_names(unknown)} in too many ways"
         yield Hit(
             policy_place(policy.name),
             f"The pattern {quote_name(policy.pattern)} is not evaluated here: {why}. All other checks"
             " ignore this policy.",
-            "Write a plainer pattern: text, classes, groups, alternatives, and repetition without nesting.",
+            "Use a simpler pattern of text, classes, groups, alternatives and repetition without nesting.",
         )
 
 
@@ -114,7 +114,10 @@ def _problems(policy: Policy) -> Iterator[tuple[str, tuple[VersionedSeverity, ..
         )
     if policy.apply_to not in APPLY_TO:
         hint = did_you_mean(policy.apply_to, APPLY_TO)
-        yield f"It applies to {quote_name(policy.apply_to)}, which no broker knows{hint}", errors()
+        yield (
+            f"It applies to {quote_name(policy.apply_to)}, which RabbitMQ does not support{hint}",
+            errors(),
+        )
     elif APPLY_TO[policy.apply_to] > _ALWAYS:
         older = VersionedSeverity(Severity.ERROR, before=APPLY_TO[policy.apply_to])
         yield f"This broker does not know policies for {quote_name(policy.apply_to)}", (older,)
@@ -135,7 +138,7 @@ def _problems(policy: Policy) -> Iterator[tuple[str, tuple[VersionedSeverity, ..
             yield f"{quote_name(key)} is {show_value(value)}, expected {known.value}", errors()
         elif key == "delivery-limit" and isinstance(value, int) and value < 0:
             before = errors(before="4.0")
-            yield f"{quote_name(key)} is {value}, which brokers before 4.0 do not take", before
+            yield f"{quote_name(key)} is {value}, which RabbitMQ before 4.0 does not accept", before
 
 
 _FEDERATION = ("federation-upstream", "federation-upstream-set", "federation-upstream-pattern")
@@ -152,14 +155,14 @@ def _no_confirm(analysis: Analysis) -> Iterator[Hit]:
         if mode not in ("no-ack", "on-publish"):
             continue
         when = (
-            "as soon as the source hands them over"
+            "as soon as they are delivered"
             if mode == "no-ack"
             else "before the destination has confirmed them"
         )
         yield Hit(
             f"{kind} {quote_name(link.name)}",
-            f"With `ack-mode: {mode}` messages leave the source {when}: messages in transit are"
-            " lost when either side or the connection ends.",
+            f"With `ack-mode: {mode}`, messages are removed from the source {when}. Messages in"
+            " transit are lost when the connection or one of the brokers fails.",
             "Use `ack-mode: on-confirm`, the default.",
             errors() if mode == "no-ack" else warnings(),
         )
@@ -171,7 +174,7 @@ def _shovel_drains(analysis: Analysis) -> Iterator[Hit]:
         source = shovel.text("src-queue")
         if source is None or source not in analysis.dead_letter_queues | analysis.retry_queues:
             continue
-        what = "dead-letter" if source in analysis.dead_letter_queues else "retry"
+        role = "dead-letter" if source in analysis.dead_letter_queues else "retry"
         target = _destination(shovel)
         # Find the consumed queues the shovel publishes to.
         queue, exchange = shovel.text("dest-queue"), shovel.text("dest-exchange")
@@ -183,14 +186,14 @@ def _shovel_drains(analysis: Analysis) -> Iterator[Hit]:
         round_trip = (
             f" Messages that fail again return from {queue_place(*onward)} and circulate forever"
             " without a count."
-            if what == "dead-letter" and onward
+            if role == "dead-letter" and onward
             else ""
         )
-        early = " before their wait is over" if what == "retry" else " whatever they died of"
+        early = "before their delay is over" if role == "retry" else "regardless of the failure"
         yield Hit(
             f"shovel {quote_name(shovel.name)}",
-            f"It takes everything out of the {what} queue {quote_name(source)}{early} and moves it to"
-            f" {target}.{round_trip}",
+            f"It moves all messages of the {role} queue {quote_name(source)} to {target}, {early}."
+            f"{round_trip}",
             "Remove it, and re-drive messages by a job, which counts them and can be stopped.",
         )
 
@@ -207,9 +210,9 @@ def _shovel_empties(analysis: Analysis) -> Iterator[Hit]:
         removed = "dead-letters" if source.name in analysis.legs else "deletes"
         yield Hit(
             f"shovel {quote_name(shovel.name)}",
-            f"While {_destination(shovel)} refuses messages, the shovel gives them back to the"
-            f" quorum queue {quote_name(source.name)} again and again, and after {limit.value} returns"
-            f" the broker {removed} them: the queue is empty within seconds.",
+            f"While {_destination(shovel)} refuses messages, the shovel repeatedly returns them to"
+            f" the quorum queue {quote_name(source.name)}. After {limit.value} returns the broker"
+            f" {removed} them. The queue is empty within seconds.",
             "Give the source no delivery limit"
             + if_limits_can_be_lifted(" (-1, by policy from 4.0 on)", analysis.version)
             + " while the shovel exists.",
@@ -267,8 +270,8 @@ def _operator_policy(analysis: Analysis) -> Iterator[Hit]:
         if ruled[policy.name]:
             yield Hit(
                 f"operator policy {quote_name(policy.name)}",
-                f"It sets {list_names(policy.definition)} for {queue_place(*ruled[policy.name])}, over"
-                " their own arguments and policies. The smallest value applies. The application"
+                f"It sets {list_names(policy.definition)} for {queue_place(*ruled[policy.name])}, in"
+                " addition to their arguments and policies. The smallest value applies. The application"
                 " that declares the queues does not see it. The other findings include its effect.",
                 "Check that the operators of the broker intend it for these queues.",
             )

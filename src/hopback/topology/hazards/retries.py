@@ -42,7 +42,7 @@ def _without_ttl(analysis: Analysis) -> Iterator[Hit]:
         if number(queue, "x-message-ttl") is not None:
             continue
         if queue.name in analysis.users:
-            yield _never_expires(queue, "It is a retry queue without a time to live")
+            yield _never_expires(queue, "This retry queue has no time to live")
         elif (
             queue.name in analysis.mains.keys() - analysis.plans.keys()
             and looks_like_retry_queue(queue.name)
@@ -52,16 +52,16 @@ def _without_ttl(analysis: Analysis) -> Iterator[Hit]:
             - analysis.dead_letter_queues
             - analysis.retry_queues
         ):
-            seeming = _never_expires(queue, "By its name this is a retry queue, without one TTL")
+            seeming = _never_expires(queue, "Its name suggests a retry queue, but it has no TTL")
             yield Hit(seeming.place, seeming.explanation, seeming.fix, warnings())
 
 
 def _never_expires(queue: Queue, beginning: str) -> Hit:
     return Hit(
         queue_place(queue.name),
-        f"{beginning} (`x-message-ttl`): a message that enters waits forever, unless its"
+        f"{beginning} (`x-message-ttl`). A message that enters it waits forever, unless its"
         " publisher set an `expiration`. Even then it waits for all messages before it.",
-        "Set `x-message-ttl` to the delay that is meant, one queue for each delay.",
+        "Set `x-message-ttl` to the intended delay. Use one queue for each delay.",
     )
 
 
@@ -72,10 +72,14 @@ def _without_return(analysis: Analysis) -> Iterator[Hit]:
             continue
         seen.add((plan.queue, route.queue))
         if plan.queue not in analysis.targets(route.queue):
-            ends = "are deleted" if route.queue not in analysis.legs else "go elsewhere or nowhere"
+            ends = (
+                "are deleted"
+                if route.queue not in analysis.legs
+                else "are routed elsewhere or dropped"
+            )
             yield Hit(
                 queue_place(route.queue),
-                f"Messages of {quote_name(plan.queue)} wait here and then {ends}: they never return for"
+                f"Messages of {quote_name(plan.queue)} wait here and then {ends}. They never return for"
                 " another attempt.",
                 'Set `x-dead-letter-exchange: ""` and `x-dead-letter-routing-key` to'
                 f" {quote_name(plan.queue)} on the retry queue.",
@@ -99,8 +103,8 @@ def _other_delay(analysis: Analysis) -> Iterator[Hit]:
                 queue_place(name),
                 f"The plan specifies a wait of {_format_delays(*delays)}, but messages expire after"
                 f" {ttl_ms} ms in this queue.",
-                "Make both the same. The time to live of a queue that exists cannot be changed in"
-                " place: use a new name, or a policy.",
+                "Make both the same. The time to live of an existing queue cannot be changed:"
+                " use a new name, or a policy.",
             )
 
 
@@ -109,9 +113,9 @@ def _several_delays(analysis: Analysis) -> Iterator[Hit]:
         if len(delays) > 1:
             yield Hit(
                 queue_place(name),
-                f"One queue serves several delays ({_format_delays(*sorted(delays))}). A queue lets"
-                " messages go at its head only, so a short wait lasts as long as the longest one"
-                " before it.",
+                f"One queue serves several delays ({_format_delays(*sorted(delays))}). Messages"
+                " only expire at the head of a queue, so a short delay lasts as long as the longest"
+                " one before it.",
                 "Use one retry queue for each delay, each with its own `x-message-ttl`.",
             )
 
@@ -136,8 +140,8 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
         yield Hit(
             exchange_place(exchange),
             f"Retries of {list_names(mains)} return through this exchange and also reach"
-            f" {list_names(others)}, which did not fail: each retry is handled there once more.",
-            "Return straight to the queue that failed, through the default exchange with its name"
+            f" {list_names(others)}, which did not fail. Each retry is handled there once more.",
+            "Return messages directly to the queue that failed, through the default exchange with its name"
             f" as the key: {HARDENED}.",
         )
     out: _Strays = defaultdict(set)
@@ -149,7 +153,7 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
         yield Hit(
             exchange_place(exchange),
             f"Failed messages of {list_names(mains)} that leave for retry also reach {list_names(others)}:"
-            " each failure makes further copies.",
+            " each failure creates additional copies.",
             "Use a separate routing key for each retry queue.",
         )
     # Find retry queues that are not used by a plan or a loop and lead to several queues.
@@ -164,7 +168,7 @@ def _reaches_others(analysis: Analysis) -> Iterator[Hit]:
             f"Messages that expire in {list_names(names)} reach several queues through this exchange:"
             f" {list_names(others)}. If these messages are retries, queues that did not fail receive"
             " them too.",
-            "Let a retry return straight to its own queue, through the default exchange.",
+            "Let a retry return directly to its own queue, through the default exchange.",
             infos(),
         )
 
@@ -190,16 +194,16 @@ def _length_limit(analysis: Analysis) -> Iterator[Hit]:
         if drops_head(queue):
             yield Hit(
                 queue_place(name),
-                "When this retry queue is full, the broker sends its oldest messages on before"
-                " their wait is over, or deletes them if it has no dead-letter exchange.",
-                "Take the length limit away.",
+                "When this retry queue is full, the broker moves its oldest messages on before"
+                " their delay is over, or deletes them if it has no dead-letter exchange.",
+                "Remove the length limit.",
             )
         elif has_limit(queue) and fed and queue.type is QueueType.CLASSIC:
             yield Hit(
                 queue_place(name),
                 "When this classic retry queue is full, it discards the dead letters that the"
-                " broker moves into it. `reject-publish` has an effect on publishers only.",
-                "Take the length limit away, or let messages leave by a confirmed publish.",
+                " broker moves into it. `reject-publish` only affects publishers.",
+                "Remove the length limit, or let messages leave by a confirmed publish.",
                 errors(),
             )
 
@@ -209,9 +213,9 @@ def _with_priorities(analysis: Analysis) -> Iterator[Hit]:
         if queue.name in analysis.retry_queues and number(queue, "x-max-priority") is not None:
             yield Hit(
                 queue_place(queue.name),
-                "A retry queue with priorities (`x-max-priority`): messages expire at the head"
-                " only, so one of low priority waits behind every later one of a higher priority,"
-                " far longer than its delay.",
+                "This retry queue has priorities (`x-max-priority`). Messages only expire at the head,"
+                " so a message with a low priority waits behind all messages with a higher one,"
+                " much longer than its delay.",
                 "Remove `x-max-priority`. Messages keep their priority for the main queue.",
             )
 
@@ -235,14 +239,14 @@ def _cut_short(analysis: Analysis) -> Iterator[Hit]:
         expected = None if wanted is None else number(wanted, "x-message-ttl")
         if waits == expected and (way.source, way.destination, way.routing_key) in bound:
             continue
-        found = "is not there" if queue is None else f"holds them for {waits} ms"
+        found = "does not exist" if queue is None else f"holds them for {waits} ms"
         if waits == expected:
             found = "is not bound to its exchange"
         yield Hit(
             queue_place(name),
-            f"Delayed messages are to wait here for {expected} ms of their time, and the queue"
-            f" {found}: they come too early, or too late.",
-            "Let an application with `app.delays()` declare it, or take all queues of delays away.",
+            f"Delayed messages wait here for {expected} ms of their delay, but the queue {found}."
+            " They arrive too early or too late.",
+            "Start an application with `app.delays()`, which declares it, or remove all delay queues.",
         )
 
 

@@ -23,7 +23,7 @@ class Severity(StrEnum):
     WARNING = "warning"
     """Messages can be lost or misrouted if another failure occurs."""
     INFO = "info"
-    """Only for information."""
+    """The topology works. The finding is a hint."""
 
     @property
     def rank(self) -> int:
