@@ -96,7 +96,7 @@ _PORTS = "AMQP usually has 5672, .* 15672 is the management API, 25672 is for ot
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "AMQP 0-9-1 frame, got an HTTP answer"),
         (b"\0\0\0\0\0\0\0\0\0", "AMQP 0-9-1 frame, got b'.*'"),
-        (b"", "the broker hung up"),
+        (b"", "the broker closed it"),
         (None, r"no answer within 1 s \(connection_timeout\)"),
     ],
 )

@@ -1,8 +1,7 @@
 """The state of a channel.
 
-Messages are assembled from method, header and body frames. If all frames of a message have been
-received, it is decoded in a single step. This is the fast path. Otherwise the frames are collected
-one by one.
+A message consists of method, header and body frames. A message whose frames have all been received
+is decoded in a single step, which is faster. Otherwise its frames are collected one by one.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ _BASIC = 60  # the only class with content
 
 
 class Assembler:
-    """Assembles the messages of a connection."""
+    """Assembles messages from frames and limits their sizes."""
 
     __slots__ = ("_body_max", "_partial", "_partial_max")
 
@@ -177,7 +176,7 @@ class Assembler:
         if len(payload) > channel.body_left:
             raise Broken(
                 ReplyCode.FRAME_ERROR,
-                "expected the rest of a message body, got more than that",
+                "expected a body of the announced size, got a larger one",
                 "content body frame exceeds remaining content size",
                 channel.content_id,
             )
@@ -189,9 +188,7 @@ class Assembler:
         if not channel.body_left:
             return self._complete(channel)
         if self._partial > self._partial_max:
-            raise Broken(
-                ReplyCode.RESOURCE_ERROR, "expected messages to be finished, got too many begun"
-            )
+            raise Broken(ReplyCode.RESOURCE_ERROR, "expected less data in incomplete messages")
         return None
 
     def _complete(self, channel: ChannelCore) -> Content:

@@ -116,7 +116,7 @@ class Confirms(Generic[_Ticket]):
 
     @property
     def abandon_count(self) -> int:
-        """Return the number of messages that timed out and were never confirmed."""
+        """How many messages timed out and are still unconfirmed."""
         return len(self.in_flight) - self.live
 
     def end(self) -> list[InFlight[_Ticket]]:
@@ -127,10 +127,10 @@ class Confirms(Generic[_Ticket]):
         return left
 
     def take_back(self, returned: ReturnedMessage) -> InFlight[_Ticket] | None:
-        """Find the message that was returned, or return None.
+        """Find the unconfirmed message that was returned. Returns None if there is none.
 
-        An exact match is preferred. Since RabbitMQ may remove a header (BCC), the properties are
-        ignored if there is no exact match, and then the body.
+        An exact match is preferred. RabbitMQ removes the BCC header, so the second choice is a
+        message with the same body, and the third one any message with the same routing key.
         """
         exchange, key = returned.exchange, returned.routing_key
         alike = [

@@ -1,12 +1,12 @@
 """An AMQP 0-9-1 connection without I/O.
 
-Used by both clients and servers. All input and output is checked against the state tables. Replies
-without alternatives, such as close-ok, are sent automatically. The sizes of frames and messages and
-the number of pending requests are limited.
+`WireConnection` is used by clients and servers. It checks all input and output against the state
+tables. It limits the sizes of frames and messages and the number of pending requests. Replies that
+have no alternative, such as close-ok, are sent automatically.
 
-A server must reply to requests in order. `receive` therefore stops before a request that is
-answered by this class and after a `channel.open`. If `unread` is True, call `receive(b"")` to
-continue after handling the events.
+A server must reply to requests in order. `receive` therefore stops before a request that this class
+answers, and after a `channel.open`. If `unread` is True, call `receive(b"")` to continue after
+handling the events.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _ANSWERED_AFTER: Final = {
     Side.CLIENT: frozenset[int](),
     Side.SERVER: frozenset({METHODS["channel.close"].id, METHODS["connection.close"].id}),
 }
-"""Requests that are answered by this class."""
+"""Requests that this class answers. The events before them have to be handled first."""
 _SETTLEMENTS_FOR: Final = {
     role: frozenset(known for known in _SETTLEMENTS if role.other in BY_ID[known].senders)
     for role in Side
@@ -172,7 +172,7 @@ class WireConnection:
         try:
             position = self._read(data, position, events)
             if self.unread:
-                # Don't copy the data, since a client may open and close channels frequently.
+                # Don't copy the data, because a client may open and close channels frequently.
                 self._held, self._held_at = data, position
             elif position < len(data):
                 self._buffer += data[position:]

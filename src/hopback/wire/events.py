@@ -43,19 +43,17 @@ class Content:
 
     @property
     def exchange(self) -> str:
-        """The exchange."""
         route = self._route
         return route[1 : 1 + route[0]].decode("utf-8", "surrogateescape")
 
     @property
     def routing_key(self) -> str:
-        """The routing key."""
         route = self._route
         return route[2 + route[0] :].decode("utf-8", "surrogateescape")
 
     @property
     def properties(self) -> Properties:
-        """The properties, decoded on first access. If they are invalid, they are kept as bytes."""
+        """The properties. They are decoded on first access, or kept as bytes if they are invalid."""
         found = self._properties
         if found is None:
             try:
@@ -73,9 +71,9 @@ class Content:
 
 
 class Delivered(Content):
-    """A basic.deliver method with its message. `queue` is set by the channel.
+    """A basic.deliver method with its message.
 
-    `session_ended` is set by the consumer.
+    The channel sets `queue`, and the consumer sets `session_ended`.
     """
 
     __slots__ = ("consumer", "queue", "redelivered", "session_ended", "tag")
@@ -199,8 +197,6 @@ class HeaderReceived:
 
 @dataclass(frozen=True, slots=True)
 class MethodReceived:
-    """A method was received."""
-
     channel: int
     name: str
     arguments: dict[str, Any]

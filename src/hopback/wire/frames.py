@@ -11,8 +11,6 @@ from hopback.wire.methods import Side
 
 
 class ConnectionState(StrEnum):
-    """The states of a connection."""
-
     AWAIT_HEADER = "await-header"
     AWAIT_START = "await-start"
     AWAIT_START_OK = "await-start-ok"
@@ -162,8 +160,8 @@ class Limits:
 
     Attributes:
         frame_max: The proposed maximum frame size.
-        receive_max: Maximum size of a received frame. Larger than `frame_max`, because the broker
-            may add headers.
+        receive_max: Maximum size of a received frame. It is larger than `frame_max`, because the
+            broker may add headers.
         body_max: Maximum size of a message body.
         partial_max: Maximum size of all incomplete messages of a connection.
     """

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 Secret: TypeAlias = Callable[[], str]
-"""Returns the password. Called for each connection, so that the password can be rotated."""
+"""A function that returns the password. It is called for each connection, so the password can be
+rotated.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Credentials:
 
 
 def secret_from_file(path: str) -> Secret:
-    """Read the password from a file."""
+    """Return a function that reads the password from a file."""
 
     def read() -> str:
         try:
@@ -52,7 +54,7 @@ def secret_from_file(path: str) -> Secret:
 
 
 def secret_from_environment(name: str) -> Secret:
-    """Read the password from an environment variable."""
+    """Return a function that reads the password from an environment variable."""
 
     def read() -> str:
         found = os.environ.get(name)
@@ -84,7 +86,7 @@ class Tuning:
     def agree(self, channel_max: int, frame_max: int, heartbeat: int) -> Tuning:
         """Return the negotiated limits.
 
-        The lower value is used, and a heartbeat of 0 disables heartbeats.
+        The lower value is used. A heartbeat of 0 on either side disables heartbeats.
         """
         return Tuning(
             _lower(self.channel_max, channel_max) or 65_535,
@@ -142,7 +144,7 @@ class ClientHandshake:
                     f"refused by the broker: {arguments['reply_code']} {arguments['reply_text']} ({who})"
                 )
             case _:
-                raise ConnectionFailed(f"expected the handshake to go on, got {event.name}")
+                raise ConnectionFailed(f"expected a method of the handshake, got {event.name}")
 
     def _on_start(self, arguments: dict[str, Any]) -> None:
         mechanisms = arguments["mechanisms"].decode("ascii", "replace").split()
@@ -189,7 +191,7 @@ are temporary, such as "vhost '…' is down" or "connection limit (…) is reach
 """
 
 Authenticate: TypeAlias = Callable[[str, bytes], str | None]
-"""Returns the name of the user, or None to refuse the login."""
+"""A function that returns the name of the user, or None to refuse the login."""
 
 
 class ServerHandshake:

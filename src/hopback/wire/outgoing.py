@@ -1,7 +1,7 @@
 """Validate outgoing messages.
 
-Invalid values have to be found before frames are written, because an error at that point would
-close the connection. The embedded broker uses the same checks.
+A message is checked before any of its frames is written, because a later error would close the
+connection. The embedded broker uses the same checks.
 """
 
 from __future__ import annotations

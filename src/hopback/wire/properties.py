@@ -61,7 +61,9 @@ def encode_properties(properties: Properties, *, default_mode: int | None = None
             if properties.further_headers:
                 entries += encode_further(properties.further_headers)
             parts += (_U32.pack(len(entries)), entries)
-        elif encode is None:  # a string, inlined since a function call would take twice as long
+        elif (
+            encode is None
+        ):  # a short string, inlined because a function call would take twice as long
             if value is None:
                 continue
             try:
@@ -115,8 +117,9 @@ _ALWAYS = frozenset({"headers", "delivery_mode"})
 
 @lru_cache(maxsize=256)
 def _encoders(present: tuple[str, ...]) -> tuple[tuple[int, str, _Encoder | None], ...]:
-    """Return the encoders of these properties in their order on the wire. None means a short string.
-    Cached, because most messages have the same properties.
+    """Return the encoders of these properties in wire order. None stands for a short string.
+
+    The result is cached, because most messages have the same properties.
     """
     return tuple(
         (flag, name, _SPECIAL.get(name))
@@ -191,7 +194,7 @@ _READERS: dict[str, _Reader] = {
 def _readers(flags: int) -> tuple[tuple[str, _Reader], ...]:
     """Return the readers for the given flags.
 
-    Cached, because messages usually have the same flags.
+    The result is cached, because most messages have the same flags.
     """
     if flags & _UNKNOWN:
         raise ProtocolError(f"expected the 14 known property flags, got {flags:#06x}")

@@ -66,7 +66,7 @@ class Settlements:
         self._frames.append(_pack(1, self.channel, 13, _ACK, tag, _MULTIPLE, 0xCE))
 
     def nack(self, tag: int, *, requeue: bool, multiple: bool = False) -> None:
-        """Reject a delivery, or all deliveries up to it."""
+        """Requeue or dead-letter a delivery, or all deliveries up to it."""
         if multiple:
             self._settle_through(tag)
         else:
@@ -75,7 +75,7 @@ class Settlements:
         self._frames.append(_pack(1, self.channel, 13, _NACK, tag, bits, 0xCE))
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """Reject a delivery with basic.reject."""
+        """Requeue or dead-letter a delivery with basic.reject."""
         self._settle(tag)
         self._frames.append(_pack(1, self.channel, 13, _REJECT, tag, int(requeue), 0xCE))
 

@@ -107,7 +107,7 @@ def _encode_shared(table: SharedHeaders) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _encode_key(key: str) -> bytes:
-    """Encode a key with its length. Cached, because the same names are used again and again."""
+    """Encode a key with its length. The result is cached, because most messages use the same names."""
     try:
         raw = key.encode("utf-8", "surrogateescape")
     except (UnicodeEncodeError, AttributeError):
@@ -175,7 +175,7 @@ def _encode_nested(value: FieldValue, depth: int) -> bytes:
 
 
 def _finite_encoder(tag: str, form: str) -> _Encoder:
-    """Return an encoder that rejects infinity and NaN. RabbitMQ would close the connection (541)."""
+    """Return an encoder that rejects infinity and NaN, because RabbitMQ closes the connection (541)."""
     encode_fixed = _fixed_encoder(tag, form)
 
     def encode(value: FieldValue, depth: int) -> bytes:
@@ -326,7 +326,7 @@ def _nested_entries(raw: bytes, depth: int) -> dict[str, FieldValue]:
         key = raw[begin:position].decode()
         if key in headers:
             raise ProtocolError(f"expected each key once in a nested table, got {key!r} twice")
-        if raw[position] == _TEXT:  # inlined, since most values in `x-death` are strings
+        if raw[position] == _TEXT:  # inlined, because most values in `x-death` are strings
             begin = position + 5
             position = begin + _unpack_u32(raw, position + 1)[0]
             if position > size:
@@ -412,8 +412,8 @@ def _array(raw: bytes, depth: int) -> list[FieldValue]:
     return values
 
 
-# Cached, because messages that were dead-lettered in the same second often have the same `x-death`.
-# A copy is returned.
+# The result is cached, because messages that were dead-lettered in the same second often have the
+# same `x-death`. Callers must copy it.
 @lru_cache(maxsize=256)
 def _kept_array(raw: bytes) -> list[FieldValue]:
     return _array(raw, 0)

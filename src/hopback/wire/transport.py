@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Heartbeat:
-    """The heartbeat of a connection. 0 disables it.
+    """The heartbeat of a connection. An interval of 0 disables it.
 
     The peer is considered dead after two intervals without data. A heartbeat is sent after half an
     interval without output.
@@ -90,9 +90,9 @@ class Wire(asyncio.BufferedProtocol):
         self._flush_due = False
         self._error: BrokerError | None = None
         self._closing = False
-        self._heard = False
-        self._spoke = False
-        self._deaf = False
+        self._has_received = False
+        self._has_sent = False
+        self._is_reading_paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._linger: asyncio.TimerHandle | None = None
 
@@ -110,7 +110,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Process received bytes and write the replies."""
-        self._heard = True
+        self._has_received = True
         self._reading = True
         on_event = self._owner.on_event
         connection = self.connection
@@ -121,8 +121,8 @@ class Wire(asyncio.BufferedProtocol):
                         self.fail(event.error)
                     else:
                         on_event(event)
-                # If reading was paused, continue after it is resumed.
-                if self._deaf or not connection.unread:
+                # If reading was paused, `resume_reading` continues here.
+                if self._is_reading_paused or not connection.unread:
                     break
                 data = b""
         except ProtocolError as error:
@@ -146,7 +146,7 @@ class Wire(asyncio.BufferedProtocol):
         self._transport = None
         error = self._error
         if error is None and not self._closing:
-            why = str(exc) if exc else "the broker hung up"
+            why = str(exc) if exc else "the broker closed it"
             error = ConnectionLost(f"connection lost: {why}")
             error.__cause__ = exc
         self._owner.on_lost(error)
@@ -175,19 +175,19 @@ class Wire(asyncio.BufferedProtocol):
         """Write pending output."""
         data = self.connection.take()
         if data and self._transport is not None:
-            self._spoke = True
+            self._has_sent = True
             self._transport.write(data)
 
     def pause_reading(self) -> None:
         """Pause reading. Missing heartbeats are ignored in the meantime."""
-        if self._transport is not None and not self._deaf:
-            self._deaf = True
+        if self._transport is not None and not self._is_reading_paused:
+            self._is_reading_paused = True
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._transport is not None and self._deaf:
-            self._deaf = False
-            self._heard = True
+        if self._transport is not None and self._is_reading_paused:
+            self._is_reading_paused = False
+            self._has_received = True
             self._transport.resume_reading()
             if self.connection.unread:
                 self.data_received(b"")
@@ -231,11 +231,11 @@ class Wire(asyncio.BufferedProtocol):
 
     def _beat(self, heartbeat: Heartbeat) -> None:
         now = self._loop.time()
-        if self._heard or self._deaf:
+        if self._has_received or self._is_reading_paused:
             heartbeat.mark_received(now)
-        if self._spoke:
+        if self._has_sent:
             heartbeat.sent(now)
-        self._heard = self._spoke = False
+        self._has_received = self._has_sent = False
         if heartbeat.dead(now):
             self.fail(ConnectionLost("connection lost: the broker sent no heartbeat in time"))
             self.abort()

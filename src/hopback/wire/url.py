@@ -6,7 +6,7 @@
 | `connection_timeout` | seconds for one host, handshake included | 10 |
 | `channel_max`, `frame_max` | proposed limits | 2047, 131072 |
 | `auth_mechanism` | `plain` or `external` | plain |
-| `password_file`, `password_env` | where the password is, instead of in the URL | |
+| `password_file`, `password_env` | file or environment variable with the password | |
 | `cacertfile`, `certfile`, `keyfile` | PEM files for amqps | the system's authorities |
 | `verify` | `verify_peer`, or `verify_none` (insecure) | verify_peer |
 | `server_name_indication` | the name to verify, or `disable` | the host |
