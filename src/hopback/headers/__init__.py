@@ -1,8 +1,7 @@
 """Read and write `x-death` and Hopback's headers.
 
-Reading never raises an exception. Invalid values are treated as missing. The size of added headers
-is limited, so that they always fit into a frame. The headers are documented in
-`docs/reference/headers.md`.
+Reading never raises an exception. Invalid values are treated as missing. The added headers are
+limited in size, so they always fit into a frame. `docs/reference/headers.md` describes the headers.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]")
 _LONGEST_TRACE = 64 * 1024  # very long tracebacks usually repeat themselves
 _FRAME = re.compile(r'  File "(?P<path>[^"]{1,1000})", line \d+, in (?P<function>[^\s]{1,255})')
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,254}(?::|$)")
-"""Matches the line of a traceback with the exception. It is the only line that is not indented."""
+"""The line of a traceback that contains the exception. It is the only line without indentation."""
 _UNREADABLE = "(its message could not be read)"
 _VARYING = re.compile(
     r"(?P<status>\b(?:HTTP|status(?:[ _-]?code)?)\W{1,3}[1-5]\d\d(?!\d))"
@@ -82,8 +82,8 @@ class Failure(NamedTuple):
 def failure_from_exception(error: BaseException) -> Failure:
     """Create a failure record for an exception.
 
-    The time, host and number of attempts are added later. This never raises an exception: an
-    attribute of an unusual exception may.
+    The time, host and number of attempts are added later. This function never raises an exception,
+    even if an attribute of `error` does.
     """
     try:
         return _read_exception(error)
@@ -131,9 +131,10 @@ def failure_from_status(status: int, reason: str = "") -> Failure:
 
 
 def add_http_status(kind: str, message: str) -> str:
-    """Return the type of an error with the HTTP status that its message contains, if there is one.
+    """Append the HTTP status that the message contains to the type of an error.
 
-    Use it for fingerprints: the same call may fail with a status that a repetition cannot repair.
+    Fingerprints contain the status, because the same call can fail with a temporary status and with
+    a permanent one.
     """
     found = _NAMED_STATUS.search(message) or _PHRASED_STATUS.search(message)
     return kind if found is None else f"{kind} {found['code']}"
@@ -202,11 +203,11 @@ def failure_json(failure: Failure, room: int = FAILURE_BYTES) -> str | None:
         text = _write_start(*failure[:6]) + times
         if text_bytes(text) <= room:
             return text
-    texts = map(_written, _ever_smaller(_fields(failure)))
+    texts = map(_to_json, _smaller_versions(_fields(failure)))
     return next((text for text in texts if text_bytes(text) <= room), None)
 
 
-# Cached, because failures of a service often only differ in time and attempts.
+# The result is cached, because failures of a service often only differ in time and attempts.
 @lru_cache(maxsize=256)
 def _write_start(
     kind: str, message: str, fingerprint: str, frame: str, stack: str, host: str
@@ -215,7 +216,7 @@ def _write_start(
     fields = _fields(Failure(kind, message, fingerprint, frame, stack, host))
     for name in ("first", "last", "attempts"):
         del fields[name]
-    return f"{_written(fields)[:-1]},"
+    return f"{_to_json(fields)[:-1]},"
 
 
 def failure_in(value: FieldValue) -> Failure | None:
@@ -270,8 +271,8 @@ def _fields(failure: Failure) -> dict[str, str | int]:
     }
 
 
-def _written(fields: dict[str, str | int]) -> str:
-    """Encode as JSON without whitespace. This is twice as fast as `json.dumps`."""
+def _to_json(fields: dict[str, str | int]) -> str:
+    """Encode a record as JSON without whitespace. This is twice as fast as `json.dumps`."""
     each = [
         f'"{name}":{encode_basestring(value) if isinstance(value, str) else value}'
         for name, value in fields.items()
@@ -279,8 +280,8 @@ def _written(fields: dict[str, str | int]) -> str:
     return f"{{{','.join(each)}}}"
 
 
-def _ever_smaller(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]]:
-    """Yield the record with a shorter and shorter stack and message."""
+def _smaller_versions(fields: dict[str, str | int]) -> Iterator[dict[str, str | int]]:
+    """Yield versions of the record in which first the stack and then the message get shorter."""
     for stack in _shorten(str(fields["stack"]), _STACK_BYTES):
         yield fields | {"stack": stack}
     for message in _shorten(str(fields["message"]), _MESSAGE_BYTES):
@@ -295,7 +296,7 @@ def _shorten(text: str, limit: int) -> Iterator[str]:
         limit //= 2
 
 
-# Cached, because failures of a service often occur in the same place.
+# The result is cached, because failures of a service often occur in the same place.
 @lru_cache(maxsize=256)
 def _fingerprint(kind: str, place: str) -> str:
     whole = f"{kind}\n{place}".encode("utf-8", "backslashreplace")
@@ -333,7 +334,7 @@ def _own_frame(frames: _Frames) -> str:
 
     If there is none, return the innermost frame.
     """
-    return _kept_own_frame(frames) if len(frames) <= _FRAMES else _find_own_frame(frames)
+    return _cached_own_frame(frames) if len(frames) <= _FRAMES else _find_own_frame(frames)
 
 
 def _find_own_frame(frames: _Frames) -> str:
@@ -344,9 +345,9 @@ def _find_own_frame(frames: _Frames) -> str:
     return frames[-1][0] if frames else ""
 
 
-# Cached, because failures of a service often occur in the same place. Long tracebacks would fill
-# the memory: those of a recursion differ from message to message.
-_kept_own_frame = lru_cache(maxsize=256)(_find_own_frame)
+# The result is cached, because failures of a service often occur in the same place. Long tracebacks
+# are not cached, because tracebacks of a recursion differ between messages and would fill the memory.
+_cached_own_frame = lru_cache(maxsize=256)(_find_own_frame)
 
 
 def _stack(error: BaseException, frames: _Frames) -> str:

@@ -1,8 +1,8 @@
 """The history of a message, based on `x-death` and Hopback's headers.
 
-The order of `x-death` entries is only reliable since RabbitMQ 4.x, so they are looked up by queue
-and reason. Before that, only the first entry is known to be the latest. `hopback-deaths` is a copy
-of the most recent entries.
+`x-death` entries are looked up by queue and reason, because their order is only reliable since
+RabbitMQ 4.x. In older versions, only the first entry is known to be the latest. `hopback-deaths` is
+a copy of the most recent entries.
 """
 
 from __future__ import annotations
@@ -79,18 +79,18 @@ def read_deaths(headers: Headers) -> tuple[Death, ...]:
         value = "".join(pieces) if len(pieces) == len(value) else None
     if not isinstance(value, str) or len(value) > _LONGEST_JSON:
         return ()
-    if len(value) > _KEPT_JSON:
+    if len(value) > _LONGEST_CACHED:
         return _read_json(value)
-    return _kept_json(value)
+    return _cached_json(value)
 
 
 def _read_json(text: str) -> tuple[Death, ...]:
     return tuple(_deaths_in(json_in(text)))[:REMEMBERED_DEATHS]
 
 
-# Maximum size for caching. Messages in a queue often have the same deaths.
-_KEPT_JSON = 4096
-_kept_json = lru_cache(maxsize=256)(_read_json)
+# Maximum number of characters to cache. Messages in a queue often have the same deaths.
+_LONGEST_CACHED = 4096
+_cached_json = lru_cache(maxsize=256)(_read_json)
 
 
 _PIECE_BYTES = 64
@@ -125,7 +125,7 @@ def _deaths_in(value: object) -> list[Death]:
 
 def _death(entry: object) -> Death | None:
     """Parse an entry. Returns None if it does not have a queue and a reason."""
-    # Check for dict first, since checking for an abstract class is about ten times slower.
+    # Check for dict first, because checking for an abstract class is about ten times slower.
     if type(entry) is not dict and not isinstance(entry, Mapping):
         return None
     queue, reason = text_in(entry.get("queue")), text_in(entry.get("reason"))
@@ -159,7 +159,7 @@ def _entry_json(death: Death) -> str:
     )
 
 
-# Cached, because messages of a queue have the same queue names, reasons and exchanges.
+# The result is cached, because messages of a queue have the same queue names, reasons and exchanges.
 @lru_cache(maxsize=1024)
 def _quote(text: str) -> str:
     try:
@@ -214,12 +214,11 @@ class History:
 
     @property
     def snoozes(self) -> int:
-        """The number of snoozes."""
         return count_in(self._headers.get(names.SNOOZES)) if self._here else 0
 
     @property
     def failure(self) -> Failure | None:
-        """Return the last failure."""
+        """The last failure."""
         return failure_in(self._headers.get(names.FAILURE)) if self._here else None
 
     def failure_text(self) -> str | None:
@@ -233,7 +232,6 @@ class History:
 
     @property
     def redrives(self) -> int:
-        """The number of re-drives."""
         return count_in(self._headers.get(names.REDRIVES))
 
     @property
@@ -273,7 +271,7 @@ class History:
 
     @property
     def broker_failures(self) -> int:
-        """The number of times the broker dead-lettered the message from this queue after a failure."""
+        """How often the broker dead-lettered the message from this queue after a failure."""
         return sum(
             death.count
             for death in self.broker_deaths

@@ -23,8 +23,8 @@ def identity(
 ) -> str:
     """Return the message id, or a hash of the message if it does not have an id.
 
-    Headers that change between retries are not part of the hash: headers of Hopback, the broker and
-    the designs.
+    The hash ignores headers that change between retries. These are the headers of Hopback, the
+    broker and the designs.
 
     Args:
         delivery: The message.

@@ -11,8 +11,8 @@ ORIGIN_ROUTING_KEY = "hopback-origin-routing-key"
 ORIGIN_USER = "hopback-origin-user-id"
 DEATHS = "hopback-deaths"
 DELAY = "hopback-delay"
-"""Stores the original properties of a delayed message. Not part of OURS, since it has to be kept
-when a due message is retried or re-driven.
+"""Stores the original properties of a delayed message. It is not part of OURS, because it has to be
+kept when a due message is retried or re-driven.
 """
 REDRIVES = "hopback-redrives"
 REDRIVE_JOB = "hopback-redrive-job"
@@ -67,7 +67,7 @@ def is_protected(name: str) -> bool:
     )
 
 
-def may_stand_twice(name: bytes) -> bool:
+def may_repeat(name: bytes) -> bool:
     """Return True if a duplicate header can be kept, because Hopback and the broker do not read it."""
     text = name.decode("utf-8", "replace")
     return not (is_protected(text) or text.startswith("hopback-"))

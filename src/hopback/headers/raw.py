@@ -30,7 +30,7 @@ _unpack_u32 = struct.Struct(">I").unpack_from
 class CutProperties(NamedTuple):
     """Encoded properties, split at the header table.
 
-    `after` does not contain the delivery mode and the expiration, since a moved message is
+    `after` does not contain the delivery mode and the expiration, because a moved message is
     persistent and must not expire.
     """
 
@@ -41,7 +41,6 @@ class CutProperties(NamedTuple):
 
     @property
     def has_user(self) -> bool:
-        """True if the properties contain a `user_id`."""
         return self.flags & _USER_ID != 0
 
     def join(self, entries: bytes) -> bytes:
@@ -87,8 +86,8 @@ def message_id_in(raw: bytes) -> str | None:
 
 
 def text_header_in(raw: bytes, name: bytes) -> str | None:
-    """Return the value of a string header, or None if it is missing, not a string or needs full
-    decoding.
+    """Return the value of a string header. Returns None if it is missing, if it is not a string, or if
+    the table is invalid.
     """
     cut = cut_properties(raw)
     if cut is None:
@@ -97,9 +96,8 @@ def text_header_in(raw: bytes, name: bytes) -> str | None:
     try:
         while at < size:
             value_at = at + 1 + entries[at]
-            if (
-                entries[value_at] == _TEXT
-            ):  # inlined, since a function call would take twice as long
+            # Strings are decoded here, because a function call would take twice as long.
+            if entries[value_at] == _TEXT:
                 end = value_at + 5 + _unpack_u32(entries, value_at + 1)[0]
             else:
                 end = value_end(entries, value_at, size) or size + 1
@@ -116,8 +114,9 @@ def text_header_in(raw: bytes, name: bytes) -> str | None:
 class _Layout(NamedTuple):
     """The structure of encoded properties.
 
-    Contains the number of short strings before the headers, and the size of each property after the
-    delivery mode (0 for short strings). The last two fields are indexes of these, or None.
+    `texts` is the number of short strings before the headers. `widths` contains the size of each
+    property after the delivery mode, or 0 for a short string. The other fields are indexes of
+    `widths`, or None if the property is missing.
     """
 
     texts: int
@@ -126,7 +125,7 @@ class _Layout(NamedTuple):
     message_id: int | None
 
 
-# Messages of a queue usually have the same flags.
+# The result is cached, because messages of a queue usually have the same flags.
 @lru_cache(maxsize=256)
 def _layout(flags: int) -> _Layout | None:
     if flags & _UNKNOWN:

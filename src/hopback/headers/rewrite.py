@@ -67,7 +67,7 @@ _SHORT_DESIGN_BYTES = 4096
 headers, the total is below `ADDED_BYTES`.
 """
 _ROOMY = FRAME_BYTES - ADDED_BYTES - _ROOM_FOR_A_DEATH - _MOST_WITHOUT_HEADERS
-"""If the header table is not larger than this, all headers fit and sizes don't have to be
+"""If the header table is not larger than this, all added headers fit, and their sizes don't have to be
 calculated.
 """
 
@@ -191,7 +191,7 @@ def properties_for_move(properties: Properties) -> Properties:
     """Return the properties of a message that is moved to another queue.
 
     `expiration`, `user_id`, `CC`, `BCC` and delivery counts are removed, because they could cause
-    the message to be lost, rejected or copied. The copy id is also removed, since a message that is
+    the message to be lost, rejected or copied. The copy id is also removed, because a message that is
     imported twice must be handled twice.
     """
     held = {
@@ -249,7 +249,7 @@ def _size_without_headers(properties: Properties) -> int:
     )
 
 
-# Cached, because messages of a queue have the same header names.
+# The result is cached, because messages of a queue have the same header names.
 @lru_cache(maxsize=1024)
 def _is_stale(name: str) -> bool:
     """Return True if the header must be removed before publishing."""
@@ -286,7 +286,7 @@ def _further(properties: Properties, rewritten: AbstractSet[str]) -> FurtherHead
     return tuple(
         (name, value)
         for name, value in properties.further_headers
-        if name not in gone and names.may_stand_twice(name)
+        if name not in gone and names.may_repeat(name)
     )
 
 
@@ -447,7 +447,7 @@ _ORIGINS = (
     names.REDRIVE_JOB,
     names.ORIGIN_USER,
 )
-"""Most important first."""
+"""Optional headers, the most important first."""
 
 
 def _indispensable(shared: SharedHeaders, mark: Mark) -> dict[str, FieldValue]:

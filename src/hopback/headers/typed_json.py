@@ -1,6 +1,6 @@
 """Convert properties and headers to JSON without losing types.
 
-Header values are stored with the code of their AMQP type. Used by archives and the outbox.
+Archives and the outbox use this format. Each header value is stored with the code of its AMQP type.
 """
 
 from __future__ import annotations

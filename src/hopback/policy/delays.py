@@ -33,7 +33,7 @@ from hopback.headers.names import (
     is_broker_count,
     is_death,
     is_protected,
-    may_stand_twice,
+    may_repeat,
 )
 from hopback.message import NO_HEADERS, Delivery, Message
 from hopback.topology.delays import is_from_level, levels_of, way_in
@@ -103,7 +103,7 @@ def _delayed_copy(delayed: Delayed, exchange: str, routing_key: str) -> Message:
     if properties.expiration is not None:
         waiting["expiration"] = field_text(properties.expiration)
     waiting.update({name: value for name, value in _counts(delayed).items() if value})
-    further = [entry for entry in properties.further_headers if may_stand_twice(entry[0])]
+    further = [entry for entry in properties.further_headers if may_repeat(entry[0])]
     if shallow := [entry for entry in further if not _is_deep(entry[1])]:
         # A table cannot contain the same name twice, so store names and values in an array.
         waiting["further"] = [part for entry in shallow for part in entry]
