@@ -16,7 +16,7 @@ Row: TypeAlias = "tuple[Any, ...]"
 Values: TypeAlias = "Mapping[str, object] | list[dict[str, object]]"
 
 NOTHING: Values = MappingProxyType({})
-"""For statements without parameters."""
+"""The values of a statement without parameters."""
 
 
 class RowRefused(StoreUnavailable):

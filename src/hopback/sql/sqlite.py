@@ -1,6 +1,6 @@
 """SQLite databases in a file or in memory.
 
-These use the `sqlite3` module, because importing SQLAlchemy would slow down short commands.
+This module uses `sqlite3`, because importing SQLAlchemy would slow down short commands.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def make_database_private(file: Path) -> None:
 
 
 def set_up(execute: Callable[[str], object], wait: Callable[[float], object]) -> None:
-    """Configure a connection: write-ahead log, full sync and busy timeout."""
+    """Configure a connection to use a write-ahead log, full sync and a busy timeout."""
     execute("PRAGMA busy_timeout=0")  # SQLite ignores the timeout when changing the journal mode
     _when_free(lambda: execute("PRAGMA journal_mode=WAL"), wait)
     execute(f"PRAGMA busy_timeout={_BUSY_S * 1000:.0f}")
@@ -137,7 +137,7 @@ class SqliteDatabase:
             try:
                 set_up(connection.execute, self._wait)
                 make_database_private(self._file)
-                # Waiting is done by `_when_free`, so that `close` can interrupt it.
+                # `_when_free` waits instead, so that `close` can interrupt it.
                 connection.execute("PRAGMA busy_timeout=0")
                 if version_of(_executing(connection), "sqlite") != LATEST:
                     now = self._clock.now()

@@ -1,7 +1,7 @@
 """Database migrations for SQLite and PostgreSQL.
 
-Each migration is applied once, in a transaction. Released migrations must not be changed, add a new
-one instead. If the database has unknown migrations, it was created by a newer version and is not
+Each migration is applied once, in a transaction. A released migration must not be changed. Add a new
+one instead. If the database has unknown migrations, a newer version has created it, and it is not
 used.
 """
 

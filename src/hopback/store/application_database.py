@@ -103,7 +103,7 @@ class Database:
             self.engine, self._preparing, self._is_prepared = before
 
     async def prepare(self) -> None:
-        """Create missing tables. Only has an effect on the first call."""
+        """Create missing tables. Later calls have no effect."""
         async with self._preparing:
             if not self._is_prepared:
                 await migrate(self.engine, self.clock, also=self._tables)
@@ -177,7 +177,7 @@ class Database:
 
 
 async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work`, and restart it after an error. Without it, no message would be published."""
+    """Run `work`, and restart it after an error. Otherwise the outbox would stop publishing."""
     while True:
         try:
             return await work()

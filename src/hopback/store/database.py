@@ -200,7 +200,7 @@ def open_database(url: str) -> AsyncEngine:
             event.listen(engine.sync_engine, "engine_disposed", connector.wait_for_threads)
             _make_sqlite_safe(engine)
         else:
-            # Without overflow connections, which would be opened and closed for each use.
+            # Disable overflow connections, because they would be opened and closed for each use.
             engine = create_async_engine(
                 address, pool_size=_CONNECTIONS, max_overflow=0, pool_use_lifo=True
             )
@@ -303,7 +303,7 @@ class EngineDatabase:
                 return await connection.run_sync(lambda plain: work(_executing(plain)))
 
     async def read(self, work: Callable[[Execute], T], /) -> T:
-        """Call `work` without a transaction that is committed."""
+        """Call `work` for reading. Changes are rolled back."""
         with store_errors():
             async with self._engine.connect() as connection:
                 return await connection.run_sync(lambda plain: work(_executing(plain)))
@@ -322,7 +322,7 @@ def _executing(connection: Connection) -> Execute:
 
 
 def _make_sqlite_safe(engine: AsyncEngine) -> None:
-    """Configure SQLite: private file, write-ahead log, full sync and a busy timeout."""
+    """Make the database file private, and configure the connections of the engine."""
 
     # In-memory databases do not have a file. With a URI, the user is responsible for the file.
     name = engine.url.database

@@ -24,8 +24,8 @@ async def copy_rows(
 ) -> int:
     """Insert rows with COPY and return the number of inserted rows.
 
-    Rows whose key already exists are skipped, so it is safe to insert a batch again. Since COPY
-    does not support this, the rows are copied to a temporary table first. Uses the current
+    Rows whose key already exists are skipped, so it is safe to insert a batch again. COPY does not
+    support this, so the rows are first copied to a temporary table. The caller has to commit the
     transaction.
     """
     known = f"{table}\n{','.join(columns)}".encode()

@@ -165,7 +165,7 @@ def mark_row(consumer: str, known: str, now: float) -> dict[str, Any]:
 
 
 def _storable(known: str) -> str:
-    """Return the key as databases store it: PostgreSQL refuses NUL, drivers refuse invalid UTF-8."""
+    """Hash a key that cannot be stored. PostgreSQL refuses NUL, and drivers refuse invalid UTF-8."""
     raw = known.encode("utf-8", "surrogatepass")
     try:
         raw.decode()
@@ -363,11 +363,13 @@ def outbox_row(message: Message, key: str | None, now: float) -> dict[str, Any]:
 
     Raises:
         ValueError: If the message does not have an id or is not mandatory.
-        InvalidMessage: If no broker can take the message. It would hold up its key forever.
+        InvalidMessage: If the message cannot be published. It would block its key forever.
     """
     message_id = require_message(message).properties.message_id
     if not message_id:
-        raise ValueError("expected a message id, by which consumers recognise a repeated publish")
+        raise ValueError(
+            "expected a message id, which consumers need to recognise a repeated publish"
+        )
     if not message.mandatory:
         raise ValueError(
             "expected a mandatory message: publish one with mandatory=False, or a direct reply, "
@@ -403,7 +405,6 @@ def _report_write() -> None:
 
 
 def slot_of(key: str) -> int:
-    """Return the slot of a key."""
     return zlib.crc32(key.encode()) % SLOTS
 
 
@@ -486,7 +487,7 @@ class Pending:
     problem: str = ""
 
 
-# A relay executes these statements for every message, so they are built once.
+# These statements are built once, because a relay executes them for every message.
 _SLOT = outbox_slots.c
 _MINE = (
     _SLOT.slot.in_(bindparam("claimed", expanding=True)),
@@ -530,10 +531,10 @@ _FAIL = (
 
 
 class Outbox:
-    """The outbox as used by a relay.
+    """The outbox from which a relay publishes messages.
 
-    Messages are distributed over slots. A relay leases slots, so several relays can run at the same
-    time.
+    Messages are distributed over slots. Several relays can run at the same time, because each of
+    them leases different slots.
     """
 
     def __init__(
@@ -550,7 +551,7 @@ class Outbox:
 
     @contextmanager
     def watch_writes(self, on_write: Callable[[], object]) -> Iterator[None]:
-        """Call `on_write` when this process adds a message to an outbox. Threads also call it.
+        """Call `on_write` when this process adds a message to an outbox. Any thread may call it.
 
         The message may be part of an open transaction. Messages of `Database.transaction` are not
         reported, because it wakes its own relay after the commit.
@@ -577,7 +578,6 @@ class Outbox:
         return result.rowcount == len(claimed)
 
     async def release(self, claimed: Sequence[int]) -> None:
-        """Release the slots."""
         values = {"claimed": claimed, "owner": self._owner, "now": self._clock.now()}
         async with self._single.begin() as connection:
             await connection.execute(_RELEASE, values)
