@@ -1,7 +1,7 @@
 """Predefined topologies.
 
-Contains Hopback's recommended design and five documented systems, which are available in their
-original and in a hardened form. `DESIGNS` contains all designs by name.
+The package contains Hopback's recommended design and five documented systems. Each of these systems
+has a faithful and a hardened form. `DESIGNS` contains all designs by name.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ _EVERY = (
                 str,
                 "the exchange that feeds it",
             ),
-            DesignParameter("routing_keys", "#", _NAMES, names, "the keys it is bound by"),
+            DesignParameter("routing_keys", "#", _NAMES, names, "the binding keys"),
             DesignParameter(
-                "retry_delay", "5s", _DELAY, duration_ms, "the wait", argument="retry_delay_ms"
+                "retry_delay", "5s", _DELAY, duration_ms, "the delay", argument="retry_delay_ms"
             ),
             DesignParameter(
                 "max_retries", "3", _NUMBER, whole_number, "retries after the first run"
             ),
             DesignParameter(
-                "queue_type", "quorum", "quorum or classic", queue_type, "of all queues"
+                "queue_type", "quorum", "quorum or classic", queue_type, "the type of all queues"
             ),
         ),
     ),
@@ -88,7 +88,7 @@ _EVERY = (
                 ",".join(TIERS_MS),
                 f"{_DELAY}, separated by commas",
                 lambda text: tiers_of(names(text)),
-                "the waits, whose names are part of the queue names",
+                "the delays, whose names are part of the queue names",
                 argument="tiers_ms",
             ),
             DesignParameter(
@@ -105,7 +105,7 @@ _EVERY = (
         "event-bus",
         "a fanout to services by HTTP, ten retries of 5 s, a dead-letter queue for each service",
         event_bus,
-        (DesignParameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services fed"),),
+        (DesignParameter("services", "wms-cincout,wms-orders", _NAMES, names, "the services"),),
         codes={"delivery.parked.exhausted": "RABBITMQ_MESSAGE_MAX_RETRIES_EXCEEDED"},
     ),
     Design(
@@ -113,7 +113,7 @@ _EVERY = (
         "users inserted in batches, three retries of 10 s, one dead-letter queue",
         raffle,
         (
-            DesignParameter("retry_ttl_ms", "10000", _NUMBER, whole_number, "the wait, in ms"),
+            DesignParameter("retry_ttl_ms", "10000", _NUMBER, whole_number, "the delay, in ms"),
             DesignParameter(
                 "max_retries", "3", _NUMBER, whole_number, "retries after the first run"
             ),
@@ -137,7 +137,7 @@ _EVERY = (
                 "30s,5m,30m",
                 f"{_DELAY}, separated by commas",
                 delays_ms,
-                "the waits",
+                "the delays",
                 argument="tiers_ms",
             ),
         ),

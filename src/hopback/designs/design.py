@@ -46,7 +46,7 @@ class CompletionEvent:
 
 
 NO_COMPLETION: CompletionEvent | None = None
-"""For designs without a completion event."""
+"""The value of designs without a completion event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Design:
     documented: bool = True
     """True if this is a documented system."""
     codes: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Names of logged events used by the documented system."""
+    """Maps event names to the codes that the documented system logs."""
     stamps_redrives: bool = False
     completion: CompletionEvent | None = NO_COMPLETION
 

@@ -49,16 +49,17 @@ def event_bus(
 ) -> Topology:
     """The documented "RabbitMQ Architecture" of an event bus that pushes events to services.
 
-    A fanout per prefix feeds a queue per service. A failed event is rejected into
-    `{prefix}.retry-queue.{service}`, waits 5 s and returns only to that service. After ten retries
-    its next failure is parked in `{prefix}.dlq.{service}` by a confirmed publish: a failing event
-    runs eleven times, once and ten retries. An event that is not due yet (425) waits locally and is
-    requeued without counting. A re-driven event continues its count, so that its first failure parks
-    it again.
+    Each prefix has a fanout exchange, which feeds a queue for each service. A failed event is
+    rejected into `{prefix}.retry-queue.{service}`, waits 5 s and returns only to that service. A
+    failing event runs eleven times. After the last run, a confirmed publish parks it in
+    `{prefix}.dlq.{service}`. An event that is not due yet (425) waits in the process and is requeued
+    without counting an attempt. A re-driven event keeps its count, so its next failure parks it
+    again.
 
-    Guaranteed: a failing service does not affect others, and parking loses no message. In the
-    faithful form (classic queues) the broker moves events into and out of the retry queue at most
-    once. The hardened form loses none, and an event that is not due waits in the retry queue.
+    A failing service does not affect other services, and parking does not lose events. In the
+    faithful form (classic queues), the broker moves events into and out of the retry queue at most
+    once, so it can lose some. The hardened form does not lose events. In this form, events that are
+    not due wait in the retry queue.
     """
     problems = [
         *_service_problems(services),

@@ -15,7 +15,7 @@ REDRIVE_COMPLETED = CompletionEvent(
     routing_key="operations.dlq.redrive.completed.v1",
     type="DlqRedriveCompleted.v1",
 )
-"""The event that is published after a re-drive."""
+"""The event that the system publishes after a re-drive."""
 
 _BOUND: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("q.upload.commands", _COMMANDS, ("commands.upload.#", "commands.file.reprocess.*")),
@@ -41,12 +41,12 @@ def file_pipeline(
     """The documented "RabbitMQ Topologia, Retry e DLQ" of a file-processing pipeline.
 
     Two topic exchanges feed seven queues. A failed message is rejected into `retry.q.X`, waits 15 s
-    in `q.X.retry` and returns only to `q.X`. Its third failure is parked in `q.X.dlq` by a
-    confirmed publish. A re-driven message waits once more and its attempts restart.
+    in `q.X.retry` and returns only to `q.X`. After its third failure, a confirmed publish parks it in
+    `q.X.dlq`. A re-driven message waits once more, and its attempts are counted from one again.
 
-    Guaranteed: a retry reaches only the consumer that failed, and parking loses no message. In the
-    faithful form (classic queues) the broker moves messages into and out of the retry queue at most
-    once, so a node that dies can lose some. The hardened form loses none.
+    A retry only reaches the consumer that failed, and parking does not lose messages. In the
+    faithful form (classic queues), the broker moves messages into and out of the retry queue at most
+    once, so it can lose some when a node dies. The hardened form does not lose messages.
     """
     problems = [
         *delay_problems("params.retry_ttl_ms", retry_ttl_ms),

@@ -80,14 +80,16 @@ def freeflow(
 
     A topic exchange feeds a queue for each group of domains by `<domain>.*`. `audit_keys` are the
     binding keys of the audit queue, for example `#` for everything. A failed message is published
-    to `freeflow.events.retry` as `<domain>.<tier>`, waits 30 s, then 5 min, then 30 min, and
-    returns as `<domain>.retry`. After that, or if it cannot succeed, it is rejected into the common
-    dead-letter queue `freeflow.events.dlq`. The message carries its original routing key.
+    to `freeflow.events.retry` with the key `<domain>.<tier>`, waits 30 s, then 5 min, then 30 min,
+    and returns with the key `<domain>.retry`. After the last retry, or if a retry cannot succeed, it
+    is rejected into the common dead-letter queue `freeflow.events.dlq`. A header contains its
+    original routing key.
 
-    Guaranteed: leaving for retry loses no message. In the faithful form (classic queues) the broker
-    moves messages back, and into the dead-letter queue, at most once. Returning messages pass
-    through the shared exchange, so an audit queue bound to `#` receives every retry again. In the
-    hardened form no message is lost and a retry returns directly to the queue that failed.
+    Messages are not lost on the way to a retry queue. In the faithful form (classic queues), the
+    broker moves messages back, and into the dead-letter queue, at most once. It can lose some.
+    Returning messages go through the shared exchange, so an audit queue bound to `#` receives each
+    retry as well. In the hardened form, messages are not lost, and a retry returns directly to its
+    queue.
     """
     refuse([*_problems(queues, tiers_ms, audit_keys)], "freeflow")
     faithful = tuple(_plan(name, domains, tiers_ms) for name, domains in queues.items())

@@ -29,13 +29,14 @@ _LONGEST_PAUSE_MS = 60_000
 def raffle(*, hardened: bool = False, retry_ttl_ms: int = 10_000, max_retries: int = 3) -> Topology:
     """The documented "Processo de Enfileiramento de Usuários" of the RaffleAPI.
 
-    A failed message is published to `raffle_retry_exchange` with `x-retries` one higher and its
-    `x-retry-reason`. It waits `retry_ttl_ms` in `raffle_retry_10s` and returns through
-    `raffle_exchange`. `x-retries` is compared before it is raised, so the failure after
-    `max_retries` retries (the fourth run by default) is rejected into `raffle_dlq`.
+    A failed message is published to `raffle_retry_exchange`. `x-retries` is incremented, and
+    `x-retry-reason` contains the reason. The message waits `retry_ttl_ms` in `raffle_retry_10s` and
+    returns through `raffle_exchange`. `x-retries` is compared before it is incremented, so a message
+    is rejected into `raffle_dlq` after `max_retries` retries (after the fourth run by default).
 
-    Guaranteed: leaving for retry loses no message. In the faithful form (classic queues) the broker
-    moves messages back, and into the dead-letter queue, at most once. The hardened form loses none.
+    Messages are not lost on the way to the retry queue. In the faithful form (classic queues), the
+    broker moves messages back, and into the dead-letter queue, at most once, so it can lose some.
+    The hardened form does not lose messages.
     """
     problems = [
         *delay_problems("params.retry_ttl_ms", retry_ttl_ms),

@@ -29,15 +29,16 @@ def ratatoskr(
 ) -> Topology:
     """The documented "Ratatoskr RabbitMQ Topology & Message Flow".
 
-    A topic exchange feeds `{queue}`. A retryable failure is rejected into `{queue}.retry`, waits
-    the retry delay and returns to `{queue}`. A permanent failure, or the one after `max_retries`
-    retries, is published to the fanout `{queue}.dlq` and parked in the queue of the same name. All
-    queues are quorum queues by default.
+    A topic exchange feeds `{queue}`. After a retryable failure, a message is rejected into
+    `{queue}.retry`, waits for the retry delay and returns to `{queue}`. After a permanent failure, or
+    after `max_retries` retries, it is published to the fanout exchange `{queue}.dlq` and parked in
+    the queue of the same name. All queues are quorum queues by default.
 
-    Guaranteed: at-least-once parking. During the move a message may be both parked and in the main
-    queue. In the faithful form the broker moves messages into and out of the retry queue at most
-    once, and from 4.0 on the default delivery limit feeds the retry loop. The hardened form (always
-    quorum) has neither hazard and loses no message.
+    Messages are parked at least once. During the move, a message can be both parked and in the main
+    queue. In the faithful form, the broker moves messages into and out of the retry queue at most
+    once, so it can lose some. From 4.0 on, the default delivery limit also moves messages into the
+    retry loop. The hardened form always uses quorum queues. It has neither hazard and does not lose
+    messages.
     """
     problems = [
         *name_problems("params.queue", queue, room=len(".retry")),

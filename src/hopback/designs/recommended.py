@@ -29,12 +29,12 @@ def recommended(
 ) -> Topology:
     """Hopback's own design, which avoids the hazards of the documented systems.
 
-    Each wait has one quorum queue (`{queue}.retry.30s`, …), from which a message returns directly to
-    the queue in which it failed. The dead-letter queue is `{queue}.dlq`. All queues are reached through
-    the default exchange. If `exchange` is given, that topic exchange feeds the queue.
+    Each delay has a quorum queue (`{queue}.retry.30s`, …), from which a message returns directly to
+    the queue in which it failed. The dead-letter queue is `{queue}.dlq`. Messages reach all queues
+    through the default exchange. If `exchange` is given, this topic exchange also feeds the queue.
 
-    Guarantees: a failed message is not lost when a process, connection or node dies, and a retry
-    reaches only the queue in which the message failed. `hardened` has no effect.
+    A failed message is not lost when a process, connection or node dies, and a retry only reaches
+    the queue in which the message failed. `hardened` has no effect.
     """
     problems = name_problems("params.queue", queue, room=len(_LONGEST_SUFFIX))
     refuse([*problems], "recommended")

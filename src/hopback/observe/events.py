@@ -194,9 +194,9 @@ EVENTS: Mapping[str, EventDescription] = MappingProxyType({row.name: row for row
 
 
 class RunTally:
-    """A histogram of run durations, plus their sum.
+    """A histogram of run durations, and their sum.
 
-    Used to count successful runs without emitting an event for each of them.
+    It counts successful runs, so no event has to be emitted for each of them.
     """
 
     __slots__ = ("counts", "seconds", "steps")
@@ -234,11 +234,11 @@ class Bus:
 
     @property
     def active(self) -> bool:
-        """Return True if there are subscribers."""
+        """Whether there are subscribers."""
         return bool(self._subscribers)
 
     def has_listener(self, name: str) -> bool:
-        """Return True if an event has subscribers. If not, there is no need to build its fields."""
+        """Return True if an event has subscribers. Otherwise its fields don't have to be built."""
         return bool(self._listeners_of(name))
 
     def tallies(self, queue: str) -> tuple[RunTally, ...] | None:

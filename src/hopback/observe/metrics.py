@@ -1,10 +1,10 @@
 """Prometheus metrics. Requires the `metrics` extra.
 
-Runs of handlers are counted in plain Python objects, which are read when Prometheus scrapes. This
-avoids emitting an event for each message.
+Handler runs are counted in plain Python objects, which are read when Prometheus scrapes. This avoids
+an event for each message.
 
-The number of label values is limited. After the limit is reached, new error types and exchanges are
-counted as `other`.
+The number of label values is limited. After the limit is reached, new error types, exchanges and
+consumers are counted as `other`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Bounded", "Metrics"]
 
-# Maximum number of values per label, since every value adds a time series.
+# Maximum number of values per label, because every value adds a time series.
 _MOST_VALUES = 50
 _LONGEST_VALUE = 255  # bytes
 # Histogram buckets in seconds.
@@ -80,7 +80,7 @@ class Bounded:
         self._known: set[str] = set()
 
     def __call__(self, value: str) -> str:
-        """Return the label to use for a value. Names from messages may contain any bytes."""
+        """Return the label for a value. It is cleaned, because values from messages may contain any bytes."""
         value = clip(value, _LONGEST_VALUE)
         if value in self._known:
             return value
@@ -126,7 +126,7 @@ class _Deliveries(Collector):
         """Return the current values."""
         deliveries, seconds = self.describe()
         # Check whether `_created` samples are enabled in the Prometheus client.
-        probe = Counter("probe", "Asked for its form.", registry=None)
+        probe = Counter("probe", "Shows whether `_created` is enabled.", registry=None)
         dated = any(
             sample.name.endswith("_created") for one in probe.collect() for sample in one.samples
         )
@@ -163,7 +163,6 @@ class Metrics:
     """A subscriber that updates Prometheus metrics."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
-    """The Content-Type of the response."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry: CollectorRegistry = registry or CollectorRegistry()
