@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from hopback.topology.model import Exchange, Queue, Topology
 
-# Required for importing the old submodules.
-__path__: list[str] = []
-
 _DELAYS = "queues of delays"
 _CLASSES = (
     "classDef exchange fill:#ede7f6,stroke:#5e35b1,color:#311b92",
