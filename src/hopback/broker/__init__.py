@@ -1,7 +1,7 @@
 """Interfaces to RabbitMQ and the embedded broker.
 
-Names are loaded lazily. Note that `declare`, `apply` and `migrate` are functions with the same
-names as their modules. `RabbitMQ` and `Publisher` are exported by `hopback`.
+Names are loaded lazily. The functions `declare`, `apply` and `migrate` are not exported, because
+their modules have the same names. `hopback` exports `RabbitMQ` and `Publisher`.
 """
 
 from __future__ import annotations

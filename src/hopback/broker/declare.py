@@ -285,7 +285,7 @@ _BUILT_IN = re.compile(r"(amq\..*)?\Z")
 
 
 class Ownership(StrEnum):
-    """Who is responsible for declaring the topology."""
+    """Which tool creates the objects of the topology."""
 
     DECLARE = "declare"
     """Hopback creates missing objects."""

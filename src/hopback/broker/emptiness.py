@@ -45,15 +45,15 @@ classic queues were immediate. Statistics, the only source of held-back messages
 """
 
 PATIENCE_S = 60.0
-"""Seconds to wait for clients that hold messages. More than the grace time of a consumer, which is
-30 s.
+"""Seconds to wait for clients that hold messages. This is more than the grace time of a consumer,
+which is 30 s.
 """
 
 _LOOK_EVERY_S = 1.0  # The management API updates its counts every 5 s.
 
 
 class Ledger(Protocol):
-    """The part of the management client used here. Also implemented by the embedded broker."""
+    """The part of the management client used here. The embedded broker implements it as well."""
 
     async def totals(self, vhost: str) -> Mapping[str, QueueCounts]:
         """Count all messages of each queue, by name."""

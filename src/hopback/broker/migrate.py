@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-# Messages. Hides the latency of confirms. At most this many are duplicated by a crash.
+# Maximum number of unconfirmed messages. It hides the latency of confirms. A crash duplicates at
+# most this number of messages.
 _IN_FLIGHT = 200
-# Seconds. AMQP does not notify us when a queue is empty, so we have to poll.
+# Seconds between polls. AMQP has no notification for an empty queue.
 _LOOK_AGAIN_S = 0.05
 
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hopback.topology.model import Policy
 
 _WINDOW = 1000
-"""Maximum number of unconfirmed publishes per channel. High enough that tests never hit it by
+"""Maximum number of unconfirmed publishes per channel. It is so high that tests don't reach it by
 accident.
 """
 _CONFIRM_TIMEOUT_S = 30.0
-"""In seconds. The same as for connections to RabbitMQ."""
+"""Timeout of confirms in seconds. It is the same as for connections to RabbitMQ."""
 
 
 class EmbeddedBroker:

@@ -43,9 +43,11 @@ _REST_S = 10.0
 proceed.
 """
 _MOST_CRASHES = 5
-"""After this number of crashes …"""
+"""Number of crashes after which RabbitMQ's supervisor gives up on a queue, if they occur within
+`_CRASH_PERIOD_S`.
+"""
 _CRASH_PERIOD_S = 10.0
-"""… within this number of seconds, RabbitMQ's supervisor gives up on the queue."""
+"""Period in seconds in which crashes are counted."""
 
 _TO_TAIL = frozenset({ReturnKind.NACK, ReturnKind.REJECT, ReturnKind.RECOVER})
 _FAILED = frozenset({ReturnKind.REJECT, ReturnKind.CLOSE})

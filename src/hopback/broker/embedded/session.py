@@ -148,9 +148,9 @@ class SessionChannel:
         self.is_open: bool = True
         self.paused: bool = False
         self.prefetch: int = 0
-        """Applies to consumers that are started later."""
+        """The limit of each consumer that is started later. 0 means no limit."""
         self.ceiling: int = 0
-        """Applies to the whole channel."""
+        """The limit of the whole channel. 0 means no limit."""
         self.consumers: dict[str, QueueConsumer] = {}
         self.unacked: dict[int, UnackedDelivery] = {}
         self._tag = 0

@@ -28,9 +28,9 @@ class StoredMessage:
     properties: Properties
     redelivered: bool
     returns: int
-    """How often the message was returned to this queue. Only counted by quorum queues."""
+    """How often the message was returned to this queue. Only quorum queues count this."""
     failures: int
-    """How often a delivery of the message failed. Only counted by quorum queues since 4.0."""
+    """How often a delivery of the message failed. Only quorum queues count this, since 4.0."""
     expires: float | None
 
 
@@ -42,7 +42,7 @@ class QueueSnapshot:
     type: str
     durable: bool
     ready: tuple[StoredMessage, ...]
-    """In delivery order."""
+    """The ready messages in delivery order."""
     unacked: tuple[StoredMessage, ...]
     held: tuple[StoredMessage, ...]
     """Dead letters that no target has confirmed yet (at-least-once)."""

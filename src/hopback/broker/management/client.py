@@ -138,10 +138,13 @@ def _password(parts: SplitResult) -> str:
     return unquote(parts.password or "")
 
 
-TIMEOUT_S = 15.0  # Seconds. If a node is busy, collecting statistics takes several seconds.
-# Bytes. Enough for large definitions. Larger responses are rejected to protect our memory.
+# Seconds to wait for a response. A busy node needs several seconds to collect statistics.
+TIMEOUT_S = 15.0
+# Maximum size of a response in bytes. This is enough for large definitions. Larger responses are
+# rejected to protect the memory.
 LIMIT_BYTES = 64 * 1024 * 1024
-_REASON_CHARACTERS = 300  # Characters. Enough for a sentence, but not for an HTML page.
+# Maximum length of a reason in an error. It has room for a sentence, but not for an HTML page.
+_REASON_CHARACTERS = 300
 
 
 def path(*segments: str) -> str:
@@ -283,9 +286,9 @@ def _import_httpx() -> ModuleType:
     return httpx
 
 
-_PAGE_SIZE = 500  # Entries. The maximum allowed by RabbitMQ.
+_PAGE_SIZE = 500  # entries, the maximum allowed by RabbitMQ
 _LAST_MINUTE = {"msg_rates_age": "60", "msg_rates_incr": "5"}
-# Pages. 100,000 entries in total. Protects against a broker that always returns another page.
+# Maximum number of pages (100,000 entries). It stops the loop if a broker always returns another page.
 _PAGES = 200
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hopback.fields import FieldValue, Headers
 
 LAG_S = 5.0
-"""Seconds. The API collects statistics every 5 s, so values can be that old."""
+"""Maximum age of a value in seconds. The API collects statistics every 5 s."""
 
 _Json = Mapping[str, Any]
 

@@ -140,9 +140,9 @@ class ServedBroker:
         self.blocked: bool = False
         """Whether publishers are blocked."""
         self.stirred: int = 0
-        """Number of client activities."""
+        """How often clients have connected, sent data or disconnected."""
         self.spoken: int = 0
-        """Counts activities of clients."""
+        """How many deliveries were queued for clients."""
         self.replies: DirectReplies[ServerChannel] = DirectReplies()
         self._pressure = Pressure(self)
         self._alarmed = False

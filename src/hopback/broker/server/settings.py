@@ -25,9 +25,9 @@ class ClockKind(StrEnum):
     SYSTEM = "system"
     """The clock of the system."""
     VIRTUAL = "virtual"
-    """Only changes when it is advanced."""
+    """A clock that only changes when it is advanced."""
     AUTO = "auto"
-    """Jumps to the next deadline when the broker is idle."""
+    """A clock that jumps to the next deadline when the broker is idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,12 @@ class ServerLimits:
 
     connections: int = 4096
     channels: int = 2047
-    """Per connection. Negotiated with `connection.tune`."""
+    """Maximum number of channels per connection. It is negotiated with `connection.tune`."""
     all_channels: int = 20_000
     declared: int = 100_000
-    """Total number of queues, exchanges and bindings."""
+    """Maximum number of queues, exchanges and bindings in total."""
     consumers: int = 10_000
-    """Per channel."""
+    """Maximum number of consumers per channel."""
     memory_bytes: int = 1024 * _MIB
     """Maximum size of all stored messages. Publishers are blocked above it, as with RabbitMQ's
     memory alarm.
