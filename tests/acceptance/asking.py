@@ -8,9 +8,9 @@ import schemathesis
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from hopback.ops.contract.roles import Grant, Role
-from hopback.ops.http.api import openapi_document
 from hopback.ops.http.app import ENDPOINTS
 from hopback.ops.http.keys import new_key
+from hopback.ops.http.openapi import openapi_document
 from hopback.ops.http.settings import parse_settings
 from tests.acceptance.page_server import PageServer
 

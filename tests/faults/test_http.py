@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NoReturn
 
-from hopback.ops.http.api import openapi_document
 from hopback.ops.http.app import ENDPOINTS
+from hopback.ops.http.openapi import openapi_document
 from hopback.ops.http.problems import Refused
 from hopback.ops.operations import Operations
 from tests.faults.http import fuzz_http

@@ -21,7 +21,7 @@ from hopback.ops.alerts.http import ALERT_PAGES, ALERTS
 from hopback.ops.alerts.watch import Alerting, AlertReader
 from hopback.ops.contract.endpoints import SHARED
 from hopback.ops.http.access import ACCESS, ACCESS_PAGES
-from hopback.ops.http.api import ApiTable, api_routes, openapi_document
+from hopback.ops.http.api import ApiTable, api_routes
 from hopback.ops.http.archives import ARCHIVE_PAGES, ARCHIVES
 from hopback.ops.http.auth import Gate, LoginLink, new_secret
 from hopback.ops.http.brokers import BROKERS
@@ -31,6 +31,7 @@ from hopback.ops.http.events import EventStreams
 from hopback.ops.http.heavy_requests import HeavyRequests
 from hopback.ops.http.keys import KeyRing
 from hopback.ops.http.lifespan import lifespan_of
+from hopback.ops.http.openapi import openapi_document
 from hopback.ops.http.overview import RecentAnswers
 from hopback.ops.http.path_route import sent_path
 from hopback.ops.http.probes import PROBES
