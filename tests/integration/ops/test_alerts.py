@@ -26,8 +26,8 @@ from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
 from hopback.ops.alerts.watch import Alerting, AlertReader
 from hopback.ops.contract.surveys import ErrorGroup
 from hopback.ops.contract.values import Depth, Moment, QueueSummary
-from hopback.ops.http.overview import Sweep
 from hopback.ops.http.settings import BadSettings, parse_settings
+from hopback.ops.http.sweep import Sweep
 from hopback.sql.sqlite import MemoryDatabase
 from tests.integration.certificates import certificates
 from tests.integration.database import sql_database

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hopback.ops.alerts.book import AlertBook, WaitingNotice
     from hopback.ops.alerts.settings import AlertSettings
     from hopback.ops.contract.surveys import ErrorGroup
-    from hopback.ops.http.overview import Sweep
+    from hopback.ops.http.sweep import Sweep
 
 _LOG = logging.getLogger("hopback.ops.http")
 

@@ -11,9 +11,9 @@ from hopback.ops.contract.queue_rules import VISIBLE_QUEUES
 from hopback.ops.contract.roles import Principal, Role
 from hopback.ops.contract.values import Moment, QueueSummary
 from hopback.ops.http.api import ApiTable, Call
-from hopback.ops.http.overview import Swept, read_all
 from hopback.ops.http.probes import metrics_of
 from hopback.ops.http.services import Services, add_prefix
+from hopback.ops.http.sweep import Swept, read_all
 
 if TYPE_CHECKING:
     from hopback.ops.contract.endpoints import Empty

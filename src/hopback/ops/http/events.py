@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from hopback.ops.contract.roles import Principal
     from hopback.ops.contract.values import Job, LookProgress, OnProgress
-    from hopback.ops.http.overview import Sweep
     from hopback.ops.http.settings import RequestLimits
+    from hopback.ops.http.sweep import Sweep
 
 
 class StreamedResponse(StreamingResponse):

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from hopback.errors import HopbackError
-from hopback.ops.http.overview import BETWEEN_SWEEPS_S, FIRST_AT_ONCE
+from hopback.ops.http.sweep import BETWEEN_SWEEPS_S, FIRST_AT_ONCE
 from hopback.ops.jobs.retention import forget_old
 from hopback.ops.messages.archive import delete_exports
 

@@ -24,8 +24,9 @@ from hopback.ops.contract.roles import Role
 from hopback.ops.contract.values import LookProgress, QueueSummary
 from hopback.ops.http.auth import forbidden
 from hopback.ops.http.events import AT_ONCE_S, changes_of_board
-from hopback.ops.http.overview import Insight, Swept, read_all
+from hopback.ops.http.overview import Insight
 from hopback.ops.http.problems import trouble_title
+from hopback.ops.http.sweep import Swept, read_all
 from hopback.ops.page.errors import visible_errors
 from hopback.ops.page.pages import Pages, Visit, see_other
 from hopback.ops.page.rendering import visible

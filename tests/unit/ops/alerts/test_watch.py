@@ -11,8 +11,8 @@ from hopback.ops.alerts.sender import mail_of
 from hopback.ops.alerts.values import Alert, AlertKind, AlertNotice, AlertState
 from hopback.ops.alerts.watch import Alerting, AlertReader
 from hopback.ops.contract.values import Moment
-from hopback.ops.http.overview import Sweep
 from hopback.ops.http.settings import parse_settings
+from hopback.ops.http.sweep import Sweep
 from hopback.sql.sqlite import MemoryDatabase
 from hopback.testing import in_virtual_time
 from tests.unit.ops.cli.raffle import MAIN, Raffle, raffle

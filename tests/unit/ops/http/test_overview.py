@@ -14,8 +14,9 @@ from hopback.errors import ConnectionFailed, StoreUnavailable
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Counts, Depth, Job, JobState, Moment, QueueSummary
 from hopback.ops.http.events import changes_of_board
-from hopback.ops.http.overview import FIRST_AT_ONCE, JobSpeeds, Sweep, read_all
+from hopback.ops.http.overview import JobSpeeds
 from hopback.ops.http.problems import refusal_of
+from hopback.ops.http.sweep import FIRST_AT_ONCE, Sweep, read_all
 from hopback.ops.http.turns import TurnKeeper
 from hopback.store.database import store_errors
 from tests.unit.ops.admin_service import DLQ, NOW, admin, dead_letter
