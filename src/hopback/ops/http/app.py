@@ -50,7 +50,8 @@ from hopback.ops.page.dead_letters import DEADLETTER_PAGES
 from hopback.ops.page.edit import EDIT_PAGES
 from hopback.ops.page.errors import ERROR_PAGES
 from hopback.ops.page.jobs import JOB_PAGES
-from hopback.ops.page.pages import WORK_PAGES, problem_page
+from hopback.ops.page.long_work import WORK_PAGES
+from hopback.ops.page.pages import problem_page
 from hopback.ops.page.rendering import STATIC, renderer
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hopback.ops.http.overview import RecentAnswers
     from hopback.ops.http.settings import AdminSettings
     from hopback.ops.operations import Operations
-    from hopback.ops.page.pages import PageWork
+    from hopback.ops.page.long_work import PageWork
 
 _LOG = logging.getLogger("hopback.ops.http")
 

@@ -20,7 +20,8 @@ from hopback.ops.http.problems import Refused
 from hopback.ops.messages.filters import parse_filter, value_in
 from hopback.ops.messages.plain import amqp_type, plain_headers, plain_properties, plain_text
 from hopback.ops.messages.shown_payload import Form
-from hopback.ops.page.pages import Pages, Visit, in_time, see_other
+from hopback.ops.page.long_work import in_time
+from hopback.ops.page.pages import Pages, Visit, see_other
 from hopback.ops.page.rendering import clock_words, header_text, payload_of
 
 if TYPE_CHECKING:

@@ -51,7 +51,8 @@ from hopback.ops.contract.values import Job, JobState, OnProgress, Price
 from hopback.ops.http.events import changes_of_job, page_search_events
 from hopback.ops.http.problems import Refused, refusal_of
 from hopback.ops.jobs.return_watch import MEASURE_S
-from hopback.ops.page.pages import Pages, Visit, form_target, in_time, release_look, see_other
+from hopback.ops.page.long_work import in_time
+from hopback.ops.page.pages import Pages, Visit, form_target, release_look, see_other
 from hopback.ops.page.rendering import visible
 from hopback.text import count_of
 
