@@ -86,8 +86,12 @@ async def _job_targets(asked: TouchingRequest) -> Iterable[str] | None:
 
 
 async def _find_role_for_job(asked: TouchingRequest) -> Role:
-    job = await asked.operations.job(asked.path["job"])
-    return Role.OPERATOR if job.by_id == asked.principal.id else Role.ADMIN
+    return role_for_job(asked.principal, await asked.operations.job(asked.path["job"]))
+
+
+def role_for_job(principal: Principal, job: Job) -> Role:
+    """Return the role needed to control a job. Operators can control their own jobs, and admins all."""
+    return Role.OPERATOR if job.by_id == principal.id else Role.ADMIN
 
 
 async def _request_queue(asked: RequestBody[JobRequest]) -> Iterable[str]:

@@ -31,6 +31,7 @@ from hopback.ops.contract.queue_rules import (
     STEERED_JOB,
     VISIBLE_QUEUES,
     QueueRule,
+    role_for_job,
     targets_of_job,
 )
 from hopback.ops.contract.requests import (
@@ -288,14 +289,6 @@ async def _jobs(visit: Visit) -> Response:
     return visit.page("jobs.html", jobs=seen, headline=", ".join(words) or "No running jobs")
 
 
-def _steers(visit: Visit, job: Job) -> bool:
-    """Return True if the visitor can control the job. Operators can control their own jobs, and
-    admins all.
-    """
-    mine = job.by_id == visit.principal.id
-    return visit.principal.allows(Role.OPERATOR if mine else Role.ADMIN, job.queue)
-
-
 @JOB_PAGES.get("/jobs/{job}", Role.VIEWER, JOB_QUEUE)
 async def _job(visit: Visit) -> Response:
     job = await visit.job()
@@ -307,7 +300,7 @@ async def _job(visit: Visit) -> Response:
         "job.html",
         job=job,
         failures=failures,
-        steers=_steers(visit, job),
+        steers=visit.principal.allows(role_for_job(visit.principal, job), job.queue),
         may_download=visit.principal.allows(Role.OPERATOR, job.queue),
         speed=speed,
         left=left,
