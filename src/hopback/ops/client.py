@@ -41,14 +41,12 @@ from hopback.ops.contract.requests import (
     BY_CALLER,
     LARGEST_PAGE,
     UNHURRIED,
-    USUAL_SESSION,
     WHOLE_QUEUE,
     ExportRequest,
     ImportQuery,
     JobRequest,
     Pace,
     Selection,
-    SessionRequest,
     Submission,
     Who,
 )
@@ -61,7 +59,6 @@ from hopback.ops.contract.values import (
     LookProgress,
     OnProgress,
     Page,
-    SessionView,
 )
 
 if TYPE_CHECKING:
@@ -155,26 +152,24 @@ class RemoteDeadLetters:
     def notes(self) -> RemoteNotes:
         return RemoteNotes(self)
 
-    async def call(self, row: ApiEndpoint, *given: object, **named: object) -> Any:
+    async def call(
+        self,
+        row: ApiEndpoint,
+        *given: object,
+        on_progress: OnProgress | None = None,
+        **named: object,
+    ) -> Any:
         """Call an operation of the server with the arguments of the interface."""
         path, query, body = row.read_arguments(given, named)
-        found = await self._ask(row, *path, query=query, body=body)
+        found: bytes | str
+        if row.takes_long:
+            found = await self._ask_long(row, *path, body=body, on_progress=on_progress)
+        else:
+            found = await self._ask(row, *path, query=query, body=body)
         if row.answer is None:
             return found if BYTES in row.media else None
         answer = from_json(row.answer, found)
         return getattr(answer, row.result) if row.result else answer
-
-    async def open_session(
-        self,
-        queue: str,
-        request: SessionRequest = USUAL_SESSION,
-        *,
-        on_progress: OnProgress | None = None,
-    ) -> SessionView:
-        answer = await self._ask_long(
-            endpoints.OPEN_SESSION, queue, body=request, on_progress=on_progress
-        )
-        return from_json(SessionView, answer)
 
     async def release(self, session: str) -> None:
         try:

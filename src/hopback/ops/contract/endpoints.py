@@ -219,7 +219,7 @@ RESTORE_LIMIT = ApiEndpoint(
     "restoreLimit", "POST", f"{_QUEUE}/restore-limit", Role.OPERATOR, (PATH_QUEUE,),
     operation="restore_limit", body=LimitReason, body_optional=True, status=204, errors=(409,))
 OPEN_SESSION = ApiEndpoint("openSession", "POST", f"{_QUEUE}/sessions", Role.OPERATOR, (PATH_QUEUE,),
-    body=SessionRequest, body_optional=True, answer=SessionView, status=201,
+    operation="open_session", body=SessionRequest, body_optional=True, answer=SessionView, status=201,
     location="/admin/dlq/sessions/{id}", errors=(409,), takes_long=True)
 SESSION = ApiEndpoint("showSession", "GET", _SESSION, Role.OPERATOR, (SESSION_QUEUE,),
     answer=SessionView)
