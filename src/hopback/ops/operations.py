@@ -78,7 +78,7 @@ from hopback.ops.messages.filters import parse_filter
 from hopback.ops.notes.values import JournalNotes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
 
     from hopback.clock import Clock
     from hopback.message import Delivery
@@ -432,7 +432,7 @@ class Operations:
         await self.job(job_id)
         return await self.journal.failures(job_id, cursor, limit)
 
-    async def events(self, job_id: str) -> AsyncIterator[Job]:
+    async def events(self, job_id: str) -> AsyncGenerator[Job, None]:
         async for record in self._runner.follow(job_id):
             yield record.view
 

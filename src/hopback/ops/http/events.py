@@ -8,7 +8,7 @@ events and keep-alive comments. If the client disconnects, the task is cancelled
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starlette.responses import StreamingResponse
@@ -84,13 +84,13 @@ _END = b"event: end\ndata: {}\n\n"
 
 
 async def job_events(
-    jobs: AsyncIterator[Job], place: Callable[[Job], object] = lambda job: job
+    jobs: AsyncGenerator[Job, None], place: Callable[[Job], object] = lambda job: job
 ) -> AsyncGenerator[bytes, None]:
     """Yield each change of a job, at most ten per second, and then an `end` event.
 
     `place` adds the path prefix of the broker to the URLs in a job.
     """
-    async with aclosing(_newest(jobs)) as found:
+    async with aclosing(_paced(jobs)) as found:
         async for job in found:
             data = encode(place(job))
             yield b"event: job\nid: %d\ndata: %s\n\n" % (job.changes, data)
@@ -217,9 +217,9 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-async def changes_of_job(jobs: AsyncIterator[Job]) -> AsyncGenerator[bytes, None]:
+async def changes_of_job(jobs: AsyncGenerator[Job, None]) -> AsyncGenerator[bytes, None]:
     """Yield an event for each change of a job and when it ends."""
-    async with aclosing(_newest(jobs)) as found:
+    async with aclosing(_paced(jobs)) as found:
         async for _job in found:
             yield _CHANGE
     yield _END
@@ -241,34 +241,12 @@ async def changes_of_board(sweeps: Sequence[Sweep], shown_at: float) -> AsyncGen
         await asyncio.sleep(_BOARD_EVERY_S)
 
 
-async def _newest(jobs: AsyncIterator[Job]) -> AsyncGenerator[Job, None]:
-    """Yield the latest state of a job, at most ten times per second."""
-    waiting: asyncio.Queue[Job | None] = asyncio.Queue()
-    reader = asyncio.create_task(_read(jobs, waiting), name="job events")
-    try:
-        while True:
-            found = await waiting.get()
-            while found is not None and not waiting.empty():
-                following = waiting.get_nowait()
-                if following is None:
-                    yield found
-                found = following
-            if found is None:
-                return
-            yield found
-            await asyncio.sleep(_BETWEEN_S)
-    finally:
-        reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await reader
-
-
-async def _read(jobs: AsyncIterator[Job], waiting: asyncio.Queue[Job | None]) -> None:
-    try:
+async def _paced(jobs: AsyncGenerator[Job, None]) -> AsyncGenerator[Job, None]:
+    """Yield a job at most ten times per second. It skips the states between these times."""
+    async with aclosing(jobs):
         async for job in jobs:
-            waiting.put_nowait(job)
-    finally:
-        waiting.put_nowait(None)
+            yield job
+            await asyncio.sleep(_BETWEEN_S)
 
 
 class EventStreams:

@@ -313,15 +313,15 @@ class JobRunner:
                 return
             if told is None or (job.changes, job.state) != (told.changes, told.state):
                 told = job
-                yield job
-            if not job.is_active:
-                return
-            if leased is None:
+                yield job  # the caller may take long, and the job may have changed since
+                if not job.is_active:
+                    return
+            elif leased is None:
                 await asyncio.sleep(_LOOK_AGAIN_S)
-                continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_AGAIN_S):
-                    await leased.changed.wait()
+            else:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_AGAIN_S):
+                        await leased.changed.wait()
 
     async def join(self, job_id: str) -> None:
         """Wait until the job has ended, if it runs in this process."""
