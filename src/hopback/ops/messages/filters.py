@@ -90,13 +90,8 @@ class Term:
         return self.field.startswith("payload.")
 
     def matches(self, dead_letter: DeadLetter, delivery: Delivery | None, now: float) -> bool:
-        """Return whether a dead letter matches. Unknown values do not match."""
-        if self.field == _ANYWHERE:
-            found = Judgement.DIFFERS if delivery is None else _word_in(str(self.wanted), delivery)
-            return found is Judgement.MATCHES
-        if self.needs_payload:
-            return self.matches_payload(None if delivery is None else _payload(delivery))
-        if self.needs_content:
+        """Return whether a property or a header matches. Unknown values do not match."""
+        if self.field.startswith("header."):
             name = self.field.partition(".")[2]
             headers = {} if delivery is None else delivery.properties.headers
             return name in headers and text_matches(str(self.wanted), _value_text(headers[name]))
@@ -138,10 +133,8 @@ class Filter:
     def words_in(self, delivery: Delivery) -> Judgement:
         """Return whether a message contains all words. The message is not decoded for this."""
         judged = Judgement.MATCHES
-        for term in self.terms:
-            if term.field != _ANYWHERE:
-                continue
-            found = _word_in(str(term.wanted), delivery)
+        for word in self.words:
+            found = _word_in(word, delivery)
             if found is Judgement.DIFFERS:
                 return found
             if found is Judgement.NOT_LOOKED_INTO:
