@@ -1,7 +1,9 @@
-"""The long run: `python -m tests.faults [PART …] --brokers 3.10,4.0,4.3`, which is `make
-test-faults`. The result of each block is stored in `.work/faults/` when the block ends, and the
-page is written from all stored results. An interrupted run continues with the missing blocks.
-`--anew` deletes the stored results.
+"""The long run. `python -m tests.faults [PART …] --brokers 3.10,4.0,4.3` is the same as `make
+test-faults`.
+
+Each result is stored in `.work/faults/` when its block ends, and the page is written from all
+stored results. If a run is interrupted, the next one continues with the missing blocks. `--anew`
+deletes the stored results.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _KEPT = _ROOT / ".work" / "faults"
 _PAGE = _ROOT / "docs" / "explanation" / "proof.md"
 _ALONE = ("simulation", "overload", "fuzz", "http")
-"""The parts that are run once, one after another."""
+"""The parts that run only once, one after another."""
 _PARTS = (*ON_BROKERS, *_ALONE)
 
 
@@ -64,11 +66,12 @@ def _options() -> argparse.Namespace:
 def main() -> int:
     """Run the missing blocks and write the page.
 
-    Return 1 if a promise was broken, 2 if blocks are missing.
+    Returns 1 if a promise was broken, and 2 if blocks are missing.
     """
     set_signals()
-    logging.disable(logging.WARNING)  # connections are lost all the time
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to end in order, as by Ctrl-C
+    logging.disable(logging.WARNING)  # connections are lost constantly
+    # SIGTERM ends the run in order, like Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = _options()
     path = options.kept / "results.ndjson"
     if options.anew:
@@ -121,25 +124,24 @@ async def _run(
 async def _alone(name: str, options: argparse.Namespace) -> Result:
     match name:
         case "simulation":
-            # In a thread, because it starts event loops.
+            # This needs a thread, because it starts event loops.
             return Result("", [await asyncio.to_thread(parts.simulation, 1_000, options.seeds)])
         case "overload":
             return Result("", checks=await overload(installation_of("3.10")))
         case "fuzz":
             return Result("", checks=fuzz_everything(options.fuzz, options.seed))
         case _:
-            return Result("", checks=[_asked(options)])
+            return Result("", checks=[_fuzz_http_row(options)])
 
 
-def _asked(options: argparse.Namespace) -> tuple[str, str, str]:
+def _fuzz_http_row(options: argparse.Namespace) -> tuple[str, str, str]:
     asked = fuzz_http(options.http, options.seed, float("inf"))
-    for finding in asked.findings:  # the page has room for one
+    for finding in asked.findings:  # the page only shows one of them
         sys.stdout.write(f"http: {finding}\n")
     return asked.row()
 
 
 def _tell(result: Result) -> None:
-    """Print the progress."""
     told = [f"{result.block}: {result.error or 'ended'}"]
     for part in result.parts:
         told.append(

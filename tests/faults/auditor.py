@@ -1,6 +1,6 @@
-"""The auditor reads the queues at the end with another client than the one under test.
+"""The auditor reads the queues at the end of a campaign.
 
-It uses pika, which shares no code with Hopback.
+It uses pika, which shares no code with Hopback, so errors of Hopback's client cannot hide a loss.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["audit", "bodies_in"]
 
 _IDLE_S = 2.0
 _MOST_IDLE = 15
-"""Number of such waits without a delivery after which a queue counts as empty."""
+"""After this number of waits without a delivery, a queue counts as empty."""
 
 _MOST = 65_535
-"""Maximum number of unacked messages of one consumer."""
+"""The maximum number of unacked messages of a consumer."""
 
 
 def bodies_in(url: str, queues: Iterable[str]) -> dict[str, list[bytes]]:
-    """Return the body of every ready message in these queues and leave the messages there."""
+    """Return the bodies of all ready messages in these queues. The messages stay there."""
     found: dict[str, list[bytes]] = {}
     connection = pika.BlockingConnection(pika.URLParameters(url))
     try:
@@ -42,11 +42,11 @@ def bodies_in(url: str, queues: Iterable[str]) -> dict[str, list[bytes]]:
 
 
 def _bodies(connection: pika.BlockingConnection, queue: str) -> list[bytes]:
-    """Take all messages without settling them. Closing the channel requeues them."""
+    """Take all messages without settling them. They are requeued when the channel is closed."""
     channel = connection.channel()
     found: list[bytes] = []
     try:
-        # Without a prefetch a consumer of a quorum queue gets at most 2,000 messages.
+        # A consumer of a quorum queue without a prefetch gets at most 2,000 messages.
         channel.basic_qos(prefetch_count=_MOST)
         ready = channel.queue_declare(queue, passive=True).method.message_count
         if ready >= _MOST:
@@ -58,17 +58,17 @@ def _bodies(connection: pika.BlockingConnection, queue: str) -> list[bytes]:
                 found.append(body)
                 continue
             idle += 1
-            # The ready count may be one too low. Messages that were counted are awaited.
+            # The ready count may be one too low. Wait for all messages that were counted.
             if len(found) >= ready or idle == _MOST_IDLE:
                 break
-    except ChannelClosedByBroker:  # there is no such queue
+    except ChannelClosedByBroker:  # the queue does not exist
         return []
     channel.close()
     return found
 
 
 def audit(url: str, topology: Topology, pen: Pen) -> int:
-    """Record every message in the queues of the topology and return their number."""
+    """Record all messages in the queues of the topology and return their number."""
     found = bodies_in(url, [queue.name for queue in topology.queues])
     for queue, bodies in found.items():
         for body in bodies:

@@ -1,4 +1,4 @@
-"""The blocks of the long run: which there are, in which order, and how they are run beside each other."""
+"""The blocks of the long run, their order, and how several of them run at once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ if TYPE_CHECKING:
 __all__ = ["ON_BROKERS", "Block", "blocks_of", "run_blocks"]
 
 _STANDING = 9
-"""Maximum number of blocks at once, working or waiting. Each has a separate broker."""
+"""The maximum number of blocks that run or wait at the same time. Each one has its own broker."""
 
 
 _LONGEST_S = 1200.0
-"""Longest time of a block between two of its turns, in seconds. The wait for a turn does not count.
-A block that exceeds it has stalled and fails."""
+"""The maximum time of a block between two of its turns, in seconds. The wait for a turn is not
+included. If a block takes longer, it has stalled and fails.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: a part of the run on one broker, one of several."""
+    """One of the blocks into which a part of the run is divided, on one broker."""
 
     part: str
     broker: str
@@ -46,11 +47,11 @@ class Block:
 
     @property
     def name(self) -> str:
-        """By which its result is known."""
+        """The name under which the result is stored."""
         return f"{self.part} {self.broker} {self.number}"
 
 
-async def _soaked(site: Site) -> Result:
+async def _run_soak(site: Site) -> Result:
     part, used = await soak(site, site.messages(60_000))
     first, last = used[len(used) // 4], used[-1]
     measured = (
@@ -76,13 +77,17 @@ ON_BROKERS: dict[str, tuple[int, Callable[[Site], Awaitable[Part | list[Part] | 
     "cluster": (1, parts.cluster),
     "storm": (1, traffic.storm),
     "faithful": (1, parts.faithful),
-    "soak": (1, _soaked),
+    "soak": (1, _run_soak),
 }
-"""The parts run on every broker, with the number of blocks and the function of a block."""
+"""The parts that run on all brokers, with their number of blocks and the function that runs a
+block.
+"""
 
 
 def blocks_of(names: Iterable[str], brokers: Sequence[str]) -> list[Block]:
-    """First one block of every part on every broker, then the others."""
+    """Return the blocks. The first block of each part on each broker comes before all second
+    blocks.
+    """
     found = [
         Block(name, broker, number)
         for name in names
@@ -100,8 +105,8 @@ async def run_blocks(
     scale: float,
     seed: int,
 ) -> None:
-    """Run the blocks, `at_once` of them concurrently while others wait for their brokers, and store
-    each result.
+    """Run the blocks and store each result. `at_once` blocks run concurrently, and others wait for
+    their brokers.
     """
     turns, standing = asyncio.Semaphore(at_once), asyncio.Semaphore(_STANDING)
 
@@ -117,7 +122,7 @@ async def run_blocks(
 
 
 class _TimedTurns:
-    """The turns of one block. Its time limit stops while it waits for a turn."""
+    """The turns of one block. Its time limit is suspended while it waits for a turn."""
 
     def __init__(self, turns: AbstractAsyncContextManager[None], limit: asyncio.Timeout) -> None:
         self._turns = turns
@@ -133,7 +138,7 @@ class _TimedTurns:
 
 
 async def _result(block: Block, site: Site) -> Result:
-    """Return the result of a block. A failed block does not end the others."""
+    """Run a block and return its result. If it fails, the other blocks continue."""
     try:
         async with asyncio.timeout(_LONGEST_S) as limit:
             turns = _TimedTurns(site.turns, limit)

@@ -1,4 +1,4 @@
-"""Faults for a campaign: each function breaks one thing, records it and lets it recover."""
+"""Faults for a campaign. Each function causes one fault, records it and waits for the recovery."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ __all__ = [
 
 
 class Breakable(Protocol):
-    """A target that records faults: one campaign, or all that share a broker."""
+    """A target that records faults. This is one campaign, or all campaigns that share a broker."""
 
     def fault(self, name: str, scope: str, who: str = "*") -> AbstractAsyncContextManager[None]:
-        """Something is broken for the length of the block."""
+        """Record a fault that lasts until the end of the block."""
 
 
 class Together:
@@ -55,7 +55,7 @@ class Together:
 
     @asynccontextmanager
     async def fault(self, name: str, scope: str, who: str = "*") -> AsyncIterator[None]:
-        """Every campaign writes it down."""
+        """Record the fault in all campaigns."""
         async with AsyncExitStack() as stack:
             for campaign in self._campaigns:
                 await stack.enter_async_context(campaign.fault(name, scope, who))
@@ -71,20 +71,20 @@ async def kill_consumer(campaign: Campaign, victim: Worker, *, replace: bool = T
 
 
 async def restart_broker(campaign: Breakable, node: RabbitNode) -> None:
-    """The broker is stopped in order and started again."""
+    """Stop the broker in order and start it again."""
     async with campaign.fault("broker: restart", BROKER):
         await asyncio.to_thread(node.restart)
 
 
 async def kill_broker(campaign: Breakable, node: RabbitNode) -> None:
-    """`kill -9` of the broker, and a new start."""
+    """Kill the broker with SIGKILL and start it again."""
     async with campaign.fault("broker: kill -9", BROKER):
         await asyncio.to_thread(node.kill)
         await asyncio.to_thread(node.start)
 
 
 async def kill_node(campaign: Breakable, cluster: Cluster, number: int, *, name: str = "") -> None:
-    """Kill one of three nodes with SIGKILL. It returns while the others continue."""
+    """Kill one of three nodes with SIGKILL and start it again. The other nodes continue."""
     async with campaign.fault(name or "cluster: node kill -9", BROKER):
         await asyncio.to_thread(cluster.nodes[number].kill)
         await asyncio.sleep(2)
@@ -95,8 +95,8 @@ async def kill_node(campaign: Breakable, cluster: Cluster, number: int, *, name:
 async def cut_off_node(
     campaign: Breakable, cluster: Cluster, number: int, seconds: float = 2.0
 ) -> None:
-    """Partition one of three nodes from the others and its clients until some seconds after they
-    noticed.
+    """Separate a node from the two others and from its clients. Reconnect it some seconds after the
+    other nodes have noticed.
     """
     async with campaign.fault(f"cluster: node cut off ({cluster.means})", BROKER):
         await asyncio.to_thread(cluster.cut_off, number)
@@ -106,7 +106,9 @@ async def cut_off_node(
 
 
 async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> None:
-    """Reset every connection, at once or after some more bytes, which may be within a frame."""
+    """Reset all connections, either immediately or after a number of bytes, which may be inside of
+    a frame.
+    """
     async with campaign.fault("network: cut", CONNECTION):
         if after is None:
             proxy.cut()
@@ -122,7 +124,7 @@ async def cut(campaign: Campaign, proxy: Proxy, *, after: int | None = None) -> 
 
 
 async def stall(campaign: Campaign, proxy: Proxy, seconds: float) -> None:
-    """Stop all traffic for a while without closing a connection."""
+    """Stop all traffic for some time. The connections stay open."""
     async with campaign.fault("network: stall", CONNECTION):
         proxy.stall()
         await asyncio.sleep(seconds)
@@ -130,7 +132,7 @@ async def stall(campaign: Campaign, proxy: Proxy, seconds: float) -> None:
 
 
 async def close_connections(campaign: Campaign) -> int:
-    """Close every connection of the virtual host as an operator and return their number."""
+    """Close all connections of the virtual host, as an operator would, and return their number."""
     names = await asyncio.to_thread(_connections, campaign)
     if names:
         async with campaign.fault("operator: connections closed", CONNECTION):
@@ -139,7 +141,7 @@ async def close_connections(campaign: Campaign) -> int:
 
 
 def _connections(campaign: Campaign) -> list[str]:
-    """The connections known to the HTTP API, which learns of them with a delay."""
+    """Return the connections that the HTTP API lists. New connections appear there with a delay."""
     for _ in range(25):
         with suppress(OSError, http.client.HTTPException, ManagementFailed):
             found = campaign.management.call("GET", "/connections")
@@ -157,7 +159,7 @@ def _close(campaign: Campaign, names: list[str]) -> None:
 
 
 async def memory_alarm(campaign: Breakable, node: RabbitNode, seconds: float) -> None:
-    """Raise the memory alarm of the broker, which blocks publishers until it ends."""
+    """Raise the memory alarm of the broker for some time, which blocks publishers."""
     async with campaign.fault("broker: memory alarm", CONNECTION):
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.0001")
         await asyncio.sleep(seconds)
@@ -165,7 +167,7 @@ async def memory_alarm(campaign: Breakable, node: RabbitNode, seconds: float) ->
 
 
 async def delete_queue(campaign: Campaign, queue: str, kind: str = "main") -> int:
-    """Delete a queue that has a consumer and return the number of deleted messages."""
+    """Delete a queue that is being consumed and return the number of deleted messages."""
     async with campaign.fault(f"operator: {kind} queue deleted", CONNECTION):
         connection = await RabbitMQ(campaign.url).connect("operator")
         channel = await connection.open_channel()
@@ -176,10 +178,10 @@ async def delete_queue(campaign: Campaign, queue: str, kind: str = "main") -> in
 
 
 async def rotate_password(campaign: Campaign) -> None:
-    """Change the password of the programs and close the connections that used the old one."""
+    """Change the password that the programs use, and close their connections."""
     async with campaign.fault("operator: password changed", CONNECTION):
         await asyncio.to_thread(campaign.change_password)
         names = await asyncio.to_thread(_connections, campaign)
         await asyncio.to_thread(_close, campaign, names)
-        await asyncio.sleep(1.5)  # they try the old one, and are refused
+        await asyncio.sleep(1.5)  # they try the old password, which is refused
         campaign.tell_password()

@@ -1,4 +1,4 @@
-"""A campaign: producers and consumers as processes at work on a real broker, while things are broken."""
+"""A campaign. Producers and consumers run as processes on a real broker while faults are injected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopback import RabbitMQ
 from hopback.broker.declare import declare
 from tests.faults.auditor import audit
 from tests.faults.credentials import keep_password
-from tests.faults.inventory import take_stock, unfinished
+from tests.faults.inventory import count_unfinished, take_stock
 from tests.faults.ledger.books import keep_books
 from tests.faults.ledger.checks import check_books
 from tests.faults.ledger.entry import FilePen, Kind, read_entries
@@ -37,12 +37,12 @@ __all__ = ["Campaign", "Worker"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CALM_S = 400.0
-"""A broker may hold a dead letter back for 180 s before it tries again, and for as long once more."""
+"""Seconds. A broker may hold a dead letter back for 180 s before it tries again, and this may
+happen twice.
+"""
 
 
 class Worker:
-    """A worker process."""
-
     def __init__(self, name: str, module: str, folder: Path, *arguments: object) -> None:
         self.name = name
         command = [sys.executable, "-m", f"tests.faults.{module}", "--folder", str(folder)]
@@ -57,16 +57,16 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """`kill -9`."""
+        """Kill the process with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> int:
-        """Ask it to end, and wait."""
+        """Send SIGTERM and wait until the process has ended."""
         if self.is_alive:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -77,7 +77,9 @@ class Worker:
 
 @dataclass
 class Campaign:
-    """One campaign on one virtual host. An async context manager: everything ends with it."""
+    """A campaign on a virtual host. This is an async context manager that stops everything at the
+    end.
+    """
 
     url: str
     management: Management
@@ -86,17 +88,21 @@ class Campaign:
     batch: tuple[str, ...] = ()
     concurrency: int = 20
     consumer_urls: tuple[str, ...] = ()
-    """Where consumers connect, if not at `url`: a proxy, or the nodes of a cluster."""
+    """The URLs of the consumers if they differ from `url`, for example a proxy or the nodes of a
+    cluster.
+    """
     slack: float = 2.0
     quiet: float = 1.2
-    """Seconds without any change after which a campaign is calm: more than two ticks of the broker."""
+    """A campaign is calm after this number of seconds without a change. This must be longer than
+    two ticks of the broker.
+    """
     rotates: bool = False
-    """Whether its programs have a separate user, whose password can be changed."""
+    """Whether the programs use their own user, whose password can be changed."""
     workers: list[Worker] = field(default_factory=list)
     producers: list[Worker] = field(default_factory=list)
     lives: int = 0
     samples: list[Entry] = field(default_factory=list)
-    """Resources of the consumers by second, up to the last verdict."""
+    """The resources of the consumers, sampled every second, up to the last verdict."""
     _read: dict[str, int] = field(default_factory=dict)
     _counted: dict[str, tuple[int, Counter[str]]] = field(default_factory=dict)
     _sent: int = 0
@@ -124,23 +130,25 @@ class Campaign:
 
     @property
     def vhost(self) -> str:
-        """The virtual host, as the HTTP API calls it."""
+        """The name of the virtual host in the HTTP API."""
         return self.url.rpartition("/")[2] or "/"
 
     def change_password(self) -> None:
-        """Change the password of the user of the programs."""
+        """Change the password of the programs on the broker."""
         self.password = secrets.token_hex(8)
         user = {"password": self.password, "tags": ""}
         self.management.call("PUT", f"/users/{self.vhost}", user)
 
     def tell_password(self) -> None:
-        """Now its programs know it too."""
+        """Give the programs the new password."""
         keep_password(self.folder, self.password)
 
     # --- processes ---------------------------------------------------------------------------------
 
     def keep_consumers(self, *, dies: str = "") -> None:
-        """Start a consumer for each missing one. With `dies` it kills itself at that step."""
+        """Replace consumers that have ended. With `dies`, the new consumer kills itself at this
+        step.
+        """
         self.workers = [worker for worker in self.workers if worker.is_alive]
         while len(self.workers) < self.consumers:
             self.lives += 1
@@ -153,7 +161,7 @@ class Campaign:
         return Worker(name, "consumer", self.folder, *options, *(("--dies", dies) if dies else ()))
 
     def produce(self, messages: int, *, urls: tuple[str, ...] = (), **options: object) -> Worker:
-        """Start a producer. The options are those of its command line."""
+        """Start a producer. `options` are passed on its command line."""
         given = [p for url in urls or (self._own_url,) for p in ("--url", url)]
         for name, value in options.items():
             given += [f"--{name}"] if value is True else [f"--{name}", str(value)]
@@ -170,12 +178,12 @@ class Campaign:
         return worker
 
     @property
-    def producing(self) -> bool:
-        """Whether a producer or an operator is still at work."""
+    def is_producing(self) -> bool:
+        """Whether any producer or operator is still running."""
         return any(producer.is_alive for producer in self.producers)
 
     def operate(self, *, dies: str = "", discard: bool = False) -> Worker:
-        """Start an operator who re-drives or discards every dead letter."""
+        """Start an operator that re-drives or discards all dead letters."""
         self.lives += 1
         given = ["--url", self._own_url, "--design", self.design]
         given += ["--dies", dies] if dies else []
@@ -189,7 +197,7 @@ class Campaign:
 
     @asynccontextmanager
     async def fault(self, name: str, scope: str, who: str = "*") -> AsyncIterator[None]:
-        """Something is broken for the length of the block, and written down as such."""
+        """Record a fault that lasts until the end of the block."""
         self._note(Kind.FAULT, name, scope, who)
         try:
             yield
@@ -204,7 +212,7 @@ class Campaign:
     # --- the end -----------------------------------------------------------------------------------
 
     def count(self, kind: Kind) -> int:
-        """How many entries of a kind were written so far."""
+        """Return how many entries of a kind have been written."""
         for path in self.folder.glob("*.ledger"):
             begin, found = self._counted.get(path.name, (0, Counter()))
             with path.open("rb") as lines:
@@ -217,9 +225,9 @@ class Campaign:
     async def until(
         self, condition: Callable[[], bool], seconds: float = 60.0, *, every: float = 0.05
     ) -> None:
-        """Return as soon as the condition holds.
+        """Wait until the condition is true.
 
-        Otherwise raise TimeoutError with the last output of the workers.
+        Raises TimeoutError with the last output of the workers if this takes too long.
         """
         deadline = time.monotonic() + seconds
         while not condition():
@@ -228,29 +236,29 @@ class Campaign:
             await asyncio.sleep(every)
 
     async def until_calm(self, seconds: float = _CALM_S) -> None:
-        """Return when producers have ended and only dead letters are left."""
+        """Wait until all producers have ended and only dead letters are left."""
         deadline = time.monotonic() + seconds
         since = time.monotonic()
         while time.monotonic() < since + self.quiet:
             self.keep_consumers()
-            left = await unfinished(self.url, self.management, self.topology)
-            if left != {} or self.producing:
+            left = await count_unfinished(self.url, self.management, self.topology)
+            if left != {} or self.is_producing:
                 since = time.monotonic()
             if time.monotonic() > deadline:
-                return  # remaining messages are found, and the checkers report them
+                return  # the checkers report the remaining messages
             await asyncio.sleep(self.quiet / 3)
 
     async def verdict(self) -> Verdict:
-        """Stop everything in order, take stock, and let the checkers speak."""
+        """Stop the workers, list the contents of the queues, and check everything."""
         for worker in self.workers:
             await asyncio.to_thread(worker.stop)
         await asyncio.to_thread(audit, self.url, self.topology, self.pen)
-        return await asyncio.to_thread(self._checked)
+        return await asyncio.to_thread(self._check_entries)
 
     async def interim_verdict(self) -> Verdict:
-        """Return the verdict on the messages sent since the last call.
+        """Return the verdict on the messages that were sent since the last call.
 
-        Consumers continue, dead letters are removed.
+        The consumers keep running. Dead letters are removed.
         """
         await take_stock(self.url, self.topology, self.pen)
         connection = await RabbitMQ(self.url).connect("campaign")
@@ -258,16 +266,16 @@ class Campaign:
         for queue in {plan.parking.queue for plan in self.topology.plans}:
             await channel.purge_queue(queue)
         await connection.close()
-        return await asyncio.to_thread(self._checked)
+        return await asyncio.to_thread(self._check_entries)
 
-    def _checked(self) -> Verdict:
+    def _check_entries(self) -> Verdict:
         entries = read_entries(self.folder, self._read)
         books = keep_books(entries, self.topology, slack=self.slack)
         self.samples += books.samples
         return check_books(books)
 
     def last_words(self) -> str:
-        """The end of the output of the workers."""
+        """Return the last output of the workers."""
         said = [
             f"{path.name}: {path.read_text(errors='replace')[-600:]}"
             for path in sorted(self.folder.glob("*.log"))

@@ -1,4 +1,6 @@
-"""Blocks of commands: operations during which other clients hold messages and processes are killed."""
+"""Blocks of commands. Operators run commands while other clients hold messages and processes are
+killed.
+"""
 
 from __future__ import annotations
 
@@ -26,41 +28,47 @@ _MIGRATE = ("topology", "migrate", "raffle", "--hardened", "--yes")
 _REPLACE = ("topology", "apply", "raffle", "--hardened", "--yes", "--replace")
 _KNOWN = ("--topology", "recommended")
 _REFUSED_S = 40.0
-"""Seconds for which messages are held: longer than a command checks a queue before it deletes it."""
+"""How long messages are held, in seconds. This is longer than a command checks a queue before it
+deletes it.
+"""
 
 
-async def _held_by_a_page(stand: Stand) -> None:
-    """`migrate` while an operator has the page open: it waits or refuses, and comes through after."""
+async def _migrate_beside_page(stand: Stand) -> None:
+    """Run `migrate` while the page of an operator holds messages. It waits or fails, and succeeds
+    afterwards.
+    """
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_dlq", 300)
     served = await stand.serve("--topology", "raffle")
     await served.call("POST", "/admin/dlq/queues/raffle_dlq/sessions", {"limit": 100})
     migrating = stand.start(*_MIGRATE)
-    await stand.ended(migrating, _REFUSED_S)
+    await stand.wait_ended(migrating, _REFUSED_S)
     stand.kill(served.child, "`hopback serve`")
-    await stand.ended(migrating)
+    await stand.wait_ended(migrating)
     await stand.until_done(*_MIGRATE)
 
 
-async def _held_in_grace_time(stand: Stand) -> None:
-    """`migrate` while a stopping consumer still handles its messages."""
+async def _migrate_in_grace_time(stand: Stand) -> None:
+    """Run `migrate` while a consumer that is stopping still handles messages."""
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_queue", 100)
     holder = Holder(stand.url, "raffle_queue", 15)
     await asyncio.to_thread(holder.take)
     migrating = stand.start(*_MIGRATE)
-    await stand.ended(migrating, _REFUSED_S)
+    await stand.wait_ended(migrating, _REFUSED_S)
     await asyncio.to_thread(holder.let_go)
-    await stand.ended(migrating)
+    await stand.wait_ended(migrating)
     await stand.until_done(*_MIGRATE)
 
 
-async def _held_back(stand: Stand) -> None:
-    """`migrate` of a retry queue whose messages the broker holds back: their main queue is missing."""
+async def _migrate_with_held_back(stand: Stand) -> None:
+    """Run `migrate` for a retry queue whose messages the broker holds back because their main queue
+    is missing.
+    """
     await stand.until_done("topology", "apply", "raffle", "--hardened", "--yes")
     await stand.delete("raffle_queue")
     await stand.put("raffle_retry_10s", 60)
-    await asyncio.sleep(14)  # they have expired, and have nowhere to go
+    await asyncio.sleep(14)  # they have expired and cannot be routed
     shorter = (
         "topology",
         "migrate",
@@ -71,12 +79,14 @@ async def _held_back(stand: Stand) -> None:
         "--yes",
     )
     await stand.run(*shorter, seconds=_REFUSED_S)
-    # Only the queue is missing. The retry queue may keep its present form.
+    # Only the main queue has to be created. The retry queue can stay as it is.
     await stand.until_done("topology", "apply", "raffle", "--hardened", "--yes", "--skip-conflicts")
 
 
-async def _replaced_under_a_page(stand: Stand) -> None:
-    """`apply --replace` right after a page took everything: the broker's numbers are old then."""
+async def _replace_beside_page(stand: Stand) -> None:
+    """Run `apply --replace` right after a page has taken all messages. The statistics of the broker
+    are outdated at this moment.
+    """
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_dlq", 50)
     served = await stand.serve("--topology", "raffle")
@@ -85,57 +95,63 @@ async def _replaced_under_a_page(stand: Stand) -> None:
     stand.kill(served.child, "`hopback serve`")
 
 
-async def _replaced_while_empty(stand: Stand) -> None:
-    """`apply --replace` of an empty queue beside full ones."""
+async def _replace_empty_queue(stand: Stand) -> None:
+    """Replace empty queues while others contain messages."""
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_queue", 300)
     await stand.run(*_REPLACE, "raffle_retry_10s", "--skip-conflicts")
     await stand.run(*_REPLACE, "raffle_dlq", "--skip-conflicts")
 
 
-async def _looked_at_too_often(stand: Stand) -> None:
-    """A lifted limit is given back: not while messages were looked at more often than it allows."""
+async def _revert_after_many_looks(stand: Stand) -> None:
+    """Restore a lifted delivery limit. This is refused while messages have been delivered more
+    often than the limit allows.
+    """
     await stand.declare("old.errors", {"x-queue-type": "quorum"})
     await stand.put("old.errors", 100)
     known = ("--dlq", "old.errors")
     await stand.run("dlq", "peek", "old.errors", "--lift-limit", "--limit", "100", *known)
     lifted = await asyncio.to_thread(stand.node.management.call, "GET", f"/policies/{stand.vhost}")
-    # RabbitMQ 3.10 has no limit to lift. Without a lift, browsing itself would lose messages.
+    # RabbitMQ 3.10 has no limit to lift. If none was lifted, browsing itself would lose messages.
     await stand.look("old.errors", 25 if lifted else 1)
     await stand.run("topology", "revert", "--queue", "old.errors", "--yes")
     await stand.look("old.errors", 1)
 
 
-async def _killed_migrating(stand: Stand) -> None:
-    """`migrate` of everything, killed twice and begun again."""
+async def _kill_migrate(stand: Stand) -> None:
+    """Migrate all queues. The command is killed twice and started again."""
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_queue", 1500)
     await stand.put("raffle_dlq", 500)
     for seconds in (2.0, 12.0):
         migrating = stand.start(*_MIGRATE)
-        await stand.ended(migrating, seconds)
+        await stand.wait_ended(migrating, seconds)
         stand.kill(migrating, "`hopback topology migrate`")
     await stand.until_done(*_MIGRATE)
 
 
 _TOPOLOGY = (
-    _held_by_a_page,
-    _held_in_grace_time,
-    _held_back,
-    _replaced_under_a_page,
-    _replaced_while_empty,
-    _looked_at_too_often,
-    _killed_migrating,
+    _migrate_beside_page,
+    _migrate_in_grace_time,
+    _migrate_with_held_back,
+    _replace_beside_page,
+    _replace_empty_queue,
+    _revert_after_many_looks,
+    _kill_migrate,
 )
 
 
 async def topologies(site: Site) -> Part:
-    """Every way to lose messages by a topology command, calm and while the broker dies again and again."""
-    return await _played(site, "topology commands", _TOPOLOGY, kills=4)
+    """Run all topology commands that could lose messages, first without faults and then while the
+    broker is killed repeatedly.
+    """
+    return await _play_cases(site, "topology commands", _TOPOLOGY, kills=4)
 
 
-async def _redriven_by_a_server(stand: Stand) -> None:
-    """A job of `hopback serve`, which is killed during the job. Its successor resumes the job."""
+async def _redrive_by_server(stand: Stand) -> None:
+    """Run a job in `hopback serve`, which is killed during the job. The next process resumes the
+    job.
+    """
     await stand.until_done("topology", "apply", "recommended", "--yes")
     await stand.put("orders.dlq", 2000)
     served = await stand.serve(*_KNOWN)
@@ -156,7 +172,7 @@ async def _redriven_by_a_server(stand: Stand) -> None:
 
 
 async def _resume(served: Served) -> str:
-    """Resume a stopped job and return the state of the newest one, if the server answers."""
+    """Resume the newest job if it has stopped, and return its state."""
     found = await served.call("GET", "/admin/dlq/jobs")
     for one in found["items"][:1] if found else []:
         if one["state"] in ("interrupted", "failed", "paused"):
@@ -165,48 +181,52 @@ async def _resume(served: Served) -> str:
     return ""
 
 
-async def _redriven_and_killed(stand: Stand) -> None:
-    """`hopback dlq redrive`, killed twice and begun again."""
+async def _kill_redrive(stand: Stand) -> None:
+    """Run `hopback dlq redrive`, which is killed twice and started again."""
     await stand.until_done("topology", "apply", "recommended", "--yes")
     await stand.put("orders.dlq", 2000)
     redrive = ("dlq", "redrive", "orders.dlq", "--yes", "--reason", "proof", *_KNOWN)
     for rate in ("200", "300"):
         driving = stand.start(*redrive, "--rate", rate)
-        await stand.ended(driving, 6)
+        await stand.wait_ended(driving, 6)
         stand.kill(driving, "`hopback dlq redrive`")
     await stand.until_done(*redrive)
 
 
-async def _discarded_and_killed(stand: Stand) -> None:
-    """`hopback dlq discard`, killed twice and started again. Every removed message is in a file."""
+async def _kill_discard(stand: Stand) -> None:
+    """Run `hopback dlq discard`, which is killed twice and started again. All removed messages must
+    be in a file.
+    """
     await stand.until_done("topology", "apply", "recommended", "--yes")
     await stand.put("orders.dlq", 1000)
     for at, rate in enumerate(("100", "200", "5000")):
         file = str(stand.folder / f"discarded-{at}.ndjson")
         discard = ("dlq", "discard", "orders.dlq", "--yes", "--reason", "proof", *_KNOWN)
         discarding = stand.start(*discard, "--rate", rate, "--export-to", file)
-        await stand.ended(discarding, 6 if at < 2 else 120)
+        await stand.wait_ended(discarding, 6 if at < 2 else 120)
         stand.kill(discarding, "`hopback dlq discard`")
     for path in stand.folder.glob("discarded-*"):
         for line in path.read_text(errors="replace").splitlines():
             try:
                 stand.exported.add(int(json.loads(line)["body"]))
             except (ValueError, KeyError):
-                continue  # the head of the file, or a line that was cut short
+                continue  # the first line of the file, or an incomplete line
 
 
 async def jobs(site: Site) -> Part:
-    """Re-drives and discards whose process, server or broker is killed."""
-    several = (_redriven_by_a_server, _redriven_and_killed, _discarded_and_killed)
-    return await _played(site, "re-drives and discards", several, kills=3)
+    """Run re-drives and discards while their process, their server or the broker is killed."""
+    several = (_redrive_by_server, _kill_redrive, _kill_discard)
+    return await _play_cases(site, "re-drives and discards", several, kills=3)
 
 
-async def _played(
+async def _play_cases(
     site: Site, name: str, several: tuple[Callable[[Stand], Awaitable[None]], ...], *, kills: int
 ) -> Part:
-    """Run all cases on one broker: first without faults, then again while it is killed repeatedly."""
+    """Run all cases on one broker, first without faults and then while the broker is killed
+    repeatedly.
+    """
     began = time.monotonic()
-    # It takes no turn: commands wait for queues for minutes and use no CPU.
+    # This does not take a turn, because the commands wait for minutes and hardly use the CPU.
     async with AsyncExitStack() as stack:
         node = await stack.enter_async_context(site.node())
         part = Part(name, f"{len(several)} cases, without faults and with kills", version_of(node))
@@ -232,8 +252,8 @@ async def _played(
 
 
 async def _through(play: Callable[[Stand], Awaitable[None]], stand: Stand) -> None:
-    """Play it to its end, though the broker is away when something is put in or looked at."""
-    for _ in range(30):  # a broker takes up to half a minute to restart on a busy machine
+    """Run a case until it succeeds. It may fail while the broker is down."""
+    for _ in range(30):  # on a busy machine, a broker needs up to half a minute to restart
         try:
             await play(stand)
         except Exception as error:
@@ -245,7 +265,7 @@ async def _through(play: Callable[[Stand], Awaitable[None]], stand: Stand) -> No
 
 
 def _book(part: Part, case: str, stand: Stand, found: Counter[int], *, calm: bool) -> None:
-    """Compare the published messages with the remaining ones."""
+    """Compare the messages that were published with those that are left."""
     lost = stand.confirmed - set(found) - stand.exported
     doubled = sum(count - 1 for count in found.values())
     strange = [number for number in found if number >= stand.sent]
@@ -257,7 +277,7 @@ def _book(part: Part, case: str, stand: Stand, found: Counter[int], *, calm: boo
     counts = {
         Promise.LOST.value: len(lost),
         Promise.STRAYED.value: len(strange),
-        # Without faults, only the kill of a command explains a duplicate.
+        # Without other faults, a duplicate is only allowed if a command was killed.
         Promise.DUPLICATED.value: doubled if calm and not stand.faults else 0,
         "did not come through": len(stand.problems),
     }

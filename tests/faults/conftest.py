@@ -1,4 +1,4 @@
-"""A node of the fault tests' own: it is stopped and killed at will."""
+"""A node that the fault tests can stop and kill."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[RabbitNode]:
-    """A private node for the tests of one module.
+    """Start a node for the tests of a module.
 
-    It retries held-back dead letters soon. The long run uses RabbitMQ's default of 180 s, which
-    would stall these tests.
+    It retries dead letters that are held back after a short time. In the long run, this takes
+    RabbitMQ's default of 180 s, which is too long here.
     """
     with RabbitNode(timings=Timings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)) as started:
         yield started

@@ -1,4 +1,6 @@
-"""A consumer as a process: `python -m tests.faults.consumer`. It runs the ledger application."""
+"""A process that consumes messages: `python -m tests.faults.consumer`. It runs the ledger
+application.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Counted(RabbitMQ):
-    """A RabbitMQ client that counts the resources of its connections."""
+    """A RabbitMQ client that counts its open channels."""
 
     def __init__(self, urls: list[str], folder: Path) -> None:
         super().__init__(urls, confirm_timeout=15, password=password_in(folder))
         self._made: list[RabbitConnection] = []
 
     async def connect(self, name: str = "hopback") -> RabbitConnection:
-        """A connection that is counted while it is open."""
+        """Open a connection. It is counted until it is closed."""
         connection = await super().connect(name)
         self._made = [one for one in self._made if not one._ended.done()]
         self._made.append(connection)
@@ -46,7 +48,7 @@ class _Counted(RabbitMQ):
 
     @property
     def channels(self) -> int:
-        """How many channels are open."""
+        """The number of open channels."""
         return sum(len(one.wire.connection.channels) for one in self._made if not one._ended.done())
 
 
@@ -75,7 +77,7 @@ async def _run(options: argparse.Namespace) -> None:
     )
     patience = Backoff(first=0.1, most=1.0)
     environment = Environment(bus=Bus(Told(pen)), backoff=patience, reconnect=patience)
-    accept = {finding.rule for finding in check(topology)}  # the faithful forms have some
+    accept = {finding.rule for finding in check(topology)}  # the documented forms have hazards
     chosen = ServiceOptions(grace=10, watch=5, accept=accept)
     service = Service(app, wire, options=chosen, environment=environment)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stop)
@@ -87,7 +89,6 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run until stopped."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", action="append", required=True)
     parser.add_argument("--folder", required=True)

@@ -1,4 +1,6 @@
-"""The password of a campaign's programs: in a file, so that it can be changed while they run."""
+"""The password of the programs of a campaign. It is stored in a file, so that it can be changed
+while they run.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ _NAME = "password"
 
 
 def keep_password(folder: Path, password: str) -> None:
-    """Make new connections of the programs use this password. The file is replaced atomically."""
+    """Set the password for new connections. The file is replaced atomically."""
     fresh = folder / f"{_NAME}.new"
     fresh.write_text(password, encoding="utf-8")
     fresh.replace(folder / _NAME)
 
 
 def password_in(folder: Path) -> Callable[[], str] | None:
-    """The password callback for `RabbitMQ`, or None if the URL contains the password."""
+    """Return the password callback for `RabbitMQ`. Returns None if the URL contains the password."""
     path = folder / _NAME
     return (lambda: path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,4 +1,4 @@
-"""Inbox, handler and outbox on a database that is broken while they work: every effect happens once."""
+"""Use inbox, handlers and outbox while the database fails. Every effect must happen exactly once."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ if TYPE_CHECKING:
     from tests.faults.site import Site
     from tests.harness.rabbitmq import RabbitNode
 
-__all__ = ["CLOCK", "Shop", "databases", "prepared"]
+__all__ = ["CLOCK", "Shop", "databases", "prepare_database"]
 
 CLOCK = SystemClock()
 
 
-async def prepared(url: str) -> AsyncEngine:
-    """A database with the tables of inbox, outbox and the effects of the handlers."""
+async def prepare_database(url: str) -> AsyncEngine:
+    """Create a database with the tables of inbox and outbox and a table for the effects of the
+    handlers.
+    """
     engine = open_database(url)
     await migrate(engine, CLOCK)
     async with engine.begin() as connection:
@@ -50,7 +52,9 @@ async def prepared(url: str) -> AsyncEngine:
 
 
 class Shop:
-    """Orders of which each writes one row and one event, together with its mark in the inbox."""
+    """An application that handles orders. Each order writes one row and sends one event, in the
+    same transaction as its mark in the inbox.
+    """
 
     def __init__(self, url: str, database: str, engine: AsyncEngine) -> None:
         self._url = url
@@ -58,7 +62,7 @@ class Shop:
         self._engine = engine
         self.failures: list[str] = []
         self.seen: list[str] = []
-        """The events that the relay has published."""
+        """The ids of the events that the relay has published."""
         self.app = App("shop")
         self.app.handler("orders", retry=["100ms", "300ms"], attempts=100, concurrency=5)(
             self._handle
@@ -76,10 +80,12 @@ class Shop:
             raise
 
     async def play(self, orders: int, blows: dict[int, Callable[[], Awaitable[object]]]) -> None:
-        """All orders, with a blow after each that has one, until every event is out."""
+        """Publish all orders and wait until all events have been published. `blows` maps the number
+        of an order to the fault after it.
+        """
         await self._declare()
         watching = asyncio.ensure_future(self._watch())
-        async with self._running():
+        async with self._run_service():
             for number in range(orders):
                 await self._publish(number)
                 if number in blows:
@@ -97,7 +103,7 @@ class Shop:
         await connection.close()
 
     async def _watch(self) -> None:
-        """Take every event, over as many connections as it takes."""
+        """Consume all events. After an error, connect again."""
         while True:
             with suppress(BrokerError, OSError):
                 connection = await RabbitMQ(self._url).connect("watching")
@@ -113,7 +119,7 @@ class Shop:
         self.seen.append(str(event.properties.message_id))
 
     async def _publish(self, number: int) -> None:
-        """Until it is confirmed."""
+        """Publish an order until it is confirmed."""
         while True:
             try:
                 return await self.app.publish("orders", number, message_id=str(number))
@@ -121,7 +127,7 @@ class Shop:
                 await asyncio.sleep(0.3)
 
     @asynccontextmanager
-    async def _running(self) -> AsyncIterator[None]:
+    async def _run_service(self) -> AsyncIterator[None]:
         patience = Backoff(first=0.05, most=0.2)
         service = Service(
             self.app,
@@ -139,23 +145,23 @@ class Shop:
     async def _until_relayed(self) -> None:
         outbox = Outbox(self._engine, "test", CLOCK)
         async with asyncio.timeout(60):
-            while await outbox.depth():  # noqa: ASYNC110 - nothing to wait on but the look itself
+            while await outbox.depth():  # noqa: ASYNC110 - the outbox does not signal anything
                 await asyncio.sleep(0.05)
 
     async def effects(self) -> list[int]:
-        """The effects written by the handlers, in order."""
+        """Return the numbers of the orders that took effect, in ascending order."""
         async with self._engine.connect() as connection:
             rows = await connection.execute(text("SELECT number FROM effects ORDER BY number"))
             return [int(row[0]) for row in rows]
 
-    def parked(self) -> int:
-        """The number of orders in the dead-letter queue, which must be 0."""
+    def count_parked(self) -> int:
+        """Return the number of orders in the dead-letter queue, which must be 0."""
         return len(bodies_in(self._url, ["orders.dlq"])["orders.dlq"])
 
 
 @contextmanager
 def _relay(database: str, broker: str) -> Iterator[None]:
-    """`hopback store relay` as a process."""
+    """Run `hopback store relay` as a process."""
     relay = subprocess.Popen(
         [sys.executable, "-m", "hopback", "store", "relay", "--idle", "0.05"],
         env={**os.environ, "HOPBACK_DATABASE": database, "HOPBACK_BROKER": broker},
@@ -170,7 +176,7 @@ def _relay(database: str, broker: str) -> Iterator[None]:
 
 
 async def databases(site: Site) -> Part:
-    """PostgreSQL killed under inbox and outbox, and the broker too."""
+    """Kill PostgreSQL and the broker while inbox and outbox are in use."""
     began = time.monotonic()
     orders = site.messages(2_000)
     async with site.turns, site.node() as node, AsyncExitStack() as stack:
@@ -178,7 +184,7 @@ async def databases(site: Site) -> Part:
         server = PostgresNode()
         stack.push_async_callback(asyncio.to_thread, server.remove)
         await asyncio.to_thread(server.start)
-        engine = await prepared(server.url())
+        engine = await prepare_database(server.url())
         stack.push_async_callback(engine.dispose)
         shop = Shop(node.vhost_url("shop"), server.url(), engine)
 
@@ -188,7 +194,7 @@ async def databases(site: Site) -> Part:
 
         async def kill_broker() -> None:
             part.faults["broker:_kill_-9"] = part.faults.get("broker:_kill_-9", 0) + 1
-            await asyncio.to_thread(_killed, node)
+            await asyncio.to_thread(_kill_and_start, node)
 
         moments = {orders * at // 6: kill_database for at in (1, 2, 4)}
         await shop.play(orders, {**moments, orders * 3 // 6: kill_broker})
@@ -199,7 +205,7 @@ async def databases(site: Site) -> Part:
             for name, count in {
                 Promise.LOST.value: orders - len(set(effects)),
                 Promise.DUPLICATED.value: len(effects) - len(set(effects)),
-                Promise.STRAYED.value: await asyncio.to_thread(shop.parked),
+                Promise.STRAYED.value: await asyncio.to_thread(shop.count_parked),
             }.items()
             if count
         }
@@ -207,6 +213,6 @@ async def databases(site: Site) -> Part:
     return part
 
 
-def _killed(node: RabbitNode) -> None:
+def _kill_and_start(node: RabbitNode) -> None:
     node.kill()
     node.start()

@@ -1,6 +1,6 @@
-"""Mutated input for every parser: it accepts the input or raises its documented error.
+"""Mutated input for all parsers. They must either accept it or raise a documented error.
 
-Any other error, and any answer that takes a second, is a finding.
+Any other error is a finding, and so is a parser that takes longer than a second.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAGIC = (
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A parser of external input with accepted samples and its documented errors."""
+    """A parser of external input, with valid samples and the errors that it may raise."""
 
     name: str
     samples: tuple[bytes, ...]
@@ -63,14 +63,14 @@ class _Order:
 
 
 def fuzz(reader: Reader, inputs: int, seed: int) -> tuple[int, int]:
-    """Return the numbers of accepted and refused inputs.
+    """Return how many inputs were accepted and refused.
 
-    Raise AssertionError with the input on any other result.
+    Raises AssertionError with the input for any other result.
     """
     chance = random.Random(f"{seed} {reader.name}")
     accepted = refused = 0
     for _ in range(inputs):
-        data = _mutated(chance.choice(reader.samples), chance)
+        data = _mutate(chance.choice(reader.samples), chance)
         began = time.process_time()
         try:
             reader.read(data)
@@ -85,7 +85,7 @@ def fuzz(reader: Reader, inputs: int, seed: int) -> tuple[int, int]:
 
 
 def fuzz_everything(inputs: int, seed: int) -> list[tuple[str, str, str]]:
-    """Every reader in turn, as rows of the page."""
+    """Test all parsers and return the rows of the page."""
     rows = []
     for reader in READERS:
         try:
@@ -98,8 +98,8 @@ def fuzz_everything(inputs: int, seed: int) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _mutated(raw: bytes, chance: random.Random) -> bytes:
-    """A few changes of the kinds that break readers."""
+def _mutate(raw: bytes, chance: random.Random) -> bytes:
+    """Return the data with a few changes that often break parsers."""
     data = bytearray(raw)
     for _ in range(chance.randint(1, 5)):
         at = chance.randrange(len(data) + 1)
@@ -133,7 +133,7 @@ def _frames(data: bytes) -> object:
 
 
 def _headers(data: bytes) -> object:
-    """Headers from hostile bytes through everything that reads or writes them."""
+    """Pass headers from hostile bytes through all functions that read or write headers."""
     try:
         headers, _ = decode_table(data)
     except ProtocolError:
@@ -152,7 +152,7 @@ def _headers(data: bytes) -> object:
 
 
 def _hostile(data: bytes) -> list[FieldValue]:
-    """A death record of the wrong shape, made of the data."""
+    """Return a malformed `x-death` header that contains the data."""
     text = data.decode("utf-8", "replace")
     entry: dict[str, FieldValue] = {"queue": text[:20], "count": text, "reason": data, "time": text}
     return [entry, text, None, [1, 2], -1]
@@ -208,4 +208,4 @@ READERS = (
         (ValueError,),
     ),
 )
-"""All parsers of external input. `tests.faults.http` covers HTTP."""
+"""All parsers of external input. HTTP is tested by `tests.faults.http`."""

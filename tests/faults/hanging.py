@@ -1,8 +1,8 @@
-"""Handlers that never return, beside messages that are handled at once.
+"""Handlers that never return, while the same queue has other messages.
 
-`python -m tests.faults hanging --brokers 3.10,4.0,4.3` runs the whole matrix. A bystander is a message whose
-handler takes 20 ms: it must run once and must not be parked, and it must not wait for the broker to take the
-hanging message back.
+`python -m tests.faults hanging --brokers 3.10,4.0,4.3` runs all combinations. A bystander is a
+message whose handler takes 20 ms. It must run once and must not be parked. It also must not wait
+until the broker requeues the message that hangs.
 """
 
 from __future__ import annotations
@@ -28,50 +28,54 @@ if TYPE_CHECKING:
 __all__ = ["HANGS", "HangingResult", "hanging", "run_beside_hanging"]
 
 HANGS = ("coroutine", "thread")
-"""The kind of hanging handler. A redelivered coroutine is cancelled, a thread cannot be."""
+"""The kinds of handlers that hang. A coroutine can be cancelled at a redelivery, a thread cannot.
+"""
 
 _CONCURRENCY, _PREFETCH, _ATTEMPTS = 20, 40, 2
 _PACE_S = 0.05
-_STATES_OF_A_START = 4  # two connections, each connecting and ready, and each loss adds to them
+_STATES_OF_A_START = 4  # two connections with the states connecting and ready; each loss adds more
 _SHORT_MS, _LONG_MS = 10_000, 40_000
-"""Consumer timeouts. The long one is above the 20 s after which the channel is changed, the short one strikes
-before that and returns the whole window once."""
+"""Two consumer timeouts in ms. A consumer moves to a new channel after 20 s. The long timeout is
+above this. The short one is below, so that the broker requeues all deliveries once.
+"""
 
 
 @dataclass(slots=True)
 class HangingResult:
-    """The results for the other messages and for the message that hangs."""
+    """The results for the bystanders and for the message that hangs."""
 
     hang: str
     timeout_ms: int
     bystanders: int = 0
     again: int = 0
-    """Runs of bystanders beyond the first."""
+    """How often bystanders ran again."""
     parked: int = 0
     missing: int = 0
     slowest_s: float = 0.0
-    """The longest time from the publish of a bystander to its handler."""
+    """The longest time between the publish and the handler of a bystander."""
     attempts: int = 0
-    """Calls of the handler with the hanging message."""
+    """How often the handler was called with the message that hangs."""
     reason: str = ""
-    """Of the parked hanging message."""
+    """The reason why the message that hangs was parked."""
     lost: int = 0
-    """Connections that were lost."""
+    """How many connections were lost."""
     quarantines: int = 0
 
     @property
     def bound(self) -> int:
-        """How many bystanders may run again: the window, if the timeout strikes before it is known."""
+        """How many bystanders may run again. If the timeout is short, this is the number of
+        unsettled deliveries.
+        """
         return _PREFETCH + _CONCURRENCY if self.timeout_ms <= _SHORT_MS else 0
 
     @property
     def holds(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether all promises were kept."""
         harmed = self.parked or self.missing or self.lost or self.quarantines
         return not harmed and self.again <= self.bound and "consumer timeout" in self.reason
 
     def row(self, broker: str) -> tuple[str, str, str]:
-        """As a line of the long run's page."""
+        """Return the row of the page."""
         what = f"a {self.hang} that never returns, consumer timeout {self.timeout_ms // 1000} s, {broker}"
         much = (
             f"{self.bystanders:,} other messages: {self.parked} parked, {self.again} run again,"
@@ -82,7 +86,9 @@ class HangingResult:
 
 
 class _Application:
-    """Counts the calls of its handler, by number. The handler never returns for a negative number."""
+    """Counts the calls of its handler for each number. For a negative number, the handler never
+    returns.
+    """
 
     def __init__(self, hang: str, attempts: int) -> None:
         self.runs = Counter[int]()
@@ -121,7 +127,7 @@ class _Application:
 async def run_beside_hanging(
     url: str, hang: str, timeout_ms: int, attempts: int = _ATTEMPTS
 ) -> HangingResult:
-    """Let one message hang until it is parked, and publish bystanders meanwhile."""
+    """Publish a message that hangs and wait until it is parked. Bystanders are published meanwhile."""
     subject, events = _Application(hang, attempts), Counter[str]()
     environment = Environment()
     environment.bus.subscribe(lambda name, _fields: events.update([name]))
@@ -155,7 +161,7 @@ async def run_beside_hanging(
 
 
 async def _publish_until_parked(connection: Connection, subject: _Application) -> int:
-    """The number of bystanders that were published until the hanging message was parked."""
+    """Publish bystanders until the message that hangs is parked, and return their number."""
     channel = await connection.open_channel()
     number = 0
     while not await _is_parked(connection):
@@ -165,9 +171,9 @@ async def _publish_until_parked(connection: Connection, subject: _Application) -
             await channel.publish(Message("", "in", b"%d" % one, properties))
         number += 1
         await asyncio.sleep(_PACE_S)
-    while not set(range(number)) <= set(subject.runs):  # noqa: ASYNC110 - the handlers tell no one
+    while not set(range(number)) <= set(subject.runs):  # noqa: ASYNC110 - the handlers do not signal anything
         await asyncio.sleep(0.5)
-    await asyncio.sleep(2)  # for deliveries that are on their way a second time
+    await asyncio.sleep(2)  # wait for redeliveries that are on their way
     return number
 
 
@@ -177,7 +183,7 @@ async def _is_parked(connection: Connection) -> bool:
 
 
 async def hanging(site: Site) -> Result:
-    """Both kinds with both timeouts."""
+    """Run both kinds of handlers with both timeouts."""
     checks = []
     for timeout_ms in (_SHORT_MS, _LONG_MS):
         timings = replace(site.timings, consumer_timeout_ms=timeout_ms, tick_ms=1_000)

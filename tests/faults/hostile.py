@@ -1,4 +1,6 @@
-"""Messages of random bytes among ordinary ones, through every hop of RabbitMQ and every `dlq` command."""
+"""Messages with random bytes among ordinary ones. They pass through all hops in RabbitMQ and all
+`dlq` commands.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,18 @@ _Part = tuple[bytes, "Counter[bytes]"]
 
 @dataclass(slots=True)
 class HostileResult:
-    """Counts of one run. Every list names the hops after which a message was missing or changed."""
+    """The counts of one run."""
 
     messages: int
     bystanders: int
     parked: int = 0
     held: int = 0
     done: int = 0
-    """Bystanders that ran once."""
+    """The number of ordinary messages that ran once."""
     changed: dict[str, int] = field(default_factory=dict)
-    """Hop → messages that were missing after it, or differed."""
+    """For each hop, the number of messages that were missing or changed after it."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Command → the end of its output, if it failed."""
+    """For each command that failed, the end of its output."""
 
     @property
     def holds(self) -> bool:
@@ -71,16 +73,18 @@ class HostileResult:
 
 
 def _story(run: int) -> Any:
-    """Snoozed, retried, put off for longer than any retry queue waits, and parked at the last attempt."""
+    """Return the outcome of a run. A message is snoozed, retried, delayed for longer than any retry
+    queue, and finally parked.
+    """
     return (Snooze("50ms"), Retry("no"), Retry("later", after="1s"), Retry("no"))[min(run, 3)]
 
 
 async def run_hostile(
     url: str, management: str | None, chance: random.Random, messages: int, bystanders: int
 ) -> HostileResult:
-    """Publish both kinds of messages and let a service handle them.
+    """Publish both kinds of messages and handle them with a service.
 
-    With `management`, run the commands too.
+    If `management` is given, the commands are run as well.
     """
     result = HostileResult(messages, bystanders)
     app, runs, done = App("shop"), dict[bytes, list[tuple[str, _Part]]](), list[bytes]()
@@ -134,7 +138,7 @@ def _differences(expected: dict[bytes, _Part], found: dict[bytes, _Part]) -> int
 
 
 async def _publish(url: str, chance: random.Random, messages: int, bystanders: int) -> None:
-    """Publish frames with random bytes and ordinary messages between them."""
+    """Publish messages with random bytes and ordinary messages between them."""
     async with _raw_client(url) as client:
         await client.call(1, "confirm.select")
         for number in range(max(messages, bystanders)):
@@ -147,7 +151,7 @@ async def _publish(url: str, chance: random.Random, messages: int, bystanders: i
                 client.publish("order.created", b"b%d" % number, exchange=_EXCHANGE)
         client.flush()
         await client.writer.drain()
-        # A quorum queue loses publishes without a confirm if their connection is cut.
+        # If the connection is cut, a quorum queue loses publishes that were not confirmed.
         unconfirmed = set(range(1, messages + bystanders + 1))
         while unconfirmed:
             event = await client.event()
@@ -179,7 +183,7 @@ async def _channel(url: str) -> AsyncIterator[Channel]:
 
 
 async def _contents(url: str, queue: str) -> dict[bytes, _Part]:
-    """The producer's part of every message in the queue, which all stay there."""
+    """Return the producer's part of all messages in a queue. The messages stay there."""
     found: dict[bytes, _Part] = {}
     async with _channel(url) as channel:
         delivery: Delivery | None
@@ -191,7 +195,7 @@ async def _contents(url: str, queue: str) -> dict[bytes, _Part]:
 async def _commands(
     result: HostileResult, url: str, management: str, expected: dict[bytes, _Part]
 ) -> None:
-    """Look, search, export, discard, import, and send back: by commands, each in a process."""
+    """List, search, export, discard, import and re-drive messages. Each command is a process."""
     with tempfile.TemporaryDirectory() as folder:
         archive = str(Path(folder) / "archive.ndjson")
         for words in (
@@ -234,7 +238,7 @@ async def _command(
 
 
 async def hostile(site: Site) -> Result:
-    """Two rounds on one broker."""
+    """Run two rounds on one broker."""
     found = Result("")
     async with site.turns, site.node() as node:
         for number in range(2):

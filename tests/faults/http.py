@@ -1,6 +1,7 @@
-"""HTTP requests by the thousand: each answer must match the OpenAPI document, and none may be a
-5xx. Schemathesis generates valid and invalid requests from the document. Random names would rarely
-match an existing queue, so every other name is replaced by an existing one.
+"""Thousands of HTTP requests. Each response must match the OpenAPI document, and none may be a 5xx.
+
+Schemathesis generates valid and invalid requests from the document. Random names would rarely match
+an existing queue, so half of the names are replaced with existing ones.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "fuzz_http"]
 
 _ROUND = 10
-"""Requests to an operation until it is the next one's turn."""
+"""The number of requests to an operation before the next operation is tested."""
 _ROUNDS = 5
-"""Rounds until the service restarts with its initial messages."""
+"""The number of rounds before the service restarts with its initial messages."""
 _SETTINGS = settings(
     deadline=None,
     database=None,
-    phases=[Phase.generate],  # no retry, because the object may be gone
+    phases=[Phase.generate],  # requests are not repeated, because the object may not exist any more
     suppress_health_check=list(HealthCheck),
 )
 _SHOWN = 300
@@ -47,14 +48,14 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A share of the requests with one shape and one caller."""
+    """A part of the requests, with their shape and their caller."""
 
     share: float
     mode: GenerationMode
     by_admin: bool
 
     def headers(self) -> dict[str, str] | None:
-        """The credentials of the caller. An unauthenticated caller sends random ones."""
+        """Return the credentials of an administrator, or None to send random ones."""
         return authorization() if self.by_admin else None
 
 
@@ -67,7 +68,7 @@ _WAYS = (
 
 @dataclass
 class Asked:
-    """The requests to the service and its answers."""
+    """The requests to the service and its responses."""
 
     operations: set[str] = field(default_factory=set)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -75,15 +76,14 @@ class Asked:
     seconds: float = 0.0
 
     def note(self, answer: requests.Response, **_: object) -> None:
-        """Count an answer."""
         self.statuses[answer.status_code] += 1
 
     def of(self, hundred: int) -> int:
-        """How many answers have a status of this hundred."""
+        """Return the number of responses with a status from `hundred` to `hundred + 99`."""
         return sum(n for status, n in self.statuses.items() if hundred <= status < hundred + 100)
 
     def row(self) -> tuple[str, str, str]:
-        """As a row of the page."""
+        """Return the row of the page."""
         much = (
             f"{self.statuses.total():,} inputs to {len(self.operations)} operations in"
             f" {self.seconds / 60:.1f} min: {self.of(400):,} refused, {self.of(200):,} accepted,"
@@ -98,7 +98,7 @@ class Asked:
 
 
 def fuzz_http(examples: int, chosen: int, until: float) -> Asked:
-    """Send this number of requests to every operation, or as many as the time allows."""
+    """Send `examples` requests to each operation. Stops earlier if the time is over."""
     asked, began = Asked(), time.monotonic()
     for first in range(0, examples, _ROUND * _ROUNDS):
         with asked_service() as service, requests.Session() as session:
@@ -121,10 +121,10 @@ class _Asker:
     known: Known
 
     def ask_everything(self, examples: int, chosen: int) -> None:
-        """One round: every operation in turn."""
-        for operation in _ordered():
+        """Run one round with all operations."""
+        for operation in _sort_operations():
             for way in _WAYS:
-                # an operation without parameters has no invalid request
+                # an operation without parameters has no invalid requests
                 with suppress(Unsatisfiable):
                     self._ask(operation, way, max(round(examples * way.share), 1), chosen)
 
@@ -133,7 +133,7 @@ class _Asker:
         @settings(_SETTINGS, max_examples=examples)
         @given(case=operation.as_strategy(generation_mode=way.mode, headers=way.headers()))
         def put(case: Case[Any]) -> None:
-            if way.mode is GenerationMode.POSITIVE:  # otherwise an invalid value could be corrected
+            if way.mode is GenerationMode.POSITIVE:  # otherwise an invalid value could become valid
                 self.known.put_into(case)
             self.asked.operations.add(operation.label)
             try:
@@ -144,25 +144,25 @@ class _Asker:
                 self.known.learn(case, answer)
 
         with warnings.catch_warnings():
-            # It mistakes the chance that the service takes, in a thread beside it, for its own.
+            # Hypothesis warns about random numbers that the service uses in another thread.
             warnings.simplefilter("ignore", HypothesisDeprecationWarning)
             put()
 
 
-def _ordered() -> list[_Operation]:
-    """As the document has them, but that sessions, which hold messages, leave some for jobs."""
+def _sort_operations() -> list[_Operation]:
+    """Sort operations by `_turn`. Sessions hold messages, so they come after the jobs."""
     return sorted((each for path in SCHEMA.values() for each in path.values()), key=_turn)
 
 
 def _turn(operation: _Operation) -> int:
-    """Order operations: creation first, deletion last."""
+    """Return the rank of an operation. Creation comes first and deletion last."""
     if operation.method == "delete" or operation.path.endswith("/cancel"):
         return 2
     return int("session" in operation.path)
 
 
 def _told(case: Case[Any], finding: BaseException) -> str:
-    """The finding and its request in one line for a table cell."""
+    """Describe a finding and its request in one line for a table cell."""
     each: Iterable[BaseException] = getattr(finding, "exceptions", (finding,))
     words = "; ".join(sorted(str(one) for one in each))
     told = f"{case.operation.label}: {words} for {case.as_curl_command()}"

@@ -1,4 +1,4 @@
-"""The contents of the queues: counted during the run and listed at the end."""
+"""The contents of the queues. They are counted during the run and listed at the end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from tests.faults.ledger.entry import Pen
     from tests.harness.management import Management
 
-__all__ = ["take_stock", "unfinished"]
+__all__ = ["count_unfinished", "take_stock"]
 
 
 async def take_stock(url: str, topology: Topology, pen: Pen) -> int:
-    """Record every message in the queues of the topology and leave all of them there."""
+    """Record all messages in the queues of the topology. The messages stay there."""
     connection = await RabbitMQ(url).connect("inventory")
     try:
         counts = [await _count(connection, queue.name, pen) for queue in topology.queues]
@@ -35,7 +35,7 @@ async def take_stock(url: str, topology: Topology, pen: Pen) -> int:
 
 
 async def _count(connection: Connection, queue: str, pen: Pen) -> int:
-    """Take all messages without settling them. Closing the channel requeues them."""
+    """Take all messages without settling them. They are requeued when the channel is closed."""
     channel = await connection.open_channel()
     found: list[Delivery] = []
     try:
@@ -54,10 +54,14 @@ async def _count(connection: Connection, queue: str, pen: Pen) -> int:
     return len(found)
 
 
-async def unfinished(url: str, management: Management, topology: Topology) -> dict[str, int] | None:
-    """Return the number of messages in each queue except dead-letter queues, or None without an
-    answer. Ready messages are counted by AMQP, which is exact. Unacked and held-back messages are
-    known only to the HTTP API, with a delay.
+async def count_unfinished(
+    url: str, management: Management, topology: Topology
+) -> dict[str, int] | None:
+    """Return the number of messages in each queue except dead-letter queues. Returns None if the
+    broker does not respond.
+
+    Ready messages are counted with AMQP, which is exact. Messages that are unacked or held back are
+    only known to the HTTP API, which is delayed.
     """
     parked = {plan.parking.queue for plan in topology.plans}
     ours = sorted({queue.name for queue in topology.queues} - parked)

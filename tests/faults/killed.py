@@ -1,7 +1,7 @@
-"""A process that is killed twice in a row: how fast its queues are handled afterwards.
+"""A process is killed several times in a row. How fast are its queues handled afterwards?
 
-`python -m tests.faults killed --brokers 3.10,4.0,4.3` runs it. Handlers of 3 s, 20 at once, prefetch 40,
-beside a queue with handlers of 20 ms.
+`python -m tests.faults killed --brokers 3.10,4.0,4.3` runs it. One queue has handlers of 3 s with
+concurrency 20 and prefetch 40, another one has handlers of 20 ms.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ _APP = """
 """
 _MESSAGES = {"orders": 1_500, "mails": 20_000}
 _SETTLE_S, _MEASURE_S = 10.0, 21.0
-"""From the first handler of a process: the time that it has to be back at its rate, then the measurement."""
+"""Seconds. A process has the first time to reach its normal rate. Then the rate is measured for the
+second time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class KilledResult:
-    """Messages that were done while it was measured, before any kill and after the last one."""
+    """The number of messages that were handled during the measurement before the first kill and
+    after the last one.
+    """
 
     kills: int
     normal: Counter[str]
@@ -64,12 +68,12 @@ class KilledResult:
 
     @property
     def holds(self) -> bool:
-        """Whether both queues are at 0.8 of their rate and no message was parked."""
+        """Whether both queues reach 80 % of their normal rate and no message was parked."""
         fast = all(self.after[queue] >= 0.8 * self.normal[queue] for queue in _MESSAGES)
         return fast and not self.parked
 
     def row(self, broker: str) -> tuple[str, str, str]:
-        """As a line of the long run's page."""
+        """Return the row of the page."""
         much = ", ".join(
             f"{queue} {self.normal[queue]} → {self.after[queue]}" for queue in _MESSAGES
         )
@@ -85,7 +89,7 @@ class KilledResult:
 
 
 async def rates_around_kills(url: str, kills: int) -> KilledResult:
-    """Measure a process that has just started, kill several in a row, and measure the next one."""
+    """Measure a new process, kill several processes in a row, and measure the next one."""
     connection = await RabbitMQ(url).connect("operator")
     with tempfile.TemporaryDirectory() as folder:
         there = Path(folder)
@@ -119,7 +123,7 @@ async def rates_around_kills(url: str, kills: int) -> KilledResult:
 
 
 async def _start(folder: Path, url: str) -> asyncio.subprocess.Process:
-    """Start the application, and wait until it handles messages if others have done so before."""
+    """Start the application. If others have handled messages before, wait until it does as well."""
     begun = _count(folder, "begun")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hopback", "run", "shop:app", "--broker", url, "--log-level", "error",
@@ -132,7 +136,7 @@ async def _start(folder: Path, url: str) -> asyncio.subprocess.Process:
 
 async def _until_more(folder: Path, begun: int) -> None:
     async with asyncio.timeout(60):
-        while _count(folder, "begun") <= begun:  # noqa: ASYNC110 - another process writes it
+        while _count(folder, "begun") <= begun:  # noqa: ASYNC110 - another process writes the file
             await asyncio.sleep(0.1)
 
 
@@ -157,7 +161,7 @@ def _count(folder: Path, name: str) -> int:
 
 
 async def killed(site: Site) -> Result:
-    """Two and three kills."""
+    """Measure with two and with three kills."""
     checks = []
     async with site.turns, site.node() as node:
         for kills in (2, 3):

@@ -1,4 +1,4 @@
-"""Existing objects, so that requests get further than "not found"."""
+"""Names of existing objects, so that not all requests fail with "not found"."""
 
 from __future__ import annotations
 
@@ -42,12 +42,14 @@ _BODIES: dict[str, list[Any]] = {
     "openSession": [{"limit": 1}, {"limit": 3, "force": True}],
 }
 _MEANT = {"confirm": "queue", "queues": "queue", "ids": "message"}
-"""Fields that hold names of a kind that is called otherwise."""
+"""Fields that contain names of another kind of object."""
 _MADE = {"openSession": "session", "createJob": "job", "retryFailures": "job"}
 
 
 class Known:
-    """Seeded objects and objects from answers: sessions, messages, jobs, keys and a topology."""
+    """Remembers objects that exist, either from the start or from responses, such as sessions,
+    messages, jobs and keys.
+    """
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -56,15 +58,17 @@ class Known:
         self._dead_letters: list[dict[str, Any]] = []
 
     def put_into(self, case: Case[Any]) -> None:
-        """Every other name becomes one that is known, and some bodies one that was nearly right."""
-        if not case.path.endswith("/events"):  # a stream stays open for as long as its job runs
+        """Replace half of the names in a request with existing ones, and some bodies with slightly
+        changed valid ones.
+        """
+        if not case.path.endswith("/events"):  # the stream would stay open as long as the job runs
             case.path_parameters = self._place(case.path_parameters)
         case.query = self._put(case.query)
         if isinstance(case.body, dict):
             case.body = self._body(_name(case), case.body)
 
     def learn(self, case: Case[Any], answer: Response) -> None:
-        """Remember the objects in the answer."""
+        """Remember the objects in a response."""
         if answer.status_code // 100 != 2 or answer.headers.get("content-type") != [_JSON]:
             return
         operation, document = _name(case), answer.json()
@@ -82,7 +86,7 @@ class Known:
         return self._chance.random() < 0.5
 
     def _place(self, names: dict[str, Any]) -> dict[str, Any]:
-        """Fill in the path. A message belongs to the session in the same path."""
+        """Replace the names in a path. A message needs the session to which it belongs."""
         if "message" in names and self._dead_letters and self._maybe():
             return self._chance.choice(self._dead_letters)
         return self._put(names)
@@ -104,7 +108,9 @@ class Known:
         return self._put(value) if isinstance(value, dict) else value
 
     def _bent(self, document: dict[str, Any]) -> dict[str, Any]:
-        """As it was, or with one thing in it that does not belong there."""
+        """Return a copy of the document. In half of the cases, one value is replaced with an
+        invalid one.
+        """
         bent = copy.deepcopy(document)
         if self._maybe():
             place, key = self._chance.choice(list(_places(bent)))
@@ -117,7 +123,7 @@ def _name(case: Case[Any]) -> str:
 
 
 def _told(operation: str, document: Any) -> Iterator[tuple[str, Any]]:
-    # Empty sessions are not remembered, and a planned job has no id.
+    # Don't remember empty sessions. A dry run of a job has no id.
     if operation in _MADE and "id" in document and document.get("held", 1):
         yield _MADE[operation], document["id"]
     if operation == "makeKey":
@@ -129,7 +135,7 @@ def _told(operation: str, document: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _places(document: Any) -> Iterator[tuple[Any, Any]]:
-    """All values that can be replaced."""
+    """Yield all values that can be replaced."""
     pairs = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in pairs:
         yield document, key

@@ -1,6 +1,8 @@
-"""Delayed and periodic messages while the broker is restarted in order and while their queues are deleted.
+"""Delayed and periodic messages while the broker is restarted in order and while their queues are
+deleted.
 
-`python -m tests.faults.ladder 3.10 4.0 4.3` runs every scenario on these brokers and prints the counts.
+`python -m tests.faults.ladder 3.10 4.0 4.3` runs all scenarios on these brokers and prints the
+counts.
 """
 
 from __future__ import annotations
@@ -32,29 +34,32 @@ if TYPE_CHECKING:
 __all__ = ["MOST_SECOND_ARRIVALS", "SCENARIOS", "LadderResult", "ladder"]
 
 _PATIENCE_S = 120.0
-"""How long a scenario waits for messages after the last one is due. Missing messages count as lost."""
+"""How long a scenario waits after the last message is due, in seconds. Messages that have not
+arrived then count as lost.
+"""
 
 MOST_TWICE = 100 + 40
-"""Messages that may arrive twice after one restart: the prefetch of the last hop and that of the handler.
-Every second arrival is a redelivery of a message that was in hand."""
+"""How many messages may arrive twice after a restart, which is the prefetch of the last hop plus
+that of the handler. A message only arrives twice if it was unacked at the restart.
+"""
 
 
 @dataclass(slots=True)
 class LadderResult:
-    """Counts of one scenario."""
+    """The counts of a scenario."""
 
     messages: int = 0
     lost: int = 0
     early: int = 0
     earliest_s: float = 0.0
-    """By how much the earliest one was early."""
+    """How early the earliest message was, in seconds."""
     twice: int = 0
     latest_s: float = 0.0
     events: dict[str, int] = field(default_factory=dict)
 
 
 class _Delaying:
-    """An application that delays messages and notes when they arrive."""
+    """An application that delays messages and records when they arrive."""
 
     def __init__(self, node: RabbitNode, cancellations: Any = None) -> None:
         self.node = node
@@ -77,7 +82,9 @@ class _Delaying:
         self.events[name] = self.events.get(name, 0) + 1
 
     async def publish(self, count: int, seconds: float, *, by_clock: bool = False) -> None:
-        """Publish until each message is confirmed once. Its wait starts with the first attempt."""
+        """Publish messages until each one has been confirmed. Their delays start at the first
+        attempt.
+        """
         turns = asyncio.Semaphore(50)
 
         async def one(number: int) -> None:
@@ -97,8 +104,8 @@ class _Delaying:
 
         await asyncio.gather(*map(one, range(count)))
 
-    async def settled(self) -> None:
-        """Wait until every message has come, and for second copies a little longer."""
+    async def wait_settled(self) -> None:
+        """Wait until all messages have arrived, and then a little longer for duplicates."""
         left_s = max(self.due.values()) - time.time() + _PATIENCE_S
         await until(lambda: set(self.due) <= set(self.came), left_s)
         await asyncio.sleep(5)
@@ -118,9 +125,9 @@ class _Delaying:
 
 
 async def until(fulfilled: Callable[[], bool], seconds: float) -> None:
-    """Wait for it, for this time at most."""
+    """Wait until the condition is true, or until the time is over."""
     ends = time.monotonic() + seconds
-    while not fulfilled() and time.monotonic() < ends:  # noqa: ASYNC110 - counts are looked at
+    while not fulfilled() and time.monotonic() < ends:  # noqa: ASYNC110 - the counts do not signal anything
         await asyncio.sleep(0.01)
 
 
@@ -134,7 +141,7 @@ async def _with_application(
     try:
         await asyncio.wait_for(delaying.service.ready.wait(), 60)
         await play(delaying)
-        await delaying.settled()
+        await delaying.wait_settled()
     finally:
         delaying.service.stop()
         await serving
@@ -142,7 +149,7 @@ async def _with_application(
 
 
 class _SlowLookup:
-    """Cancellations whose database takes its time: many runs wait before they publish."""
+    """A store of cancellations with a slow database, so that many runs wait before they publish."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -156,10 +163,10 @@ class _SlowLookup:
 async def restart_in_order(
     node: RabbitNode, *, messages: int = 600, restarts: int = 2
 ) -> LadderResult:
-    """Stop and start the broker in order while the last hop publishes as fast as it can."""
+    """Restart the broker while the last hop publishes as fast as it can."""
 
     async def play(delaying: _Delaying) -> None:
-        await asyncio.sleep(5)  # a broker stores a declaration with a delay
+        await asyncio.sleep(5)  # the broker stores declarations with a delay
         for _ in range(restarts):
             arrived = len(delaying.came)
             await delaying.publish(messages // restarts, 6)
@@ -173,7 +180,7 @@ async def restart_in_order(
 async def restart_before_publish(
     node: RabbitNode, *, messages: int = 100, restarts: int = 2
 ) -> LadderResult:
-    """Stop and start the broker in order while runs of the last hop have not published yet."""
+    """Restart the broker while runs of the last hop have not published their messages yet."""
     lookup = _SlowLookup()
 
     async def play(delaying: _Delaying) -> None:
@@ -189,7 +196,9 @@ async def restart_before_publish(
 
 
 async def delete_level(node: RabbitNode, *, messages: int = 200) -> LadderResult:
-    """Delete a level before messages are published, and another one while they wait above it."""
+    """Delete one level before messages are published, and another one while messages wait in the
+    level above.
+    """
 
     async def play(delaying: _Delaying) -> None:
         for level, wait_s in (("hopback.delay.level-03", 0), ("hopback.delay.level-02", 2)):
@@ -197,7 +206,7 @@ async def delete_level(node: RabbitNode, *, messages: int = 200) -> LadderResult
                 _delete_queue(node, level)
             await delaying.publish(messages // 4, 13)
             await delaying.publish(messages // 4, 13, by_clock=True)
-            if wait_s:  # all of them wait in the level above
+            if wait_s:  # all messages wait in the level above
                 await asyncio.sleep(wait_s)
                 _delete_queue(node, level)
             await until(lambda: set(delaying.due) <= set(delaying.came), 60)
@@ -206,7 +215,7 @@ async def delete_level(node: RabbitNode, *, messages: int = 200) -> LadderResult
 
 
 async def shorten_waits(node: RabbitNode, *, messages: int = 100) -> LadderResult:
-    """A catch-all policy shortens every wait to two seconds."""
+    """Set a policy that shortens the TTL of all queues to two seconds."""
 
     async def play(delaying: _Delaying) -> None:
         node.ctl("set_policy", "all", ".*", '{"message-ttl": 2000}', "--apply-to", "queues")
@@ -218,9 +227,9 @@ async def shorten_waits(node: RabbitNode, *, messages: int = 100) -> LadderResul
 
 
 async def delete_exchange(node: RabbitNode) -> LadderResult:
-    """Delete an exchange and then a binding.
+    """Delete an exchange, and then a binding.
 
-    Another system publishes, so no publish of Hopback fails.
+    Another program publishes messages, so no publish of Hopback fails.
     """
     waits: list[float] = []
 
@@ -243,8 +252,8 @@ def _delete_queue(node: RabbitNode, queue: str) -> None:
     node.management.call("DELETE", f"/queues/%2F/{queue}")
 
 
-def _deleted(node: RabbitNode, queue: str) -> bool:
-    """Delete it. Return False if it has not been restored yet."""
+def _try_delete(node: RabbitNode, queue: str) -> bool:
+    """Delete a queue. Returns False if the queue has not been restored yet."""
     try:
         _delete_queue(node, queue)
     except ManagementFailed:
@@ -272,18 +281,18 @@ def _is_bound(node: RabbitNode) -> bool:
 
 
 async def delete_schedule(node: RabbitNode, *, deletions: int = 4) -> LadderResult:
-    """Three processes send a message every second while the queue of the schedule is deleted
-    repeatedly.
+    """Let three processes send a message every second while the queue of the schedule is deleted
+    several times.
     """
     ids: list[str] = []
-    services = [_ticking(node, ids) for _ in range(3)]
+    services = [_create_ticker(node, ids) for _ in range(3)]
     running = [asyncio.create_task(service.run()) for service in services]
     try:
         for service in services:
             await asyncio.wait_for(service.ready.wait(), 60)
         await asyncio.sleep(20)
         for _ in range(deletions):
-            await until(lambda: _deleted(node, "ladder.tick.schedule"), 60)
+            await until(lambda: _try_delete(node, "ladder.tick.schedule"), 60)
             await asyncio.sleep(15)
     finally:
         for service in services:
@@ -296,7 +305,7 @@ async def delete_schedule(node: RabbitNode, *, deletions: int = 4) -> LadderResu
     )
 
 
-def _ticking(node: RabbitNode, ids: list[str]) -> Service:
+def _create_ticker(node: RabbitNode, ids: list[str]) -> Service:
     app = App("ticking")
 
     @app.every("1s", name="ladder.tick", missed="each", retry=["1s"])
@@ -321,12 +330,14 @@ MOST_SECOND_ARRIVALS = {
     "restart-before-publish": 10,
     "delete-schedule": 8,
 }
-"""Second arrivals that the guarantees allow, none in the other scenarios: after a restart in order the
-messages in hand, and of a message that is due every second two for each deletion of its schedule."""
+"""How many messages may arrive twice. After a restart, these are the unacked messages. For a
+message that is due every second, there may be two for each deletion of its schedule. In all other
+scenarios, there may be none.
+"""
 
 
 async def ladder(site: Site) -> Result:
-    """Run every scenario on a separate node."""
+    """Run each scenario on its own node."""
     timings = replace(site.timings, dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
     checks = []
     for name, play in SCENARIOS.items():
@@ -343,7 +354,7 @@ async def ladder(site: Site) -> Result:
 
 
 def main() -> int:
-    """Run the scenarios, print the counts, and return 1 if a message was lost or early."""
+    """Run the scenarios and print the counts. Returns 1 if a message was lost or too early."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.ladder", description=__doc__)
     parser.add_argument("broker", nargs="+", choices=["3.10", "4.0", "4.3"])
     parser.add_argument("--scenario", choices=sorted(SCENARIOS), action="append")

@@ -1,8 +1,8 @@
-"""Delayed and periodic messages and requests while processes and brokers are killed.
+"""Delayed messages, periodic messages and requests while processes and brokers are killed.
 
-`python -m tests.faults.later 3.10 4.0 4.3` runs it on these versions, `virtual` runs 100,000
-delayed messages in virtual time. The page `docs/explanation/lateness.md` is written from the
-results in `.work/faults/`.
+`python -m tests.faults.later 3.10 4.0 4.3` runs on these versions. `virtual` runs 100,000 delayed
+messages in virtual time. The results are stored in `.work/faults/`, and the page
+`docs/explanation/lateness.md` is written from them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _DAYS_3 = 3 * 86_400
 
 
 def quantiles(values: Sequence[float]) -> list[float]:
-    """Median, 90 %, 99 % and the largest, in seconds."""
+    """Return the median, the 90 % and 99 % quantiles and the maximum."""
     ordered = sorted(values) or [0.0]
     last = len(ordered) - 1
     return [round(ordered[min(last, int(share * len(ordered)))], 3) for share in _QUANTILES]
@@ -56,7 +56,7 @@ def quantiles(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class LaterResult:
-    """The results of one run on a broker."""
+    """The results of a run on a broker."""
 
     broker: str
     hold_back_s: float
@@ -79,7 +79,7 @@ class LaterResult:
 
 
 class _Run:
-    """Processes of the application on a broker, killed and started again."""
+    """The processes of the application. They can be killed and replaced."""
 
     def __init__(self, node: RabbitNode, folder: Path, seed: int) -> None:
         self._node = node
@@ -91,7 +91,6 @@ class _Run:
         self.broker_kills = 0
 
     def start_process(self) -> None:
-        """Start one more."""
         self._started += 1
         path = self._folder / f"{self._started}.notes"
         command = [sys.executable, "-m", "tests.faults.later_process", self._node.url, str(path)]
@@ -99,7 +98,7 @@ class _Run:
             self._processes.append(subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=log))
 
     def kill_process(self) -> None:
-        """Kill one as `kill -9` does, and start another."""
+        """Kill a random process with SIGKILL and start another one."""
         victim = self._processes.pop(self._chance.randrange(len(self._processes)))
         victim.kill()
         victim.wait()
@@ -107,19 +106,19 @@ class _Run:
         self.start_process()
 
     async def kill_broker(self) -> None:
-        """Kill it and start it again."""
+        """Kill the broker and start it again."""
         await asyncio.to_thread(self._node.kill)
         self.broker_kills += 1
         await asyncio.to_thread(self._node.start)
 
     def end(self) -> None:
-        """Kill the running processes."""
+        """Kill all processes that are running."""
         for process in self._processes:
             process.kill()
             process.wait()
 
     def notes(self) -> Iterator[tuple[str, str, float]]:
-        """The records of the handlers: kind, id and time."""
+        """Yield the records that the handlers have written: kind, id and time."""
         for path in self._folder.glob("*.notes"):
             for line in path.read_text().splitlines():
                 kind, name, moment = line.split(" ")
@@ -128,7 +127,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Questions:
-    """Requests, one after another, and their results."""
+    """Sends requests one after another and counts their results."""
 
     asked: int = 0
     answered: int = 0
@@ -137,7 +136,7 @@ class _Questions:
     late: int = 0
 
     async def ask(self, url: str, over: asyncio.Event) -> None:
-        """Send requests until the end and count wrong replies."""
+        """Send requests until `over` is set, and count wrong replies."""
         client = RequestClient(RabbitMQ(url), backoff=Backoff(first=0.2, most=1.0))
         while not over.is_set():
             number = self.asked
@@ -165,7 +164,9 @@ async def on_broker(
     seed: int = 1,
     patience_s: float = 600.0,
 ) -> LaterResult:
-    """Publish messages that come within `longest_s` while every `pause_s` something is killed."""
+    """Publish messages with delays of up to `longest_s`, and kill a process or the broker every
+    `pause_s` seconds.
+    """
     run = _Run(node, folder, seed)
     chance = random.Random(seed)
     over = asyncio.Event()
@@ -205,12 +206,12 @@ async def on_broker(
         run.end()
         service.stop()
         await serving
-    return _counted(
+    return _count_results(
         run, due, questions, version_of(node), node.timings.dead_letter_retry_ms / 1000, longest_s
     )
 
 
-def _counted(
+def _count_results(
     run: _Run,
     due: dict[str, tuple[float, float]],
     questions: _Questions,
@@ -257,9 +258,9 @@ async def _publish(
     longest_s: float,
     chance: random.Random,
 ) -> None:
-    """Publish repeatedly until confirmed.
+    """Publish messages, and repeat each publish until it is confirmed.
 
-    A message stored by an earlier attempt may arrive as well.
+    If an earlier attempt has been stored as well, the message arrives twice.
     """
     turns = asyncio.Semaphore(50)
 
@@ -285,9 +286,11 @@ async def _publish(
 
 
 async def _until(fulfilled: Any, seconds: float) -> None:
-    """Wait for the condition up to this time. Missing messages are counted afterwards."""
+    """Wait until the condition is true, or until the time is over. Missing messages are counted
+    afterwards.
+    """
     ends = time.monotonic() + seconds
-    while not fulfilled() and time.monotonic() < ends:  # noqa: ASYNC110 - files are looked at
+    while not fulfilled() and time.monotonic() < ends:  # noqa: ASYNC110 - files do not signal anything
         await asyncio.sleep(0.5)
 
 
@@ -312,7 +315,9 @@ def virtually(
     seed: int = 1,
     version: str = "3.10",
 ) -> VirtualResult:
-    """Delayed messages of up to three days on the embedded broker, while it restarts and lines are cut."""
+    """Run messages with delays of up to three days on the embedded broker, while it restarts and
+    connections are cut.
+    """
     return run_virtual(_virtually(messages, longest_s, faults, seed, version))
 
 
@@ -416,7 +421,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 def main() -> int:
     """Run on the given brokers, store the results and write the page.
 
-    Return 1 if a promise was broken.
+    Returns 1 if a message was lost or too early.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.faults.later", description=__doc__)
     parser.add_argument("where", nargs="+", choices=["3.10", "4.0", "4.3", "virtual"])
@@ -427,7 +432,7 @@ def main() -> int:
     parser.add_argument("--pause", type=float, default=8.0, help="seconds between kills")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # connections are lost all the time
+    logging.disable(logging.WARNING)  # connections are lost constantly
     kept: dict[str, Any] = json.loads(_KEPT.read_text()) if _KEPT.exists() else {}
     broken = False
     for where in options.where:

@@ -1,5 +1,7 @@
-"""A process that forwards due messages, sends periodic messages and replies: `python -m
-tests.faults.later_process`. Its handlers record each message in one line before the ack.
+"""A process that forwards due messages, sends periodic messages and replies to requests: `python -m
+tests.faults.later_process`.
+
+Its handlers record each message in one line before they ack it.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from tests.faults.orphans import end_with_parent
 __all__ = ["PERIOD_S", "later_app", "main"]
 
 PERIOD_S = 2
-"""How often the periodic message is due: several times within each fault."""
+"""The period of the periodic message in seconds. It is due several times during each fault."""
 
 
 def later_app(note: int) -> App:
-    """The application. Its handlers write to `note`."""
+    """Create the application. Its handlers write to the file descriptor `note`."""
     app = App("later")
     app.delays("1h")
 
@@ -47,7 +49,6 @@ async def _run(url: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Run until killed."""
     end_with_parent()
     asyncio.run(_run(sys.argv[1], Path(sys.argv[2])))
 

@@ -1,4 +1,6 @@
-"""An operator as a process: `python -m tests.faults.operator`. It re-drives or discards dead letters."""
+"""A process that acts as an operator: `python -m tests.faults.operator`. It re-drives or discards
+dead letters.
+"""
 
 from __future__ import annotations
 
@@ -64,18 +66,20 @@ def _request(queue: str, *, discard: bool) -> JobRequest:
 
 
 def _book(folder: Path, queue: str, pen: FilePen) -> None:
-    """Compare removed messages with the archives, including those of killed discards."""
+    """Record all messages in the archives as discarded, including those of discards that were
+    killed.
+    """
     exports = [path.read_text(encoding="utf-8") for path in folder.glob(f"o*-{queue}*")]
     for line in "".join(exports).splitlines():
         message = json.loads(line)
         if "properties" in message:
-            # Only the first queue of an order fails it.
+            # An order only fails in its first queue.
             order = Order.read(message["body"].encode())
             pen.write(Kind.DISCARDED, order.id, order.to[0])
 
 
 def main() -> None:
-    """Work through every dead-letter queue of the topology."""
+    """Process all dead-letter queues of the topology."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", action="append", required=True)
     parser.add_argument("--folder", required=True)

@@ -1,4 +1,4 @@
-"""Programs of a campaign end with it, even if it is killed with SIGKILL."""
+"""Ends the programs of a campaign when the campaign ends, even if it is killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["end_with_parent"]
 
 
 def end_with_parent() -> None:
-    """End this process, as `kill -9` would, as soon as the one that started it is gone."""
+    """Kill this process as soon as its parent process has ended."""
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 
 

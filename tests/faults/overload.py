@@ -1,4 +1,6 @@
-"""Overload: producers that are faster than their consumers, and the resources of a consumer."""
+"""Overload. Producers are faster than their consumers, and the resources of a consumer are
+measured.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["browse", "outrun", "overload"]
 
 _ANSWERS = {200, 201, 429, 503}
-"""The allowed answers to a caller that exceeds its limits."""
+"""The HTTP statuses that a caller may receive when it exceeds its limits."""
 
 
 async def outrun(
     node: RabbitNode, messages: int, *, pause_ms: int, size: int = 1000
 ) -> tuple[Verdict, list[Use], int]:
-    """Messages sent as fast as they can be to slow handlers: verdict, use, and most in hand at once."""
+    """Publish messages as fast as possible to slow handlers.
+
+    Returns the verdict, the resources, and the maximum number of messages that were handled at the
+    same time.
+    """
     url = node.vhost_url(f"overload-{uuid.uuid4().hex[:8]}")
     campaign = Campaign(url, node.management, design="raffle-hardened", consumers=1, concurrency=20)
     async with campaign:
@@ -41,7 +47,7 @@ async def outrun(
 
 
 def _most_in_hand(campaign: Campaign) -> int:
-    """How many handlers ran at once, at most."""
+    """Return the maximum number of handlers that ran at the same time."""
     now = most = 0
     for path in campaign.folder.glob("c*.ledger"):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -55,7 +61,7 @@ def _most_in_hand(campaign: Campaign) -> int:
 
 
 async def browse(requests: int, *, at_once: int = 200) -> Counter[int]:
-    """Requests of every kind of looking, many at once: how often each status was the answer."""
+    """Send many browse requests concurrently. Returns how often each status was received."""
     found: Counter[int] = Counter()
     async with admin(*(dead_letter(number) for number in range(50))) as service:
         ways = (
@@ -74,14 +80,14 @@ async def browse(requests: int, *, at_once: int = 200) -> Counter[int]:
             some = range(first, min(first + at_once, requests))
             found.update(await asyncio.gather(*map(ask, some)))
             service.clock.advance(1)
-        # It still exists and has lost no message.
+        # The queue still exists and no message was lost.
         state = await service.operations.queue(DLQ)
         assert state is not None
     return found
 
 
 async def overload(installation: Installation) -> list[tuple[str, str, str]]:
-    """Rows of the page."""
+    """Return the rows of the page."""
     began = time.monotonic()
     with RabbitNode(installation=installation) as node:
         verdict, used, most = await outrun(node, 20_000, pause_ms=20)
@@ -94,10 +100,10 @@ async def overload(installation: Installation) -> list[tuple[str, str, str]]:
     )
     fine = not verdict.findings and most <= 20 and max(rss) < rss[len(rss) // 4] * 1.3 + 10
     row = ("overload", measured, "back-pressure holds" if fine else "failed")
-    return [row, await _browsed(10_000)]
+    return [row, await _browse_row(10_000)]
 
 
-async def _browsed(requests: int) -> tuple[str, str, str]:
+async def _browse_row(requests: int) -> tuple[str, str, str]:
     found = await browse(requests)
     told = ", ".join(f"{count:,} × {status}" for status, count in sorted(found.items()))
     fine = set(found) <= _ANSWERS

@@ -1,4 +1,4 @@
-"""Parts of the long run that need more, or less, than one broker."""
+"""Parts of the long run that need several brokers or none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults.simulation import play
 from tests.faults.site import version_of
 from tests.faults.storm import storms
 from tests.faults.tally import Part
-from tests.faults.traffic import judged
+from tests.faults.traffic import add_verdicts
 from tests.harness.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _FORMS = ("recommended", "raffle-hardened", "ratatoskr-hardened")
 
 
 def simulation(first: int, seeds: int) -> Part:
-    """Seed after seed in virtual time."""
+    """Run the simulation with a range of seeds."""
     part = Part("simulation", f"{seeds:,} seeds", "embedded")
     began = time.monotonic()
     for seed in range(first, first + seeds):
@@ -37,8 +37,10 @@ def simulation(first: int, seeds: int) -> Part:
 
 
 async def cluster(site: Site) -> list[Part]:
-    """A cluster of three: faults of nodes, leaders and links, one after another, under three forms
-    at once. The faithful form has a separate part because it may lose messages.
+    """Inject faults in the nodes, leaders and links of a cluster of three nodes, while three
+    hardened forms are in use.
+
+    The documented form of Ratatoskr is a separate part, because it may lose messages.
     """
     began = time.monotonic()
     async with AsyncExitStack() as stack:
@@ -68,11 +70,11 @@ async def cluster(site: Site) -> list[Part]:
             for fault in range(8):
                 await _cluster_blow(site, fault, nodes, group)
                 await asyncio.sleep(site.chance.uniform(0.5, 1.5))
-            await group[0].until(lambda: not any(one.producing for one in group), 300)
+            await group[0].until(lambda: not any(one.is_producing for one in group), 300)
         await asyncio.gather(*(campaign.until_calm() for campaign in group))
-        await judged(part, group[:-1])
+        await add_verdicts(part, group[:-1])
         lossy = Part("cluster of three: ratatoskr-faithful", "", part.broker, may_lose=True)
-        await judged(lossy, group[-1:])
+        await add_verdicts(lossy, group[-1:])
     part.load = f"three forms, 15 % failing, partitioned by {nodes.means}"
     lossy.load = "the same cluster"
     part.seconds = lossy.seconds = time.monotonic() - began
@@ -97,9 +99,9 @@ async def _cluster_blow(site: Site, number: int, nodes: Cluster, group: list[Cam
 
 
 async def faithful(site: Site) -> list[Part]:
-    """Losses of the faithful form when its broker is killed in a storm.
+    """Count the messages that a documented form loses when its broker is killed in a storm.
 
-    They show that the checkers detect losses.
+    This shows that the checkers detect losses.
     """
     async with site.turns, site.node() as node:
         part = Part("storm: ratatoskr-faithful", "", version_of(node), lossy=True)
@@ -112,7 +114,7 @@ async def faithful(site: Site) -> list[Part]:
 
 
 async def restarts(site: Site) -> Part:
-    """Faithful forms while their broker is stopped in order and started again, under traffic."""
+    """Restart the broker of documented forms in order while messages are published."""
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         async with site.turns:
@@ -131,7 +133,7 @@ async def restarts(site: Site) -> Part:
                 await asyncio.sleep(site.chance.uniform(1, 3))
                 await blows.restart_broker(blows.Together(group), node)
         await asyncio.gather(*(campaign.until_calm() for campaign in group))
-        await judged(part, group)
+        await add_verdicts(part, group)
     part.load = "two faithful forms, 30 % failing"
     part.seconds = time.monotonic() - began
     return part

@@ -1,4 +1,6 @@
-"""A producer as a process: `python -m tests.faults.producer`. Every message is confirmed, or sent again."""
+"""A process that publishes messages: `python -m tests.faults.producer`. If a message is not
+confirmed, it is published again.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ __all__ = ["main"]
 
 
 class _Producer:
-    """Publishes a range of orders. Unconfirmed ones are published again."""
+    """Publishes a range of orders. Orders that are not confirmed are published again."""
 
     def __init__(self, pen: FilePen, topology: Topology, options: argparse.Namespace) -> None:
         self._pen = pen
@@ -39,7 +41,7 @@ class _Producer:
         self._given = 0
 
     async def run(self, broker: RabbitMQ) -> None:
-        """Until everything is confirmed, over as many connections as it takes."""
+        """Publish until everything is confirmed. After an error, connect again."""
         while self.waiting or self.in_flight:
             with suppress(BrokerError, OSError):
                 connection = await broker.connect("producer")
@@ -61,7 +63,7 @@ class _Producer:
             self._send(channel, self.waiting.popleft())
 
     async def _keep_pace(self) -> None:
-        """No faster than asked."""
+        """Wait if more messages were published than the rate allows."""
         self._given += 1
         if self._options.rate and self._given % 20 == 0:
             due = self._began + self._given / self._options.rate
@@ -98,7 +100,7 @@ async def _run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Publish, and end when all is confirmed."""
+    """Publish messages and exit when all of them are confirmed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", action="append", required=True)
     parser.add_argument("--folder", required=True)

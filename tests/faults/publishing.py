@@ -1,7 +1,9 @@
-"""Messages whose publish closes a channel, beside messages that publish as they should.
+"""Messages whose handlers publish something that closes a channel, next to messages that publish
+normally.
 
-`python -m tests.faults publishing --brokers 3.10,4.0,4.3` runs the whole matrix. A bystander is a message
-that publishes to an existing queue: it must run once, its output must arrive once, and it must not be parked.
+`python -m tests.faults publishing --brokers 3.10,4.0,4.3` runs all combinations. A bystander is a
+message that publishes to an existing queue. It must run once, its output must arrive once, and it
+must not be parked.
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["OFFENCES", "WITHDRAWALS", "Bystanders", "publishing", "run_beside", "user_with_rights"]
 
 MAX_BODY = 65_536
-"""The largest body that the broker of a run takes, in bytes."""
+"""The largest body that the broker accepts in a run, in bytes."""
 _CONCURRENCY = 20
 _ATTEMPTS_WAIT = "50ms"
 _FORBIDDEN, _TOPIC, _USED = "forbidden", "events", "used"
 _SPARE = [f"spare.{number}" for number in range(16)]
-"""More exchanges than the 12 whose rights a RabbitMQ channel caches: publishes to them make it ask again."""
+"""A RabbitMQ channel caches the permissions for 12 exchanges. These are more, so it has to check
+its permissions again.
+"""
 
 _FORGED_COPY = Properties(headers={"CC": [f"{REPLY_TO}.AAAA.BBBB"]})
 
@@ -48,44 +52,44 @@ OFFENCES: dict[str, Callable[[int], Message]] = {
     "body too large": lambda number: Message("", "out", bytes(MAX_BODY + 1 + number)),
     "copy to a forged reply address": lambda number: Message("", "k", b"%d" % number, _FORGED_COPY),
 }
-"""The publishes that close a channel, or the connection (3.10 and 4.0)."""
+"""The publishes that close a channel. On 3.10 and 4.0, some of them close the connection."""
 
 WITHDRAWALS = ("exchange deleted", "right revoked")
-"""Changes during publishes that were confirmed before."""
+"""Changes after which publishes fail that were confirmed before."""
 
 FORGED = "forged reply address"
 
 
 @dataclass(frozen=True, slots=True)
 class Bystanders:
-    """The results for the valid messages and for the others."""
+    """The results for bystanders and for messages with an invalid publish."""
 
     offence: str
     bystanders: int
     offenders: int
     parked: int
-    """Bystanders in the dead-letter queue."""
+    """How many bystanders are in the dead-letter queue."""
     again: int
-    """Runs of bystanders beyond the first."""
+    """How often bystanders ran again."""
     doubled: int
-    """Outputs of bystanders that arrived more than once."""
+    """How many outputs of bystanders arrived more than once."""
     missing: int
-    """Bystanders without an output."""
+    """How many bystanders have no output."""
     offenders_parked: int
 
     @property
-    def harmed(self) -> int:
+    def harm_count(self) -> int:
         """How many bystanders were harmed."""
         return self.parked + self.again + self.doubled + self.missing
 
     def row(self, broker: str) -> tuple[str, str, str]:
-        """As a line of the long run's page."""
+        """Return the row of the page."""
         what = f"invalid publishes: {self.offence}, {broker}"
         much = (
             f"{self.bystanders:,} other messages, {self.offenders} invalid: {self.parked} parked,"
             f" {self.again} run again, {self.doubled} outputs twice, {self.missing} missing"
         )
-        harmless = self.harmed == 0 or (
+        harmless = self.harm_count == 0 or (
             self.offence in WITHDRAWALS and not self.parked and not self.missing and not self.again
         )
         if not self.offenders_parked:
@@ -112,10 +116,11 @@ async def run_beside(
     share: float = 0.05,
     withdraw: Callable[[], Awaitable[None]] | None = None,
 ) -> Bystanders:
-    """Handle `messages`, of which `share` make an invalid publish, and count the results of the
-    others. `operator` has all permissions, `broker` is the one that the application publishes to.
-    With `withdraw` the invalid publishes go to an exchange that is usable until `withdraw` is
-    called halfway.
+    """Handle messages and return the results of the bystanders. A share of the messages makes an
+    invalid publish.
+
+    The application uses `broker`, and `operator` has all permissions. With `withdraw`, the invalid
+    publishes go to an exchange that can be used until `withdraw` is called halfway.
     """
     step = round(1 / share)
     offenders = set(range(step // 2, messages, step))
@@ -180,7 +185,7 @@ async def run_beside(
 async def run_beside_forged(
     broker: Broker, *, requests: int = 200, share: float = 0.05
 ) -> Bystanders:
-    """Answer `requests` while further ones, a `share` of them, ask for replies to forged addresses."""
+    """Reply to requests while a share of additional requests asks for replies to forged addresses."""
     app = App("answering")
     outputs: Counter[int] = Counter()
     handled: Counter[int] = Counter()
@@ -192,7 +197,7 @@ async def run_beside_forged(
             await context.publish("out", b"%d" % number)
         return number
 
-    # With the usual pauses between connections: they must not add up.
+    # Use the usual pauses between connections. They must not add up.
     environment = Environment(backoff=Backoff(first=0.05, most=0.2))
     connection = await broker.connect("operator")
     channel = await connection.open_channel()
@@ -201,7 +206,7 @@ async def run_beside_forged(
     running = asyncio.create_task(service.run())
     try:
         await asyncio.wait_for(service.ready.wait(), 60)
-        forged = _forged(await _reply_address(connection))
+        forged = _forge_addresses(await _reply_address(connection))
         async with RequestClient(broker) as client:
 
             async def ask(number: int) -> None:
@@ -239,7 +244,7 @@ async def run_beside_forged(
 
 
 async def _reply_address(connection: Connection) -> str:
-    """An address as the broker makes it for a channel that consumes direct replies."""
+    """Return a reply address that the broker has generated for a channel."""
     channel = await connection.open_channel()
     await channel.consume(REPLY_TO, lambda _: None, no_ack=True)
     asked = (await channel.declare_queue(Queue("addresses", exclusive=True))).name
@@ -248,8 +253,8 @@ async def _reply_address(connection: Connection) -> str:
     return (found and found.properties.reply_to) or ""
 
 
-def _forged(address: str) -> list[str]:
-    """Addresses to which RabbitMQ 3.10 reacts by closing the connection.
+def _forge_addresses(address: str) -> list[str]:
+    """Return addresses that make RabbitMQ 3.10 close the connection.
 
     All but the first three look valid.
     """
@@ -268,7 +273,7 @@ def _forged(address: str) -> list[str]:
 async def _is_calm(
     connection: Connection, service: Service, runs: Counter[int], messages: int
 ) -> bool:
-    """Whether every message was run, and none waits for another attempt or is in hand."""
+    """Return True if all messages have run and none is being handled or waits for a retry."""
     before = sum(runs.values())
     await asyncio.sleep(0.3)
     if len(runs) < messages or sum(runs.values()) != before:
@@ -283,7 +288,7 @@ async def _is_calm(
 
 
 async def _drain(connection: Connection, queue: str) -> list[int]:
-    """The numbers of all messages in a queue."""
+    """Return the numbers of all messages in a queue and leave them unacked."""
     channel = await connection.open_channel()
     found: list[int] = []
     while (delivery := await channel.get(queue)) is not None:
@@ -300,13 +305,13 @@ def _number(delivery: Delivery) -> int:
 
 
 def user_with_rights(management: Management, url: str, vhost: str, name: str) -> str:
-    """Create a user that may write everywhere except to some exchanges and topic keys, and return
-    its URL.
+    """Create a user and return its URL. The user may publish everywhere except to certain exchanges
+    and topic keys.
     """
     management.call("PUT", f"/users/{name}", {"password": "secret", "tags": ""})
     rights = {"configure": ".*", "write": f"^(?!{_FORBIDDEN}$).*", "read": ".*"}
     management.call("PUT", f"/permissions/{vhost}/{name}", rights)
-    # RabbitMQ 4.3 takes topic rights only for an exchange that exists.
+    # RabbitMQ 4.3 only accepts topic permissions for exchanges that exist.
     management.call("PUT", f"/exchanges/{vhost}/{_TOPIC}", {"type": "topic", "durable": True})
     topic = {"exchange": _TOPIC, "write": "^ok[.]", "read": ".*"}
     management.call("PUT", f"/topic-permissions/{vhost}/{name}", topic)
@@ -314,7 +319,7 @@ def user_with_rights(management: Management, url: str, vhost: str, name: str) ->
 
 
 async def publishing(site: Site) -> Result:
-    """Every offence and every withdrawal on one broker."""
+    """Run all invalid publishes and all changes on one broker."""
     found = Result("")
     conf = f"max_message_size = {MAX_BODY}\n"
     async with site.turns, site.node(conf) as node:

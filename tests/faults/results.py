@@ -1,4 +1,6 @@
-"""Results of blocks, stored as they end, so that an interrupted run continues."""
+"""The results of blocks. They are stored when a block ends, so that an interrupted run can
+continue.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["Result", "Results"]
 
 @dataclass
 class Result:
-    """The result of one block. `error` is set if it did not finish."""
+    """The result of a block. `error` is set if the block did not finish."""
 
     block: str
     parts: list[Part] = field(default_factory=list)
@@ -29,22 +31,22 @@ class Result:
 
 
 class Results:
-    """A file of results, one per line. The last one for a block counts."""
+    """A file with one result per line. If a block has several results, the last one counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def append(self, result: Result) -> None:
-        """Keep it, on disk before this returns."""
+        """Append a result. It is on the disk when this returns."""
         with self._path.open("ab") as lines:
-            # Each line has its own beginning: the last one may have been cut short.
+            # Start a new line first, because the last one may be incomplete.
             lines.write(b"\n" + json.dumps(asdict(result)).encode() + b"\n")
             lines.flush()
             os.fsync(lines.fileno())
 
     def read(self) -> dict[str, Result]:
-        """Return the last result of each block. An incomplete line is ignored."""
+        """Return the last result of each block. Incomplete lines are ignored."""
         found: dict[str, Result] = {}
         lines = self._path.read_bytes().splitlines() if self._path.exists() else []
         for line in lines:
@@ -58,11 +60,11 @@ class Results:
         return found
 
     def done(self) -> set[str]:
-        """The blocks that came to their end."""
+        """Return the names of the blocks that have finished."""
         return {block for block, result in self.read().items() if not result.error}
 
     def tally(self, order: Iterable[str]) -> Tally:
-        """Everything that was counted, in the order in which parts are listed."""
+        """Sum up the results. The parts are sorted in the given order."""
         tally = Tally()
         ranks = {part: rank for rank, part in enumerate(order)}
         found = self.read().values()

@@ -1,4 +1,6 @@
-"""Saboteurs: each breaks one promise between the runtime and the broker, to see that it is noticed."""
+"""Saboteurs. Each one breaks a promise between the runtime and the broker, which the checkers must
+detect.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["SABOTEURS", "sabotage"]
 
 
 class _Passing:
-    """Forwards all calls to the wrapped object."""
+    """Forwards all calls to the object that it wraps."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -38,7 +40,7 @@ class _Connection(_Passing):
 
 
 def sabotage(channel: type[Any]) -> Callable[[Any], Any]:
-    """A disguise for connections whose channels are of that kind."""
+    """Return a function that wraps connections so that their channels are of the given class."""
     return lambda connection: _Connection(connection, channel)
 
 
@@ -54,7 +56,7 @@ def _done() -> asyncio.Future[None]:
 
 class _SwallowsRetries(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """Report that a retry was stored without storing it."""
+        """Pretend that a retry was stored."""
         if _is_retry(message):
             return _done()
         return self._real.publish(message, mandatory=mandatory)
@@ -62,7 +64,9 @@ class _SwallowsRetries(_Passing):
 
 class _ConfirmsTooSoon(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """Report a message as stored three seconds too early. A cut in between loses it."""
+        """Confirm messages three seconds before they are stored. If the connection is cut in
+        between, they are lost.
+        """
         loop = asyncio.get_running_loop()
         loop.call_later(3, lambda: self._store(message))
         return _done()
@@ -76,7 +80,7 @@ class _ConfirmsTooSoon(_Passing):
 
 class _PublishesTwice(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """Two copies of every retry."""
+        """Publish each retry twice."""
         if _is_retry(message):
             self._real.publish(message).add_done_callback(lambda fate: fate.exception())
         return self._real.publish(message, mandatory=mandatory)
@@ -88,7 +92,7 @@ class _ForgetsAttempts(_Passing):
         self._forgotten: set[str | None] = set()
 
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """The first failure of a message is not counted."""
+        """Don't count the first failure of a message."""
         headers = dict(message.properties.headers)
         if _is_retry(message) and message.properties.message_id not in self._forgotten:
             self._forgotten.add(message.properties.message_id)
@@ -99,7 +103,7 @@ class _ForgetsAttempts(_Passing):
 
 class _SkipsAnAttempt(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """The first failure is counted as two."""
+        """Count the first failure twice."""
         headers = dict(message.properties.headers)
         if headers.get(ATTEMPTS) == 1 and _is_retry(message):
             headers[ATTEMPTS] = 2
@@ -109,7 +113,7 @@ class _SkipsAnAttempt(_Passing):
 
 class _SendsElsewhere(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """A retry of one service goes to the other."""
+        """Send a retry of one service to the other service."""
         if message.routing_key.startswith("left.retry"):
             message = replace(message, routing_key="right")
         return self._real.publish(message, mandatory=mandatory)
@@ -117,7 +121,7 @@ class _SendsElsewhere(_Passing):
 
 class _FeedsTheExchange(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """A retry goes through the shared exchange, where the audit listens as well."""
+        """Publish a retry to the shared exchange, from which the audit receives it as well."""
         if message.routing_key.startswith("left.retry"):
             message = replace(message, exchange="ledger", routing_key="left.order")
         return self._real.publish(message, mandatory=mandatory)
@@ -125,7 +129,7 @@ class _FeedsTheExchange(_Passing):
 
 class _SkipsTheWait(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """A retry goes straight back."""
+        """Publish a retry directly to its main queue."""
         if _is_retry(message):
             message = replace(message, routing_key=message.routing_key.partition(".retry")[0])
         return self._real.publish(message, mandatory=mandatory)
@@ -133,7 +137,7 @@ class _SkipsTheWait(_Passing):
 
 class _DropsAHeader(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
-        """A header of the producer's is lost on the way."""
+        """Remove a header of the producer."""
         headers = {k: v for k, v in message.properties.headers.items() if k != "ledger-text"}
         properties = replace(message.properties, headers=headers)
         return self._real.publish(replace(message, properties=properties), mandatory=mandatory)
@@ -141,23 +145,23 @@ class _DropsAHeader(_Passing):
 
 class _ParksInnocents(_Passing):
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Reject instead of ack. A hardened queue parks the message."""
+        """Reject messages instead of acking them. A hardened queue then parks them."""
         self._real.nack(tag, requeue=False)
 
 
 class _NeverAcks(_Passing):
     def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Forgets every third settlement."""
+        """Omit every third ack."""
         if tag % 3:
             self._real.ack(tag)
 
 
 class _TurnsOver(_Passing):
     async def consume(self, queue: str, on_delivery: Any, **options: Any) -> Any:
-        """Holds every second delivery back until the next one has gone ahead of it."""
+        """Swap pairs of deliveries."""
         held: list[Delivery] = []
 
-        def turned(delivery: Delivery) -> None:
+        def deliver_swapped(delivery: Delivery) -> None:
             if held or delivery.tag % 2 == 0:
                 on_delivery(delivery)
                 while held:
@@ -167,17 +171,17 @@ class _TurnsOver(_Passing):
             loop = asyncio.get_running_loop()
             loop.call_later(5, lambda: on_delivery(held.pop()) if held else None)
 
-        return await self._real.consume(queue, turned, **options)
+        return await self._real.consume(queue, deliver_swapped, **options)
 
 
 class _DropsWhatItSaw(_Passing):
     _seen: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, set[object]]] = WeakKeyDictionary()
 
     async def consume(self, queue: str, on_delivery: Any, **options: Any) -> Any:
-        """Ack a retry that was delivered but not finished."""
+        """Ack a retry that was delivered before, even if it was not handled."""
         seen = self._seen.setdefault(asyncio.get_running_loop(), set())
 
-        def looked(delivery: Delivery) -> None:
+        def deliver_unseen(delivery: Delivery) -> None:
             headers = delivery.properties.headers
             token = (
                 queue,
@@ -191,7 +195,7 @@ class _DropsWhatItSaw(_Passing):
                 seen.add(token)
                 on_delivery(delivery)
 
-        return await self._real.consume(queue, looked, **options)
+        return await self._real.consume(queue, deliver_unseen, **options)
 
 
 SABOTEURS: dict[type[Any], Promise] = {
@@ -209,4 +213,4 @@ SABOTEURS: dict[type[Any], Promise] = {
     _TurnsOver: Promise.ORDER,
     _DropsWhatItSaw: Promise.LOST,
 }
-"""The promise that each saboteur breaks."""
+"""The promises that the saboteurs break."""

@@ -1,4 +1,4 @@
-"""The parts of a simulated world: processes that can be killed, and faults that are written down."""
+"""The parts of a simulated world. Processes can be killed, and faults are recorded."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ __all__ = ["Process", "RecordedFaults", "Socket"]
 
 
 class RecordedFaults(Faults):
-    """Fault switches that write down when they strike."""
+    """Injects faults and records when they happen."""
 
     def __init__(self, seed: int, pen: ListPen) -> None:
         super().__init__(seed)
         self._pen = pen
 
     def strikes(self, fault: Fault) -> bool:
-        """Whether it happens this time."""
+        """Return True if the fault happens now."""
         found = super().strikes(fault)
         if found:
             self._pen.who = "*"
@@ -48,9 +48,9 @@ class RecordedFaults(Faults):
 
 
 class Socket:
-    """The connection of one process to the broker.
+    """The connections of a process to the broker.
 
-    It ends with the process and does not reconnect.
+    They end with the process, which cannot connect again.
     """
 
     def __init__(self, broker: EmbeddedBroker, disguise: Callable[[Any], Any]) -> None:
@@ -61,16 +61,16 @@ class Socket:
 
     @property
     def address(self) -> str:
-        """Where the broker is."""
+        """The address of the broker."""
         return self._broker.address
 
     async def connect(self, name: str = "hopback") -> Any:
-        """A connection, unless the process is dead."""
+        """Connect to the broker. Fails if the process is dead."""
         if self._is_dead():
             raise ConnectionFailed("the process is dead")
         connection = await self._broker.connect(name)
         self.connections.append(connection)
-        if self._is_dead():  # it may have died meanwhile
+        if self._is_dead():  # the process may have died in the meantime
             self._broker.cut(connection, buffered=False)
         return self._disguise(connection)
 
@@ -78,7 +78,7 @@ class Socket:
         return self.dead
 
     def cut(self) -> None:
-        """Cut every connection of the process."""
+        """Cut all connections of the process."""
         for connection in self.connections:
             if connection in self._broker.connections:
                 self._broker.cut(connection, buffered=False)
@@ -86,12 +86,12 @@ class Socket:
 
 
 def _options(topology: Topology) -> ServiceOptions:
-    """The faithful forms have hazards, which are accepted here."""
+    """Return options that accept the hazards of the documented forms."""
     return ServiceOptions(watch=60, grace=20, accept={one.rule for one in check(topology)})
 
 
 class Process:
-    """A process that runs the application. Killing it discards its state."""
+    """A process that runs the application. When it is killed, its state is lost."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Process:
         self.pen = ListPen(entries, name, self._loop.time)
         self.socket = Socket(broker, disguise)
         self.dies_at: tuple[Kind, int] | None = None
-        """Kill itself at the n-th moment of that kind."""
+        """The kind of step at which the process kills itself, and after how many of them."""
         app = ledger_app(topology, self.pen, concurrency=4, batch=batch, at_run=self._at_run)
         environment = Environment(
             bus=Bus(Told(self.pen)),
@@ -128,11 +128,11 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was neither killed nor stopped."""
+        """Whether the process was neither killed nor stopped."""
         return not self.socket.dead
 
     def kill(self) -> None:
-        """End it like `kill -9`, in the middle of a step."""
+        """Kill the process like SIGKILL, in the middle of a step."""
         if not self.socket.dead:
             self.pen.write(Kind.FAULT, queue=PROCESS, note="kill -9")
             self.pen.alive = False
@@ -141,7 +141,7 @@ class Process:
             self._task.cancel()
 
     async def stop(self) -> None:
-        """End it in order."""
+        """Stop the process in order."""
         if self.socket.dead:
             await asyncio.wait({self._task})
             return

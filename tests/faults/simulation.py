@@ -1,7 +1,7 @@
-"""Deterministic simulation: one seed is one run of the whole runtime in virtual time.
+"""A deterministic simulation. Each seed is a run of the whole runtime in virtual time.
 
 The seed determines the broker version, the design, the messages, the number of processes and the
-faults. The same seed gives the same history, entry by entry.
+faults. The same seed always leads to the same entries.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Played", "Setting", "play", "setting_of"]
 _VERSIONS = (BrokerVersion(3, 10), BrokerVersion(4, 0), BrokerVersion(4, 3))
 _FATES = (
     *[Fate.DONE] * 6,
-    # A poison message kills a process, which a task cannot simulate.
+    # Poison messages kill a process, which the simulation cannot do.
     *[fate for fate in Fate if fate not in (Fate.DONE, Fate.POISON)],
 )
 _DOCUMENTED = ("file-pipeline", "event-bus", "freeflow", "raffle", "ratatoskr")
@@ -61,7 +61,7 @@ _INJECTED = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The parameters that a seed determines before the run."""
+    """The parameters that a seed determines before the run starts."""
 
     seed: int
     version: BrokerVersion
@@ -76,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A finished run with its history and the result of the checkers."""
+    """A run that has ended, with its entries and the result of the checkers."""
 
     setting: Setting
     entries: tuple[Entry, ...]
@@ -84,13 +84,15 @@ class Played:
 
     @property
     def digest(self) -> str:
-        """The same for the same history."""
+        """A hash of all entries."""
         text = "".join(entry.line().decode() for entry in self.entries)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def setting_of(seed: int, *, faithful: bool = False) -> Setting:
-    """The setting of a seed. `faithful` selects only documented designs in that form."""
+    """Return the setting for a seed. If `faithful` is True, it is one of the documented designs in
+    the documented form.
+    """
     chance = random.Random(seed)
     own = () if faithful else ("two-queues", "two-queues", "recommended")
     design = chance.choice((*own, *_DOCUMENTED))
@@ -124,10 +126,10 @@ def play(
 ) -> Played:
     """Run a seed.
 
-    `disguise` may put a saboteur between the runtime and the broker. With `faithful` the documented
-    designs run as documented, and the broker never dies.
+    `disguise` may put a saboteur between the runtime and the broker. If `faithful` is True, the
+    documented designs run in the documented form and the broker does not restart.
     """
-    # The supervisors' back-off takes its chance from the module.
+    # The backoff of the supervisors uses the random numbers of the module.
     state = random.getstate()
     random.seed(seed)
     logging.disable(logging.CRITICAL)
@@ -143,8 +145,6 @@ def play(
 
 @dataclass
 class _World:
-    """One run."""
-
     setting: Setting
     disguise: Callable[[Any], Any]
     entries: list[Entry] = field(default_factory=list)
@@ -152,7 +152,7 @@ class _World:
     lives: int = 0
 
     async def play(self) -> list[Entry]:
-        """From the first message to the last."""
+        """Run the simulation and return its entries."""
         setting, loop = self.setting, asyncio.get_running_loop()
         self.chance = random.Random(setting.seed + 1)
         self.broker = EmbeddedBroker(version=setting.version, seed=setting.seed)
@@ -178,7 +178,7 @@ class _World:
         return self.entries
 
     def _keep_processes(self) -> None:
-        """Start a process for each that is missing."""
+        """Replace the processes that have ended."""
         alive = sum(process.is_alive for process in self.processes)
         for _ in range(self.setting.processes - alive):
             self.lives += 1
@@ -214,14 +214,14 @@ class _World:
                 await asyncio.sleep(self.chance.choice((0.0, 0.0, 0.02, 0.5)))
 
     def _order(self, number: int) -> tuple[Order, str, str]:
-        """An order, and where it is published."""
+        """Return an order with the exchange and the routing key to which it is published."""
         fate = self.chance.choice(_FATES)
         if self.setting.faithful and fate is Fate.SNOOZE:
-            fate = Fate.DONE  # a snooze in our hands leaves no mark to know it by
+            fate = Fate.DONE  # a snooze within the process leaves no mark
         pause = self.chance.choice((0, 0, 30, 900, 4000))
         lane = self.chance.choice(("-", "-", "a", "b"))
         if self.setting.batch:
-            lane = "-"  # a batch has no lanes
+            lane = "-"  # batches do not have keys
         if self.setting.design == "two-queues":
             queue = self.chance.choice(("left", "right"))
             return Order(number, (queue, "audit"), fate, lane, pause), EXCHANGE, f"{queue}.order"
@@ -231,7 +231,7 @@ class _World:
     # --- faults ----------------------------------------------------------------------------------
 
     def _strike(self) -> None:
-        """One of the things that can go wrong."""
+        """Inject a random fault."""
         alive = [process for process in self.processes if process.is_alive]
         victim = self.chance.choice(alive) if alive else None
         blow = self.chance.choice(("inject", "inject", "cut", "kill", "dies", "world", "start"))
@@ -270,7 +270,7 @@ class _World:
                 self.broker.cut()
 
     def _forget(self) -> None:
-        """The broker loses its consumers without a notice, as failovers do."""
+        """Let the broker lose its consumers without a notice, as in a failover."""
         for queue in self.broker.node.queues.values():
             for session in self.broker.node.sessions:
                 for channel in session.channels.values():
@@ -291,7 +291,7 @@ class _World:
     # --- re-driving ------------------------------------------------------------------------------
 
     async def _redrive(self) -> None:
-        """Re-drive all parked messages. The first operators may be killed during it."""
+        """Re-drive all parked messages. The first operators may be killed while they do this."""
         self.faults.latency = self.chance.choice((0.0, 0.01))
         for _ in range(self.chance.randint(0, 2)):
             socket = Socket(self.broker, self.disguise)
@@ -323,7 +323,7 @@ class _World:
     # --- the end ---------------------------------------------------------------------------------
 
     async def _until_calm(self) -> None:
-        """Return when every queue but the dead-letter queues is empty, or after three days."""
+        """Wait until all queues except the dead-letter queues are empty, for at most three days."""
         loop = asyncio.get_running_loop()
         until = loop.time() + _LIMIT_S
         parked = {plan.parking.queue for plan in self.setting.topology.plans}
@@ -345,7 +345,7 @@ class _World:
 
 
 def _main() -> int:
-    """Run the seeds of the command line and print the digest and findings of each."""
+    """Run the seeds from the command line and print the hash and the findings of each one."""
     failed = 0
     for seed in map(int, sys.argv[1:]):
         played = play(seed)

@@ -1,4 +1,6 @@
-"""Where a block of the long run takes place: one version of RabbitMQ, as production has it."""
+"""The place where a block of the long run runs. It has a version of RabbitMQ with production
+settings.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,25 @@ __all__ = ["BROKERS", "PRODUCTION", "Site", "installation_of", "version_of"]
 PRODUCTION = Timings(
     consumer_timeout_ms=1_800_000, dead_letter_retry_ms=180_000, tick_ms=5_000, statistics_ms=5_000
 )
-"""RabbitMQ's default settings."""
+"""The default settings of RabbitMQ."""
 
 _QUIET_S = 12.0
-"""Numbers of quorum queues are up to one tick old, which is 5 s."""
+"""Seconds. The statistics of quorum queues may be one tick old, which is 5 s."""
 
 BROKERS = ("3.10", *SUITES.values())
-"""The series that a long run can be made on: the installed one and those of the chroots."""
+"""The release series on which the long run is possible. One is installed, and the others are in
+chroots.
+"""
 
 
 def installation_of(broker: str) -> Installation:
-    """The installation of that series. It is started on first use."""
+    """Return the installation of a series. It is started on first use."""
     suites = {series: suite for suite, series in SUITES.items()}
     return installations()[suites[broker]] if broker in suites else HOST
 
 
 def version_of(node: RabbitNode) -> str:
-    """The version reported by a node."""
+    """Return the version that a node reports."""
     return f"RabbitMQ {node.management.call('GET', '/overview')['rabbitmq_version']}"
 
 
@@ -46,32 +50,34 @@ def version_of(node: RabbitNode) -> str:
 class Site:
     """The environment of a block.
 
-    `turns` limit working blocks: a block takes a turn and returns it when it only waits for the
-    broker, so that another block works meanwhile.
+    `turns` limits how many blocks work at the same time. A block takes a turn to work, and returns
+    it when it only waits for the broker, so that another block can work.
     """
 
     broker: str
     number: int
     turns: AbstractAsyncContextManager[None]
     scale: float = 1.0
-    """Of the messages that a block has by itself."""
+    """The factor by which the number of messages is multiplied."""
     chance: random.Random = field(default_factory=random.Random)
     timings: Timings = PRODUCTION
     quiet: float = _QUIET_S
-    """Seconds without any change after which a block is calm: more than two ticks of the broker."""
+    """A block is calm after this number of seconds without a change. This must be longer than two
+    ticks of the broker.
+    """
 
     @property
     def installation(self) -> Installation:
-        """The RabbitMQ of this site."""
+        """The installation of RabbitMQ."""
         return installation_of(self.broker)
 
     def messages(self, count: int) -> int:
-        """Number of messages at the scale of this run."""
+        """Return the number of messages for this run."""
         return max(20, round(count * self.scale))
 
     @asynccontextmanager
     async def node(self, conf: str = "") -> AsyncIterator[RabbitNode]:
-        """A private node with production settings and further lines of `rabbitmq.conf`."""
+        """Start a node with production settings and additional lines for `rabbitmq.conf`."""
         node = RabbitNode(installation=self.installation, timings=self.timings, conf=conf)
         await asyncio.to_thread(node.start)
         try:

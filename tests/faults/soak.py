@@ -1,4 +1,4 @@
-"""The soak: one consumer handles many messages while its resources are measured."""
+"""The soak test. One consumer handles many messages while its resources are measured."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ __all__ = ["Use", "growth", "soak", "uses", "verdict_on"]
 
 _WORKERS = 50
 _BESIDES = 25
-"""Tasks of a consumer beside its workers: connections, channels, watches."""
+"""The number of tasks that a consumer has in addition to its workers, for connections, channels and
+watches.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Resources of a process at one moment."""
+    """The resources of a process at a certain time."""
 
     at: float
     rss: int
@@ -38,7 +40,7 @@ class Use:
 
 
 def uses(samples: list[Entry]) -> list[Use]:
-    """The samples of one process, in order."""
+    """Return the samples of a process, sorted by time."""
     found = []
     for sample in sorted(samples):
         values = dict(part.split("=") for part in sample.note.split(","))
@@ -47,11 +49,11 @@ def uses(samples: list[Entry]) -> list[Use]:
 
 
 def growth(found: list[Use], *, workers: int = 0) -> list[str]:
-    """Resources that grew from the second quarter of the time to the last.
+    """Describe the resources that grew between the second and the last quarter of the time.
 
-    None may grow. The first quarter is omitted because caches and pools fill then. Memory may
-    differ by a tenth and 4 MB, the others by the resources of one reconnection. Up to `workers`
-    workers may start at any time.
+    The first quarter is ignored, because caches and pools are filled then. Memory may grow by 10 %
+    and 4 MB, the other resources by those of one reconnection. Up to `workers` workers may be
+    started at any time.
     """
     quarter = max(1, len(found) // 4)
     early, late = found[quarter : 2 * quarter], found[-quarter:]
@@ -70,7 +72,9 @@ def growth(found: list[Use], *, workers: int = 0) -> list[str]:
 
 
 async def soak(site: Site, messages: int, each: int = 20_000) -> tuple[Part, list[Use]]:
-    """Rounds of messages through the same consumer, its connections closed now and then."""
+    """Let one consumer handle several rounds of messages. Its connections are closed from time to
+    time.
+    """
     began = time.monotonic()
     async with site.turns, site.node() as node:
         part = Part("soak", "", version_of(node))
@@ -102,6 +106,6 @@ async def soak(site: Site, messages: int, each: int = 20_000) -> tuple[Part, lis
 
 
 def verdict_on(used: list[Use]) -> str:
-    """Whether the consumer of a soak stayed as it was."""
+    """Describe whether the resources of the consumer have grown."""
     grown = growth(used, workers=_WORKERS)
     return f"failed: grown {', '.join(grown)}" if grown else "flat"

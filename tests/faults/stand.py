@@ -1,5 +1,7 @@
-"""A virtual host with messages for the commands of operators. pika publishes and counts the
-messages, whose bodies are numbers. Every number must exist at the end.
+"""A virtual host on which the commands of operators are tested.
+
+pika publishes the messages and counts them at the end. Their bodies are numbers. Each number must
+be found at the end.
 """
 
 from __future__ import annotations
@@ -39,12 +41,14 @@ __all__ = ["Holder", "Served", "Stand", "stand_on"]
 _NO_ANSWER = (OSError, http.client.HTTPException, ManagementFailed, AMQPError)
 _PATIENCE_S = 240.0
 _HELD_BACK_S = 420.0
-"""A broker may hold a dead letter back for 180 s before it tries again, and for as long once more."""
+"""Seconds. A broker may hold a dead letter back for 180 s before it tries again, and this may
+happen twice.
+"""
 
 
 @dataclass
 class Stand:
-    """One virtual host, the numbers confirmed in it, and the problems found."""
+    """A virtual host, the numbers that were confirmed on it, and the problems that were found."""
 
     node: RabbitNode
     url: str
@@ -52,22 +56,22 @@ class Stand:
     sent: int = 0
     confirmed: set[int] = field(default_factory=set)
     exported: set[int] = field(default_factory=set)
-    """The archives of discards."""
+    """The numbers in the files that discards have written."""
     problems: list[str] = field(default_factory=list)
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     state: list[dict[str, Any]] = field(default_factory=list)
-    """Its queues at the end."""
+    """The queues at the end."""
 
     @property
     def vhost(self) -> str:
-        """Its name."""
+        """The name of the virtual host."""
         return self.url.rpartition("/")[2]
 
     # --- messages ----------------------------------------------------------------------------------
 
     async def put(self, queue: str, count: int) -> None:
-        """Publish this number of messages to a queue and wait for the confirms."""
+        """Publish messages to a queue and wait for the confirms."""
         await asyncio.to_thread(self._put, queue, count)
 
     def _put(self, queue: str, count: int) -> None:
@@ -83,13 +87,12 @@ class Stand:
         connection.close()
 
     async def declare(self, queue: str, arguments: dict[str, Any]) -> None:
-        """Declare a queue of another application."""
+        """Declare a queue that belongs to another application."""
         await asyncio.to_thread(
             self._on_channel, "queue_declare", queue, arguments=arguments, durable=True
         )
 
     async def delete(self, queue: str) -> None:
-        """Delete a queue."""
         await asyncio.to_thread(self._on_channel, "queue_delete", queue)
 
     def _on_channel(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -99,8 +102,8 @@ class Stand:
         return answer
 
     async def until_none_is_ready(self, queue: str) -> None:
-        """Return when no message of a queue is ready."""
-        while await asyncio.to_thread(self._ready, queue):  # noqa: ASYNC110 - the broker tells nobody
+        """Wait until no message of a queue is ready."""
+        while await asyncio.to_thread(self._ready, queue):  # noqa: ASYNC110 - the broker does not signal it
             await asyncio.sleep(0.5)
 
     def _ready(self, queue: str) -> int:
@@ -108,7 +111,7 @@ class Stand:
         return int(found.method.message_count)
 
     async def look(self, queue: str, times: int) -> None:
-        """Take messages and return them by closing the connection."""
+        """Take messages several times. They are requeued by closing the connection."""
         for _ in range(times):
             holder = Holder(self.url, queue, 500)
             await asyncio.to_thread(holder.take)
@@ -117,7 +120,7 @@ class Stand:
     # --- the command -------------------------------------------------------------------------------
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start `hopback …` with its output in a file."""
+        """Start `hopback …` with its output redirected to a file."""
         environment = {
             **os.environ,
             "HOPBACK_BROKER": self.url,
@@ -138,21 +141,21 @@ class Stand:
         self.children.append(child)
         return child
 
-    async def ended(
+    async def wait_ended(
         self, child: subprocess.Popen[bytes], seconds: float = _PATIENCE_S
     ) -> int | None:
-        """Return its exit code, or None if it has not ended by then."""
+        """Wait for a process. Returns its exit code, or None if it has not ended in time."""
         try:
             return await asyncio.to_thread(child.wait, seconds)
         except subprocess.TimeoutExpired:
             return None
 
     async def run(self, *arguments: str, seconds: float = _PATIENCE_S) -> int | None:
-        """Run `hopback …` to its end."""
-        return await self.ended(self.start(*arguments), seconds)
+        """Run `hopback …` and wait until it has ended."""
+        return await self.wait_ended(self.start(*arguments), seconds)
 
     async def until_done(self, *arguments: str) -> None:
-        """Run a command repeatedly until it succeeds. Record a problem if it never does."""
+        """Run a command repeatedly until it succeeds. If it does not, a problem is recorded."""
         deadline = time.monotonic() + _PATIENCE_S
         code = await self.run(*arguments)
         while code != 0 and time.monotonic() < deadline:
@@ -165,14 +168,16 @@ class Stand:
             )
 
     def kill(self, child: subprocess.Popen[bytes], name: str) -> None:
-        """Kill a command with SIGKILL. A command that had ended does not count."""
+        """Kill a command with SIGKILL. This does not count as a fault if the command has already
+        ended.
+        """
         if child.poll() is None:
             self.faults[f"{name}: kill -9"] += 1
             child.kill()
         child.wait()
 
     async def serve(self, *arguments: str) -> Served:
-        """`hopback serve`, when it answers."""
+        """Start `hopback serve` and wait until it responds."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -183,12 +188,14 @@ class Stand:
     # --- the end -----------------------------------------------------------------------------------
 
     def queues(self) -> list[dict[str, Any]]:
-        """Every queue of the virtual host according to the HTTP API."""
+        """Return all queues of the virtual host from the HTTP API."""
         found: list[dict[str, Any]] = self.node.management.call("GET", f"/queues/{self.vhost}")
         return found
 
     async def audit(self) -> Counter[int]:
-        """End all processes, wait until no message is held back, and count every number."""
+        """Kill all processes, wait until no message is held back, and count how often each number
+        was found.
+        """
         for child in self.children:
             child.kill()
             child.wait()
@@ -209,7 +216,7 @@ class Stand:
         return Counter(int(body) for found in bodies.values() for body in found)
 
     def evidence(self) -> str:
-        """The final state and the last output of the commands, for diagnosis."""
+        """Describe the final state and the last output of the commands."""
         queues = {one["name"]: (one.get("type"), one.get("messages")) for one in self.state}
         said = (self.folder / "said").read_text(errors="replace")
         return f"queues: {queues}, output: {' / '.join(said.splitlines())[-1500:]}".replace(
@@ -218,7 +225,9 @@ class Stand:
 
 
 class Holder:
-    """A client that holds messages without a consumer, like a page or a stopping consumer."""
+    """A client that holds messages without a consumer. A page or a consumer that is stopping does
+    the same.
+    """
 
     def __init__(self, url: str, queue: str, count: int) -> None:
         self._url, self._queue, self._count = url, queue, count
@@ -226,9 +235,9 @@ class Holder:
         self._over = threading.Event()
 
     def take(self) -> None:
-        """Take up to this number of messages and hold them until `let_go`."""
+        """Take up to `count` messages and hold them until `let_go`."""
         parameters = pika.URLParameters(self._url)
-        parameters.heartbeat = 0  # the server does not answer while it holds
+        parameters.heartbeat = 0  # the client does not send heartbeats while it holds messages
         self._connection = pika.BlockingConnection(parameters)
         channel = self._connection.channel()
         for _ in range(self._count):
@@ -236,7 +245,7 @@ class Holder:
                 break
 
     def let_go(self) -> None:
-        """Close the connection. The broker requeues the held messages."""
+        """Close the connection, so that the broker requeues the messages."""
         if self._connection is not None:
             with contextlib.suppress(AMQPError, OSError):
                 self._connection.close()
@@ -244,13 +253,13 @@ class Holder:
 
 @dataclass
 class Served:
-    """A running `hopback serve`."""
+    """A process of `hopback serve`."""
 
     child: subprocess.Popen[bytes]
     port: int
 
     async def call(self, method: str, path: str, body: object = None) -> Any:
-        """Send one request. Return None without an answer."""
+        """Send a request. Returns None if there is no valid response."""
         with contextlib.suppress(*_NO_ANSWER, ValueError):
             return await asyncio.to_thread(self._call, method, path, body)
         return None
@@ -269,7 +278,7 @@ class Served:
         return json.loads(text) if text else None
 
     async def until_up(self) -> None:
-        """Return when it answers, or after a minute."""
+        """Wait until the server responds, for at most a minute."""
         for _ in range(300):
             if await self.call("GET", "/admin/me") is not None or self.child.poll() is not None:
                 return
@@ -278,7 +287,7 @@ class Served:
 
 @asynccontextmanager
 async def stand_on(node: RabbitNode) -> AsyncIterator[Stand]:
-    """Yield a new stand on a node. Its processes end with it."""
+    """Create a virtual host on a node. Its processes are killed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="hopback-stand-"))
     stand = Stand(node, node.vhost_url(f"s-{uuid.uuid4().hex[:8]}"), folder)
     try:

@@ -1,8 +1,8 @@
-"""The storm: a broker is killed while a consumer forwards thousands of failed messages.
+"""The storm. A broker is killed while a consumer forwards thousands of failed messages.
 
-All messages are confirmed before, and each fails once. If the broker dead-letters at most once, it
-loses some of them when it dies. If a message is published and confirmed before it is acked, none is
-lost.
+All messages are confirmed before the consumer starts, and each one fails once. If the broker
+dead-letters messages at most once, it loses some of them when it is killed. If they are published
+and confirmed before the ack, none is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["storm", "storms"]
 
 
 async def storm(node: RabbitNode, design: str, messages: int, chance: random.Random) -> Verdict:
-    """One kill of the broker in the middle of a storm of failures."""
+    """Kill the broker once in the middle of a storm and return the verdict."""
     url = node.vhost_url(f"storm-{uuid.uuid4().hex[:8]}")
     campaign = Campaign(url, node.management, design=design, consumers=1, concurrency=150)
     async with campaign:
@@ -35,7 +35,7 @@ async def storm(node: RabbitNode, design: str, messages: int, chance: random.Ran
         await campaign.until(lambda: not filling.is_alive)
         moment = chance.uniform(0.1, 0.7) * messages
         campaign.keep_consumers()
-        # The storm lasts a second: look often.
+        # The storm only lasts a second, so check often.
         await campaign.until(lambda: campaign.count(Kind.RETRIED) > moment, every=0.005)
         await blows.kill_broker(campaign, node)
         await campaign.until_calm(60)
@@ -45,7 +45,7 @@ async def storm(node: RabbitNode, design: str, messages: int, chance: random.Ran
 async def storms(
     node: RabbitNode, design: str, *, kills: int, messages: int = 4000, until_lost: bool = False
 ) -> AsyncIterator[Verdict]:
-    """Run storms. With `until_lost`, stop at the first loss."""
+    """Run several storms. With `until_lost`, stop when messages were lost."""
     chance = random.Random(design)
     for _ in range(kills):
         verdict = await storm(node, design, messages, chance)

@@ -1,4 +1,4 @@
-"""The counts of the long run by part, and the page written from them."""
+"""The counts of the long run, and the page that is written from them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _BROKER_KILLS = {"broker:_kill_-9", "cluster:_node_kill_-9", "cluster:_leader_ki
 
 @dataclass
 class Part:
-    """One part of the run with its faults and results."""
+    """A part of the run with its faults and its results."""
 
     name: str
     load: str
     broker: str
     lossy: bool = False
-    """Whether losses are expected: the faithful form, to show that the checkers see them."""
+    """Whether losses are expected, which shows that the checkers detect them."""
     may_lose: bool = False
-    """Whether losses are allowed, because the faithful form does not guarantee delivery there."""
+    """Whether losses are allowed, because a documented form does not prevent them."""
     messages: int = 0
     confirmed: int = 0
     runs: int = 0
     duplicates: int = 0
     parked: int = 0
     gone: int = 0
-    """Messages deleted with queues by an operator."""
+    """The number of messages that an operator deleted together with their queues."""
     rounds: int = 0
     seconds: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Part:
     notes: list[str] = field(default_factory=list)
 
     def add(self, verdict: Verdict) -> None:
-        """Another round."""
+        """Add the results of a round."""
         self.rounds += 1
         self.messages += verdict.messages
         self.confirmed += verdict.confirmed
@@ -59,7 +59,7 @@ class Part:
         self.notes += [str(found) for found in verdict.findings[:3] if not self.lossy]
 
     def merge(self, other: Part) -> None:
-        """Another block of the same part."""
+        """Add the results of another block."""
         for name in ("messages", "confirmed", "runs", "duplicates", "parked", "gone", "rounds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.seconds += other.seconds
@@ -68,17 +68,17 @@ class Part:
         self.notes += other.notes
 
     def count(self, promise: Promise) -> int:
-        """How often a promise was broken."""
+        """Return how often a promise was broken."""
         return self.broken.get(promise.value, 0)
 
     @property
     def lost(self) -> int:
-        """How many confirmed messages are gone."""
+        """The number of confirmed messages that were lost."""
         return self.count(Promise.LOST)
 
     @property
     def failed(self) -> bool:
-        """Whether it shows something that must not be."""
+        """Whether the results violate the promises of this part."""
         if self.lossy:
             return self.lost == 0
         return bool(set(self.broken) - {Promise.LOST.value} if self.may_lose else self.broken)
@@ -86,23 +86,23 @@ class Part:
 
 @dataclass
 class Tally:
-    """Everything that was counted."""
+    """The sum of all results."""
 
     parts: list[Part] = field(default_factory=list)
     checks: list[tuple[str, str, str]] = field(default_factory=list)
-    """Further measurements: name, value and verdict."""
+    """Additional measurements with name, value and verdict."""
     days: set[str] = field(default_factory=set)
-    """The days on which it was counted."""
+    """The days on which the blocks ran."""
 
     @property
     def failed(self) -> bool:
-        """Whether any part failed."""
+        """Whether any part or check has failed."""
         return any(part.failed for part in self.parts) or any(
             verdict.startswith("failed") for _, _, verdict in self.checks
         )
 
     def add(self, part: Part) -> None:
-        """Add a block. Blocks of one part on one broker are one row."""
+        """Add a block. All blocks of a part on the same broker are one row."""
         for known in self.parts:
             if (known.name, known.broker) == (part.name, part.broker):
                 known.merge(part)
@@ -111,7 +111,7 @@ class Tally:
 
 
 def page(before: str, tally: Tally, command: str) -> str:
-    """The page: its own words up to the mark, then the tables of this run."""
+    """Return the page. The text before the mark is kept, and the tables are generated."""
     words = before.partition(_BEGIN)[0].rstrip()
     sound = [part for part in tally.parts if not (part.lossy or part.may_lose)]
     real = [part for part in sound if part.broker != "embedded"]
@@ -150,12 +150,12 @@ def _on(days: set[str]) -> str:
 
 
 def _brokers(parts: list[Part]) -> list[str]:
-    """The brokers sorted by version, the embedded one last."""
+    """Return the brokers sorted by version. The embedded broker comes last."""
     return sorted({part.broker for part in parts}, key=lambda one: (one == "embedded", one))
 
 
 def _versions(real: list[Part]) -> list[str]:
-    """One row per broker: confirmed messages, faults and results."""
+    """Return a table with a row for each broker."""
     head = (
         "broker | confirmed | faults | of these kills of a broker | lost | misrouted"
         " | runs beyond the promise | duplicates, all explained | gone with deleted queues"
@@ -197,7 +197,7 @@ def _table(parts: list[Part]) -> list[str]:
 
 
 def _faults(parts: list[Part]) -> list[str]:
-    """How often each thing was broken, on each broker."""
+    """Return a table of how often each fault was injected on each broker."""
     brokers = _brokers(parts)
     found: dict[str, Counter[str]] = {broker: Counter() for broker in brokers}
     for part in parts:
@@ -217,7 +217,7 @@ def _checks(tally: Tally) -> list[str]:
 
 
 def _notes(parts: list[Part]) -> list[str]:
-    """Every promise that was broken where none may be."""
+    """Return a list of all promises that were broken."""
     broken = [
         f"- {part.name}, {part.broker}: {dict(part.broken)}"
         for part in parts

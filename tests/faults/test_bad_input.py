@@ -1,4 +1,6 @@
-"""Bad input, short form: hundreds of mutations for each reader, refused in its own words."""
+"""The short form of the tests with bad input. Each parser gets hundreds of mutated inputs and must
+refuse them with its own errors.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from tests.faults.fuzz import READERS, Reader, fuzz, fuzz_everything
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_parser_refuses_mutated_input_only_with_its_errors(reader: Reader) -> None:
-    """It answers within a second."""
+    """A parser also has to finish within a second."""
     accepted, refused = fuzz(reader, 500, seed=7)
     assert accepted + refused == 500
     assert accepted
@@ -17,7 +19,7 @@ def test_parser_refuses_mutated_input_only_with_its_errors(reader: Reader) -> No
 
 
 def test_samples_of_parsers_are_accepted() -> None:
-    """Otherwise the mutations would test no parser."""
+    """If samples were refused, mutations of them would not test the parser."""
     for reader in READERS:
         for sample in reader.samples:
             reader.read(sample)

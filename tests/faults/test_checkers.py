@@ -1,4 +1,4 @@
-"""The checkers bite: each broken promise, planted in a history or in the runtime's way, is named."""
+"""Tests of the checkers. They must find each promise that is broken in a history or by a saboteur."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOPOLOGY = two_queues(("1s", "3s"))
 
 @dataclass
 class _Story:
-    """A history in the making: every line a moment later than the one before."""
+    """A history that is written step by step. Each entry is 10 ms later than the one before."""
 
     now: float = 0.0
 
@@ -32,7 +32,7 @@ class _Story:
         self.entries: list[Entry] = []
 
     def sent(self, number: int, fate: Fate = Fate.DONE, to: str = "left", key: str = "-") -> None:
-        """A message was published and confirmed."""
+        """Record that a message was published and confirmed."""
         note = f"{to};{key}"
         self.note(Kind.SENT, str(number), fate.value, who="producer", note=note)
         self.note(Kind.CONFIRMED, str(number), who="producer")
@@ -47,7 +47,7 @@ class _Story:
         who: str = "c1",
         redrives: int = 0,
     ) -> None:
-        """Record a run with its outcome. None means that it never ended."""
+        """Record a run with its outcome. If it is None, the run never ended."""
         self.note(Kind.BEGUN, str(number), queue, attempt, who=who, note=f"-;{redrives}")
         if said is not None:
             self.note(said, str(number), queue, attempt, who=who)
@@ -65,7 +65,7 @@ class _Story:
         who: str = "*",
         note: str = "-",
     ) -> None:
-        """Any entry."""
+        """Record an entry."""
         self.now += 0.01
         self.entries.append(Entry(self.now, kind, who, message, queue, attempt, note))
 
@@ -75,7 +75,7 @@ def _broken(entries: Iterable[Entry]) -> set[Promise]:
     return {finding.promise for finding in verdict.findings}
 
 
-def _retried() -> _Story:
+def _retry_story() -> _Story:
     story = _Story()
     story.sent(1, Fate.FAIL_ONCE)
     story.run(1, Kind.FAILED)
@@ -85,8 +85,10 @@ def _retried() -> _Story:
 
 
 def test_complete_history_has_no_findings() -> None:
-    """It has done, retried, parked, snoozed, re-driven and discarded messages."""
-    story = _retried()
+    """The history contains messages that were handled, retried, parked, snoozed, re-driven and
+    discarded.
+    """
+    story = _retry_story()
     story.sent(2)
     story.run(2)
     story.sent(3, Fate.HOPELESS)
@@ -108,7 +110,7 @@ def test_complete_history_has_no_findings() -> None:
 
 
 def test_deleted_queue_explains_only_messages_in_it() -> None:
-    """A deleted retry queue contains messages that had failed before."""
+    """A deleted retry queue can only contain messages that have failed before."""
     story = _Story()
     for number in (1, 2, 3):
         story.sent(number, Fate.FAIL_ONCE)
@@ -130,7 +132,9 @@ def test_deleted_queue_explains_only_messages_in_it() -> None:
 
 
 def test_more_runs_than_copies_allow_break_promise() -> None:
-    """One crash leaves one more copy: a plan of three allows six runs, and a seventh is too many."""
+    """A crash allows one more copy. With a plan of three attempts, six runs are allowed and a
+    seventh is not.
+    """
     story = _Story()
     story.sent(1, Fate.DOOMED)
     story.run(1, None)
@@ -158,7 +162,7 @@ def test_poison_message_may_be_parked_and_neighbours_may_not() -> None:
 
 
 def test_confirmed_message_that_is_missing_is_lost() -> None:
-    """An unconfirmed message may be missing."""
+    """A message that was not confirmed may be missing."""
     story = _Story()
     story.sent(1)
     story.note(Kind.SENT, "2", "done", note="left;-")
@@ -217,7 +221,7 @@ def test_dead_letter_without_failure_has_strayed() -> None:
 
 
 def test_second_run_without_fault_is_duplicate() -> None:
-    """So is a second copy in the dead-letter queue."""
+    """A second copy in the dead-letter queue is a duplicate as well."""
     story = _Story()
     story.sent(1)
     story.run(1)
@@ -246,7 +250,7 @@ def test_second_run_without_fault_is_duplicate() -> None:
 def test_duplicate_is_explained_only_by_fault_in_its_window(
     scope: str, who: str, after: float, explained: bool
 ) -> None:
-    """The fault must have hit the process while the delivery was unsettled."""
+    """The fault must have affected the process while the delivery was unsettled."""
     story = _Story()
     story.sent(1)
     story.run(1)
@@ -260,7 +264,7 @@ def test_duplicate_is_explained_only_by_fault_in_its_window(
 
 
 def test_second_run_after_redrive_requires_killed_operator() -> None:
-    """A re-drive allows one more life."""
+    """A re-drive allows one more run."""
     for killed, expected in ((False, {Promise.DUPLICATED}), (True, set())):
         story = _Story()
         story.sent(1, Fate.HOPELESS)
@@ -274,7 +278,9 @@ def test_second_run_after_redrive_requires_killed_operator() -> None:
 
 
 def test_fault_lasts_until_it_is_healed() -> None:
-    """A cut of a minute explains duplicates of deliveries within it."""
+    """If connections are cut for a minute, this explains duplicates of deliveries during this
+    minute.
+    """
     story = _Story()
     story.sent(1)
     story.note(Kind.FAULT, queue=CONNECTION, note="slow")
@@ -287,7 +293,7 @@ def test_fault_lasts_until_it_is_healed() -> None:
 
 
 def test_more_attempts_than_plan_allows_break_promise() -> None:
-    """So does an attempt number that no failure explains."""
+    """An attempt number without the failures before it breaks the promise as well."""
     story = _Story()
     story.sent(1, Fate.DOOMED)
     for attempt in range(1, 5):
@@ -302,7 +308,7 @@ def test_more_attempts_than_plan_allows_break_promise() -> None:
 
 
 def test_uncounted_attempt_breaks_promise() -> None:
-    """The doomed message runs once more than allowed, each time as attempt 1."""
+    """The doomed message runs once more than allowed, because two runs have attempt number 1."""
     story = _Story()
     story.sent(1, Fate.DOOMED)
     for attempt in (1, 1, 2, 3):
@@ -322,7 +328,9 @@ def test_retry_before_its_delay_is_early() -> None:
 
 
 def test_messages_of_one_key_that_overtake_are_out_of_order() -> None:
-    """The later one runs first, or both at once. There is no order across processes."""
+    """The later message runs first, or both run at the same time. Between processes there is no
+    order.
+    """
     for who, expected in (("c1", {Promise.ORDER}), ("c2", set())):
         story = _Story()
         story.sent(1, key="k")
@@ -351,19 +359,19 @@ def test_message_changed_on_its_way_is_altered() -> None:
     ("saboteur", "promise"), SABOTEURS.items(), ids=lambda one: getattr(one, "__name__", "")
 )
 def test_sabotaged_runtime_is_detected(saboteur: type[Any], promise: Promise) -> None:
-    """Each saboteur breaks one thing between the runtime and the broker. A few seeds are enough."""
+    """Each saboteur breaks one promise. A few seeds are enough to detect it."""
     found = (play(seed, disguise=sabotage(saboteur)).verdict for seed in range(40))
     assert any(verdict.count(promise) for verdict in found)
 
 
 def test_every_promise_is_broken_by_a_saboteur_or_planted_history() -> None:
-    """Otherwise a checker would be untested."""
+    """Otherwise a checker would not be tested."""
     planted = {Promise.STUCK}
     assert set(Promise) == set(SABOTEURS.values()) | planted
 
 
 def test_entries_round_trip_through_file(tmp_path: Path) -> None:
-    """An incomplete line is ignored."""
+    """Incomplete lines are ignored."""
     pen = FilePen(tmp_path / "c1.ledger", "c1", lambda: 12.5)
     pen.write(Kind.BEGUN, "7", "left", 2, "again")
     pen.write(Kind.FAULT, queue=BROKER, note="kill -9")
@@ -384,7 +392,7 @@ def test_orders_round_trip_and_detect_changes() -> None:
 
 
 def test_share_of_failures_is_as_requested() -> None:
-    """Five percent, of every kind except poison."""
+    """Five percent of the orders fail, in all ways except poison."""
     found = fates(0.05)
     assert sum(fate is not Fate.DONE for fate in found) == 50
     assert set(found) == set(Fate) - {Fate.POISON}

@@ -1,5 +1,5 @@
-"""Three nodes with quorum queues in short form: a killed leader and a partitioned node lose no
-message.
+"""The short form of the tests with three nodes and quorum queues. A killed leader and a partitioned
+node must not lose messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.waits(67)]
 
 
 async def test_killed_leader_and_partitioned_node_lose_no_message() -> None:
-    """Producers and consumers know all three nodes. Two continue while one is away."""
+    """Producers and consumers know all three nodes and continue while one is unavailable."""
     quick = Timings(dead_letter_retry_ms=QUICK_DEAD_LETTERS_MS)
     with Cluster(timings=quick) as cluster:
         urls = cluster.urls("faults")
@@ -30,7 +30,7 @@ async def test_killed_leader_and_partitioned_node_lose_no_message() -> None:
             leader = cluster.leader_of("faults", "left")
             await blows.kill_node(campaign, cluster, leader, name="cluster: leader kill -9")
             done = campaign.count(Kind.DONE)
-            assert done > 400  # it continued while one was away
+            assert done > 400  # messages were handled while one node was down
             await blows.cut_off_node(campaign, cluster, (leader + 1) % 3)
             await campaign.until_calm()
             verdict = await campaign.verdict()

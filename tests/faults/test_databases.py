@@ -1,4 +1,6 @@
-"""A database that fills up or restarts under inbox, handler and outbox: every effect happens once."""
+"""A database fills up or restarts while inbox, handlers and outbox use it. Every effect must happen
+exactly once.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import event, text
 
-from tests.faults.databases import Shop, prepared
+from tests.faults.databases import Shop, prepare_database
 from tests.harness.postgres import PostgresNode
 
 if TYPE_CHECKING:
@@ -25,21 +27,20 @@ ORDERS = 150
 async def _play(
     amqp_url: str, database: str, engine: AsyncEngine, blow: Callable[[], Awaitable[object]]
 ) -> list[str]:
-    """Run all orders with the fault in the middle and return the failures of the handlers."""
+    """Run all orders with a fault in the middle. Returns the errors of the handlers."""
     shop = Shop(amqp_url, database, engine)
     await shop.play(ORDERS, {ORDERS // 3: blow})
     assert await shop.effects() == list(range(ORDERS))
-    assert await asyncio.to_thread(shop.parked) == 0
+    assert await asyncio.to_thread(shop.count_parked) == 0
     return shop.failures
 
 
 async def test_full_database_delays_effects_and_loses_none(amqp_url: str, tmp_path: Path) -> None:
-    """SQLite has no page left, so handlers fail and are retried.
-
-    With space again each acts once.
+    """SQLite has no free pages, so handlers fail and are retried. When there is space again, each
+    order takes effect once.
     """
     url = f"sqlite:///{tmp_path / 'shop.db'}"
-    engine = await prepared(url)
+    engine = await prepare_database(url)
     most = {"pages": 1_000_000}
 
     def limit(raw: Any, *_: object) -> None:
@@ -64,11 +65,11 @@ async def test_full_database_delays_effects_and_loses_none(amqp_url: str, tmp_pa
 async def test_restarted_database_server_loses_and_doubles_no_effect(
     amqp_url: str, mode: str
 ) -> None:
-    """PostgreSQL is stopped in order and crashed while handlers write."""
+    """PostgreSQL is stopped or crashes while handlers write."""
     server = PostgresNode()
     try:
         server.start()
-        engine = await prepared(server.url())
+        engine = await prepare_database(server.url())
         await _play(amqp_url, server.url(), engine, lambda: asyncio.to_thread(server.restart, mode))
         await engine.dispose()
     finally:

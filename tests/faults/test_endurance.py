@@ -1,5 +1,5 @@
-"""Soak and overload in short form: no resource grows, and no process holds more messages than
-configured.
+"""The short form of soak and overload. No resource may grow, and no process may hold more messages
+than configured.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tests.harness.rabbitmq import RabbitNode
 
 
-def _used(**grows: float) -> list[Use]:
-    """A minute of samples in which a resource may grow by this amount per second."""
+def _samples(**grows: float) -> list[Use]:
+    """Return the samples of a minute in which resources grow by the given amounts per second."""
     return [
         Use(
             float(at),
@@ -31,23 +31,23 @@ def _used(**grows: float) -> list[Use]:
 
 
 def test_constant_resources_have_not_grown() -> None:
-    """A slow start is not growth."""
-    assert growth(_used()) == []
-    assert growth([Use(0.0, 10_000_000, 1, 1, 0), *_used()]) == []
+    """A slow start does not count as growth."""
+    assert growth(_samples()) == []
+    assert growth([Use(0.0, 10_000_000, 1, 1, 0), *_samples()]) == []
 
 
 @pytest.mark.parametrize(
     ("what", "rate"), [("rss", 500_000.0), ("fds", 0.2), ("tasks", 0.2), ("channels", 0.1)]
 )
 def test_leak_of_each_resource_is_reported(what: str, rate: float) -> None:
-    (found,) = growth(_used(**{what: rate}))
+    (found,) = growth(_samples(**{what: rate}))
     assert found.startswith({"rss": "memory"}.get(what, what))
 
 
 def test_workers_started_late_are_not_a_leak() -> None:
-    """More than the configured number are a leak."""
-    assert growth(_used(tasks=0.5), workers=50) == []
-    assert growth(_used(tasks=2.0), workers=50)
+    """If there are more workers than configured, it is a leak."""
+    assert growth(_samples(tasks=0.5), workers=50) == []
+    assert growth(_samples(tasks=2.0), workers=50)
 
 
 def test_samples_are_sorted_by_time() -> None:
@@ -60,9 +60,10 @@ def test_samples_are_sorted_by_time() -> None:
 async def test_fast_producer_fills_queue_and_not_consumer(
     node: RabbitNode,
 ) -> None:
-    """Handlers take 5 ms. The number of unacked messages stays within the limit.
+    """Handlers take 5 ms. The number of unacked messages must stay within the limit.
 
-    A busy machine may open one more channel: a consumer with a slow delivery moves to a new one.
+    On a busy machine there may be one more channel, because a consumer with a slow delivery moves
+    to a new one.
     """
     verdict, used, most = await outrun(node, 4000, pause_ms=5)
     verdict.require()

@@ -1,4 +1,4 @@
-"""Single sentences of the guarantee page that no larger test shows by itself."""
+"""Tests of sentences on the page about guarantees that are not covered by larger tests."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def test_message_that_kills_its_consumer_is_parked_by_delivery_limit(
 
 @pytest.mark.parametrize("seed", range(30))
 def test_faithful_forms_lose_no_message_without_broker_kills(seed: int) -> None:
-    """Connections are cut and consumers killed."""
+    """Connections are cut and consumers are killed."""
     played = play(seed, faithful=True)
     lost = [found for found in played.verdict.findings if found.promise in ("lost", "stuck")]
     assert [str(found) for found in lost] == []
 
 
-async def _expired(topology: Topology, version: BrokerVersion) -> int:
-    """Number of copies at the end of a message that expires before it is consumed."""
+async def _count_after_expiration(topology: Topology, version: BrokerVersion) -> int:
+    """Return how many copies are left of a message that expires before it is consumed."""
     broker = EmbeddedBroker(version=version)
     connection = await broker.connect()
     await declare(connection, topology)
@@ -77,16 +77,18 @@ async def _expired(topology: Topology, version: BrokerVersion) -> int:
 def test_expiration_loses_message_in_faithful_ratatoskr_only(
     version: BrokerVersion,
 ) -> None:
-    """In the faithful form it enters the retry loop and is dropped there as a cycle."""
+    """In the documented form, the message enters the retry loop, where the broker drops it as a
+    cycle.
+    """
     faithful = DESIGNS["ratatoskr"].build()
     hardened = DESIGNS["ratatoskr"].build(hardened=True)
-    assert run_virtual(_expired(faithful, version)) == 0
-    assert run_virtual(_expired(hardened, version)) == 1
+    assert run_virtual(_count_after_expiration(faithful, version)) == 0
+    assert run_virtual(_count_after_expiration(hardened, version)) == 1
 
 
 @in_virtual_time
 async def test_waiting_message_is_overtaken() -> None:
-    """Order across a retry is not guaranteed."""
+    """The order is not kept if a message is retried."""
     done: list[int] = []
     app = App("shop")
 
@@ -149,9 +151,9 @@ async def test_messages_of_deleted_queue_are_deleted_and_counted() -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_hardened_forms_use_the_queues_of_recommended(name: str) -> None:
-    """The same three kinds of queue have the same arguments.
+    """All forms use the same three kinds of queues with the same arguments.
 
-    Only their names are those of the document.
+    Only the names are those of the document.
     """
     kinds = {_kind(queue) for queue in DESIGNS["recommended"].build().queues}
     topology = DESIGNS[name].build(hardened=True)
@@ -162,7 +164,7 @@ def test_hardened_forms_use_the_queues_of_recommended(name: str) -> None:
 
 
 def _kind(queue: Queue) -> tuple[object, ...]:
-    """Type and arguments of a queue without names and times."""
+    """Return the type and arguments of a queue without names and times."""
     keys = sorted(key for key in queue.arguments if key != "x-dead-letter-routing-key")
     steady = ("x-dead-letter-strategy", "x-overflow", "x-delivery-limit")
     return (queue.type, tuple(keys), tuple(queue.arguments.get(key) for key in steady))

@@ -1,4 +1,6 @@
-"""HTTP, short form: a few requests to every operation, and a service that is broken on purpose."""
+"""The short form of the HTTP tests. Each operation gets a few requests. In one test, the service
+fails on purpose.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def _found(asked: Asked, words: str) -> bool:
 
 
 def test_every_operation_answers_as_documented() -> None:
-    """Some requests are accepted, some refused, and the row of the page counts them."""
+    """Some requests are accepted and others are refused. The row of the page contains their
+    numbers.
+    """
     asked = fuzz_http(6, 7, math.inf)
     assert asked.findings == []
     assert asked.operations == {
@@ -49,7 +53,7 @@ def test_every_operation_answers_as_documented() -> None:
 
 
 def test_undocumented_status_and_500_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page shows them."""
+    """The findings appear on the page."""
     monkeypatch.setattr(Operations, "queue", _breaks)
     monkeypatch.setattr(Operations, "job", _strays)
     asked = fuzz_http(1, 7, math.inf)

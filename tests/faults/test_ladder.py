@@ -1,4 +1,4 @@
-"""Delays and periodic messages through restarts in order and deleted queues, on every version."""
+"""Delayed and periodic messages while the broker restarts and queues are deleted, on all versions."""
 
 from __future__ import annotations
 

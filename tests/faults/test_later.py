@@ -1,6 +1,6 @@
-"""Delayed and periodic messages and requests under faults in short form.
+"""The short form of the tests with delayed messages, periodic messages and requests under faults.
 
-`later.py` has the long form.
+The long form is in `later.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("version", ["3.10", "4.0", "4.3"])
 def test_delays_of_three_days_survive_restarts_in_virtual_time(version: str) -> None:
-    """No message is lost or early. Lateness stays within the rounding and a reconnection."""
+    """No message is lost or too early. The delay is only exceeded by rounding and a reconnection."""
     found = virtually(300, faults=30, version=version)
     assert (found.lost, found.early) == (0, 0)
     assert found.late[-1] < 60
@@ -45,7 +45,7 @@ async def _survive(installation: Installation, folder: Path) -> None:
 async def test_killed_processes_and_broker_lose_no_delayed_or_periodic_message(
     tmp_path: Path,
 ) -> None:
-    """None is early, and no request gets the reply of another."""
+    """No message is too early, and no request receives the reply of another one."""
     await _survive(HOST, tmp_path)
 
 

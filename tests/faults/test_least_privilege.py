@@ -1,4 +1,4 @@
-"""The documented permissions are sufficient, and each missing one is reported."""
+"""The documented permissions are sufficient, and if one is missing, an error names it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.broker
 _RIGHTS = ("configure", "write", "read")
 
 
-def _listed() -> dict[str, dict[str, str]]:
-    """The table of the page: user → its three permissions."""
+def _read_table() -> dict[str, dict[str, str]]:
+    """Return the permissions of each user from the table on the page."""
     page = (ROOT / "docs" / "how-to" / "least-privilege.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `(.+?)` \| `(.+?)` \| `(.+?)` \|$", page, re.MULTILINE)
     return {
@@ -43,7 +43,7 @@ def _listed() -> dict[str, dict[str, str]]:
     }
 
 
-LISTED = _listed()
+LISTED = _read_table()
 ONE_LESS = [
     (user, right)
     for user, rights in LISTED.items()
@@ -53,7 +53,7 @@ ONE_LESS = [
 
 
 class _Users:
-    """Users of this test alone."""
+    """Creates users for a test."""
 
     def __init__(self, node: SharedNode, vhost: str) -> None:
         self._node = node
@@ -61,7 +61,7 @@ class _Users:
         self.names: list[str] = []
 
     def url(self, rights: Mapping[str, str]) -> str:
-        """The address for a new user with these rights."""
+        """Create a user with these permissions and return its URL."""
         name = f"u{uuid.uuid4().hex[:10]}"
         self.names.append(name)
         call = self._node.management.call
@@ -72,7 +72,7 @@ class _Users:
 
 @pytest.fixture
 def users(rabbitmq: SharedNode, vhost: str) -> Iterator[_Users]:
-    """Creates users that are deleted after the test."""
+    """Provide users that are deleted after the test."""
     made = _Users(rabbitmq, vhost)
     yield made
     for name in made.names:
@@ -89,8 +89,8 @@ def _app() -> App:
     return app
 
 
-async def _prepared(amqp_url: str, dead_letters: int = 0) -> None:
-    """The topology exists with some dead letters."""
+async def _prepare(amqp_url: str, dead_letters: int = 0) -> None:
+    """Declare the topology and publish some dead letters."""
     connection = await RabbitMQ(amqp_url).connect("test")
     await declare(connection, _app().topology)
     channel = await connection.open_channel()
@@ -108,7 +108,7 @@ async def _as_topology(url: str, amqp_url: str) -> None:
 
 
 async def _as_producer(url: str, amqp_url: str) -> None:
-    await _prepared(amqp_url)
+    await _prepare(amqp_url)
     connection = await RabbitMQ(url).connect("producer")
     channel = await connection.open_channel()
     try:
@@ -118,8 +118,8 @@ async def _as_producer(url: str, amqp_url: str) -> None:
 
 
 @asynccontextmanager
-async def _consuming(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any]]]]:
-    """The running application and its log."""
+async def _consume(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any]]]]:
+    """Run the application and yield its events."""
     said: list[tuple[str, Mapping[str, Any]]] = []
     service = Service(
         _app(),
@@ -139,10 +139,12 @@ async def _consuming(url: str) -> AsyncIterator[list[tuple[str, Mapping[str, Any
 
 
 async def _as_consumer(url: str, amqp_url: str) -> None:
-    """Let a message be retried and parked. Raise refusals."""
-    await _prepared(amqp_url)
+    """Run the application until a message was retried and parked. Raises BrokerError if this is
+    refused.
+    """
+    await _prepare(amqp_url)
     await _as_guest(amqp_url)
-    async with _consuming(url) as said:
+    async with _consume(url) as said:
         ends = ("delivery.parked", "delivery.held", "consumer.lost")
         await until(lambda: any(name in ends for name, _ in said))
     name, fields = next((name, fields) for name, fields in said if name in ends)
@@ -158,14 +160,14 @@ async def _as_guest(amqp_url: str) -> None:
 
 
 async def _as_inspector(url: str, amqp_url: str) -> None:
-    await _prepared(amqp_url, dead_letters=3)
+    await _prepare(amqp_url, dead_letters=3)
     async with Operations(ManagedBroker(RabbitMQ(url), topologies=[_app().topology])) as operations:
         session = await operations.open_session("orders.dlq", SessionRequest(10, force=True))
         assert session.held == 3
 
 
 async def _as_operator(url: str, amqp_url: str) -> None:
-    await _prepared(amqp_url, dead_letters=3)
+    await _prepare(amqp_url, dead_letters=3)
     async with Operations(ManagedBroker(RabbitMQ(url), topologies=[_app().topology])) as operations:
         request = RedriveRequest(queue="orders.dlq", selection=Selection(), reason="t", force=True)
         job = await operations.wait((await operations.start(request)).id)
@@ -196,7 +198,7 @@ async def test_listed_permissions_are_sufficient(users: _Users, amqp_url: str, u
 async def test_missing_permission_is_refused_without_loss(
     users: _Users, amqp_url: str, user: str, right: str
 ) -> None:
-    """The error names the refused permission."""
+    """The error names the permission that was refused."""
     fewer = users.url({**LISTED[user], right: "^$"})
     with pytest.raises(BrokerError, match=r"ACCESS_REFUSED|access to .* refused"):
         await ACTS[user](fewer, amqp_url)
@@ -206,7 +208,7 @@ async def test_missing_permission_is_refused_without_loss(
 
 
 async def _left(amqp_url: str) -> int:
-    """How many messages lie in the queue, its retry queue and its dead letters."""
+    """Return the number of messages in all queues of the application."""
     connection = await RabbitMQ(amqp_url).connect("test")
     channel = await connection.open_channel()
     found = [await channel.declare_queue(queue, passive=True) for queue in _app().topology.queues]

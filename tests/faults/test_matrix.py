@@ -1,6 +1,7 @@
-"""The fault matrix on a real RabbitMQ, short form: consumers are processes, and every promise holds.
+"""The short form of the fault matrix on RabbitMQ. Consumers run as processes, and all promises must
+be kept.
 
-`make test-faults` plays the same faults long, at random moments, under load.
+`make test-faults` runs the same faults for a long time, at random moments and under load.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def _campaign(node: RabbitNode, **options: Any) -> Campaign:
 
 
 async def test_consumer_killed_at_every_step_loses_no_message(node: RabbitNode) -> None:
-    """Between handler and ack, retry and ack, park and ack, in a batch, in a topology."""
+    """Between handler and ack, between retry and ack, between parking and ack, in a batch, and
+    while the topology is declared.
+    """
     async with _campaign(node, consumers=1, batch=("audit",)) as campaign:
         campaign.produce(400, failing=0.3)
         for point in (*MOVES, Point.DECLARING):
@@ -53,12 +56,12 @@ async def test_consumer_killed_at_every_step_loses_no_message(node: RabbitNode) 
     verdict.require()
     assert verdict.messages == verdict.confirmed == 400
     assert sum(verdict.faults.values()) == len(MOVES) + 1
-    # A retry or a parked copy that was stored before the kill is there twice: known by its id.
+    # If a retry or a dead letter was stored before the kill, there are two copies with the same id.
     assert verdict.duplicates >= 2
 
 
 async def test_redrive_killed_between_publish_and_ack_loses_no_message(node: RabbitNode) -> None:
-    """It is killed, started again and completed. Duplicates are few."""
+    """The re-drive is killed, started again and completed. There are only a few duplicates."""
     async with _campaign(node, consumers=1) as campaign:
         campaign.produce(600, fate="hopeless")
         await campaign.until_calm()
@@ -89,7 +92,7 @@ async def test_discard_killed_midway_records_every_removed_message(node: RabbitN
 
 
 async def test_broker_restarted_and_killed_loses_no_message(node: RabbitNode) -> None:
-    """Producers and consumers reconnect and continue."""
+    """Producers and consumers reconnect and continue to work."""
     async with _campaign(node) as campaign:
         campaign.keep_consumers()
         campaign.produce(3000, rate=250, failing=0.1, lanes=True)
@@ -105,7 +108,7 @@ async def test_broker_restarted_and_killed_loses_no_message(node: RabbitNode) ->
 
 
 async def test_network_cuts_and_stalls_lose_no_message(node: RabbitNode) -> None:
-    """All consumer connections go through a proxy that cuts them, also within frames."""
+    """All connections of consumers use a proxy that cuts them, sometimes in the middle of a frame."""
     campaign = _campaign(node)
     async with Proxy(campaign.url) as proxy:
         campaign.consumer_urls = (proxy.url,)
@@ -126,7 +129,7 @@ async def test_network_cuts_and_stalls_lose_no_message(node: RabbitNode) -> None
 async def test_operator_closing_connections_and_deleting_queue_loses_no_message(
     node: RabbitNode,
 ) -> None:
-    """A memory alarm is raised too."""
+    """There is also a memory alarm."""
     async with _campaign(node) as campaign:
         campaign.keep_consumers()
         campaign.produce(1500, rate=400, failing=0.1)
@@ -134,7 +137,8 @@ async def test_operator_closing_connections_and_deleting_queue_loses_no_message(
         assert await blows.close_connections(campaign)
         await blows.memory_alarm(campaign, node, 1.0)
         await campaign.until_calm()
-        # A deleted queue loses its messages. It is empty now and is recreated by its consumers.
+        # The messages of a queue are lost if it is deleted. This queue is empty, and its consumers
+        # declare it again.
         assert await blows.delete_queue(campaign, "left") == 0
         await campaign.until(lambda: _exists(campaign, "left"))
         campaign.produce(300, failing=0.1)

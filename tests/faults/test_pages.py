@@ -1,4 +1,6 @@
-"""The pages of the proof: every sentence of the guarantees has its test, and every named test exists."""
+"""Tests of the pages about guarantees. Each sentence must name a test, and each test that is named
+must exist.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def _exists(path: Path, test: str) -> bool:
 
 
 def _sentences(text: str) -> list[str]:
-    """Table rows cell by cell, list items and paragraphs, without headings."""
+    """Return the sentences of a page without headings. Each table cell, list item or paragraph is
+    one.
+    """
     found: list[str] = []
     for block in re.split(r"\n\s*\n|\n(?=- )", text):
         lines = block.strip().splitlines()
@@ -51,7 +55,9 @@ def _sentences(text: str) -> list[str]:
 
 
 def _problems(text: str) -> list[str]:
-    """Sentences without a test, marks without a line in the list, tests that do not exist."""
+    """Return sentences without a test, marks that are not listed, and listed marks that are not
+    used.
+    """
     words, _, listed = text.partition("## The tests")
     known = dict(re.findall(r"^- \[([a-z-]+)\] (.+)$", listed, re.MULTILINE))
     marked = [(sentence, set(_MARK.findall(sentence))) for sentence in _sentences(words)]
@@ -66,7 +72,7 @@ def test_every_sentence_of_guarantees_names_an_existing_test() -> None:
 
 
 def test_sentence_without_test_is_reported() -> None:
-    """So are a mark without a target and an unused line."""
+    """Unknown and unused marks are reported as well."""
     good = "# G\n\nIt holds [a].\n\n## The tests\n\n- [a] `tests/x.py::test_a`\n"
     assert _problems(good) == []
     assert _problems(good.replace(" [a].", ".")) == ["It holds.", "a"]
@@ -83,7 +89,7 @@ def test_every_test_named_on_pages_exists(name: str) -> None:
 
 
 def _long_run(folder: Path, *arguments: str) -> str:
-    """Run the smallest long run as a process and return the page it writes."""
+    """Run a minimal long run as a process and return the page that it writes."""
     command = [sys.executable, "-m", "tests.faults", *arguments, "--seeds", "3", "--fuzz", "20"]
     command += ["--http", "1", "--kept", str(folder / "kept"), "--page", str(folder / "p.md")]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -92,14 +98,15 @@ def _long_run(folder: Path, *arguments: str) -> str:
 
 
 def test_long_run_stores_results_and_continues(tmp_path: Path) -> None:
-    """Finished blocks are not repeated, even after an incomplete last line, and the page contains
-    all of them.
+    """Blocks that have finished are not repeated, even if the last line is incomplete. The page
+    contains all of them.
     """
     first = _long_run(tmp_path, "simulation", "fuzz")
     assert "| simulation | 3 seeds | embedded |" in first
     kept = tmp_path / "kept" / "results.ndjson"
     with kept.open("ab") as lines:
-        lines.write(b'{"block": "http embedded 0", "par')  # killed while it wrote
+        # the process was killed while it wrote this line
+        lines.write(b'{"block": "http embedded 0", "par')
     written = _long_run(tmp_path, "simulation", "fuzz", "http")
     assert "| simulation | 3 seeds | embedded |" in written
     assert "20 inputs" in written
@@ -109,7 +116,9 @@ def test_long_run_stores_results_and_continues(tmp_path: Path) -> None:
 
 
 def test_blocks_of_part_are_one_row_and_failed_block_is_reported(tmp_path: Path) -> None:
-    """The last result of a block counts. Blocks are summed by broker."""
+    """If a block has several results, the last one counts. The blocks of a part are added up for
+    each broker.
+    """
     results = Results(tmp_path / "results.ndjson")
     for number, broker in ((0, "4.0"), (1, "4.0"), (0, "4.3")):
         part = Part("fault matrix", "", f"RabbitMQ {broker}")
@@ -126,7 +135,7 @@ def test_blocks_of_part_are_one_row_and_failed_block_is_reported(tmp_path: Path)
 
 
 def test_report_rewrites_tables_and_shows_broken_promises() -> None:
-    """The text of the page is kept."""
+    """The text at the beginning of the page is kept."""
     found = Finding(Promise.LOST, "7", "left", "confirmed, and nowhere")
     fine = Part("fault matrix", "2 rounds", "RabbitMQ 3.10.8")
     fine.add(Verdict(10, 10, 12, {"broker:_kill_-9": 2}, 1, 3, ()))

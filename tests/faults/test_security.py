@@ -1,4 +1,6 @@
-"""Hostile content and careless hands: secrets stay hidden, paths and lines stay ours, targets are fixed."""
+"""Hostile content must not reveal secrets, forge log lines, leave its folder or change the target
+of a request.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ _HOSTILE = '\x1b[2J\x1b]0;owned\x07\r\n{"event":"forged"}\u2028\u202eevil\x00../
     ids=" ".join,
 )
 def test_no_command_prints_password(command: tuple[str, ...], tmp_path: Path) -> None:
-    """The broker is unreachable and everything is logged."""
+    """The broker cannot be reached, and asyncio runs in debug mode."""
     (tmp_path / "shop.py").write_text("import hopback\napp = hopback.App('shop')\n")
     environment = {
         **os.environ,
@@ -75,9 +77,9 @@ def test_no_command_prints_password(command: tuple[str, ...], tmp_path: Path) ->
 
 
 def _said_by(command: list[str], folder: Path, environment: dict[str, str]) -> bytes:
-    """Its output until it ends.
+    """Run a command and return its output.
 
-    A command that waits for its broker is ended soon after its first output.
+    If the command waits for the broker, it is killed shortly after its first output.
     """
     with (folder / "out").open("wb") as out:
         process = subprocess.Popen(
@@ -96,7 +98,7 @@ def _said_by(command: list[str], folder: Path, environment: dict[str, str]) -> b
 
 
 async def test_no_object_or_error_shows_password() -> None:
-    """Checked are the broker, its URL, its errors, the database and their wrappers."""
+    """This includes the broker, its URL, its errors and the database."""
     broker = RabbitMQ(_NOWHERE)
     with pytest.raises(ConnectionFailed) as caught:
         await broker.connect()
@@ -115,7 +117,7 @@ async def test_no_object_or_error_shows_password() -> None:
 
 
 def test_amqps_verifies_certificate_by_default() -> None:
-    """A plain URL has no TLS."""
+    """An `amqp://` URL does not use TLS."""
     tls = parse_url("amqps://h/").tls
     assert tls is not None
     assert tls.verify
@@ -127,7 +129,7 @@ def test_amqps_verifies_certificate_by_default() -> None:
 
 @in_virtual_time
 async def test_no_message_can_forge_a_log_line() -> None:
-    """Hostile ids, types and reasons pass through the whole runtime."""
+    """Hostile ids, types and reasons are passed through the whole runtime."""
     lines, screen = io.StringIO(), io.StringIO()
     clock = ManualClock()
     app = App("shop")
@@ -155,7 +157,7 @@ async def test_no_message_can_forge_a_log_line() -> None:
 
 @in_virtual_time
 async def test_hostile_names_cannot_move_export_out_of_its_folder(tmp_path: Path) -> None:
-    """A discard writes one file with a generated name."""
+    """The discard writes a single file with a generated name."""
     folder = tmp_path / "in" / "exports"
     folder.mkdir(parents=True)
     queue = "../../outside/evil.dlq"
@@ -191,7 +193,7 @@ async def _fill(broker: EmbeddedBroker, queue: str) -> None:
 
 @in_virtual_time
 async def test_import_line_cannot_write_file() -> None:
-    """Names in lines are names of queues. A missing queue is refused."""
+    """The names in a line are names of queues. If the queue does not exist, the line is refused."""
     broker = EmbeddedBroker()
     await _fill(broker, "shop.dlq")
     async with Operations(ManagedBroker(broker)) as operations:
@@ -227,15 +229,15 @@ async def test_import_line_cannot_write_file() -> None:
     ],
 )
 def test_push_target_must_be_plain_http_url(url: str) -> None:
-    """Credentials, blanks and line breaks are refused."""
+    """URLs with credentials, spaces or line breaks are refused."""
     with pytest.raises(InvalidDeclaration, match="without credentials"):
         PushTarget(url)
 
 
 async def test_message_cannot_choose_push_target() -> None:
-    """Every field of the message contains an address.
+    """All fields of the message contain a URL.
 
-    The request goes to the configured host and path.
+    The request is still sent to the configured host and path.
     """
     requests: list[str] = []
 
@@ -291,7 +293,8 @@ def test_source_never_unpickles_or_evaluates() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         if risky.search(line)
     ]
-    # The operator's tools read arguments of tasks in YAML from the parser's events, without constructors.
+    # The dead-letter operations read YAML arguments of tasks. They only use the events of the
+    # parser, so no objects are constructed.
     assert [line.partition("#")[0].strip() for line in found] == [
         "src/hopback/ops/messages/body.py: import yaml"
     ]
@@ -302,7 +305,7 @@ def test_source_never_unpickles_or_evaluates() -> None:
 
 
 def test_compression_bomb_is_not_decompressed() -> None:
-    """A body that is not JSON is refused unchanged."""
+    """The body is not JSON and is refused without decompression."""
     bomb = gzip.compress(b"0" * 10_000_000)
     with pytest.raises(Undecodable):
         decoder_for(dict)(bomb)

@@ -1,4 +1,6 @@
-"""Seeded runs of the whole runtime in virtual time: every promise holds, and each run repeats itself."""
+"""Simulations of the whole runtime in virtual time. All promises must be kept, and each seed must
+always give the same result.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,15 @@ import pytest
 from tests.faults.simulation import play, setting_of
 
 SEEDS = 200
-"""Number of seeds in the short form. `make test-faults` runs thousands."""
+"""The number of seeds in the short form. `make test-faults` runs thousands."""
 _EACH = 10
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, _EACH))
 def test_no_seed_breaks_a_promise(first: int) -> None:
-    """Cuts, lost confirms, nacks, returns, slow connections, alarms, restarts and killed processes."""
+    """There are cuts, lost confirms, nacks, returns, slow connections, alarms, restarts and kills
+    of processes.
+    """
     for seed in range(first, first + _EACH):
         try:
             play(seed).verdict.require()
@@ -40,7 +44,7 @@ def test_seeds_cover_every_fault_and_design() -> None:
 
 
 def test_seed_repeats_its_history() -> None:
-    """The entries are equal in this process and in another one."""
+    """The entries are the same in this process and in another one."""
     seeds = range(12)
     here = [play(seed).digest for seed in seeds]
     assert [play(seed).digest for seed in seeds] == here

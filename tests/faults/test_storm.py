@@ -1,4 +1,6 @@
-"""A broker killed in a storm of failures: faithful ratatoskr loses messages, the other forms none."""
+"""A broker is killed in a storm of failures. The documented form of Ratatoskr loses messages, the
+other forms do not.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.waits(90), pytest.mark.xdist_group
 async def test_storm_loses_messages_in_faithful_ratatoskr(node: RabbitNode) -> None:
     """At-most-once dead-lettering of quorum queues loses messages within eight kills.
 
-    No other promise is broken.
+    All other promises are kept.
     """
     lost = 0
     async for verdict in storms(node, "ratatoskr-faithful", kills=8, until_lost=True):
@@ -31,7 +33,7 @@ async def test_storm_loses_messages_in_faithful_ratatoskr(node: RabbitNode) -> N
 async def test_storm_loses_no_message_in_hardened_and_recommended(
     node: RabbitNode, design: str
 ) -> None:
-    """`make test-faults` runs more storms."""
+    """The long run contains more storms."""
     async for verdict in storms(node, design, kills=1):
         verdict.require()
         assert verdict.confirmed == 4000

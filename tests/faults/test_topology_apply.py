@@ -1,4 +1,6 @@
-"""`hopback topology apply` killed midway leaves a valid topology, and the next apply completes it."""
+"""If `hopback topology apply` is killed, the topology is still valid, and the next apply completes
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.broker
 _PATIENCE = 60.0
 
 
-async def _applying(url: str, management: str) -> Process:
+async def _start_apply(url: str, management: str) -> Process:
     command = ("topology", "apply", "freeflow", "--hardened", "--yes")
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hopback", *command, "--broker", url, "--management", management,
@@ -47,7 +49,9 @@ async def _exists(connection: Connection, queue: str) -> bool:
 
 
 async def _is_taken(channel: Channel, message: Message) -> bool:
-    """Whether it is stored: a quorum queue refuses as long as it has no leader, shortly after its birth."""
+    """Return True if the message was stored. For a short time after its declaration, a quorum queue
+    has no leader and refuses messages.
+    """
     try:
         await channel.publish(message)
     except Nacked:
@@ -55,14 +59,11 @@ async def _is_taken(channel: Channel, message: Message) -> bool:
     return True
 
 
-async def _killed_at(process: Process, connection: Connection, queue: str) -> bool:
-    """Kill with SIGKILL as soon as the queue exists.
-
-    Return whether the process was still running.
-    """
+async def _kill_at(process: Process, connection: Connection, queue: str) -> bool:
+    """Kill a process as soon as a queue exists. Returns True if the process was still running."""
     async with asyncio.timeout(_PATIENCE):
         while not await _exists(connection, queue):
-            pass  # every look waits for the broker's answer
+            pass  # each check waits for the broker's response
     running = process.returncode is None
     if running:
         process.kill()
@@ -73,22 +74,22 @@ async def _killed_at(process: Process, connection: Connection, queue: str) -> bo
 async def test_killed_apply_is_completed_by_next_apply(
     rabbitmq: SharedNode, vhost: str, amqp_url: str
 ) -> None:
-    """It is killed at four places. All objects exist once, and the messages stay."""
+    """The command is killed four times. All objects exist exactly once, and the messages are kept."""
     desired = DESIGNS["freeflow"].build({}, hardened=True)
     names = [queue.name for queue in desired.queues]
     connection = await RabbitMQ(amqp_url).connect("test")
     killed = 0
     for place in (0, 6, 14, 22):
-        process = await _applying(amqp_url, rabbitmq.management_url)
-        killed += await _killed_at(process, connection, names[place])
+        process = await _start_apply(amqp_url, rabbitmq.management_url)
+        killed += await _kill_at(process, connection, names[place])
         if place == 0:
             channel = await connection.open_channel()
             async with asyncio.timeout(_PATIENCE):
                 while not await _is_taken(channel, Message("", names[0], b"kept")):
-                    pass  # every try waits for the broker's answer
+                    pass  # each attempt waits for the broker's response
             await channel.close()
     assert killed >= 2
-    assert await (await _applying(amqp_url, rabbitmq.management_url)).wait() == 0
+    assert await (await _start_apply(amqp_url, rabbitmq.management_url)).wait() == 0
     async with Management(ManagementAddress.derive(None, rabbitmq.management_url)) as management:
         assert (await live_plan(desired, connection, management, vhost)).is_up_to_date
     channel = await connection.open_channel()

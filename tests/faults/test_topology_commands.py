@@ -1,6 +1,6 @@
-"""Topology commands lose no message while other clients hold messages or the broker is killed.
+"""Topology commands lose no messages while other clients hold messages or the broker is killed.
 
-The broker has RabbitMQ's default ticks of 5 s, so its numbers are stale.
+The broker has RabbitMQ's default tick of 5 s, so its statistics are outdated.
 """
 
 from __future__ import annotations
@@ -35,22 +35,24 @@ _NEWER = [pytest.param(suite, marks=pytest.mark.all_brokers) for suite in sorted
 
 @pytest.fixture(scope="module")
 def node(request: pytest.FixtureRequest) -> Iterator[RabbitNode]:
-    """One node for all tests of a version, killed and started again by some of them."""
+    """Start a node for all tests of a version. Some of them kill and restart it."""
     installation = HOST if request.param == "host" else installations()[request.param]
     with RabbitNode(installation=installation, timings=_TICKS) as started:
         yield started
 
 
 def lost(stand: Stand, found: Counter[int]) -> list[int]:
-    """Confirmed messages that are missing."""
+    """Return the confirmed messages that are missing."""
     return sorted(stand.confirmed - set(found))
 
 
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
 async def test_migrate_refuses_while_page_holds_messages(node: RabbitNode) -> None:
-    """It names the session. When the session is over, every message exists once."""
+    """The error names the session. When the session has ended, the queue is migrated and each
+    message exists once.
+    """
     async with stand_on(node) as stand:
-        assert await kills.held_by_a_page(stand) == 4
+        assert await kills.migrate_beside_page(stand) == 4
         assert "100 messages of 'raffle_dlq' are held unacked" in kills.said(stand)
         assert "hopback browse raffle_dlq" in kills.said(stand)
         found = await stand.audit()
@@ -60,18 +62,19 @@ async def test_migrate_refuses_while_page_holds_messages(node: RabbitNode) -> No
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
 async def test_migrate_refuses_while_broker_holds_messages_back(node: RabbitNode) -> None:
-    """No message is ready in the retry queue, and its main queue is missing."""
+    """The retry queue has no ready messages, and its main queue does not exist."""
     async with stand_on(node) as stand:
         hardened = ("raffle", "--hardened", "--yes")
         await stand.until_done("topology", "apply", *hardened)
         await stand.delete("raffle_queue")
         await stand.put("raffle_retry_10s", 60)
-        await stand.until_none_is_ready("raffle_retry_10s")  # expired, with nowhere to go
+        # the messages have expired and cannot be routed
+        await stand.until_none_is_ready("raffle_retry_10s")
         shorter = ("topology", "migrate", *hardened, "--param", "retry_ttl_ms=5000")
         assert await stand.run(*shorter) == 4
         assert "60 messages of 'raffle_retry_10s'" in kills.said(stand)
         await stand.until_done("topology", "apply", *hardened, "--skip-conflicts")
-        # Otherwise the next attempt is 180 s after the last. A starting broker tries at once.
+        # The broker would try again after 180 s. When it starts, it tries immediately.
         await asyncio.to_thread(node.restart)
         found = await stand.audit()
         assert lost(stand, found) == []
@@ -80,9 +83,9 @@ async def test_migrate_refuses_while_broker_holds_messages_back(node: RabbitNode
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
 async def test_broker_killed_during_migration_loses_no_message(node: RabbitNode) -> None:
-    """It is killed three times, and the command is started again."""
+    """The broker is killed three times, and the command is started again each time."""
     async with stand_on(node) as stand:
-        await kills.killed_migrating(stand)
+        await kills.kill_during_migrate(stand)
         found = await stand.audit()
         assert (stand.problems, lost(stand, found)) == ([], [])
 
@@ -90,12 +93,12 @@ async def test_broker_killed_during_migration_loses_no_message(node: RabbitNode)
 @pytest.mark.all_brokers
 @pytest.mark.parametrize("node", ["host", *_NEWER], indirect=True)
 async def test_broker_killed_during_replacement_loses_no_message(node: RabbitNode) -> None:
-    """It is killed before the delete and after the new queue exists.
+    """The broker is killed before the old queue is deleted and after the new one was created.
 
     The next command completes the replacement.
     """
     async with stand_on(node) as stand:
-        await kills.killed_replacing(stand)
+        await kills.kill_during_replace(stand)
         found = await stand.audit()
         assert (stand.problems, lost(stand, found)) == ([], [])
         assert not [one["name"] for one in stand.queues() if one["name"].endswith(".migrating")]
@@ -104,9 +107,9 @@ async def test_broker_killed_during_replacement_loses_no_message(node: RabbitNod
 @pytest.mark.slow
 @pytest.mark.parametrize("node", _NEWER, indirect=True)
 async def test_broker_killed_while_limit_is_lifted_loses_no_message(node: RabbitNode) -> None:
-    """The limit is restored only after the messages have moved."""
+    """The limit can only be restored after the messages have been moved."""
     async with stand_on(node) as stand:
-        refused, restored = await kills.killed_reverting(stand)
+        refused, restored = await kills.kill_during_revert(stand)
         found = await stand.audit()
         assert (stand.problems, lost(stand, found)) == ([], [])
         assert (refused, restored) == (4, 0)

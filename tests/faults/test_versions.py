@@ -1,4 +1,6 @@
-"""The blocks of the long run on every version, with few messages and a broker that waits less."""
+"""The blocks of the long run on all versions. They have few messages, and the broker has short
+delays.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ pytestmark = [pytest.mark.broker, pytest.mark.all_brokers]
 _SHORT = Timings(dead_letter_retry_ms=2_000, tick_ms=500, statistics_ms=500)
 
 
-async def _failed(block: Awaitable[Part | list[Part] | Result]) -> list[str]:
-    """The broken promises of a block in words."""
+async def _find_failures(block: Awaitable[Part | list[Part] | Result]) -> list[str]:
+    """Describe the promises that a block has broken."""
     found = await block
     parts = (
         [found] if isinstance(found, Part) else found.parts if isinstance(found, Result) else found
@@ -36,7 +38,7 @@ async def _failed(block: Awaitable[Part | list[Part] | Result]) -> list[str]:
 @pytest.mark.parametrize("broker", BROKERS)
 @pytest.mark.parametrize("part", [*ON_BROKERS])
 async def test_every_block_holds_on_every_version(part: str, broker: str) -> None:
-    """Kills, cuts, alarms, deletions, commands and clusters."""
+    """The blocks contain kills, cuts, alarms, deletions, commands and clusters."""
     site = Site(broker, 0, asyncio.Semaphore(1), 0.05, random.Random(1), _SHORT, quiet=2.0)
     _, block = ON_BROKERS[part]
-    assert await _failed(block(site)) == []
+    assert await _find_failures(block(site)) == []

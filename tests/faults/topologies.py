@@ -1,4 +1,4 @@
-"""The topologies that are put to the proof on real brokers: the designs, with waits of a second."""
+"""The topologies that are tested on real brokers. Their delays are shortened to about a second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def _design(name: str, hardened: bool) -> Callable[[], Topology]:
 
 
 def _impatient(topology: Topology) -> Topology:
-    """The same with a delivery limit of 10: 200 deaths for each poison would take hours."""
+    """Return the topology with a delivery limit of 10. With the usual limit of 200, a poison
+    message would take hours.
+    """
     limited = tuple(
         replace(queue, arguments={**queue.arguments, "x-delivery-limit": 10})
         if queue.arguments.get("x-delivery-limit") == DELIVERY_LIMIT
@@ -48,7 +50,7 @@ TOPOLOGIES: dict[str, Callable[[], Topology]] = {
         audit_keys=("#",), hardened=True, tiers_ms={"30s": 1000, "5m": 1500, "30m": 2000}
     ),
 }
-"""By the name that the programs of this folder know them by."""
+"""The topologies by their command-line name."""
 
 HARDENED = (
     "recommended",
@@ -58,7 +60,7 @@ HARDENED = (
     "event-bus-hardened",
     "freeflow-hardened",
 )
-"""The forms that must not lose a message under any fault."""
+"""The forms that must not lose any messages."""
 
 _Address = tuple[tuple[str, ...], str, str]
 _TURNS: Mapping[str, tuple[_Address, ...]] = MappingProxyType(
@@ -84,11 +86,13 @@ _TURNS: Mapping[str, tuple[_Address, ...]] = MappingProxyType(
         ),
     }
 )
-"""Where messages go in turn: past exchanges that fan out, and to single queues."""
+"""The addresses to which messages are published in turn. Some exchanges fan out, other addresses
+are single queues.
+"""
 
 
 def address_of(topology: Topology, number: int) -> _Address:
-    """The queues that message `number` goes to, and the exchange and routing key that lead there."""
+    """Return the queues that receive a message, and its exchange and routing key."""
     turns = _TURNS.get(topology.name)
     if turns is not None:
         return turns[number % len(turns)]

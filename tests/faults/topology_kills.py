@@ -1,5 +1,5 @@
-"""Topology commands while other clients hold messages, and while the broker is killed at a given
-moment.
+"""Run topology commands while other clients hold messages, and while the broker is killed at a
+certain time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from tests.faults.stand import Stand
 
 __all__ = [
-    "held_by_a_page",
-    "killed_lifting",
-    "killed_migrating",
-    "killed_replacing",
-    "killed_reverting",
+    "kill_during_lift",
+    "kill_during_migrate",
+    "kill_during_replace",
+    "kill_during_revert",
+    "migrate_beside_page",
     "said",
 ]
 
@@ -28,20 +28,24 @@ REPLACE = (
     *("--replace", "raffle_dlq"),
 )
 _ON_DISK_S = 2.0
-"""On 3.10, a quorum queue declared within this time before a kill -9 may return without a leader."""
+"""Seconds. If the broker is killed within this time after a quorum queue was declared, the queue
+may have no leader on 3.10.
+"""
 
 _SAYS_S = 120.0
-"""How long a command may take to print the expected output."""
+"""Seconds to wait for the expected output of a command."""
 
 
 def said(stand: Stand) -> str:
-    """The output of all commands of this stand so far."""
+    """Return the output of all commands so far."""
     path = stand.folder / "said"
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-async def _killed_when(stand: Stand, text: str, *command: str, after_s: float = _ON_DISK_S) -> None:
-    """Start a command, kill the broker some time after this output, and restart it."""
+async def _kill_broker_at(
+    stand: Stand, text: str, *command: str, after_s: float = _ON_DISK_S
+) -> None:
+    """Start a command. Kill the broker some time after the expected output and restart it."""
     before = len(said(stand))
     child = stand.start(*command)
     deadline = time.monotonic() + _SAYS_S
@@ -55,16 +59,15 @@ async def _killed_when(stand: Stand, text: str, *command: str, after_s: float = 
     if child.poll() is not None:
         raise AssertionError(f"expected a command at work, it has ended: {said(stand)[before:]}")
     await asyncio.to_thread(stand.node.kill)
-    if await stand.ended(child, 60.0) is None:
+    if await stand.wait_ended(child, 60.0) is None:
         stand.problems.append(f"`{' '.join(command)}` does not end when its broker is gone")
         stand.kill(child, "a command that hung")
     await asyncio.to_thread(stand.node.start)
 
 
-async def held_by_a_page(stand: Stand) -> int | None:
-    """`migrate` within a tick after a page took messages.
-
-    Return its exit code while the page is open.
+async def migrate_beside_page(stand: Stand) -> int | None:
+    """Run `migrate` directly after a page has taken messages. Returns the exit code of the attempt
+    during which the page is open.
     """
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_dlq", 300)
@@ -76,32 +79,37 @@ async def held_by_a_page(stand: Stand) -> int | None:
     return code
 
 
-async def killed_migrating(stand: Stand) -> None:
-    """The broker dies while messages move out, while the queues are watched, and while they move back."""
+async def kill_during_migrate(stand: Stand) -> None:
+    """Kill the broker while messages are moved out, while the queues are being watched, and while
+    messages are moved back.
+    """
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_queue", 3000)
     await stand.put("raffle_dlq", 500)
-    await _killed_when(stand, "raffle_dlq: new messages go to raffle_dlq.migrating", *MIGRATE)
-    await _killed_when(
+    await _kill_broker_at(stand, "raffle_dlq: new messages go to raffle_dlq.migrating", *MIGRATE)
+    await _kill_broker_at(
         stand, "raffle_queue: new messages go to raffle_queue.migrating", *MIGRATE, after_s=8.0
     )
-    await _killed_when(stand, "raffle_queue: ", *MIGRATE, after_s=25.0)
+    await _kill_broker_at(stand, "raffle_queue: ", *MIGRATE, after_s=25.0)
     await stand.until_done(*MIGRATE)
 
 
-async def killed_replacing(stand: Stand) -> None:
-    """The broker dies while the empty queue is watched, and when it has just been made anew."""
+async def kill_during_replace(stand: Stand) -> None:
+    """Kill the broker while the empty queue is being watched, and when it has just been created
+    again.
+    """
     await stand.until_done("topology", "apply", "raffle", "--yes")
     await stand.put("raffle_queue", 300)
     text = "raffle_dlq: new messages go to raffle_dlq.migrating"
-    await _killed_when(stand, text, *REPLACE, after_s=5.0)
-    await stand.put("raffle_dlq.migrating", 20)  # dead letters of another application, meanwhile
-    await _killed_when(stand, "the old queue is gone", *REPLACE)
+    await _kill_broker_at(stand, text, *REPLACE, after_s=5.0)
+    # another application publishes dead letters meanwhile
+    await stand.put("raffle_dlq.migrating", 20)
+    await _kill_broker_at(stand, "the old queue is gone", *REPLACE)
     await stand.until_done(*MIGRATE)
 
 
-async def killed_lifting(stand: Stand) -> None:
-    """The broker dies while a look lifts the limit of a foreign queue, again and again."""
+async def kill_during_lift(stand: Stand) -> None:
+    """Kill the broker while a command lifts the limit of a queue of another application."""
     await stand.declare("old.errors", {"x-queue-type": "quorum"})
     await stand.put("old.errors", 100)
     peek = ("dlq", "peek", "old.errors", "--lift-limit", "--limit", "100", "--dlq", "old.errors")
@@ -109,24 +117,24 @@ async def killed_lifting(stand: Stand) -> None:
         child = stand.start(*peek)
         await asyncio.sleep(seconds)
         await asyncio.to_thread(stand.node.kill)
-        await stand.ended(child, 60.0)
+        await stand.wait_ended(child, 60.0)
         await asyncio.to_thread(stand.node.start)
     await stand.until_done(*peek)
 
 
-async def killed_reverting(stand: Stand) -> tuple[int | None, int | None]:
-    """The broker dies while it is found out whether a limit may be restored.
+async def kill_during_revert(stand: Stand) -> tuple[int | None, int | None]:
+    """Kill the broker while a command checks if a limit can be restored.
 
-    The exit codes of a revert while messages were looked at too often, and after they were counted
-    anew.
+    Returns two exit codes of revert. At the first one, messages have been delivered too often.
+    Before the second one, they are moved, which resets their delivery counts.
     """
-    await killed_lifting(stand)
+    await kill_during_lift(stand)
     await stand.look("old.errors", 25)
     revert = ("topology", "revert", "--queue", "old.errors", "--yes")
     child = stand.start(*revert)
     await asyncio.sleep(6)
     await asyncio.to_thread(stand.node.kill)
-    await stand.ended(child, 60.0)
+    await stand.wait_ended(child, 60.0)
     await asyncio.to_thread(stand.node.start)
     refused = await stand.run(*revert)
     holder = Holder(stand.url, "old.errors", 500)

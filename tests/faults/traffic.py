@@ -1,4 +1,6 @@
-"""Blocks of traffic: several designs at work on one broker, fault after fault, and one drain at the end."""
+"""Blocks of traffic. Several designs run on one broker while faults are injected, and the queues
+are drained at the end.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from tests.faults.site import Site
     from tests.harness.rabbitmq import RabbitNode
 
-__all__ = ["campaigns_on", "deletions", "judged", "matrix", "poison", "storm"]
+__all__ = ["add_verdicts", "campaigns_on", "deletions", "matrix", "poison", "storm"]
 
 _POINTS = (
     Point.HANDLER,
@@ -42,7 +44,7 @@ _BLOWS = (
     *["cut", "cut frame", "stall", "restart", "alarm", "password", "operator"],
 )
 _WORK_S = 75.0
-"""Seconds of traffic in a block: about as long as its faults take one after another."""
+"""Seconds of traffic in a block. Its faults take about as long."""
 _FAILING = 0.15
 
 
@@ -50,7 +52,7 @@ _FAILING = 0.15
 async def campaigns_on(
     site: Site, node: RabbitNode, designs: Sequence[str], *, proxied: int = -1, consumers: int = 1
 ) -> AsyncIterator[tuple[list[Campaign], Proxy]]:
-    """A campaign for each design on a separate virtual host, one of them behind a proxy."""
+    """Start a campaign for each design on its own virtual host. One of them uses a proxy."""
     group = [
         Campaign(
             node.vhost_url(f"b-{uuid.uuid4().hex[:8]}"),
@@ -72,8 +74,8 @@ async def campaigns_on(
         yield group, proxy
 
 
-async def judged(part: Part, group: Sequence[Campaign]) -> Part:
-    """The verdict on all campaigns. A fault of their broker counts once."""
+async def add_verdicts(part: Part, group: Sequence[Campaign]) -> Part:
+    """Add the verdicts of all campaigns to a part. A fault of their broker counts only once."""
     of_broker: dict[str, int] = {}
     for campaign in group:
         verdict = await campaign.verdict()
@@ -86,7 +88,7 @@ async def judged(part: Part, group: Sequence[Campaign]) -> Part:
 
 
 async def matrix(site: Site) -> Part:
-    """Three designs with every kind of fault, in an order given by the number of the block."""
+    """Run three designs with all kinds of faults. Their order depends on the number of the block."""
     began = time.monotonic()
     designs = HARDENED[site.number % 2 :: 2]
     proxied = site.number // 2 % len(designs)
@@ -105,7 +107,7 @@ async def matrix(site: Site) -> Part:
             await _until_sent(group)
         await asyncio.gather(*(campaign.until_calm() for campaign in group))
         await _operate(site, group)
-        await judged(part, group)
+        await add_verdicts(part, group)
     part.load = f"three of {len(HARDENED)} forms in each block, {_FAILING:.0%} failing"
     part.seconds = time.monotonic() - began
     return part
@@ -114,11 +116,11 @@ async def matrix(site: Site) -> Part:
 async def _strike(
     site: Site, node: RabbitNode, group: list[Campaign], proxied: int, proxy: Proxy
 ) -> None:
-    """Inject every fault of a block, one after the other. Dead consumers are replaced."""
+    """Inject all faults of a block, one after the other. Consumers that have died are replaced."""
     chance, all_of_them, lined = site.chance, blows.Together(group), group[proxied]
     direct = [campaign for campaign in group if campaign is not lined]
     points = chance.sample(_POINTS, len(_POINTS))
-    # In some blocks longer than publishers wait for their confirms.
+    # In some blocks, this is longer than publishers wait for confirms.
     alarm_s = (1.0, 1.0, 20.0)[site.number % 3]
     breaking: dict[str, Callable[[Campaign], Awaitable[object]]] = {
         "kill broker": lambda _: blows.kill_broker(all_of_them, node),
@@ -141,22 +143,22 @@ async def _strike(
 
 
 async def _begin_operating(site: Site, campaign: Campaign) -> None:
-    """Start an operator that will be killed, without waiting for it."""
+    """Start an operator that will be killed, and don't wait for it."""
     campaign.operate(dies=_dies(site), discard=_discards(site))
 
 
 def _discards(site: Site) -> bool:
-    """Whether the operator of this block discards. Otherwise it re-drives."""
+    """Return True if the operator of this block discards messages. Otherwise it re-drives them."""
     return site.number % 4 >= 2
 
 
 def _dies(site: Site) -> str:
-    """Where the first operator of a block is killed."""
+    """Return the step at which the first operator of a block is killed."""
     return f"{'settling' if _discards(site) else 'moved'}:{site.chance.randint(2, 60)}"
 
 
 async def _die_at(campaign: Campaign, dies: str) -> None:
-    """Replace a consumer by one that kills itself at a step of a move, and wait briefly."""
+    """Replace a consumer with one that kills itself at a certain step, and wait briefly."""
     await blows.kill_consumer(campaign, campaign.workers[0], replace=False)
     campaign.keep_consumers(dies=dies)
     doomed = campaign.workers[-1]
@@ -167,15 +169,17 @@ async def _die_at(campaign: Campaign, dies: str) -> None:
 
 
 async def _until_sent(group: Sequence[Campaign]) -> None:
-    """Return when every producer is through, with consumers at work."""
-    while any(campaign.producing for campaign in group):
+    """Wait until all producers have finished. Consumers that have died are replaced."""
+    while any(campaign.is_producing for campaign in group):
         for campaign in group:
             campaign.keep_consumers()
         await asyncio.sleep(0.5)
 
 
 async def _operate(site: Site, group: Sequence[Campaign]) -> None:
-    """An operator clears the dead-letter queues of one design, is killed in the middle, and begins again."""
+    """Let an operator empty the dead-letter queues of one design. The first operator is killed, and
+    another one continues.
+    """
     campaign = group[0]
     for dies in (_dies(site), ""):
         operator = campaign.operate(dies=dies, discard=_discards(site))
@@ -184,7 +188,9 @@ async def _operate(site: Site, group: Sequence[Campaign]) -> None:
 
 
 async def storm(site: Site) -> Part:
-    """Every form at once: the broker is killed again and again while thousands of messages fail."""
+    """Run all hardened forms at once. The broker is killed repeatedly while thousands of messages
+    fail.
+    """
     began = time.monotonic()
     each, kills = site.messages(1_500), 4
     async with AsyncExitStack() as stack:
@@ -195,19 +201,19 @@ async def storm(site: Site) -> Part:
             for _ in range(kills):
                 await _rage(site, node, group, each)
         await asyncio.gather(*(campaign.until_calm() for campaign in group))
-        await judged(part, group)
+        await add_verdicts(part, group)
     part.load = f"{kills} kills in storms of {each * len(group):,} failures, {len(HARDENED)} forms"
     part.seconds = time.monotonic() - began
     return part
 
 
 async def _rage(site: Site, node: RabbitNode, group: Sequence[Campaign], each: int) -> None:
-    """Confirm all messages before the consumers start, and kill the broker while they fail."""
+    """Publish all messages before the consumers start, and kill the broker while they fail."""
     for campaign in group:
         for worker in campaign.workers:
             await asyncio.to_thread(worker.stop)
         campaign.produce(each, fate="fail-once")
-    await group[0].until(lambda: not any(one.producing for one in group), 120)
+    await group[0].until(lambda: not any(one.is_producing for one in group), 120)
     before = sum(campaign.count(Kind.RETRIED) for campaign in group)
     moment = site.chance.uniform(0.1, 0.7) * each * len(group)
     for campaign in group:
@@ -219,11 +225,11 @@ async def _rage(site: Site, node: RabbitNode, group: Sequence[Campaign], each: i
 
 
 _STARTED_S = 15.0
-"""Seconds until the dead-lettering of every queue runs after a node has restarted: three ticks."""
+"""Seconds until all queues dead-letter again after a restart of a node, which is three ticks."""
 
 
 async def deletions(site: Site) -> Part:
-    """Delete each kind of queue under its consumers. All other messages continue."""
+    """Delete queues of each kind while they are being consumed. All other messages must be handled."""
     began = time.monotonic()
     designs = ("raffle-hardened", "ratatoskr-hardened")
     async with AsyncExitStack() as stack:
@@ -236,11 +242,13 @@ async def deletions(site: Site) -> Part:
                 campaign.keep_consumers()
                 campaign.produce(each, failing=0.3, rate=each / 40)
                 await campaign.until(lambda campaign=campaign: campaign.count(Kind.PARKED) > 5)  # type: ignore[misc]
-            # Before, not after: a consumer that connects anew would declare them anyway.
+            # Kill the broker before the deletions. After a reconnect, a consumer would declare the
+            # queues anyway.
             await blows.kill_broker(blows.Together(group), node)
-            # RabbitMQ 4.0.5 does not survive the deletion of a retry queue whose dead-lettering is
-            # starting: its worker finds no queue and ends the supervisor of all of them, and every
-            # such queue of the node answers 541 until the next restart. Hopback cannot repair that.
+            # If a retry queue is deleted while its dead-lettering starts, RabbitMQ 4.0.5 fails. The
+            # worker does not find the queue and terminates the supervisor of all workers. All such
+            # queues of the node then respond with 541 until it is restarted. Hopback cannot repair
+            # this.
             await asyncio.sleep(_STARTED_S)
             for kind in ("retry", "dead-letter", "main", "dead-letter", "retry"):
                 for campaign in group:
@@ -248,7 +256,7 @@ async def deletions(site: Site) -> Part:
                 await asyncio.sleep(site.chance.uniform(2, 4))
             await _until_sent(group)
         await asyncio.gather(*(campaign.until_calm() for campaign in group))
-        await judged(part, group)
+        await add_verdicts(part, group)
     part.load = "two forms, 30 % failing"
     part.seconds = time.monotonic() - began
     return part
@@ -262,7 +270,9 @@ def _queue_of(campaign: Campaign, kind: str) -> str:
 
 
 async def poison(site: Site) -> Part:
-    """Messages that kill the process that handles them, among others that do not: only they are parked."""
+    """Publish messages that kill the process that handles them, and other messages. Only the first
+    kind may be parked.
+    """
     began = time.monotonic()
     async with AsyncExitStack() as stack:
         async with site.turns:
@@ -277,7 +287,7 @@ async def poison(site: Site) -> Part:
                 campaign.produce(2, fate="poison")
             await _until_sent(group)
         await asyncio.gather(*(campaign.until_calm() for campaign in group))
-        await judged(part, group)
+        await add_verdicts(part, group)
     part.load = "two among the others, a delivery limit of 10, two processes"
     part.seconds = time.monotonic() - began
     return part

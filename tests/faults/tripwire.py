@@ -1,7 +1,7 @@
-"""A tripwire around a broker connection: the process kills itself like `kill -9` at a chosen step.
+"""A tripwire around a broker connection. The process kills itself with SIGKILL at a certain step.
 
-It is between the application and the library in the test process. The library does not know it. The
-steps of a move are those of the fault matrix: sent, confirmed, before the settlement, settled.
+It is placed between the application and the library, which does not know about it. The steps are
+those of the fault matrix: sent, confirmed, before the settlement, and settled.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Point", "Tripwire"]
 
 
 class Point(StrEnum):
-    """Where a process dies."""
+    """The step at which a process kills itself."""
 
     HANDLER = "handler"
-    """The handler has ended. The retry is not sent."""
+    """The handler has ended. The retry has not been sent."""
     RETRY_SENT = "retry-sent"
-    """The retry was written to the socket. Its confirm is pending."""
+    """The retry was written to the socket. It has not been confirmed."""
     RETRY_CONFIRMED = "retry-confirmed"
-    """The retry is stored. The delivery is not acked."""
+    """The retry is stored. The delivery has not been acked."""
     PARK_SENT = "park-sent"
     PARK_CONFIRMED = "park-confirmed"
     SETTLING = "settling"
@@ -41,13 +41,13 @@ class Point(StrEnum):
     SETTLED = "settled"
     """The ack was written."""
     DECLARING = "declaring"
-    """In the middle of a topology."""
+    """Some objects of the topology have not been declared yet."""
     MOVED = "moved"
-    """A re-driven message is stored in its queue. The dead letter is not acked."""
+    """A re-driven message is stored in its queue. The dead letter has not been acked."""
 
 
 class Tripwire:
-    """Counts the moments of one kind and dies at the n-th."""
+    """Counts the steps of one kind and kills the process at the n-th."""
 
     def __init__(
         self, broker: Broker, pen: Pen, point: Point | None, count: int = 1, *, scope: str = PROCESS
@@ -60,23 +60,23 @@ class Tripwire:
 
     @property
     def address(self) -> str:
-        """Where the broker is."""
+        """The address of the broker."""
         return self._broker.address
 
     async def connect(self, name: str = "hopback") -> Any:
-        """Connect with a tripwire, or without one if no point is given."""
+        """Connect to the broker. The connection has a tripwire if a step was given."""
         connection = await self._broker.connect(name)
         return connection if self._point is None else _Connection(connection, self)
 
     def at_run(self, kind: Kind, order: Order, queue: str) -> None:
-        """A handler has begun or ended."""
+        """Called when a run has started or ended."""
         if kind is not Kind.BEGUN:
             self.step(Point.HANDLER)
         elif order.fate is Fate.POISON and queue == order.to[0]:
             self._die("poison")
 
     def step(self, point: Point) -> None:
-        """Die, if this is the moment."""
+        """Kill the process if this is the step."""
         if point is self._point:
             self._left -= 1
             if self._left <= 0:
@@ -104,18 +104,18 @@ class _Connection(_Passing):
 class _Channel(_Passing):
     def publish(self, message: Message, *, mandatory: bool = True) -> Any:
         fate = self._real.publish(message, mandatory=mandatory)
-        return self._watched(fate, f"{message.exchange} {message.routing_key}")
+        return self._watch(fate, f"{message.exchange} {message.routing_key}")
 
     def publish_raw(self, exchange: str, routing_key: str, *rest: Any) -> Any:
-        """A re-drive sends most messages as the bytes they came as."""
+        """Re-drives publish most messages as the bytes that they received."""
         fate = self._real.publish_raw(exchange, routing_key, *rest)
-        return self._watched(fate, f"{exchange} {routing_key}")
+        return self._watch(fate, f"{exchange} {routing_key}")
 
-    def _watched(self, fate: Any, where: str) -> Any:
+    def _watch(self, fate: Any, where: str) -> Any:
         sent, confirmed = _points_of(where, self._wire.scope)
-        # Pending frames are written at the end of this turn of the loop.
+        # Frames are written at the end of this iteration of the event loop.
         asyncio.get_running_loop().call_later(0.002, self._wire.step, sent)
-        # Registered before any waiter, so the ack has not been requested yet.
+        # This callback is added before all others, so the ack has not been requested yet.
         fate.add_done_callback(lambda _fate: self._wire.step(confirmed))
         return fate
 
@@ -130,7 +130,7 @@ class _Channel(_Passing):
 
 
 def _points_of(where: str, scope: str) -> tuple[Point, Point]:
-    """The kind of move that a publish is part of, by the name of its queue."""
+    """Return the steps for a publish, based on the name of its queue."""
     if scope != OPERATOR and "retry" in where:
         return Point.RETRY_SENT, Point.RETRY_CONFIRMED
     if scope != OPERATOR and ("dlq" in where or "dlx" in where):

@@ -48,7 +48,7 @@ class _Restricted(EmbeddedBroker):
 async def test_refused_publishes_harm_no_other_message_on_the_embedded_broker() -> None:
     broker = _Restricted(max_body_bytes=MAX_BODY)
     found = await run_beside(broker, broker, *OFFENCES, messages=200)
-    assert (found.harmed, found.offenders_parked) == (0, found.offenders)
+    assert (found.harm_count, found.offenders_parked) == (0, found.offenders)
 
 
 @pytest.mark.broker
@@ -64,7 +64,7 @@ async def test_refused_publishes_harm_no_other_message(rabbitmq: SharedNode, vho
         )
     finally:
         rabbitmq.management.call("DELETE", f"/users/{user}")
-    assert (found.harmed, found.offenders_parked) == (0, found.offenders)
+    assert (found.harm_count, found.offenders_parked) == (0, found.offenders)
 
 
 async def test_exchange_deleted_in_use_parks_and_repeats_no_other_message() -> None:
@@ -85,4 +85,4 @@ async def test_exchange_deleted_in_use_parks_and_repeats_no_other_message() -> N
 async def test_forged_reply_address_affects_no_other_reply_or_publish(amqp_url: str) -> None:
     """RabbitMQ 3.10 closes the connection on which a reply to such an address is published."""
     found = await run_beside_forged(RabbitMQ(amqp_url), requests=100, share=0.1)
-    assert (found.harmed, found.offenders_parked > 0) == (0, True)
+    assert (found.harm_count, found.offenders_parked > 0) == (0, True)

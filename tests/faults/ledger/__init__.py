@@ -1,1 +1,3 @@
-"""A ledger: every message of a test application is accounted for, and the accounts are checked."""
+"""A ledger of a test application. It contains an account for each message, which is checked at the
+end.
+"""

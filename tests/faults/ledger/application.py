@@ -1,4 +1,6 @@
-"""The test application: a handler on each queue follows its orders and records each step."""
+"""The test application. Each queue has a handler that does what its orders specify and records each
+step.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ EXCHANGE = "ledger"
 
 
 def two_queues(retry: tuple[str, ...] = ("1s", "2s")) -> Topology:
-    """Two services and an audit that sees everything: a retry of one must reach neither other."""
+    """Return a topology with two services and an audit that receives all messages. A retry of one
+    service must not reach the other service or the audit.
+    """
     app = App("ledger")
     app.queue("left", retry=retry, bind={EXCHANGE: "left.#"})
     app.queue("right", retry=retry, bind={EXCHANGE: "right.#"})
@@ -32,7 +36,7 @@ def two_queues(retry: tuple[str, ...] = ("1s", "2s")) -> Topology:
 
 
 def key_of(delivery: Delivery) -> str | None:
-    """The lane of an order, or none."""
+    """Return the key of an order, or None if it has none."""
     if not Order.is_one(delivery.body):
         return None
     key = Order.read(delivery.body).key
@@ -48,10 +52,10 @@ def ledger_app(
     batch: tuple[str, ...] = (),
     at_run: Callable[[Kind, Order, str], None] = lambda _kind, _order, _queue: None,
 ) -> App:
-    """The application on a topology.
+    """Create the application for a topology.
 
-    `batch` names the queues that are handled in batches. `at_run` is called before and after each
-    run is recorded and may kill the process.
+    The queues in `batch` are handled in batches. `at_run` is called before and after a run is
+    recorded. It may kill the process.
     """
     app = App("ledger", topology=topology)
     for plan in topology.plans:
@@ -102,9 +106,9 @@ def _redrives(context: Context) -> int:
 
 
 def _verdict(order: Order, attempt: int, context: Context) -> tuple[Kind, Outcome | None]:
-    """The outcome that the order requests.
+    """Return the outcome that the order specifies.
 
-    Only its first queue fails, and a re-driven order succeeds.
+    Orders only fail in their first queue. After a re-drive they succeed.
     """
     again = _redrives(context) > 0
     if context.queue != order.to[0] or order.fate is Fate.DONE:
@@ -122,7 +126,9 @@ def _verdict(order: Order, attempt: int, context: Context) -> tuple[Kind, Outcom
 
 
 def _add_batch(app: App, queue: str, pen: Pen, at_run: Callable[[Kind, Order, str], None]) -> None:
-    """Prepare rows one by one and write them together. Each has a separate outcome."""
+    """Add a batch handler. Rows are prepared one by one and written together, and each has its own
+    outcome.
+    """
 
     async def prepare(context: Context) -> tuple[Order, Kind, Outcome | None, int] | Done:
         if not Order.is_one(context.delivery.body):
@@ -151,15 +157,15 @@ _KINDS = {
 
 
 class Told:
-    """A subscriber that writes down how failed deliveries were settled."""
+    """A subscriber that records how failed deliveries were settled."""
 
     def __init__(self, pen: Pen) -> None:
         self._pen = pen
 
     def wants(self, name: str) -> bool:
-        """Ignore successful deliveries, so that the fast path is tested."""
+        """Return False for successful deliveries, so that the fast path is tested."""
         return name in _KINDS
 
     def __call__(self, name: str, fields: Mapping[str, Any]) -> None:
-        """An event of the runtime."""
+        """Record an event of the runtime."""
         self._pen.write(_KINDS[name], fields["message_id"], fields["queue"], fields["attempt"])

@@ -1,4 +1,6 @@
-"""The books: entries sorted into accounts, one for each message in each queue that is to get it."""
+"""The books. All entries are sorted into accounts. There is one account for each message in each
+queue that should receive it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ __all__ = [
 ]
 
 PROCESS, CONNECTION, BROKER, OPERATOR = "process", "connection", "broker", "operator"
-"""The scopes of a fault: the deliveries that may be duplicated by it."""
+"""The scopes of a fault. They determine which deliveries it may duplicate."""
 
 _FOREVER = float("inf")
 _SAID = {Kind.DONE, Kind.FAILED, Kind.HOPELESS, Kind.SNOOZED}
@@ -39,7 +41,7 @@ _LEFT = {Kind.FAILED, Kind.HOPELESS, Kind.SNOOZED}
 
 @dataclass(slots=True)
 class Run:
-    """One call of a handler."""
+    """A call of a handler."""
 
     who: str
     begun: float
@@ -52,13 +54,13 @@ class Run:
 
     @property
     def open_until(self) -> float:
-        """From when on a fault cannot make the broker hand this delivery out once more."""
+        """The time after which a fault can't cause a redelivery any more."""
         return self.ended if self.said is Kind.DONE else self.settled
 
 
 @dataclass(slots=True)
 class Account:
-    """The history of one message in one queue."""
+    """The history of a message in a queue."""
 
     message: str
     queue: str
@@ -75,18 +77,18 @@ class Account:
 
     @property
     def is_done(self) -> bool:
-        """Whether a handler finished it."""
+        """Whether a handler has succeeded."""
         return any(run.said is Kind.DONE for run in self.runs)
 
     @property
     def redriven(self) -> int:
-        """Number of re-drives according to the header."""
+        """The number of re-drives according to the header."""
         return max((run.redrives for run in self.runs), default=0)
 
 
 @dataclass(slots=True)
 class Broken:
-    """A fault and how long it lasted."""
+    """A fault with its start and end."""
 
     begin: float
     end: float
@@ -95,7 +97,7 @@ class Broken:
     name: str
 
     def touches(self, account: Account, slack: float) -> bool:
-        """Whether it may have made a copy of a message of this account."""
+        """Return True if the fault may have duplicated the message of the account."""
         if self.scope == BROKER:
             last = max((run.begun for run in account.runs), default=_FOREVER)
             return account.first_sent <= self.end + slack and self.begin <= last + slack
@@ -104,7 +106,7 @@ class Broken:
         return any(self._meets(run, slack) for run in account.runs)
 
     def met(self, account: Account, slack: float) -> int:
-        """How many deliveries of this account were open while it lasted."""
+        """Return how many deliveries of the account were unsettled during the fault."""
         return sum(self._meets(run, slack) for run in account.runs)
 
     def _meets(self, run: Run, slack: float) -> bool:
@@ -114,32 +116,32 @@ class Broken:
 
 @dataclass(slots=True)
 class Books:
-    """All accounts, and the faults they were kept under."""
+    """All accounts, and all faults that happened."""
 
     plans: dict[str, Plan]
     accounts: dict[tuple[str, str], Account] = field(default_factory=dict)
     faults: list[Broken] = field(default_factory=list)
     deleted: list[tuple[float, str]] = field(default_factory=list)
-    """When which queue was deleted by an operator."""
+    """The times and names of queues that an operator has deleted."""
     samples: list[Entry] = field(default_factory=list)
     slack: float = 1.0
-    """How long an ack may take to be on the broker's disk."""
+    """The time that an ack may need to reach the broker's disk, in seconds."""
 
     def account(self, message: str, queue: str) -> Account:
-        """Return the account of a message in a queue. Create it if it is missing."""
+        """Return the account of a message in a queue. It is created if it does not exist."""
         found = self.accounts.get((message, queue))
         if found is None:
             found = self.accounts[message, queue] = Account(message, queue)
         return found
 
     def family(self, queue: str) -> dict[str, str]:
-        """The queues in which a message of this queue may be, with their roles."""
+        """Return the queues that a message of this queue may be in, with their roles."""
         plan = self.plans[queue]
         waiting = {name: "retry" for name, _ in retry_queues(plan)}
         return {queue: "main", plan.parking.queue: "parked", **waiting}
 
     def went_along(self, account: Account) -> bool:
-        """Whether the message may have been in a queue that an operator deleted."""
+        """Return True if the message may have been deleted with a queue by an operator."""
         family = self.family(account.queue)
         return any(
             _was_in(account, family[queue], at + self.slack)
@@ -147,12 +149,16 @@ class Books:
             if queue in family
         )
 
-    def explained(self, account: Account) -> bool:
-        """Whether a fault or a repeated publish explains copies of this message."""
+    def is_explained(self, account: Account) -> bool:
+        """Return True if a fault or a repeated publish explains why there are copies of the
+        message.
+        """
         return account.sent > 1 or any(f.touches(account, self.slack) for f in self.faults)
 
     def copies(self, account: Account) -> int:
-        """How many copies faults may have left of this message: one of each delivery that they met."""
+        """Return how many copies faults may have created, which is one for each delivery that they
+        affected.
+        """
         met = (
             max(1, fault.met(account, self.slack))
             for fault in self.faults
@@ -162,22 +168,22 @@ class Books:
 
     @property
     def sent(self) -> int:
-        """How many messages producers published."""
+        """The number of messages that producers have published."""
         return len({a.message for a in self.accounts.values() if a.sent})
 
     @property
     def confirmed(self) -> int:
-        """How many messages the broker confirmed to their producers."""
+        """The number of messages that the broker has confirmed to their producers."""
         return len({a.message for a in self.accounts.values() if a.confirmed})
 
     @property
     def runs(self) -> int:
-        """How often handlers were called."""
+        """The number of calls of handlers."""
         return sum(len(account.runs) for account in self.accounts.values())
 
 
 def keep_books(entries: Iterable[Entry], topology: Topology, *, slack: float = 1.0) -> Books:
-    """The books of these entries, in the order of their time."""
+    """Create the books from entries, which are sorted by their time."""
     books = Books({plan.queue: plan for plan in topology.plans}, slack=slack)
     destinations: dict[str, list[str]] = {}
     confirmed: set[str] = set()
@@ -206,9 +212,9 @@ def keep_books(entries: Iterable[Entry], topology: Topology, *, slack: float = 1
 
 
 def _was_in(account: Account, kind: str, at: float) -> bool:
-    """Whether the message can have been in its queue of that role by then.
+    """Return True if the message may have been in its queue of this role at this time.
 
-    Every sent message may be in the main queue, only failed ones in the others.
+    All messages may have been in the main queue, but only failed ones in the others.
     """
     if kind == "main":
         return account.first_sent <= at
@@ -240,7 +246,7 @@ def _heal(books: Books, entry: Entry) -> None:
 
 
 def _place(books: Books, entry: Entry, destinations: dict[str, list[str]]) -> None:
-    """Assign a found message to the account whose queues contain it, if there is one."""
+    """Assign a message that was found at the end to the account that may have it in this queue."""
     mine = (q for q in destinations.get(entry.message, ()) if entry.queue in books.family(q))
     queue = next(mine, None)
     account = books.account(entry.message, entry.queue if queue is None else queue)
@@ -265,7 +271,7 @@ def _book(account: Account, entry: Entry) -> None:
 
 
 def _latest(account: Account, entry: Entry, wanted: Callable[[Run], bool]) -> Iterator[Run]:
-    """The last run of that process and attempt without this entry."""
+    """Yield the last run of this process and attempt that does not have the entry yet."""
     for run in reversed(account.runs):
         if run.who == entry.who and run.attempt == entry.attempt and wanted(run):
             yield run

@@ -1,4 +1,4 @@
-"""The checkers: each reads the books and names every account in which one promise was broken."""
+"""The checkers. Each one finds all accounts for which a certain promise was broken."""
 
 from __future__ import annotations
 
@@ -20,33 +20,40 @@ __all__ = ["Finding", "Promise", "Verdict", "check_books"]
 
 _FAILURES = (Kind.FAILED, Kind.HOPELESS)
 _EARLY_S = 0.005
-"""Two processes' clocks and a broker's timer agree to this much."""
+"""Seconds. The clocks of two processes and the timer of the broker differ by less than this."""
 
 
 class Promise(StrEnum):
-    """A guarantee for every message that the broker confirmed to its producer."""
+    """A guarantee for all messages that the broker has confirmed to their producers."""
 
     LOST = "lost"
-    """It was handled, is in its dead-letter queue, or was discarded on purpose."""
+    """The message was handled, is in its dead-letter queue, or was discarded by an operator."""
     STUCK = "stuck"
-    """At the end no message is left in a main or retry queue."""
+    """At the end, no message is left in a main queue or a retry queue."""
     STRAYED = "strayed"
-    """It reached no queue but those it was sent to, and was parked only if its handler failed."""
+    """The message only reached the queues to which it was sent. It was only parked if its handler
+    has failed.
+    """
     DUPLICATED = "duplicated"
-    """It was handled twice only where a fault fell between its delivery and its settlement."""
+    """The message was handled twice only if there was a fault between its delivery and its
+    settlement.
+    """
     BEYOND = "beyond its plan"
-    """It was handled no more often than its plan allows, and every attempt was counted."""
+    """The message was not handled more often than its plan allows, and all attempts were counted.
+    """
     EARLY = "early"
-    """It did not return before its delay was over."""
+    """The message did not return before its delay was over."""
     ORDER = "out of order"
-    """Messages of one key came one after another, in the order in which they were sent."""
+    """Messages with the same key were handled one after another in the order in which they were
+    sent.
+    """
     ALTERED = "altered"
-    """Its body, properties and headers are unchanged."""
+    """The body, properties and headers of the message are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A promise that was broken, and where."""
+    """A promise that was broken, with the message and the queue."""
 
     promise: Promise
     message: str
@@ -59,7 +66,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of the checkers. `duplicates` are those explained by faults."""
+    """The result of the checkers. `duplicates` counts messages whose duplicates are explained by
+    faults.
+    """
 
     messages: int
     confirmed: int
@@ -69,21 +78,21 @@ class Verdict:
     parked: int
     findings: tuple[Finding, ...]
     gone: int = 0
-    """Accounts whose message went with a queue that an operator deleted."""
+    """The number of accounts whose message was deleted with its queue by an operator."""
 
     def count(self, promise: Promise) -> int:
-        """How often a promise was broken."""
+        """Return how often a promise was broken."""
         return sum(finding.promise is promise for finding in self.findings)
 
     def require(self) -> None:
-        """AssertionError with the first findings, if there are any."""
+        """Raise AssertionError with the first findings, if there are any."""
         shown = "\n".join(str(finding) for finding in self.findings[:10])
         if self.findings:
             raise AssertionError(f"{len(self.findings)} promises broken, the first:\n{shown}")
 
 
 def check_books(books: Books) -> Verdict:
-    """Every checker on every account."""
+    """Run all checkers on all accounts."""
     findings: list[Finding] = []
     duplicates = parked = gone = 0
     for account in books.accounts.values():
@@ -92,7 +101,7 @@ def check_books(books: Books) -> Verdict:
         duplicates += extra > 0
         parked += account.expected and _is_parked(account, books)
         gone += account.expected and _is_gone(account) and books.went_along(account)
-    findings += _out_of_order(books)
+    findings += _find_disorder(books)
     return Verdict(
         books.sent,
         books.confirmed,
@@ -107,18 +116,18 @@ def check_books(books: Books) -> Verdict:
 
 def _check(account: Account, books: Books) -> Iterator[Finding]:
     if not account.expected:
-        yield _finding(Promise.STRAYED, account, "it was never sent there")
+        yield _report(Promise.STRAYED, account, "it was never sent there")
         return
-    yield from _lost(account, books)
-    yield from _misplaced(account, books)
-    yield from _duplicated(account, books)
-    yield from _beyond(account, books)
-    yield from _early(account, books)
+    yield from _find_lost(account, books)
+    yield from _find_misplaced(account, books)
+    yield from _find_duplicates(account, books)
+    yield from _find_excess_runs(account, books)
+    yield from _find_early(account, books)
     if account.altered:
-        yield _finding(Promise.ALTERED, account, f"{account.altered} deliveries differ")
+        yield _report(Promise.ALTERED, account, f"{account.altered} deliveries differ")
 
 
-def _finding(promise: Promise, account: Account, text: str) -> Finding:
+def _report(promise: Promise, account: Account, text: str) -> Finding:
     runs = ", ".join(
         f"{run.who}#{run.attempt}{'r' if run.again else ''}:{run.said or 'cut short'}"
         for run in account.runs[:8]
@@ -133,30 +142,32 @@ def _is_parked(account: Account, books: Books) -> bool:
 
 
 def _is_gone(account: Account) -> bool:
-    """Confirmed, and neither handled nor parked nor discarded nor anywhere to be found."""
+    """Return True if a confirmed message was not handled, parked or discarded and is not in any
+    queue.
+    """
     return account.confirmed and not (account.is_done or account.found or account.discarded)
 
 
-def _lost(account: Account, books: Books) -> Iterator[Finding]:
+def _find_lost(account: Account, books: Books) -> Iterator[Finding]:
     if _is_gone(account) and not books.went_along(account):
-        yield _finding(Promise.LOST, account, "confirmed, and nowhere")
+        yield _report(Promise.LOST, account, "confirmed, and nowhere")
     waiting = [q for q in account.found if books.family(account.queue).get(q) in ("main", "retry")]
     if waiting:
-        yield _finding(Promise.STUCK, account, f"left in {', '.join(waiting)}")
+        yield _report(Promise.STUCK, account, f"left in {', '.join(waiting)}")
 
 
-def _misplaced(account: Account, books: Books) -> Iterator[Finding]:
+def _find_misplaced(account: Account, books: Books) -> Iterator[Finding]:
     family = books.family(account.queue)
     foreign = [queue for queue in account.found if queue not in family]
     if foreign:
-        yield _finding(Promise.STRAYED, account, f"found in {', '.join(foreign)}")
+        yield _report(Promise.STRAYED, account, f"found in {', '.join(foreign)}")
     asked = any(run.said in _FAILURES for run in account.runs) or account.fate is Fate.POISON
     if _is_parked(account, books) and not asked:
-        yield _finding(Promise.STRAYED, account, "parked though its handler never failed")
+        yield _report(Promise.STRAYED, account, "parked though its handler never failed")
 
 
-def _expected_runs(account: Account, books: Books) -> int:
-    """Number of runs of one copy of the message without faults."""
+def _count_expected_runs(account: Account, books: Books) -> int:
+    """Return how often a single copy of the message runs if there are no faults."""
     match account.fate:
         case Fate.DOOMED:
             first = books.plans[account.queue].attempts
@@ -168,25 +179,25 @@ def _expected_runs(account: Account, books: Books) -> int:
 
 
 def _surplus(account: Account, books: Books) -> int:
-    """How many runs, or resting copies, there are beyond one life."""
+    """Return how many runs or copies in queues there are in addition to the expected ones."""
     if not account.expected:
         return 0
     resting = len(account.found) + account.is_done * account.fate.is_parked * (not account.redriven)
-    return max(0, len(account.runs) - _expected_runs(account, books), resting - 1)
+    return max(0, len(account.runs) - _count_expected_runs(account, books), resting - 1)
 
 
-def _duplicated(account: Account, books: Books) -> Iterator[Finding]:
+def _find_duplicates(account: Account, books: Books) -> Iterator[Finding]:
     extra = _surplus(account, books)
-    if extra and not books.explained(account):
+    if extra and not books.is_explained(account):
         promise = Promise.BEYOND if account.fate is Fate.DOOMED else Promise.DUPLICATED
-        yield _finding(promise, account, f"{extra} too many, and no fault explains it")
+        yield _report(promise, account, f"{extra} too many, and no fault explains it")
 
 
-def _beyond(account: Account, books: Books) -> Iterator[Finding]:
+def _find_excess_runs(account: Account, books: Books) -> Iterator[Finding]:
     plan = books.plans[account.queue]
     runs = len(account.runs)
-    if runs > plan.attempts and runs > (promised := _promised_runs(account, books)):
-        yield _finding(Promise.BEYOND, account, f"{runs} runs of at most {promised}")
+    if runs > plan.attempts and runs > (promised := _count_promised_runs(account, books)):
+        yield _report(Promise.BEYOND, account, f"{runs} runs of at most {promised}")
     failed = 0
     moments = sorted(
         [(run.begun, 1, run) for run in account.runs]
@@ -194,28 +205,30 @@ def _beyond(account: Account, books: Books) -> Iterator[Finding]:
         key=lambda moment: moment[:2],
     )
     for _, begins, run in moments:
-        # Where a re-drive does not begin anew, it gives one attempt more.
+        # If a re-drive does not reset the attempts, it allows one more.
         allowed = plan.attempts + (0 if plan.redrive.reset else run.redrives)
         if not begins:
             failed += 1
         elif run.attempt > allowed:
-            yield _finding(Promise.BEYOND, account, f"attempt {run.attempt} of {allowed}")
+            yield _report(Promise.BEYOND, account, f"attempt {run.attempt} of {allowed}")
         elif run.attempt > failed + 1:
             text = f"attempt {run.attempt} after {failed} failures"
-            yield _finding(Promise.BEYOND, account, text)
+            yield _report(Promise.BEYOND, account, text)
 
 
-def _promised_runs(account: Account, books: Books) -> int:
-    """How often it may be handled: each copy as often as its plan allows, and once more if it is put off.
+def _count_promised_runs(account: Account, books: Books) -> int:
+    """Return the maximum number of runs.
 
-    A copy more for each time that it was sent again or re-driven, and for each delivery that met a fault.
+    Each copy may run as often as its plan allows, and once more if it was snoozed. There may be one
+    more copy for each additional publish, each re-drive, and each delivery that was affected by a
+    fault.
     """
     copies = max(1, account.sent) * (1 + account.redriven) + books.copies(account)
     return copies * (books.plans[account.queue].attempts + (account.fate is Fate.SNOOZE))
 
 
-def _early(account: Account, books: Books) -> Iterator[Finding]:
-    """A retry begins no sooner than the first failure of the attempt before it plus its delay."""
+def _find_early(account: Account, books: Books) -> Iterator[Finding]:
+    """Find retries that started before the first failure of the previous attempt plus the delay."""
     if account.redriven or len(account.runs) < 2:
         return
     tiers = books.plans[account.queue].tiers
@@ -229,13 +242,13 @@ def _early(account: Account, books: Books) -> Iterator[Finding]:
             delay = tiers[min(run.attempt - 1, len(tiers)) - 1].delay_ms / 1000
             if run.begun < since + delay - _EARLY_S:
                 text = f"attempt {run.attempt} after {run.begun - since:.3f} s of {delay:g}"
-                yield _finding(Promise.EARLY, account, text)
+                yield _report(Promise.EARLY, account, text)
 
 
-def _out_of_order(books: Books) -> Iterator[Finding]:
-    """First runs of one key in one process that are out of order.
+def _find_disorder(books: Books) -> Iterator[Finding]:
+    """Find first runs with the same key in the same process that are out of order.
 
-    Messages that a fault may have reordered are omitted.
+    Messages that a fault may have reordered are skipped.
     """
     lanes: dict[tuple[str, str, str], list[tuple[Run, Account]]] = {}
     for account in books.accounts.values():
@@ -248,6 +261,6 @@ def _out_of_order(books: Books) -> Iterator[Finding]:
         lane.sort(key=lambda pair: pair[0].begun)
         for (before, first), (after, second) in pairwise(lane):
             if int(first.message) > int(second.message):
-                yield _finding(Promise.ORDER, second, f"begun after {first.message}")
+                yield _report(Promise.ORDER, second, f"begun after {first.message}")
             elif after.begun < before.ended and before.said is not None:
-                yield _finding(Promise.ORDER, second, f"begun while {first.message} was handled")
+                yield _report(Promise.ORDER, second, f"begun while {first.message} was handled")

@@ -1,8 +1,8 @@
-"""Entries written by producers, consumers, operators and fault injectors, one line each.
+"""The entries that producers, consumers, operators and fault injectors write, one per line.
 
-An entry is written before its act, for example a run before its ack, so the books are complete even
-if the process dies. A line is written by one system call, so a killed process leaves complete
-lines.
+An entry is written before its action, for example before an ack. The books are therefore complete
+even if the process is killed. Each line is written by a single system call, so a killed process
+only leaves complete lines.
 """
 
 from __future__ import annotations
@@ -20,41 +20,40 @@ __all__ = ["Entry", "FilePen", "Kind", "ListPen", "Pen", "read_entries"]
 
 
 class Kind(StrEnum):
-    """The kind of an entry."""
-
     SENT = "sent"
-    """A producer is about to publish. `note` lists the destination queues."""
+    """A producer is about to publish a message. `note` lists the destination queues."""
     CONFIRMED = "confirmed"
     BEGUN = "begun"
-    """A handler was called. `note` is `again` if the broker may have delivered it before, and
-    `;n` if the message was re-driven n times."""
+    """A handler was called. `note` is `again` if the message may have been delivered before,
+    followed by `;n` if it was re-driven n times.
+    """
     DONE = "done"
     FAILED = "failed"
-    """The handler asked for a retry."""
+    """The handler requested a retry."""
     HOPELESS = "hopeless"
-    """The handler asked for parking."""
+    """The handler requested that the message is parked."""
     SNOOZED = "snoozed"
     ALTERED = "altered"
-    """A message came with another body or other properties than it was sent with."""
+    """The body or the properties of a message have changed."""
     RETRIED = "retried"
-    """Reported by the runtime: a failed delivery was republished and settled."""
+    """The runtime has reported that a failed delivery was republished and settled."""
     PARKED = "parked"
     ABANDONED = "abandoned"
     DISCARDED = "discarded"
     FOUND = "found"
-    """At the end the message is in `queue`."""
+    """At the end, the message was in `queue`."""
     FAULT = "fault"
-    """Something was broken: `queue` is the scope, `who` the victim (`*`: all), `note` its name."""
+    """A fault was injected. `queue` is its scope, `who` is the victim or `*` for all, and `note` is
+    its name.
+    """
     HEALED = "healed"
     GONE = "gone"
-    """An operator has deleted `queue` with its messages."""
+    """An operator has deleted `queue` and its messages."""
     SAMPLE = "sample"
-    """The resources of a process at that moment, in `note`."""
+    """The resources of a process at this time are in `note`."""
 
 
 class Entry(NamedTuple):
-    """One line of the ledger."""
-
     at: float
     kind: Kind
     who: str
@@ -64,7 +63,7 @@ class Entry(NamedTuple):
     note: str = "-"
 
     def line(self) -> bytes:
-        """The line in the file."""
+        """Format the entry as a line of the file."""
         return (
             f"{self.at:.6f} {self.kind} {self.who} {self.message} {self.queue} {self.attempt}"
             f" {self.note.replace(' ', '_')}\n"
@@ -72,13 +71,13 @@ class Entry(NamedTuple):
 
     @classmethod
     def read(cls, line: str) -> Self:
-        """The entry of a line."""
+        """Parse a line of the file."""
         at, kind, who, message, queue, attempt, note = line.split(" ")
         return cls(float(at), Kind(kind), who, message, queue, int(attempt), note)
 
 
 class Pen(Protocol):
-    """Writes entries in one name."""
+    """Writes entries under one name."""
 
     def write(
         self, kind: Kind, message: str = "-", queue: str = "-", attempt: int = 0, note: str = "-"
@@ -87,7 +86,7 @@ class Pen(Protocol):
 
 
 class ListPen:
-    """Writes into a list. A killed process stops writing."""
+    """Writes to a list. When the process is killed, it stops writing."""
 
     def __init__(self, entries: list[Entry], who: str, now: Callable[[], float]) -> None:
         self._entries = entries
@@ -104,7 +103,7 @@ class ListPen:
 
 
 class FilePen:
-    """Appends to a file that outlives the process."""
+    """Writes to a file, which is kept when the process is killed."""
 
     def __init__(self, path: Path, who: str, now: Callable[[], float]) -> None:
         self.who = who
@@ -121,10 +120,10 @@ class FilePen:
 
 
 def read_entries(folder: Path, since: dict[str, int] | None = None) -> Iterator[Entry]:
-    """Return every entry of every file in a folder.
+    """Yield all entries of all files in a folder.
 
-    An incomplete last line is ignored. With `since`, return only entries added since the last call
-    with it.
+    An incomplete last line is ignored. With `since`, only entries that were added since the last
+    call are returned.
     """
     for path in sorted(folder.glob("*.ledger")):
         with path.open("rb") as lines:

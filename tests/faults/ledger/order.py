@@ -1,4 +1,4 @@
-"""Orders: messages that specify how their handler treats them."""
+"""Orders are messages that specify how their handler treats them."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = ["Fate", "Order", "fates"]
 
 
 class Fate(StrEnum):
-    """The treatment of an order by its handler."""
+    """How the handler treats an order."""
 
     DONE = "done"
     FAIL_ONCE = "fail-once"
     FAIL_TWICE = "fail-twice"
     DOOMED = "doomed"
-    """It fails until it is parked. After a re-drive it succeeds."""
+    """The order fails until it is parked. After a re-drive, it succeeds."""
     HOPELESS = "hopeless"
-    """It is parked at once. After a re-drive it succeeds."""
+    """The order is parked immediately. After a re-drive, it succeeds."""
     SNOOZE = "snooze"
     POISON = "poison"
-    """It kills the process that handles it, every time."""
+    """The order always kills the process that handles it."""
 
     @property
     def failures(self) -> int:
-        """Number of runs that fail before one succeeds. Doomed orders always fail."""
+        """The number of runs that fail before one succeeds. Doomed orders always fail."""
         return {"fail-once": 1, "fail-twice": 2}.get(self.value, 0)
 
     @property
     def is_parked(self) -> bool:
-        """Whether it ends in the dead-letter queue if it is not re-driven."""
+        """Whether the order ends up in the dead-letter queue if it is not re-driven."""
         return self in (Fate.DOOMED, Fate.HOPELESS, Fate.POISON)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One message. `to` are the queues that get it, `pause` how long its handler takes in ms."""
+    """A message. `to` lists the queues that receive it. Its handler takes `pause` ms."""
 
     number: int
     to: tuple[str, ...]
@@ -54,11 +54,11 @@ class Order:
 
     @property
     def id(self) -> str:
-        """Its message id."""
+        """The message id."""
         return str(self.number)
 
     def message(self, exchange: str, routing_key: str, size: int = 0) -> Message:
-        """The order as a message of at least `size` bytes."""
+        """Return the order as a message of at least `size` bytes."""
         text = f"{self.number} {','.join(self.to)} {self.fate} {self.key} {self.pause}"
         body = f"{text} {'x' * max(0, size - len(text))}".encode()
         properties = Properties(
@@ -73,17 +73,17 @@ class Order:
 
     @classmethod
     def read(cls, body: bytes) -> Self:
-        """The order of a body."""
+        """Parse the body of a message."""
         number, to, fate, key, pause, _ = body.decode().split(" ", 5)
         return cls(int(number), tuple(to.split(",")), Fate(fate), key, int(pause))
 
     @staticmethod
     def is_one(body: bytes) -> bool:
-        """Whether it is an order. A re-drive may publish an event of a different form."""
+        """Return True if the body is an order. A re-drive may publish other events."""
         return body[:1].isdigit()
 
     def is_unaltered(self, delivery: Delivery) -> bool:
-        """Whether body, properties and headers are those that it was sent with."""
+        """Return True if body, properties and headers are the same as when the message was sent."""
         found = delivery.properties
         return (
             found.headers.get("ledger-mark") == zlib.crc32(delivery.body)
@@ -96,7 +96,7 @@ class Order:
 
 
 def fates(failing: float) -> tuple[Fate, ...]:
-    """A thousand fates of which that share fails in some way, spread evenly."""
+    """Return a thousand fates. The given share of them fails in some way. These are spread evenly."""
     bad = (Fate.FAIL_ONCE, Fate.FAIL_ONCE, Fate.FAIL_TWICE, Fate.DOOMED, Fate.HOPELESS, Fate.SNOOZE)
     count = round(1000 * failing)
     found = [Fate.DONE] * 1000
