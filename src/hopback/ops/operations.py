@@ -73,7 +73,12 @@ from hopback.ops.jobs.job_record import JobRecord, JobSpec
 from hopback.ops.jobs.journal import Journal, JournalShare, MemoryJournal
 from hopback.ops.jobs.plan import make_plan
 from hopback.ops.jobs.runner import JobRunner, new_job_id
-from hopback.ops.jobs.spec_builder import SpecBuilder, check_request, snapshot_for
+from hopback.ops.jobs.spec_builder import (
+    SpecBuilder,
+    check_request,
+    check_returns,
+    snapshot_for,
+)
 from hopback.ops.messages.filters import parse_filter
 from hopback.ops.notes.values import JournalNotes
 
@@ -515,7 +520,9 @@ class Operations:
         self._check_broker(job)
         new_id = new_job_id()
         spec = await self._specs.build_for_failures(job, self.journal, self._who, reason, new_id)
-        again = await self._runner.start(new_id, spec, await snapshot_for(self.broker, spec))
+        snapshot = await snapshot_for(self.broker, spec)
+        check_returns(spec, snapshot)
+        again = await self._runner.start(new_id, spec, snapshot)
         await self._audit_job("job.retry-failures", again, spec.request.reason)
         return again.view
 

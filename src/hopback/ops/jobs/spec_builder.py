@@ -257,12 +257,13 @@ def check_returns(spec: JobSpec, snapshot: BrokerSnapshot) -> None:
     """Raise UnsafeOperation if requeued messages of the job could reach the delivery limit of the
     queue.
 
-    If the job has a filter, it requeues messages that do not match. If a re-drive is killed, all
-    messages it was holding are requeued. How often they were requeued before is not known until
-    they are read. Messages in a session have already been read. A job cannot take messages from a
-    stream.
+    If the job has a filter or chosen messages, it requeues the other messages. If a re-drive is
+    killed, all messages it was holding are requeued. How often they were requeued before is not
+    known until they are read. Messages in a session have already been read. A job cannot take
+    messages from a stream.
     """
     if snapshot.cost(spec.queue).is_stream:  # `force` does not allow this
         check_cost(snapshot.cost(spec.queue, killed=True), force=False)
-    if spec.chosen is None and (spec.filter or spec.kind is JobKind.REDRIVE):
+    requeues = spec.filter or spec.chosen is not None or spec.kind is JobKind.REDRIVE
+    if requeues and not spec.request.selection.session:
         check_cost(snapshot.cost(spec.queue, killed=True), force=spec.force)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hopback.errors import NoSuch
+from hopback.errors import NoSuch, UnsafeOperation
 from hopback.fields import Timestamp
 from hopback.message import Message, Properties
 from hopback.ops.brokers.discovery import Override
@@ -14,6 +14,7 @@ from hopback.ops.contract.requests import Pace, Selection, Submission, Target, T
 from hopback.ops.contract.values import JobState
 from hopback.testing import in_virtual_time
 from hopback.topology.model import Binding, Queue
+from hopback.version import BrokerVersion
 from tests.unit.ops.shop import ANN, DLQ, MAIN, open_shop, properties, redrive
 
 
@@ -141,7 +142,7 @@ async def test_plan_lists_errors_targets_omissions_cost_and_order() -> None:
         (left,) = plan.left_out
         assert (left.count, left.reason) == (2, "re-driven 9 times already, expected fewer than 3")
         assert plan.watch_s == 480.0  # the tiers need longer, and the text states it
-        assert "53m20s" in plan.watch_text
+        assert "53 min" in plan.watch_text
         assert len(shop.bodies(DLQ)) == 5
         warned = await shop.operations.plan(redrive(target=Target(TargetKind.ORIGIN_EXCHANGE)))
         assert any("every queue bound" in warning for warning in warned.warnings)
@@ -211,3 +212,20 @@ async def test_retry_of_failures_selects_only_failed_messages() -> None:
         ended = await shop.operations.wait(again.id)
         assert (ended.counts.selected, ended.counts.failed) == (2, 2)
         assert shop.bodies(dlq) == [b"a", b"b", b"new"]
+
+
+@in_virtual_time
+async def test_retry_of_failures_is_refused_until_delivery_limit_is_lifted() -> None:
+    """Like the first run: the messages that are not retried are requeued."""
+    async with open_shop("ratatoskr", version=BrokerVersion(4, 0)) as shop:
+        await shop.park(3)
+        await shop.operations.lift_limit(DLQ)
+        to_origin = redrive(target=Target(TargetKind.ORIGIN_EXCHANGE))
+        job = await shop.operations.wait((await shop.operations.start(to_origin)).id)
+        assert job.counts.failed == 3
+        await shop.operations.restore_limit(DLQ)
+        with pytest.raises(UnsafeOperation, match=r"requeued 21 times.*Lift the limit"):
+            await shop.operations.retry_failures(job.id)
+        await shop.operations.lift_limit(DLQ)
+        again = await shop.operations.wait((await shop.operations.retry_failures(job.id)).id)
+        assert again.counts.failed == 3
