@@ -270,12 +270,19 @@ def _not_found(services: Services, templates: Environment) -> Any:
     return answer
 
 
-async def _wrong_method(request: Request, error: Exception) -> Response:
-    headers = dict(getattr(error, "headers", None) or {})
-    detail = (
-        f"Expected the method {headers.get('Allow', 'of another endpoint')}, got {request.method}."
-    )
-    refused = Refused(405, "method-not-allowed", detail, headers=headers)
+async def _wrong_method(request: Request, _error: Exception) -> Response:
+    """Name the methods of every route with this path. Starlette knows only those of the first."""
+    routes = request.app.routes
+    routes = [*routes, *(one for each in routes if isinstance(each, BrokerPaths) for one in each.routes)]
+    allowed = {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    methods = ", ".join(sorted(allowed)) or "GET, HEAD"  # of a static file
+    detail = f"Expected the method {methods}, got {request.method}."
+    refused = Refused(405, "method-not-allowed", detail, headers={"Allow": methods})
     return problem_response(refused, request.url.path, request.state.correlation)
 
 
@@ -311,6 +318,7 @@ class BrokerPaths(BaseRoute):
 
     def __init__(self, routers: Mapping[str, Router]) -> None:
         self._routers = routers
+        self.routes: list[BaseRoute] = [one for each in routers.values() for one in each.routes]
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         _, first, name, *_ = *sent_path(scope).split("/", 3), "", ""

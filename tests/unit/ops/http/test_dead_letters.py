@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hopback.broker.embedded import Fault
 from hopback.ops.http.settings import AdminSettings, RequestLimits
 from hopback.topology.model import Queue, QueueType
@@ -141,6 +143,21 @@ async def test_trailing_slash_redirects_and_unknown_path_is_404() -> None:
         nowhere = await service.client.get("/no%20where")
     assert (led.status_code, led.headers["location"].endswith("/jobs")) == (307, True)
     assert (nowhere.status_code, nowhere.json()["instance"]) == (404, "/no%20where")
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        (f"/queues/{DLQ}/re-drive", "GET, HEAD, POST"),
+        ("/admin/dlq/candidates", "GET, HEAD, PUT"),
+        ("/login", "GET, HEAD, POST"),
+        ("/static/page.css", "GET, HEAD"),
+    ],
+)
+async def test_wrong_method_is_405_and_names_every_method(path: str, methods: str) -> None:
+    async with admin() as service:
+        refused = await service.client.delete(path, headers={"X-Hopback-Request": "1"})
+    assert (refused.status_code, refused.headers["allow"]) == (405, methods)
 
 
 async def test_unreachable_broker_is_503_until_it_returns() -> None:
