@@ -71,14 +71,17 @@ amqp_only_option = click.option(
 
 
 def broker_option(*, name_in: str, required: bool) -> Callable[[_Command], _Command]:
-    """Return the option --broker. `name_in` explains in the help text where names are defined."""
+    """Return the option --broker. `name_in` explains in the help text where names are defined.
+
+    Without `name_in`, the option accepts only an address.
+    """
+    or_name = f", or a name {name_in}" if name_in else ""
     return click.option(
         "--broker",
         envvar="HOPBACK_BROKER",
         required=required,
-        metavar="URL|NAME",
-        help=f"amqp(s):// address, or a name {name_in}. HOPBACK_BROKER keeps it out of process"
-        " lists.",
+        metavar="URL|NAME" if name_in else "URL",
+        help=f"amqp(s):// address{or_name}. HOPBACK_BROKER keeps it out of process lists.",
     )
 
 

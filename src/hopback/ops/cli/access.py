@@ -81,7 +81,6 @@ class OpsAccess:
 
 
 _BROKER = (
-    broker_option(name_in="in --config or on --server", required=False),
     management_option,
     amqp_only_option,
     click.option(
@@ -124,9 +123,18 @@ _SERVER = (
 )
 
 
-access_options = group_options("access", OpsAccess, *_BROKER, config_option, *_SERVER)
+access_options = group_options(
+    "access",
+    OpsAccess,
+    broker_option(name_in="in --config or on --server", required=False),
+    *_BROKER,
+    config_option,
+    *_SERVER,
+)
 """Add all connection options to a command, which receives them as `access`."""
-broker_access_options = group_options("access", OpsAccess, *_BROKER)
+broker_access_options = group_options(
+    "access", OpsAccess, broker_option(name_in="", required=False), *_BROKER
+)
 """Add the connection options except --server and --config. `hopback serve` uses this."""
 
 

@@ -147,3 +147,12 @@ def test_resume_command_names_broker_and_config(settings: Path) -> None:
     with redrive.make_context("redrive", said):
         again = resume_command("j-1")
     assert again == f"hopback jobs resume j-1 --broker lab:a --config {settings}"
+
+
+def test_help_of_serve_mentions_no_option_of_other_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["serve", "--help"]) == 0
+    described = capsys.readouterr().out
+    assert "--broker URL " in described
+    assert "--server" not in described
