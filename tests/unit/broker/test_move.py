@@ -79,6 +79,48 @@ class SlowConnection:
         return channel
 
 
+class StaggeredConnection:
+    """A connection whose confirms arrive 10 ms apart. It counts the passive declares."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._published = 0
+        self.declares = 0
+
+    async def open_channel(self) -> Channel:
+        """A channel with late confirms."""
+        loop = asyncio.get_running_loop()
+        channel = await self._connection.open_channel()
+        declare, publish = channel.declare_queue, channel.publish
+
+        async def count_declare(queue: Queue, **options: Any) -> Any:
+            self.declares += 1
+            return await declare(queue, **options)
+
+        def publish_late(message: Message, **options: Any) -> asyncio.Future[None]:
+            self._published += 1
+            late: asyncio.Future[None] = loop.create_future()
+            publish(message, **options).add_done_callback(
+                lambda _, wait=self._published * 0.01: loop.call_later(wait, late.set_result, None)
+            )
+            return late
+
+        channel.declare_queue = count_declare  # type: ignore[method-assign]
+        channel.publish = publish_late  # type: ignore[method-assign]
+        return channel
+
+
+def test_move_counts_its_queue_at_most_20_times_a_second() -> None:
+    """A count after each message would cost the broker more than the move."""
+
+    async def play() -> None:
+        staggered = StaggeredConnection(await prepared())
+        assert await move_all(staggered, "old", "new", lambda d: d.properties) == COUNT  # type: ignore[arg-type]
+        assert staggered.declares <= 20 * COUNT * 0.01 + 4
+
+    run_virtual(play())
+
+
 def test_deliveries_in_transit_are_not_moved_twice() -> None:
     async def play() -> None:
         connection = await prepared()
