@@ -15,6 +15,7 @@ from hopback.text import (
     printable,
     safe_lines,
     size_text,
+    span_text,
     visible,
 )
 
@@ -70,3 +71,11 @@ def test_count_has_a_noun_in_the_right_number(number: int, text: str) -> None:
 )
 def test_size_has_the_fitting_unit(size: int, text: str) -> None:
     assert size_text(size) == text
+
+
+def test_duration_has_two_significant_digits_and_a_space_before_its_unit() -> None:
+    seconds = (0.0, 0.0123, 5, 9.5, 9.97, 90, 150, 700, 7200, 13_000, 200_000)
+    assert [span_text(each) for each in seconds] == [
+        *("0 s", "0.012 s", "5 s", "9.5 s", "10 s", "90 s"),
+        *("2.5 min", "12 min", "2 h", "3.6 h", "2.3 d"),
+    ]

@@ -16,7 +16,6 @@ from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
-from hopback.durations import format_duration
 from hopback.ops.alerts.quiet import parse_quiet
 from hopback.ops.alerts.values import (
     Alert,
@@ -28,7 +27,7 @@ from hopback.ops.alerts.values import (
     ToldState,
 )
 from hopback.ops.contract.values import Job, JobState, Moment
-from hopback.text import one_line
+from hopback.text import one_line, span_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -301,7 +300,7 @@ def _see_growth(rule: AlertRule, queue: QueueSeen, now: float) -> _Found:
     growth = queue.depth - lowest
     if growth <= rule.above:
         return ()
-    return [("", _Sighting(f"{growth:,} dead letters more than {_span(now - at)} ago"))]
+    return [("", _Sighting(f"{growth:,} dead letters more than {span_text(now - at)} ago"))]
 
 
 def _see_new_fingerprint(rule: AlertRule, queue: QueueSeen, now: float) -> _Found:
@@ -319,13 +318,13 @@ def _see_oldest_age(rule: AlertRule, queue: QueueSeen, now: float) -> _Found:
         return None
     if queue.depth == 0:
         return ()
-    limit = _span(rule.older_than_seconds)
+    limit = span_text(rule.older_than_seconds)
     if queue.oldest is None:
         return [("", _Sighting(f"not empty, limit {limit}"))]
     age = max(now - queue.oldest, 0.0)
     if age < rule.older_than_seconds:
         return ()
-    text = f"the oldest dead letter failed {_span(age)} ago, more than {limit}"
+    text = f"the oldest dead letter failed {span_text(age)} ago, more than {limit}"
     return [("", _Sighting(text, age))]
 
 
@@ -351,12 +350,6 @@ _SEE = {
     AlertKind.HELD_BACK: _see_held_back,
     AlertKind.CONSUMER_GONE: _see_consumer_gone,
 }
-
-
-def _span(seconds: float) -> str:
-    """Format a duration. It is rounded to minutes if it is one hour or longer, and to seconds otherwise."""
-    step = 60 if seconds >= 3600 else 1
-    return format_duration(max(round(seconds / step) * step, 1) * 1000)
 
 
 def _short(text: str) -> str:

@@ -39,7 +39,7 @@ from hopback.ops.contract.values import (
 )
 from hopback.ops.messages.body import find_packing
 from hopback.ops.messages.shown_payload import Form, show_payload
-from hopback.text import count_of, safe_lines, size_text
+from hopback.text import count_of, safe_lines, size_text, span_text
 from hopback.text import one_line as safe
 
 if TYPE_CHECKING:
@@ -82,16 +82,8 @@ def output(form: str, found: object, in_words: Callable[[], None]) -> None:
 
 
 def ago(moment: float | None, now: float) -> str:
-    """Format the age of an event, such as `12s ago`, `4m ago` or `2d ago`. If the time is unknown,
-    the result is empty.
-    """
-    if moment is None:
-        return ""
-    seconds = max(int(now - moment), 0)
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size}{unit} ago"
-    return f"{seconds}s ago"
+    """Format the age of an event. The result is empty if the time is unknown."""
+    return "" if moment is None else f"{span_text(now - moment)} ago"
 
 
 def _number(value: int | None) -> str:

@@ -22,7 +22,7 @@ from hopback.ops.cli.dlq_print import about, came_back_text, output
 from hopback.ops.contract.job_meter import JobMeter
 from hopback.ops.contract.requests import JobKind
 from hopback.ops.contract.values import Job, JobState
-from hopback.text import count_of, safe_lines
+from hopback.text import count_of, safe_lines, span_text
 from hopback.text import one_line as safe
 from hopback.waiting import first_of
 
@@ -66,7 +66,7 @@ def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
         f"{int(share * 100):3d}%",
         f"{finished:,}/{counts.selected:,}",
         f"{rate:,.0f}/s" if rate is not None and not waits_for else "",
-        f"{_brief(left)} left" if left is not None else "",
+        f"{span_text(left)} left" if left is not None else "",
         f"failed {counts.failed:,}" if counts.failed or not waits_for else "",
         f"returned {came_back_text(counts)}" if counts.came_back is not None else "",
         waits_for if job.state is JobState.RUNNING else job.state,
@@ -75,15 +75,6 @@ def bar_line(job: Job, rate: float | None, columns: int = _LOG_COLUMNS) -> str:
     # Leave the last column empty, because some terminals wrap the line otherwise.
     most = max(columns - 1, 10)
     return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
-def _brief(seconds: float) -> str:
-    whole = int(seconds + 0.999)  # round up, so that "0s left" is not shown for 0.2 s
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
 class Bar:

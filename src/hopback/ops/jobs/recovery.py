@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopback.broker.supervise import Backoff
-from hopback.durations import format_duration
 from hopback.errors import BrokerError, HopbackError, UnsafeOperation
 from hopback.ops.brokers.consumers import (
     LOOK_TAG,
@@ -25,6 +24,7 @@ from hopback.ops.brokers.consumers import (
 from hopback.ops.contract.values import JobState
 from hopback.ops.jobs.publish_failure import is_away
 from hopback.ops.jobs.spec_builder import snapshot_for
+from hopback.text import span_text
 
 if TYPE_CHECKING:
     from hopback.ops.brokers.managed_broker import ManagedBroker
@@ -48,8 +48,7 @@ async def wait_for_broker(
     The job keeps its lease, so that no other job can start for the queue. Raises HopbackError if
     the broker stays unavailable or refuses the connection, and EndJob if the job is cancelled.
     """
-    patience = format_duration(round(patience_s * 1000))
-    reason = f"waiting for the broker, up to {patience}: {away}"
+    reason = f"waiting for the broker, up to {span_text(patience_s)}: {away}"
     await leased.give_reason(reason)
     until = asyncio.get_running_loop().time() + patience_s
     for failures in itertools.count(1):

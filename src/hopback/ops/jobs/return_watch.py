@@ -24,8 +24,8 @@ from hopback.ops.contract.values import JobState, Price
 from hopback.ops.jobs.control import EndJob
 from hopback.ops.jobs.job_progress import SAVE_EVERY_S, JobProgress
 from hopback.ops.jobs.publish_failure import is_away
-from hopback.ops.jobs.watch_time import WatchTime, WatchTimer, seconds_text
-from hopback.text import count_of, whole_timestamp
+from hopback.ops.jobs.watch_time import WatchTime, WatchTimer
+from hopback.text import count_of, span_text, whole_timestamp
 from hopback.topology.model import Queue
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class StopRule:
         before = f"{count_of(self.arrived)} within" if self.arrived else "none within"
         return (
             f"{count_of(found.count)} arrived after the job had sent {sent:,}, and {before}"
-            f" {seconds_text(self.seconds)} before: sent messages probably return, and the cause is not"
+            f" {span_text(self.seconds)} before: sent messages probably return, and the cause is not"
             " repaired"
         )
 
@@ -115,8 +115,8 @@ def stop_rule_text(pace: Pace, watch: WatchTime) -> str:
     if pace.max_returned:
         returned = f"more than {count_of(pace.max_returned)} return"
     return (
-        f"The job first counts arrivals for {seconds_text(min(watch.seconds, MEASURE_S))}. It sends {stages}"
-        f" messages, then the rest, and watches {seconds_text(watch.seconds)} after each stage and at the"
+        f"The job first counts arrivals for {span_text(min(watch.seconds, MEASURE_S))}. It sends {stages}"
+        f" messages, then the rest, and watches {span_text(watch.seconds)} after each stage and at the"
         " end."
         f" It stops when {returned}. While older messages are ready, or if the consumer drops headers, it"
         " cannot recognise its own messages: then it stops when more messages arrive than before its start."

@@ -11,11 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopback.durations import format_duration
 from hopback.headers import deaths
 from hopback.headers.names import X_DEATH
 from hopback.ops.contract.requests import LONGEST_FOUND_WATCH_S, LONGEST_WATCH_S
 from hopback.ops.messages.attempts import attempts_in
+from hopback.text import span_text
 
 if TYPE_CHECKING:
     from hopback.fields import Headers
@@ -89,16 +89,16 @@ class WatchTimer:
     def time(self) -> WatchTime:
         """The watch time, based on all messages so far."""
         if self._asked is not None:
-            return WatchTime(self._asked, f"{seconds_text(self._asked)}, as asked for")
+            return WatchTime(self._asked, f"{span_text(self._asked)}, as asked for")
         ways = (self._by_plan(), self._by_messages(), self._by_retry_queues())
         planned, words = max(ways, key=lambda way: way[0])
         needed = planned * _SLACK + _CONSUMER_S
         if needed <= LONGEST_FOUND_WATCH_S:
-            return WatchTime(needed, f"{seconds_text(needed)}: {words}")
+            return WatchTime(needed, f"{span_text(needed)}: {words}")
         return WatchTime(
             LONGEST_FOUND_WATCH_S,
-            f"{seconds_text(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need"
-            f" {seconds_text(needed)} until it is dead again; ask for a longer watch to see all of that",
+            f"{span_text(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need"
+            f" {span_text(needed)} until it is dead again; ask for a longer watch to see all of that",
         )
 
     def _by_plan(self) -> tuple[float, str]:
@@ -113,17 +113,17 @@ class WatchTimer:
                 "the duration of retries is unknown, so request a longer watch if the consumers wait"
                 " between attempts"
             )
-        return found, f"the plan of {whose} lets a message wait {seconds_text(found)} in all"
+        return found, f"the plan of {whose} lets a message wait {span_text(found)} in all"
 
     def _by_messages(self) -> tuple[float, str]:
         waits = ", ".join(
-            f"{count} x {seconds_text(self._ttl[queue])} in {queue}"
+            f"{count} x {span_text(self._ttl[queue])} in {queue}"
             if queue in self._ttl
             else f"{count} waits in {queue}"
             for queue, count in sorted(self._laps.items())
         )
         if self._took:  # longer than the waits alone, because consumers were busy or slow
-            took = seconds_text(self._took)
+            took = span_text(self._took)
             return (
                 self._longest,
                 f"a message took {took} from its first failure to its last, with {waits}",
@@ -143,7 +143,7 @@ class WatchTimer:
         ways = [(0.0, "")]
         for ttl in by_origin.values():
             total, laps = sum(ttl.values()), self._counted
-            names = ", ".join(f"{seconds_text(s)} in {queue}" for queue, s in sorted(ttl.items()))
+            names = ", ".join(f"{span_text(s)} in {queue}" for queue, s in sorted(ttl.items()))
             if len(ttl) > 1:
                 shown = names if len(ttl) < 6 else f"in {len(ttl)} retry queues"
                 ways.append((total, f"a message waits {shown}"))
@@ -171,13 +171,3 @@ def _expiration(headers: Headers, queue: str) -> float:
             if isinstance(said, str) and said.isdecimal() and len(said) <= 10:
                 return int(said) / 1000
     return 0.0
-
-
-_EXACT_BELOW_S = 10
-"""Seconds. Shorter durations are shown with decimals."""
-
-
-def seconds_text(seconds: float) -> str:
-    if seconds < _EXACT_BELOW_S:
-        return f"{round(max(seconds, 0.0), 1 if seconds >= 1 else 3):g}s"
-    return format_duration(round(seconds) * 1000)

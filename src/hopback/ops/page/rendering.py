@@ -31,7 +31,7 @@ from hopback.ops.messages.error_groups import first_hour, sum_hours
 from hopback.ops.messages.grouping import HOUR_S, HOURS
 from hopback.ops.messages.plain import plain_payload, plain_text, plain_value
 from hopback.ops.messages.shown_payload import show_payload
-from hopback.text import size_text
+from hopback.text import size_text, span_text
 from hopback.text import visible as spelled_out
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def renderer() -> Environment:
         "distinct": _distinct,
         "clock": clock_words,
         "size": size_text,
-        "span": span_words,
+        "span": span_text,
     }
     return environment
 
@@ -142,16 +142,6 @@ def _rate(number: float) -> str:
     return f"{number:,.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
 
 
-def span_words(seconds: float) -> str:
-    """Format a duration in a suitable unit."""
-    seconds = max(seconds, 0.0)
-    for limit, unit, divisor in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            value = seconds / divisor
-            return f"{value:.1f} {unit}" if unit == "s" and value < 10 else f"{value:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
-
-
 _RULES = {
     AlertKind.DEPTH: "more than {above:,} dead letters",
     AlertKind.GROWTH: "grows by more than {above:,} within {within}",
@@ -168,11 +158,11 @@ def _rule_words(rule: AlertRule) -> str:
     """Describe the condition of a rule."""
     words = _RULES[rule.kind].format(
         above=rule.above,
-        within=span_words(rule.within_seconds),
-        older=span_words(rule.older_than_seconds),
+        within=span_text(rule.within_seconds),
+        older=span_text(rule.older_than_seconds),
     )
     held = rule.for_seconds and rule.kind is not AlertKind.OLDEST_AGE
-    return f"{words} for {span_words(rule.for_seconds)}" if held else words
+    return f"{words} for {span_text(rule.for_seconds)}" if held else words
 
 
 @_filter
@@ -262,7 +252,7 @@ def _trend_words(trend: Sequence[tuple[float, int]]) -> str:
     if len(trend) < 2:
         return "no history"
     change = trend[-1][1] - trend[0][1]
-    during = span_words(trend[-1][0] - trend[0][0])
+    during = span_text(trend[-1][0] - trend[0][0])
     return f"{change:+,} in the last {during}" if change else f"unchanged for {during}"
 
 

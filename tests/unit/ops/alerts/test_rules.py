@@ -217,7 +217,7 @@ def test_unknown_age_counts_from_first_look_at_nonempty_queue() -> None:
     watch.look(_NOW + 99, QueueSeen("q", 1))
     assert watch.firing == []
     watch.look(_NOW + 100, QueueSeen("q", 5))
-    assert watch.firing == ["not empty, limit 1m40s"]
+    assert watch.firing == ["not empty, limit 100 s"]
 
 
 def test_alerts_that_fire_together_are_sent_as_one_notice() -> None:

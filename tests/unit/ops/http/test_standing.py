@@ -304,11 +304,11 @@ async def test_review_states_minimum_duration_of_ramped_redrive() -> None:
         page = await service.client.post(f"/queues/{DLQ}/re-drive", data=asked)
     rule = re.search(r"<dt>Stop rule</dt><dd>(.*?)</dd>", page.text)
     assert rule is not None
-    assert "first counts arrivals for 10s. It sends 1, 5, 25 messages, then the rest" in rule[1]
-    assert "watches 1m after each stage and at the end. It stops when a message returns." in rule[1]
+    assert "first counts arrivals for 10 s. It sends 1, 5, 25 messages, then the rest" in rule[1]
+    assert "watches 60 s after each stage and at the end. It stops when a message returns." in rule[1]
     assert "stops when more messages arrive than before its start" in rule[1]
     assert "<dt>Duplicates</dt><dd>Up to 10 messages, if the job is killed" in page.text
-    assert "at least 3 min" in page.text
+    assert "at least 3.2 min" in page.text
 
 
 def test_queue_weight_grows_by_powers_of_ten() -> None:

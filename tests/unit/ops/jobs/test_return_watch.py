@@ -428,7 +428,7 @@ def test_watch_text_states_source_of_its_duration() -> None:
     timer.see(Received("work.dlq", "", "", b"", Properties(headers={"x-death": deaths})))
     assert timer.time.seconds == 53.0
     assert timer.time.text == (
-        "53s: a message took 32s from its first failure to its last, with 2 x 4s in work.retry"
+        "53 s: a message took 32 s from its first failure to its last, with 2 x 4 s in work.retry"
     )
 
 

@@ -51,12 +51,10 @@ for (const kind of ["pointerup", "pointercancel", "keyup"]) {
 }
 
 function span(seconds) {
-  const s = Math.max(0, seconds);
-  if (s < 10) return `${s.toFixed(1)} s`;
-  if (s < 120) return `${Math.round(s)} s`;
-  if (s < 7200) return `${Math.round(s / 60)} min`;
-  if (s < 172800) return `${Math.round(s / 3600)} h`;
-  return `${Math.round(s / 86400)} d`;
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const [unit, size] = units.find(([, size]) => seconds >= 2 * size) || units[3];
+  const value = Math.max(seconds, 0) / size;
+  return `${Number(value.toFixed(value < 9.95 ? 1 : 0))} ${unit}`;
 }
 
 // Format a moment in local time with the zone. The date is omitted if it is today.
