@@ -197,9 +197,8 @@ def json_in(text: str) -> object:
 
 def span_text(seconds: float) -> str:
     """Format a duration for a sentence: `9.5 s`, `90 s`, `2.5 min`, `3 h`. page.js does the same."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
-        if seconds >= 2 * size:
-            break
+    units = (("d", 86_400), ("h", 3600), ("min", 60))
+    unit, size = next((one for one in units if seconds >= 2 * one[1]), ("s", 1))
     value = max(seconds, 0.0) / size
     return f"{value:.0f} {unit}" if value >= 9.95 else f"{round(value, 3):.2g} {unit}"
 

@@ -99,9 +99,9 @@ class StaggeredConnection:
 
         def publish_late(message: Message, **options: Any) -> asyncio.Future[None]:
             self._published += 1
-            late: asyncio.Future[None] = loop.create_future()
+            wait, late = self._published * 0.01, loop.create_future()
             publish(message, **options).add_done_callback(
-                lambda _, wait=self._published * 0.01: loop.call_later(wait, late.set_result, None)
+                lambda _: loop.call_later(wait, late.set_result, None)
             )
             return late
 

@@ -273,7 +273,10 @@ def _not_found(services: Services, templates: Environment) -> Any:
 async def _wrong_method(request: Request, _error: Exception) -> Response:
     """Name the methods of every route with this path. Starlette knows only those of the first."""
     routes = request.app.routes
-    routes = [*routes, *(one for each in routes if isinstance(each, BrokerPaths) for one in each.routes)]
+    routes = [
+        *routes,
+        *(one for each in routes if isinstance(each, BrokerPaths) for one in each.routes),
+    ]
     allowed = {
         method
         for route in routes

@@ -305,7 +305,9 @@ async def test_review_states_minimum_duration_of_ramped_redrive() -> None:
     rule = re.search(r"<dt>Stop rule</dt><dd>(.*?)</dd>", page.text)
     assert rule is not None
     assert "first counts arrivals for 10 s. It sends 1, 5, 25 messages, then the rest" in rule[1]
-    assert "watches 60 s after each stage and at the end. It stops when a message returns." in rule[1]
+    assert (
+        "watches 60 s after each stage and at the end. It stops when a message returns." in rule[1]
+    )
     assert "stops when more messages arrive than before its start" in rule[1]
     assert "<dt>Duplicates</dt><dd>Up to 10 messages, if the job is killed" in page.text
     assert "at least 3.2 min" in page.text
