@@ -22,6 +22,7 @@ _VALUES = (
     "hopback.front_door",
     "hopback.headers",
     "hopback.message",
+    "hopback.mismatches",
     "hopback.text",
     "hopback.version",
 )
@@ -77,6 +78,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "hopback.text": ("hopback.fields",),
     "hopback.waiting": (),
     "hopback.message": ("hopback.fields",),
+    "hopback.mismatches": ("hopback.fields", "hopback.text"),
     "hopback.headers": _VALUES,
     "hopback.topology": _VALUES,
     "hopback.policy": (*_VALUES, "hopback.topology"),
@@ -198,6 +200,7 @@ OPS_LEVELS: dict[str, int] = {
 
 LIBRARIES: dict[str, frozenset[str]] = {
     "hopback": frozenset(),
+    "hopback.mismatches": frozenset({"msgspec"}),
     "hopback.topology": frozenset({"tomli_w"}),
     "hopback.broker.management": frozenset({"httpx"}),
     "hopback.broker.named_brokers": frozenset({"msgspec"}),

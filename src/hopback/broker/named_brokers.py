@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from hopback.errors import HopbackError, describe_scheme
+from hopback.mismatches import MismatchFinder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,11 +61,14 @@ def read_brokers(path: Path, environment: Mapping[str, str]) -> tuple[BrokerSett
     except OSError as error:
         raise BadBrokers(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadBrokers(f"{path}: expected TOML, {error}") from error
+        raise BadBrokers(f"{path}: expected valid TOML: {error}") from error
     try:
         found = msgspec.convert(document.get("brokers", ()), tuple[BrokerSettings, ...])
     except msgspec.ValidationError as error:
-        raise BadBrokers(f"{path}: brokers: {error}") from error
+        finder = MismatchFinder(shows_values=False)
+        problems = finder.find(tuple[BrokerSettings, ...], document["brokers"], "brokers")
+        lines = "; ".join(f"{at}: expected {what}" for at, what in problems)
+        raise BadBrokers(f"{path}: {lines}") from error
     return name_brokers(found, environment, str(path))
 
 

@@ -6,26 +6,22 @@ The HTTP API, commands, pages, events and the OpenAPI document all use this modu
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from hopback.errors import BadRequest
 from hopback.headers import timestamp
+from hopback.mismatches import MismatchFinder
 from hopback.ops.contract.requests import Patch, PatchOperation
 from hopback.ops.contract.values import Moment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 
 ValueT = TypeVar("ValueT")
-
-_PATH = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
-# characters of an invalid value that are shown, to recognise it without showing a whole payload
-_SHOWN = 80
 
 
 def to_json(value: object) -> Any:
@@ -63,7 +59,7 @@ def convert(kind: type[ValueT], found: object, *, strict: bool = True) -> ValueT
     try:
         return msgspec.convert(found, kind, strict=strict, dec_hook=_read)
     except msgspec.ValidationError:
-        problems = list(_problems(kind, found, "", strict=strict))
+        problems = list(MismatchFinder(strict=strict, decode=_read).find(kind, found))
     path, expected = problems[0]
     more = "".join(f"; {at}: expected {what}" for at, what in problems[1:])
     raise BadRequest(path or "body", f"{expected}{more}")
@@ -112,54 +108,3 @@ def _describe(kind: type) -> dict[str, Any]:
     if kind is Moment:
         return {"type": "string", "format": "date-time"}
     raise NotImplementedError(f"{kind.__name__} has no form in JSON")
-
-
-def _problems(kind: Any, found: Any, at: str, *, strict: bool) -> Iterator[tuple[str, str]]:
-    """Yield the path and the expected value of each invalid field. msgspec itself only reports the
-    first.
-    """
-    kind = _union_member(kind, found)
-    try:
-        msgspec.convert(found, kind, strict=strict, dec_hook=_read)
-    except msgspec.ValidationError as error:
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)) or not isinstance(
-            found, dict
-        ):
-            yield _explain(str(error), found, at)
-            return
-        inside = [
-            problem
-            for field in msgspec.structs.fields(kind)
-            if field.encode_name in found
-            for problem in _problems(
-                field.type, found[field.encode_name], _below(at, field.encode_name), strict=strict
-            )
-        ]
-        yield from inside or [_explain(str(error), found, at)]
-
-
-def _union_member(kind: Any, found: Any) -> Any:
-    """Return the member of a tagged union that the document names, or the type itself."""
-    for member in get_args(kind) if isinstance(found, dict) else ():
-        config = getattr(member, "__struct_config__", None)
-        if config is not None and config.tag and found.get(config.tag_field) == config.tag:
-            return member
-    return kind
-
-
-def _explain(text: str, found: Any, at: str) -> tuple[str, str]:
-    """Convert an error message of msgspec to a path and the expected value."""
-    match = _PATH.fullmatch(text)
-    what, path = (text, "") if match is None else (match["what"], match["path"] or "")
-    expected = what.removeprefix("Expected ").replace("`", "")
-    # msgspec describes the object it has found. Our errors describe the expected object.
-    expected = expected.replace("Object contains unknown", "an object without the unknown", 1)
-    expected = expected.replace("Object missing", "an object with the missing", 1)
-    shown = "" if path or isinstance(found, dict) or ", got " in what else f", got {found!r}"
-    if len(shown) > _SHOWN:
-        shown = f"{shown[:_SHOWN]}…"
-    return _below(at, path), f"{expected}{shown}"
-
-
-def _below(at: str, name: str) -> str:
-    return f"{at}.{name}" if at and name and not name.startswith("[") else f"{at}{name}"

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, field
 
 from hopback.broker.named_brokers import BrokerSettings, broker_names
 from hopback.errors import HopbackError
+from hopback.mismatches import MismatchFinder
 from hopback.ops.alerts.settings import AlertSettings
 from hopback.ops.contract.roles import EVERYTHING, Grant, Role
 from hopback.ops.http.keys import is_key_name
@@ -38,7 +39,9 @@ _Text = Annotated[str, Meta(min_length=1, max_length=500)]
 class BadSettings(HopbackError):
     """The settings of the service are invalid."""
 
-    remedy: ClassVar[str] = "Correct the named entry. The guide of the page shows a whole file."
+    remedy: ClassVar[str] = (
+        "Correct the named entry. The reference of the HTTP API lists all settings."
+    )
 
 
 class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,7 +156,7 @@ def read_settings(path: Path, environment: Mapping[str, str]) -> AdminSettings:
     except OSError as error:
         raise BadSettings(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadSettings(f"{path}: expected TOML, {error}") from error
+        raise BadSettings(f"{path}: expected valid TOML: {error}") from error
     return parse_settings(document, environment, str(path))
 
 
@@ -164,7 +167,9 @@ def parse_settings(
     try:
         settings = msgspec.convert(document, AdminSettings)
     except msgspec.ValidationError as error:
-        raise BadSettings(f"{where}: {error}") from error
+        problems = MismatchFinder(shows_values=False).find(AdminSettings, document)
+        lines = "; ".join(f"{at}: expected {what}" for at, what in problems)
+        raise BadSettings(f"{where}: {lines}") from error
     problem = next(_problems(settings, environment), None)
     if problem is not None:
         raise BadSettings(f"{where}: {problem}")

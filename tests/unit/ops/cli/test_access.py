@@ -142,6 +142,41 @@ def test_unknown_broker_name_lists_known_names_and_suggests_one(
     assert "Did you mean lab:a?" in said
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[auht]", "auht: expected one of auth, limits, retention, "),
+        ("[auht]", "got 'auht' (did you mean auth?)"),
+        ("[limits]\nburst = 'many'", "limits.burst: expected int"),
+        ("[[brokers]]\nurl = 'amqp://x'", "brokers[0].name: expected a value, got none"),
+        (
+            "[[auth.keys]]\nname = 'a'\nrole = 'boss'\nhash = 'hunter2'",
+            "auth.keys[0].role: expected one of viewer, operator, admin",
+        ),
+        ("[auth", "expected valid TOML: Expected ']'"),
+    ],
+)
+def test_wrong_settings_name_entry_and_known_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    """Values are not shown, because one of them could be a secret."""
+    file = tmp_path / "hopback.toml"
+    file.write_text(text)
+    assert run(["serve", "--config", str(file)]) == Exit.FAILED
+    said = capsys.readouterr().err
+    assert words in said
+    assert "hunter2" not in said
+
+
+def test_wrong_broker_entry_names_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "hopback.toml"
+    file.write_text("[[brokers]]\nname = 'prod'\nuri = 'amqp://x'")
+    assert run(["dlq", "ls", "--config", str(file), "--broker", "prod"]) == Exit.FAILED
+    said = capsys.readouterr().err
+    assert "brokers[0].uri: expected one of name, url, url_env, " in said
+    assert "got 'uri' (did you mean url?)" in said
+
+
 def test_resume_command_names_broker_and_config(settings: Path) -> None:
     said = ["orders.dlq", "--broker", "lab:a", "--config", str(settings)]
     with redrive.make_context("redrive", said):

@@ -102,19 +102,15 @@ def test_invalid_document_reports_every_field_with_its_path() -> None:
     text = str(refused.value)
     for part in (
         "queue: expected str of length >= 1, got ''",
-        "reason: expected str, got int",
+        "reason: expected str, got 7",
         "pace.inFlight: expected int >= 1, got 0",
         "pace.rate: expected float <= 1000000.0, got 1000000000.0",
         "target.kind: expected",
     ):
         assert part in text, text
-    with pytest.raises(
-        BadRequest, match="body: expected an object without the unknown field colour"
-    ):
+    with pytest.raises(BadRequest, match="colour: expected one of .*, got 'colour'"):
         convert(_JOB, {"kind": "discard", "queue": "q", "reason": "x", "colour": "red"})
-    with pytest.raises(
-        BadRequest, match="expected an object with the missing required field queue"
-    ):
+    with pytest.raises(BadRequest, match="queue: expected a value, got none"):
         convert(_JOB, {"kind": "discard", "reason": "x"})
     with pytest.raises(BadRequest, match="body: expected JSON"):
         from_json(_JOB, b"{")

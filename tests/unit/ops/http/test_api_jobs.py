@@ -100,6 +100,37 @@ async def test_discard_requires_queue_name_and_writes_archive(tmp_path: Path) ->
     assert len(os.listdir(tmp_path)) == 1
 
 
+async def test_refused_request_names_each_wrong_field_with_known_values() -> None:
+    """Misspelled kinds, fields and query parameters get a suggestion."""
+    async with admin(dead_letter(1)) as service:
+
+        async def refusal(body: dict[str, Any]) -> str:
+            answer = await service.client.post("/admin/dlq/jobs", json=body)
+            assert answer.status_code == 422
+            detail: str = answer.json()["detail"]
+            return detail
+
+        assert await refusal({"queue": DLQ}) == (
+            "The body: kind: expected one of re-drive, discard, got none."
+        )
+        assert await refusal(_order(kind="redrive")) == (
+            "The body: kind: expected one of re-drive, discard, got 'redrive'"
+            " (did you mean re-drive?)."
+        )
+        assert await refusal(_order(selection={"filtre": "a"}, pace={"rate": "fast"})) == (
+            "The body: selection.filtre: expected one of session, ids, filter, limit, queue, count,"
+            " estimate, mark, place, got 'filtre' (did you mean filter?);"
+            " pace.rate: expected float | null, got 'fast'."
+        )
+        queries = [
+            (await service.client.get(f"/admin/dlq/jobs?{query}")).json()["detail"]
+            for query in ("limit=abc", "lmit=5")
+        ]
+    assert queries[0] == "The query: limit: expected int, got 'abc'."
+    assert "lmit: expected one of " in queries[1]
+    assert "(did you mean limit?)" in queries[1]
+
+
 async def test_job_events_stream_until_job_ends() -> None:
     async with admin(dead_letter(1)) as service:
         job = (await service.client.post("/admin/dlq/jobs", json=_order())).json()

@@ -89,9 +89,9 @@ async def test_edit_by_api_publishes_copy_and_keeps_original() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"edit": {}}, "missing required field reason"),
+        ({"edit": {}}, "reason: expected a value, got none"),
         ({"edit": {"body": "%"}, "reason": "x"}, "edit.body: expected"),
-        ({"edit": {"extra": 1}, "reason": "x"}, "unknown field extra"),
+        ({"edit": {"extra": 1}, "reason": "x"}, "edit.extra: expected one of body, "),
         ({"edit": {"headers": {"hopback-attempts": 0}}, "reason": "x"}, "hopback-attempts"),
     ],
 )
