@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     )
     from datetime import timedelta
 
+    from hopback.fields import FieldValue
     from hopback.message import Delivery, Message
     from hopback.policy.breaker import BreakerPolicy
     from hopback.runtime.codecs import Codecs
@@ -136,7 +137,7 @@ class _HowHandled(TypedDict, total=False):
     concurrency: int
     prefetch: int | None
     deadline: Duration | None
-    key: Callable[[Delivery], str | None] | None
+    key: Callable[[Delivery], FieldValue] | None
     breaker: BreakerPolicy | None
     message_type: str | None
     rate: str | None
@@ -234,7 +235,7 @@ class Router:
     def _refuse_second_plan(self, queue: str) -> None:
         if queue in self._queues:
             known = self.handlers.get(queue)
-            first = "a declaration of the queue" if known is None else _place_of(known)
+            first = "`app.queue`" if known is None else _place_of(known)
             found = Problem(f"queues.{queue}", _ONE_PLAN, f"a second plan after that of {first}")
             raise InvalidDeclaration((found,), where=self._where)
 
@@ -260,7 +261,7 @@ class Router:
         concurrency: int = 10,
         prefetch: int | None = None,
         deadline: Duration | None = None,
-        key: Callable[[Delivery], str | None] | None = None,
+        key: Callable[[Delivery], FieldValue] | None = None,
         breaker: BreakerPolicy | None = None,
         message_type: str | None = None,
         rate: str | None = None,

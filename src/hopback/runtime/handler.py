@@ -41,6 +41,7 @@ from hopback.runtime.payload import Decoder, decoder_for, guard
 from hopback.text import did_you_mean
 
 if TYPE_CHECKING:
+    from hopback.fields import FieldValue
     from hopback.message import Delivery
 
 P = ParamSpec("P")
@@ -234,8 +235,8 @@ class HandlerOptions:
         prefetch: The prefetch count. Derived from `concurrency` by default.
         deadline: Maximum duration of a run, in seconds. Coroutines are cancelled and the message is
             retried. Threads cannot be stopped, so this is only reported.
-        key: A function that returns the key of a message. Messages with the same key are handled in
-            order.
+        key: A function that returns the key of a message: text, an integer or None. Messages with
+            the same key are handled in order.
         breaker: Circuit breaker settings.
         rate: Maximum number of messages per second.
     """
@@ -243,7 +244,7 @@ class HandlerOptions:
     concurrency: int = 10
     prefetch: int | None = None
     deadline: float | None = None
-    key: Callable[[Delivery], str | None] | None = None
+    key: Callable[[Delivery], FieldValue] | None = None
     breaker: BreakerPolicy | None = None
     rules: tuple[Rule, ...] = ()
     rate: float | None = None
@@ -325,7 +326,7 @@ def inspect_handler(
         InvalidDeclaration: If the signature is not supported.
     """
     where = f"handler of queue {queue!r}"
-    _refuse_yield(call, where)
+    _require_function(call, where)
     needs = needs_of(call, where)
     Injector(needs, where=where)  # check the dependencies
     provided = {need.name for need in needs}
@@ -373,7 +374,7 @@ def inspect_batch_handler(
 ) -> BatchHandler:
     """Create a batch handler from an async function with a list parameter."""
     where = f"batch handler of queue {queue!r}"
-    _refuse_yield(call, where)
+    _require_function(call, where)
     needs = needs_of(call, where)
     Injector(needs, where=where, has_context=False)
     provided = {need.name for need in needs}
@@ -399,8 +400,10 @@ def inspect_batch_handler(
     return BatchHandler(queue, call, decode, options, None, needs, name, item)
 
 
-def _refuse_yield(call: Callable[..., Any], where: str) -> None:
-    """Reject generator functions, because their body would never run."""
+def _require_function(call: Callable[..., Any], where: str) -> None:
+    """Reject other objects, and generator functions, because their body would never run."""
+    if not callable(call):
+        raise InvalidDeclaration((Problem("handler", "a function", repr(call)),), where=where)
     for function in (call, getattr(call, "__call__", None)):  # noqa: B004 - the method itself
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             expected = "a function without `yield`, which belongs in a provider of `Depends(…)`"

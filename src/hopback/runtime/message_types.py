@@ -82,12 +82,14 @@ class TypedHandlers:
         if name in self.handlers:
             problem = Problem(f"message_type {name!r}", "one handler", "another one")
             raise InvalidDeclaration((problem,), where=where)
-        both = replace(handler.options, rules=(), deadline=None)
-        if both != replace(self.options, rules=(), deadline=None):
-            expected = (
-                "the same concurrency, prefetch, key and breaker as its queue's first handler"
-            )
-            raise InvalidDeclaration((Problem("options", expected, "others"),), where=where)
+        problems = tuple(
+            Problem(option, f"{first!r}, as in the first handler of the queue", repr(given))
+            for option in ("concurrency", "prefetch", "key", "breaker", "rate")
+            if (given := getattr(handler.options, option))
+            != (first := getattr(self.options, option))
+        )
+        if problems:
+            raise InvalidDeclaration(problems, where=where)
         return replace(self, handlers={**self.handlers, name: handler})
 
     def with_queue(self, queue: str) -> TypedHandlers:

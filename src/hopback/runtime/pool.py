@@ -25,8 +25,8 @@ class KeyedItems(Generic[T]):
     __slots__ = ("_busy", "_ready")
 
     def __init__(self) -> None:
-        self._ready: deque[tuple[str | None, T]] = deque()
-        self._busy: dict[str, deque[T]] = {}
+        self._ready: deque[tuple[str | int | None, T]] = deque()
+        self._busy: dict[str | int, deque[T]] = {}
 
     def __len__(self) -> int:
         return len(self._ready) + sum(map(len, self._busy.values()))
@@ -36,7 +36,7 @@ class KeyedItems(Generic[T]):
         """Whether an item is ready."""
         return bool(self._ready)
 
-    def offer(self, key: str | None, item: T) -> bool:
+    def offer(self, key: str | int | None, item: T) -> bool:
         """Add an item. Returns False if another item with the same key has to finish first."""
         if key is not None:
             waiting = self._busy.get(key)
@@ -47,11 +47,11 @@ class KeyedItems(Generic[T]):
         self._ready.append((key, item))
         return True
 
-    def take(self) -> tuple[str | None, T]:
+    def take(self) -> tuple[str | int | None, T]:
         """Return the next item and its key. Raises IndexError if there is none."""
         return self._ready.popleft()
 
-    def finish(self, key: str | None) -> bool:
+    def finish(self, key: str | int | None) -> bool:
         """Mark an item as finished. Returns True if this makes another item ready."""
         if key is None:
             return False
@@ -183,7 +183,7 @@ class Pool(Generic[T]):
         self._next_end = self._next_end or asyncio.Event()
         await self._next_end.wait()
 
-    def submit(self, item: T, key: str | None = None) -> None:
+    def submit(self, item: T, key: str | int | None = None) -> None:
         """Add an item, which is run as soon as a worker is available."""
         self._quiet.clear()
         if self._items.offer(key, item) and not self._called:

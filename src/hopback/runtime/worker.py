@@ -484,8 +484,10 @@ class OneByOne:
             # The order of the message is unknown if the key function fails, so it is a failure.
             try:
                 key = self._key(taken.delivery)
-                if key is not None and not isinstance(key, str):
-                    raise TypeError(f"expected a key of type str or None, got {type(key).__name__}")
+                if key is not None and not isinstance(key, str | int):
+                    raise TypeError(
+                        f"expected a key of type str, int or None, got {type(key).__name__}"
+                    )
             except FAILURES as error:
                 failed = taken.with_answer(answer_for(error, self._rules))
                 self._pool.submit(failed)

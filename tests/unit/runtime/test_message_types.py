@@ -148,7 +148,7 @@ def test_conflicting_handlers_of_queue_are_refused() -> None:
         app.handler("events", message_type="order.paid")(_nothing)
     with pytest.raises(InvalidDeclaration, match="expected one handler"):
         app.handler("events")(_nothing)
-    with pytest.raises(InvalidDeclaration, match="the same concurrency"):
+    with pytest.raises(InvalidDeclaration, match=r"concurrency: expected 10, as in .*, got 3"):
         app.handler("events", message_type="order.lost", concurrency=3)(_nothing)
     app.handler("mails", retry=None)(_nothing)
     with pytest.raises(InvalidDeclaration, match=r"in addition to _nothing"):

@@ -78,6 +78,11 @@ def _two_handlers(app: Any) -> None:
     app.handler("orders")(_second)
 
 
+def _two_declarations(app: Any) -> None:
+    app.queue("orders", retry=["30s"])
+    app.queue("orders", retry=["5m"])
+
+
 @pytest.mark.parametrize(
     ("mistake", "kind", "error"),
     [
@@ -105,6 +110,18 @@ def _two_handlers(app: Any) -> None:
             " (`message_type=`), got _second"
             f" (test_mistakes.py:{_second.__code__.co_firstlineno}) in addition to _first"
             f" (test_mistakes.py:{_first.__code__.co_firstlineno})",
+        ),
+        (
+            _two_declarations,
+            InvalidDeclaration,
+            "app 'shop': queues.orders: expected one failure plan: one handler per queue, or"
+            " `message_type=` for each and `retry=` for one, got a second plan after that of"
+            " `app.queue`",
+        ),
+        (
+            lambda app: app.handler("orders", retry=["30s"])(5),
+            InvalidDeclaration,
+            "handler of queue 'orders': handler: expected a function, got 5",
         ),
         (
             lambda app: app.handler("orders", retries=["30s"]),

@@ -24,9 +24,9 @@ from hopback.testing import in_virtual_time
 def test_lanes_keep_order_and_lose_no_item(steps: list[tuple[str, str | None]]) -> None:
     """Each item is taken or cleared once, one at a time per key."""
     items: KeyedItems[int] = KeyedItems()
-    offered: dict[str | None, list[int]] = {}
-    gone: dict[str | None, list[int]] = {}
-    running: list[tuple[str | None, int]] = []
+    offered: dict[str | int | None, list[int]] = {}
+    gone: dict[str | int | None, list[int]] = {}
+    running: list[tuple[str | int | None, int]] = []
     keys: dict[int, str | None] = {}
     for number, (step, key) in enumerate(steps):
         if step == "offer":

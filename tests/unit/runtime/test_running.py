@@ -54,6 +54,20 @@ async def test_messages_of_same_key_run_one_after_another() -> None:
     assert told[:2] == ["begin a1", "begin b1"]
 
 
+@in_virtual_time
+async def test_header_may_be_key_as_it_is() -> None:
+    """A numeric header is a key, too. mypy accepts the value of a header."""
+    app, told = slow_app(
+        1, key=lambda delivery: delivery.properties.headers.get("customer"), concurrency=10
+    )
+    async with AppTest(app) as test:
+        for payload, customer in (("a1", 1), ("b1", 2), ("a2", 1)):
+            await test.publish("orders", payload, headers={"customer": customer})
+        await test.drain()
+    assert told[:2] == ["begin a1", "begin b1"]
+    assert told.index("end a1") < told.index("begin a2")
+
+
 @pytest.mark.parametrize("key", [lambda _delivery: 1 / 0, lambda _delivery: ["no text"]])
 @in_virtual_time
 async def test_message_whose_key_function_raises_fails(key: Any) -> None:

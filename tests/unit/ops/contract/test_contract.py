@@ -108,7 +108,7 @@ def test_invalid_document_reports_every_field_with_its_path() -> None:
         "target.kind: expected",
     ):
         assert part in text, text
-    with pytest.raises(BadRequest, match="colour: expected one of .*, got 'colour'"):
+    with pytest.raises(BadRequest, match=r"colour: expected one of .*, got 'colour'"):
         convert(_JOB, {"kind": "discard", "queue": "q", "reason": "x", "colour": "red"})
     with pytest.raises(BadRequest, match="queue: expected a value, got none"):
         convert(_JOB, {"kind": "discard", "reason": "x"})
