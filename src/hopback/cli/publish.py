@@ -167,7 +167,8 @@ async def _publish(url: str, messages: Iterable[Message], place: str, delay: str
     from hopback.topology.delays import delay_topology
 
     connection = await rabbitmq(url).connect("hopback publish")
-    delays = DelayQueues(delay_topology(delay or "0s"), SystemClock())
+    topology = delay_topology(delay or "0s")
+    delays = DelayQueues(lambda: topology, SystemClock())
     delays.connection = connection
     confirmed = 0
     try:

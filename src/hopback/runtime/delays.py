@@ -91,16 +91,28 @@ class DelayQueues:
     """Publishes messages to the delay queues."""
 
     def __init__(
-        self, topology: Topology, clock: Clock, *, longest: Duration | None = None
+        self, topology: Callable[[], Topology], clock: Clock, *, longest: Duration | None = None
     ) -> None:
+        self._topology = topology
         self._longest = longest
         self._clock = clock
-        self._own_exchanges = {exchange.name for exchange in topology.exchanges}
-        self._own_queues = {queue.name for queue in topology.queues}
-        self._longest_ms = longest_delay_ms(topology)
+        self._read: Topology | None = None
+        self._own_exchanges: set[str] = set()
+        self._own_queues: set[str] = set()
+        self._longest_ms = 0
         self._seen: dict[tuple[str, str], float] = {}
         self.connection: Connection | None = None
         """The connection for checking destinations. If None, they are not checked."""
+
+    def _read_topology(self) -> None:
+        """Read the topology again if an application was added or removed."""
+        topology = self._topology()
+        if topology is self._read:
+            return
+        self._read = topology
+        self._own_exchanges = {exchange.name for exchange in topology.exchanges}
+        self._own_queues = {queue.name for queue in topology.queues}
+        self._longest_ms = longest_delay_ms(topology)
 
     async def wrap(self, message: Message) -> Message:
         """Wrap a message so that it can be published to a delay queue.
@@ -109,6 +121,7 @@ class DelayQueues:
             InvalidDeclaration: If the delay is longer than the delay queues allow.
             Returned: If the destination does not exist.
         """
+        self._read_topology()
         now_ms = math.floor(self._clock.now() * 1000)
         if isinstance(message.delay, datetime):
             delay_ms = max(0, math.ceil(message.delay.timestamp() * 1000) - now_ms)

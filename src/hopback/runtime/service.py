@@ -226,7 +226,7 @@ class Service:
             foreign_queues=foreign_queues,
         )
         self.delays: DelayQueues = DelayQueues(
-            topology, self.environment.clock, longest=app.longest_delay
+            lambda: self.topology, self.environment.clock, longest=app.longest_delay
         )
         self.requests: RequestClient = RequestClient(
             self.broker,

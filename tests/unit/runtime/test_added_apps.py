@@ -109,6 +109,25 @@ async def test_running_handler_finishes_while_its_app_is_removed() -> None:
 
 
 @in_virtual_time
+async def test_added_app_delays_messages_by_its_own_delay_queues() -> None:
+    diary: list[Any] = []
+    tenant = _tenant("north", diary)
+    tenant.delays("1h")
+    async with AppTest(_shop(diary)) as test:
+        await test.service.add(tenant)
+        await test.advance(1)
+        await tenant.publish("north", "later", delay="10s")
+        await test.advance(9)
+        assert diary == ["open north"]
+        await test.advance(2)
+        assert diary[1:] == ["north later"]
+
+        await test.service.remove(tenant, unbind=False)
+        with pytest.raises(InvalidDeclaration, match="no queues for delays"):
+            await test.service.app.publish("orders", "late", delay="10s")
+
+
+@in_virtual_time
 async def test_readiness_names_added_queue_that_cannot_be_consumed() -> None:
     """The other queues are consumed. The queue is consumed as soon as it can be."""
     diary: list[Any] = []
