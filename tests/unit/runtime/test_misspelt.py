@@ -273,7 +273,7 @@ def test_send_of_a_payload_names_publish() -> None:
         SyncPublisher(EmbeddedBroker()).send,
     ]
     for send in sends:
-        with pytest.raises(TypeError, match=r"expected a Message, got dict: `publish\(queue"):
+        with pytest.raises(TypeError, match=r"expected a Message, got dict\. `publish\(queue"):
             send({"id": 1})
 
 
