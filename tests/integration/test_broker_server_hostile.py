@@ -17,7 +17,7 @@ from hopback.wire.frames import PROTOCOL_HEADER, frame
 from hopback.wire.methods import METHODS, encode_arguments
 from hopback.wire.properties import encode_properties
 from tests.integration.raw_client import RawClient
-from tests.integration.unreadable import UNREADABLE, refusal_of
+from tests.integration.unreadable import UNREADABLE, publish_with_unused_flags, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -167,6 +167,11 @@ async def test_unreadable_headers_close_connection_with_541(
     async with RawClient(server.url) as client:
         assert await refusal_of(client, entries) == ("connection.close", 541, "INTERNAL_ERROR")
     await _works(good)
+
+
+async def test_unused_property_flags_are_accepted(server: BrokerServer) -> None:
+    async with RawClient(server.url) as client:
+        assert await publish_with_unused_flags(client) == b"x"
 
 
 async def test_other_protocol_is_answered_with_amqp_header(server: BrokerServer) -> None:

@@ -18,7 +18,7 @@ from hopback.topology.model import Binding, Exchange, Queue, QueueType
 from tests.conformance.suite.chapters.arrangements import nested
 from tests.faults.hostile import run_hostile
 from tests.integration.raw_client import RawClient
-from tests.integration.unreadable import UNREADABLE, refusal_of
+from tests.integration.unreadable import UNREADABLE, publish_with_unused_flags, refusal_of
 from tests.integration.waiting import until
 
 if TYPE_CHECKING:
@@ -110,6 +110,11 @@ async def test_rabbitmq_refuses_unreadable_headers(rabbitmq: SharedNode, entries
     """It closes the connection, so unreadable headers never come from RabbitMQ."""
     async with RawClient(rabbitmq.url) as client:
         assert await refusal_of(client, entries) == ("connection.close", 541, "INTERNAL_ERROR")
+
+
+async def test_rabbitmq_accepts_unused_property_flags(rabbitmq: SharedNode) -> None:
+    async with RawClient(rabbitmq.url) as client:
+        assert await publish_with_unused_flags(client) == b"x"
 
 
 def test_redrive_of_hostile_headers_reaches_no_other_queue(

@@ -6,12 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from hopback.wire import MethodReceived
+from hopback.wire.events import Delivered
 from hopback.wire.frames import frame
 
 if TYPE_CHECKING:
     from tests.integration.raw_client import RawClient
 
-__all__ = ["UNREADABLE", "refusal_of"]
+__all__ = ["UNREADABLE", "publish_with_unused_flags", "refusal_of"]
 
 UNREADABLE = {
     "unknown type": b"\x01kz\x00",
@@ -38,3 +39,14 @@ async def refusal_of(client: RawClient, entries: bytes) -> tuple[str, int, str]:
         answer = await client.event()
     assert isinstance(answer, MethodReceived)
     return answer.name, answer.arguments["reply_code"], answer.arguments["reply_text"]
+
+
+async def publish_with_unused_flags(client: RawClient) -> bytes:
+    """Publish a message with both unused property flags, and return its body as it is delivered."""
+    queue = (await client.call(1, "queue.declare", exclusive=True))["queue"]
+    client.send(1, "basic.consume", queue=queue, no_ack=True)
+    await client.event()
+    client.publish(queue, b"x", properties=b"\x10\x03\x02")
+    delivered = await client.event()
+    assert isinstance(delivered, Delivered), delivered
+    return delivered.body

@@ -43,7 +43,6 @@ _FLAGS = (
     *_LATE,
 )
 """All properties in the order of AMQP."""
-_UNKNOWN = 0b11  # flags that are not used by AMQP 0-9-1
 _NAMES = tuple(field.name for field in fields(Properties))
 
 
@@ -192,12 +191,10 @@ _READERS: dict[str, _Reader] = {
 
 @lru_cache(maxsize=256)
 def _readers(flags: int) -> tuple[tuple[str, _Reader], ...]:
-    """Return the readers for the given flags.
+    """Return the readers for the given flags. The two lowest bits are ignored, as by RabbitMQ.
 
     The result is cached, because most messages have the same flags.
     """
-    if flags & _UNKNOWN:
-        raise ProtocolError(f"expected the 14 known property flags, got {flags:#06x}")
     return tuple((name, _READERS.get(name, _read_text)) for flag, name in _FLAGS if flags & flag)
 
 
