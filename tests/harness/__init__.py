@@ -1,1 +1,3 @@
-"""Private RabbitMQ nodes for tests: started from the Debian package, gone afterwards."""
+"""Servers and helpers for tests. Private RabbitMQ nodes are started from the Debian package and
+removed afterwards.
+"""

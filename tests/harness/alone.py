@@ -1,9 +1,9 @@
-"""Run pytest, run a few failed tests again alone, and list them at the end.
+"""Run pytest. If only a few tests fail, run them again without parallel tests and list them.
 
 `python -m tests.harness.alone PYTEST-OPTIONS…` is part of `make test`. Tests with brokers,
-databases and browsers share two cores. A test that waits for a server may exceed its timeout while
-three others start theirs. A test that fails alone is broken. A test that passes only alone is
-printed, because it needs a longer timeout or hides a race.
+databases and browsers share two cores, so a test that waits for a server may exceed its timeout
+while three other tests start theirs. A test that also fails alone is broken. A test that only
+passes alone is listed, because it needs a longer timeout or has a race condition.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from pathlib import Path
 
 _FAILED = Path(".pytest_cache/v/cache/lastfailed")
 _TESTS_FAILED = 1
-"""pytest's exit status for failed tests. Others are interruptions, usage errors or no tests."""
+"""The exit status of pytest if tests failed. Other values mean an interruption, a usage error or
+that there were no tests.
+"""
 _FEW = 5
-"""More than these are not chance."""
+"""If more tests fail, it is not by chance, so they are not run again."""
 
 
 def main(options: list[str]) -> int:
-    """pytest's exit status: of the first run, or of the second where there was one."""
+    """Run pytest and return its exit status. If tests were run again, this is the status of the
+    second run.
+    """
     _FAILED.unlink(missing_ok=True)
     status = _pytest(options)
     named = json.loads(_FAILED.read_text()) if _FAILED.exists() else {}
@@ -41,7 +45,9 @@ def main(options: list[str]) -> int:
 
 
 def plain_name(name: str) -> str:
-    """Remove the group that pytest-xdist appends to the name of a test, and the label of a subtest."""
+    """Return the name of a test without the group that pytest-xdist appends and without the label
+    of a subtest.
+    """
     return re.sub(r"@[^\[\]@]+(\[.*\])?$", "", name)
 
 

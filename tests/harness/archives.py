@@ -1,4 +1,4 @@
-"""Unpacking tar archives on every Python that is supported."""
+"""Unpack tar archives on all supported versions of Python."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ __all__ = ["unpack"]
 
 
 def unpack(archive: tarfile.TarFile, folder: Path) -> None:
-    """Extract all members into the folder, and only there if tarfile supports filters.
+    """Extract all members into a folder. If tarfile supports filters, no member can leave the
+    folder.
 
-    Python 3.11.2 of Debian 12 has no filters. All extracted archives are pinned or our own.
+    Python 3.11.2 in Debian 12 has no filters. All archives are pinned or were created by the tests.
     """
     if hasattr(tarfile, "data_filter"):
         archive.extractall(folder, filter="data")

@@ -1,4 +1,6 @@
-"""Debian's suites in folders of this machine, by debootstrap and the mirror that apt uses here."""
+"""Create Debian chroots of other releases with debootstrap, from the mirror that apt uses on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ def build_once(
     include: Sequence[str] = (),
     complete: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """Return the suite's minimal root with the packages.
+    """Return a minimal Debian system with the given packages.
 
-    Build it if it is missing, which takes minutes. It gets its final name only when it is complete,
-    so the remains of an interrupted run are not used.
+    It is built if it does not exist, which takes minutes. Its folder is renamed when it is
+    complete, so an incomplete one is never used.
     """
     if not finished.exists():
         partial = finished.with_suffix(".partial")
@@ -44,7 +46,7 @@ def build_once(
 
 
 def _mirror() -> str:
-    """The mirror of Debian's main archive that apt uses here."""
+    """Return the mirror that apt uses for Debian."""
     listing = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     found = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split()
     for address in found:

@@ -1,9 +1,9 @@
-"""Three private RabbitMQ nodes as one cluster that can be killed and partitioned.
+"""A cluster of three private RabbitMQ nodes, which can be killed and partitioned.
 
-As root each node has a separate network namespace on a bridge, and a node is partitioned by taking
-its link down. Without root the nodes share the loopback interface, and a node is partitioned by
-stopping its process (SIGSTOP). `means` names the method. Only addresses of these namespaces or
-loopback are used.
+If the tests run as root, each node has its own network namespace on a bridge, and a node is
+separated by disabling its link. Otherwise the nodes share the loopback interface, and a node is
+separated by stopping its process with SIGSTOP. `means` describes the method. Only addresses of
+these namespaces or of loopback are used.
 """
 
 from __future__ import annotations
@@ -40,32 +40,39 @@ net_ticktime = 10
 """
 _GUARD = 'cat >/dev/null; for n in 1 2 3; do ip netns del "$0$n"; done; ip link del "$0"'
 _WHOLE_S = 300.0
-"""Ten seconds on an idle machine. With five other workers on two cores 90 s were not enough."""
+"""Seconds. A cluster needs ten seconds on an idle machine. With five other workers on two cores, 90
+s were not enough.
+"""
 _BACK_S = 60.0
-"""A node that is missing for this long is restarted. Ten seconds are usual."""
+"""Seconds. A node that is missing for this time is restarted. Usually it returns within ten
+seconds.
+"""
 _NOTICED_S = 60.0
-"""A silent node is given up after 7.5 to 12.5 s (`net_ticktime`), later on an overloaded machine."""
+"""Seconds. Nodes notice after 7.5 to 12.5 s (`net_ticktime`) that another one does not respond. On
+an overloaded machine this takes longer.
+"""
 _NO_ANSWER = (OSError, http.client.HTTPException, ManagementFailed)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The view of a node of its cluster. A node that does not answer has none."""
+    """How a node sees its cluster. A node that does not respond has no view."""
 
     running: frozenset[str]
     partitions: frozenset[str] = frozenset()
-    """Those it has met again after both had gone on alone."""
+    """The nodes to which it is connected again after both sides have continued separately."""
 
 
 def to_start_again(views: Mapping[str, View | None], *, patient: bool) -> str | None:
-    """Return the node that has to be restarted to join the others, if there is one.
+    """Return the node that must be restarted to join the others, or None.
 
-    If a link returns before a node has noticed its loss, the node does not pause. Both sides have
-    continued alone and stay apart. Then the node that the fewest others see is restarted, as
-    RabbitMQ's partition guide recommends. After the timeout, any node that is missing is restarted.
+    If a link returns before a node has noticed that it was down, the node does not pause. Then both
+    sides have continued separately and do not join again. In this case, RabbitMQ's guide recommends
+    to restart one side. The node that the fewest others can see is chosen. After the timeout, any
+    node that is missing is restarted.
     """
     answered = {name: view for name, view in views.items() if view is not None}
-    # One side alone may report a node that has paused and returns by itself.
+    # If only one side reports a partition, the other side may have paused and will join by itself.
     divided = [
         name
         for name, view in answered.items()
@@ -80,7 +87,7 @@ def to_start_again(views: Mapping[str, View | None], *, patient: bool) -> str | 
 
 @dataclass(slots=True)
 class Cluster:
-    """Three nodes. `start` returns when they form a cluster, `remove` deletes everything."""
+    """Three nodes. `start` waits until they are a cluster, and `remove` deletes everything."""
 
     installation: Installation = HOST
     timings: Timings = field(default_factory=Timings)
@@ -104,11 +111,11 @@ class Cluster:
 
     @property
     def means(self) -> str:
-        """How a node is cut off from the others."""
+        """How a node is separated from the others."""
         return "network namespace, link down" if self.namespaces else "SIGSTOP"
 
     def start(self) -> Cluster:
-        """Start all three at once and wait until each knows the others."""
+        """Start all nodes at the same time and wait until they know each other."""
         try:
             self.nodes = self._in_namespaces() if self.namespaces else self._on_loopback()
             with ThreadPoolExecutor() as pool:
@@ -120,12 +127,12 @@ class Cluster:
         return self
 
     def urls(self, vhost: str) -> tuple[str, ...]:
-        """The URLs of a virtual host on every node. It is created if it is missing."""
+        """Return the URLs of a virtual host on all nodes. It is created if it does not exist."""
         self.nodes[0].management.create_vhost(vhost)
         return tuple(node.url + vhost for node in self.nodes)
 
     def until_whole(self) -> None:
-        """Return when every node sees three running nodes. Nodes that stay away are restarted."""
+        """Wait until all nodes see three running nodes. Nodes that stay away are restarted."""
         deadline = time.monotonic() + _WHOLE_S
         patience = time.monotonic() + _BACK_S
         while not _is_whole(views := {node.name: _view(node) for node in self.nodes}):
@@ -140,7 +147,7 @@ class Cluster:
             time.sleep(0.5)
 
     def leader_of(self, vhost: str, queue: str) -> int:
-        """The number of the node that leads a quorum queue."""
+        """Return the number of the node that leads a quorum queue."""
         for node in self.nodes:
             with suppress(*_NO_ANSWER):
                 found = node.management.call("GET", f"/queues/{vhost}/{queue}")
@@ -148,10 +155,10 @@ class Cluster:
         raise NodeFailed("no node answers")
 
     def cut_off(self, number: int) -> None:
-        """Block all traffic between this node and the others and its clients.
+        """Separate a node from the others and from its clients.
 
-        Return when they have given each other up. A link that returns before one side has noticed
-        leaves a divided cluster.
+        Returns when both sides have noticed it. If the link returned earlier, the cluster would
+        stay divided.
         """
         cut = self.nodes[number]
         others = [node for node in self.nodes if node is not cut]
@@ -160,7 +167,7 @@ class Cluster:
             losses += [(cut, node, len(cut.log)) for node in others]
             _ip("link", "set", f"{self._name}{number + 1}", "down")
         else:
-            os.kill(cut.pid, signal.SIGSTOP)  # it does not notice
+            os.kill(cut.pid, signal.SIGSTOP)  # a stopped process does not notice anything
             self._stopped.add(number)
         deadline = time.monotonic() + _NOTICED_S
         while not all(_has_given_up(*loss) for loss in losses):
@@ -171,7 +178,6 @@ class Cluster:
             time.sleep(0.5)
 
     def reconnect(self, number: int) -> None:
-        """Undo `cut_off`."""
         if self.namespaces:
             _ip("link", "set", f"{self._name}{number + 1}", "up")
         else:
@@ -179,7 +185,7 @@ class Cluster:
             self._stopped.discard(number)
 
     def remove(self) -> None:
-        """End everything. Safe to repeat."""
+        """Stop and delete everything. This can be called again."""
         for number in tuple(self._stopped):
             self.reconnect(number)
         for node in self.nodes:
@@ -195,7 +201,9 @@ class Cluster:
         self._epmd = self._guard = None
 
     def _in_namespaces(self) -> list[RabbitNode]:
-        """Namespaces `…1` to `…3` on a bridge. The guard removes them when this process ends."""
+        """Create the namespaces `…1` to `…3` on a bridge. A guard process removes them when this
+        process ends.
+        """
         self._guard = subprocess.Popen(
             ["sh", "-c", _GUARD, self._name],
             stdin=subprocess.PIPE,
@@ -270,7 +278,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _can_separate() -> bool:
-    """Whether network namespaces can be made here."""
+    """Return True if network namespaces can be created."""
     if shutil.which("ip") is None:
         return False
     name = f"hb{secrets.token_hex(3)}"
@@ -283,7 +291,7 @@ def _can_separate() -> bool:
 
 
 def _has_given_up(node: RabbitNode, gone: RabbitNode, since: int) -> bool:
-    """Whether its log since then reports the other node as down."""
+    """Return True if the log of a node reports since then that another node is down."""
     return re.search(rf"node '?{re.escape(gone.name)}'? down", node.log[since:]) is not None
 
 

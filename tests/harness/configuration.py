@@ -1,4 +1,4 @@
-"""The files and the environment by which a node is private."""
+"""The configuration files and environment variables of a private node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["QUICK_DEAD_LETTERS_MS", "Timings", "write_files"]
 
 QUICK_DEAD_LETTERS_MS = 2_000
-"""For `Timings.dead_letter_retry_ms`, where a test is about what happens after that wait."""
+"""A value for `Timings.dead_letter_retry_ms`, for tests that need the next attempt."""
 
 _CONF = """\
 loopback_users = none
@@ -35,10 +35,10 @@ _ADVANCED = """\
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Timeouts of the node, shorter than in production unless that would hide a problem.
+    """The timeouts of a node. They are shorter than in production unless this would hide a problem.
 
-    At-least-once dead-lettering retries as late as in production, so that no test depends on a
-    shorter time.
+    The time between two attempts of at-least-once dead-lettering is the same as in production, so
+    that no test depends on a shorter one.
     """
 
     consumer_timeout_ms: int = 120_000
@@ -48,7 +48,7 @@ class Timings:
 
 
 def write_files(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, str]:
-    """Write the node's cookie and configuration and return its environment."""
+    """Write the cookie and the configuration of a node and return its environment."""
     for name in ("home", "mnesia", "log"):
         (node.folder / name).mkdir()
     _write_cookie(node.folder / "home" / ".erlang.cookie", node.cookie or node.name)
@@ -64,10 +64,10 @@ def write_files(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, s
 
 
 def _link_applications(node: RabbitNode) -> None:
-    """A plugin folder with only the applications that this node needs.
+    """Create a plugin folder that only contains the applications that this node needs.
 
-    Erlang searches each of a thousand modules in the folders of all seventy applications. With
-    fewer folders a node starts with a quarter less work.
+    Erlang searches for each of a thousand modules in the folders of all seventy applications. With
+    fewer folders, it takes a quarter less work to start a node.
     """
     (installed,) = node.installation.root.glob("usr/lib/rabbitmq/lib/rabbitmq_server-*/plugins")
     folders = {one.name.rpartition("-")[0]: one for one in installed.iterdir() if one.is_dir()}
@@ -91,7 +91,7 @@ def _write_cookie(path: Path, secret: str) -> None:
 
 
 def _environment(node: RabbitNode, epmd_port: int, dist_port: int) -> dict[str, str]:
-    """All variables that the scripts read. None is inherited from this process."""
+    """Return all variables that the scripts read. No variables of this process are inherited."""
     inside = node.inside
     return {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",

@@ -1,4 +1,6 @@
-"""Messages whose properties are any bytes that a broker accepts, and the part that no hop may change."""
+"""Create messages with random properties that a broker accepts, and find the part of them that no
+hop may change.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ _NAMES = (
 
 
 def hostile_text(chance: random.Random, most: int = 255) -> bytes:
-    """Bytes for a name or a text, valid UTF-8 about as often as not."""
+    """Return bytes for a name or a text. About half of them are valid UTF-8."""
     if chance.random() < 0.7:
         return chance.choice(_SPECIMENS)[:most]
     return chance.randbytes(chance.choice((1, 3, 9, 64, most)))[:most]
@@ -54,7 +56,7 @@ def _value(chance: random.Random, depth: int) -> bytes:
         case 4:
             kinds = (b"t\x01", b"V", b"b\xff", b"l" + b"\xff" * 8, b"D\xff\x80\x00\x00\x00")
             return chance.choice(kinds)
-        case 5:  # finite numbers: RabbitMQ hangs up on others
+        case 5:  # only finite numbers, because RabbitMQ closes the connection for others
             return chance.choice(
                 (b"d\x7f\xef" + b"\xff" * 6, b"T" + b"\xff" * 8, b"f\x7f\x7f\xff\xff")
             )
@@ -73,7 +75,9 @@ def _value(chance: random.Random, depth: int) -> bytes:
 
 
 def raw_properties(chance: random.Random) -> bytes:
-    """Flags and values of a content header without expiration and user id, which a broker checks."""
+    """Return the flags and values of a content header. Expiration and user id are omitted, because
+    the broker checks them.
+    """
     flags, parts = 0, []
     for bit in range(15, 1, -1):
         if bit in (8, 4) or chance.random() < 0.4:
@@ -93,12 +97,14 @@ def raw_properties(chance: random.Random) -> bytes:
 
 
 def hostile_properties(chance: random.Random) -> Properties:
-    """The same as a client reads it."""
+    """Return random properties as a client decodes them."""
     return decode_properties(raw_properties(chance))
 
 
 def own_part(properties: Properties) -> tuple[bytes, Counter[bytes]]:
-    """The bytes of the producer's properties, and of each header that is neither ours nor the broker's."""
+    """Return the encoded properties of the producer, and the encoded headers that neither Hopback
+    nor the broker has added.
+    """
     headers = Counter(
         encode_entries({name: value})
         for name, value in properties.headers.items()

@@ -1,4 +1,4 @@
-"""Where a RabbitMQ is installed, and how its scripts are run: on this machine, or in a chroot."""
+"""Where RabbitMQ is installed and how its programs are run, either on this machine or in a chroot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["HOST", "Installation", "NotInstalled"]
 
 _SCRIPTS = Path("usr/lib/rabbitmq/bin")
-# The mounts are in a separate mount namespace, so they vanish with the process.
+# The mounts are in their own mount namespace, so they disappear with the process.
 _INSIDE = 'mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && exec chroot "$0" "$@"'
 
 
@@ -18,15 +18,15 @@ class NotInstalled(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A RabbitMQ server package below `root`."""
+    """An installation of RabbitMQ in the folder `root`."""
 
     name: str
     root: Path = Path("/")
 
     def script(self, name: str) -> str:
-        """The path, as seen from inside, of a script of the package's own library folder.
+        """Return the path of a script in the library folder of the package, as seen in the chroot.
 
-        Not the one in sbin: that is a wrapper which insists on its own user.
+        The scripts in sbin are not used, because they require a certain user.
         """
         if not (self.root / _SCRIPTS / name).exists():
             raise NotInstalled(
@@ -42,18 +42,18 @@ class Installation:
 
     @property
     def is_chroot(self) -> bool:
-        """Whether its programs run in a chroot."""
+        """Whether the programs run in a chroot."""
         return self.root != Path("/")
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """The command line that runs a program of this installation."""
+        """Return the command line that runs a program of this installation."""
         if not self.is_chroot:
             return [program, *arguments]
         separate = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _INSIDE]
         return [*separate, str(self.root), program, *arguments]
 
     def outside(self, inside: Path) -> Path:
-        """A path of this installation as the machine around it sees it."""
+        """Convert a path in the chroot to the path outside of it."""
         return self.root / inside.relative_to("/")
 
 

@@ -1,10 +1,11 @@
-"""Distribute tests to workers: half of the workers take tests that wait.
+"""Distribute tests to workers so that half of the workers run tests that wait.
 
-Some tests wait for timers of a broker and use little CPU. If they all started at once, two cores
-would be idle first and overloaded at the end. Therefore half of the workers take tests marked
-`waits`, longest first, while there are any, and the others take the remaining tests. The worker
-that collects the tests knows their marks, but the distributing process knows only their names. The
-mark is therefore part of the group name, which pytest-xdist appends to the name of a test.
+Some tests wait for timers of a broker and hardly use the CPU. If all of them were started at once,
+two cores would first be idle and later be overloaded. This is why half of the workers run the tests
+that are marked with `waits`, longest first. The others run the remaining tests. The marks are only
+known to the worker that collects the tests, but the tests are distributed by a process that only
+knows their names. Therefore the mark is added to the name of the group, which pytest-xdist appends
+to the name of the test.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _WAITS = re.compile(r"waits-(\d+)")
 
 
 def hand_on_waits(items: Iterable[pytest.Item]) -> None:
-    """Name the group of each test that is marked `waits`, with its seconds."""
+    """Add the seconds of the mark `waits` to the group of each test that has it."""
     for item in items:
         mark = item.get_closest_marker("waits")
         if mark is None:
@@ -38,18 +39,18 @@ def hand_on_waits(items: Iterable[pytest.Item]) -> None:
 
 
 def _seconds(group: str) -> int:
-    """How long the tests of a group wait in seconds, 0 if they compute."""
+    """Return how many seconds the tests of a group wait, or 0 if they don't."""
     found = _WAITS.search(group)
     return int(found[1]) if found else 0
 
 
 def that_wait(groups: Iterable[str]) -> list[str]:
-    """Those of the groups that wait, the longest first."""
+    """Return the groups that wait, longest first."""
     return sorted(filter(_seconds, groups), key=_seconds, reverse=True)
 
 
 def chosen(groups: Iterable[str], waits: list[str], *, is_to_wait: bool) -> str:
-    """The next group of a worker: one of its kind while there is any."""
+    """Return the next group for a worker. If there is one of its kind, this is preferred."""
     if waits and is_to_wait:
         return waits[0]
     others = (group for group in groups if group not in waits)
@@ -57,7 +58,7 @@ def chosen(groups: Iterable[str], waits: list[str], *, is_to_wait: bool) -> str:
 
 
 class Lanes(LoadGroupScheduling):  # type: ignore[misc]
-    """The first half of the workers takes waiting tests, the others compute."""
+    """The first half of the workers runs the tests that wait, and the second half the others."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         waits = [group for group in self._that_wait if group in self.workqueue]
@@ -67,4 +68,4 @@ class Lanes(LoadGroupScheduling):  # type: ignore[misc]
 
     @cached_property
     def _that_wait(self) -> list[str]:
-        return that_wait(self.workqueue)  # asked first when all of them are there
+        return that_wait(self.workqueue)  # all groups are in the queue when this is first used

@@ -1,7 +1,7 @@
-"""Finds work that keeps an event loop busy, by the CPU time of its thread.
+"""Find work that blocks an event loop. This is measured as CPU time of its thread.
 
-CPU time does not depend on the load of the machine. The time of the garbage collector does not count, because
-it depends on the objects that other tests left behind.
+The CPU time does not depend on the load of the machine. The garbage collector is not included,
+because its time depends on objects of other tests.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 MOST_CPU_S = 0.1
-"""A service that computes for longer delays every other request noticeably."""
+"""Seconds. If a service computes for longer, all other requests are delayed noticeably."""
 
 _found: list[str] = []
-_collecting = [0.0, 0.0]  # seconds in the garbage collector, and when it began
+# the seconds that the garbage collector has used, and the time when it was started
+_collecting = [0.0, 0.0]
 
 
 def _count_collection(phase: str, _info: object) -> None:
@@ -44,16 +45,17 @@ def _step(name: object) -> Iterator[None]:
 
 
 def _is_of_a_test(task: object) -> bool:
-    """Return whether a task runs a test, which may compute and may send many requests in one step."""
+    """Return True if the task runs a test, which may compute and send many requests in one step."""
     code = getattr(task.get_coro(), "cr_code", None) if isinstance(task, Task) else None
     return code is not None and "/tests/" in code.co_filename
 
 
 @contextmanager
 def watch_loops() -> Iterator[list[str]]:
-    """Yield a list to which every request and task is added that computes for too long without a pause.
+    """Yield a list of requests and tasks that computed for too long without a pause.
 
-    Requests count if their application is wrapped by `watch_requests`, tasks if they are not of a test.
+    Requests are only included if their application is wrapped with `watch_requests`. Tasks of tests
+    are not included.
     """
     run: Any = Handle._run
     _found.clear()
@@ -76,7 +78,7 @@ def watch_loops() -> Iterator[list[str]]:
 
 
 def watch_requests(app: ASGIApp) -> ASGIApp:
-    """Return the application with every step between two suspensions measured."""
+    """Wrap an application so that each step between two awaits is measured."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         name = f"{scope.get('method')} {scope.get('path')}"
@@ -101,5 +103,5 @@ class _Watched:
             try:
                 value = yield awaited
                 send = self._work.send
-            except BaseException as error:  # a cancellation, or the error of the awaited object
+            except BaseException as error:  # a cancellation, or an error of the awaited object
                 send, value = self._work.throw, error

@@ -1,4 +1,4 @@
-"""The few calls of the HTTP management API that tests make beside the code under test."""
+"""The calls of the management API that tests need themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Management", "ManagementFailed"]
 
 
 class ManagementFailed(RuntimeError):
-    """The HTTP API returned an error with code `status`."""
+    """The HTTP API has returned an error with the given status."""
 
     def __init__(self, method: str, path: str, status: int, answer: str) -> None:
         self.status = status
@@ -22,16 +22,17 @@ class ManagementFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Management:
-    """The HTTP API of one node."""
+    """The HTTP API of a node."""
 
     url: str
     patience: float = 20.0
-    """Seconds. A node that is partitioned from its cluster may never answer."""
+    """Seconds to wait for a response. A node that is separated from its cluster may never respond.
+    """
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Make one call below `/api` and return the decoded answer.
+        """Send a request to a path below `/api` and return the decoded response.
 
-        Raise ManagementFailed on an error.
+        Raises ManagementFailed if the status is an error.
         """
         address = urlsplit(self.url)
         line = http.client.HTTPConnection(
@@ -51,7 +52,7 @@ class Management:
         return json.loads(text) if text else None
 
     def is_up(self) -> bool:
-        """Whether it answers at all."""
+        """Return True if the API responds."""
         try:
             self.call("GET", "/overview")
         except (OSError, http.client.HTTPException, ManagementFailed):
@@ -59,9 +60,9 @@ class Management:
         return True
 
     def create_vhost(self, name: str) -> None:
-        """Create a virtual host for guest if it is missing.
+        """Create a virtual host for guest if it does not exist.
 
-        On a new cluster this may exceed the timeout of the request. A second request succeeds.
+        On a new cluster, the request may time out. In this case it is repeated and succeeds.
         """
         for more in (True, True, False):
             try:
@@ -74,5 +75,5 @@ class Management:
         self.call("PUT", f"/permissions/{quote(name, safe='')}/guest", everything)
 
     def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host with everything in it."""
+        """Delete a virtual host and everything in it."""
         self.call("DELETE", f"/vhosts/{quote(name, safe='')}")

@@ -1,4 +1,4 @@
-"""An OpenID Connect provider from another project in a separate process."""
+"""An OpenID Connect provider of another project, which runs as a process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ SECRET = "the secret of a client for the tests"
 
 @dataclass(frozen=True, slots=True)
 class OidcProvider:
-    """A running provider. Its users have the role of their name by default."""
+    """A provider that is running. By default, users have the role that their name says."""
 
     issuer: str
     process: subprocess.Popen[str]
 
     def lock(self, name: str) -> None:
-        """Lock a user out."""
         self._tell(f"/lock?sub={name}")
 
     def give(self, name: str, *roles: str) -> None:
-        """Give a user other roles."""
+        """Change the roles of a user."""
         self._tell(f"/roles?sub={name}&roles={','.join(roles)}")
 
     def _tell(self, path: str) -> None:
@@ -41,9 +40,9 @@ class OidcProvider:
 
 @contextmanager
 def oidc_provider(page: str, *, secret: str = SECRET, seconds: int = 60) -> Iterator[OidcProvider]:
-    """The provider for the client `hopback` at that address.
+    """Run a provider with a client `hopback` whose address is `page`.
 
-    Its tokens expire after the given number of seconds.
+    Tokens expire after `seconds`.
     """
     program = str(PROGRAMS / "oidc_provider.mjs")
     process = subprocess.Popen(
@@ -63,6 +62,6 @@ def oidc_provider(page: str, *, secret: str = SECRET, seconds: int = 60) -> Iter
 
 
 def oidc_settings(issuer: str, page: str, /, **more: Any) -> dict[str, Any]:
-    """The settings of a service whose users sign in there."""
+    """Return the settings of a service whose users sign in with the provider."""
     said = {"issuer": issuer, "client_id": "hopback", "page": page}
     return {"auth": {"oidc": {**said, "client_secret_env": "OIDC_SECRET", **more}}}

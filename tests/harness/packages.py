@@ -1,8 +1,8 @@
-"""The only list of the Debian packages that the tests need, by purpose.
+"""The list of all Debian packages that the tests need.
 
-`python -m tests.harness.packages PURPOSE …` installs them. make runs it before the tests that need
-them, and no test installs a package. Installed packages are queried from dpkg, not from PATH: an
-installed compiler does not imply the headers of a library.
+`python -m tests.harness.packages PURPOSE …` installs them. make runs this before the tests, and no
+test installs a package itself. Whether a package is installed is queried from dpkg and not from
+PATH, because an installed compiler does not mean that the headers of a library are installed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ PURPOSES = {
     "browser": ("chromium",),
     "c-client": ("gcc", "libc6-dev", "librabbitmq-dev"),
     "node-client": ("nodejs", "npm"),
-    # Tools used by pages and tests: certificates, child processes.
+    # Tools for certificates and child processes, which pages and tests use.
     "commands": ("curl", "git", "openssl", "procps"),
     "cluster": ("iproute2",),
     "chroots": ("debootstrap",),
-    # A separate network for each broker: `unshare` and `ip`.
+    # `unshare` and `ip` create a network for each broker.
     "peers": ("iproute2", "util-linux"),
 }
-"""Purpose → its packages. The packages of a client's purpose are needed together."""
+"""The packages for each purpose."""
 
 _POLICY = Path("/usr/sbin/policy-rc.d")
-# Another apt may be running. Wait for it instead of failing.
+# Seconds. If another apt is running, wait for it.
 _LOCK_S = 600
 
 
 def packages_for(purposes: Sequence[str]) -> list[str]:
-    """The packages of these purposes. ValueError names an unknown purpose."""
+    """Return the packages for these purposes. Raises ValueError if a purpose is unknown."""
     unknown = sorted(set(purposes) - PURPOSES.keys())
     if unknown:
         raise ValueError(f"expected purposes among {', '.join(PURPOSES)}; got {', '.join(unknown)}")
@@ -49,9 +49,10 @@ def packages_for(purposes: Sequence[str]) -> list[str]:
 
 
 def missing(packages: Sequence[str]) -> list[str]:
-    """The packages that are neither installed nor provided by an installed one.
+    """Return the packages that are neither installed nor provided by an installed one.
 
-    The nodejs of another vendor provides npm. Debian's npm cannot be installed next to it.
+    For example, the nodejs package of another vendor provides npm, and Debian's npm can't be
+    installed next to it.
     """
     query = [
         "dpkg-query",
@@ -69,7 +70,9 @@ def missing(packages: Sequence[str]) -> list[str]:
 
 
 def install(purposes: Sequence[str]) -> None:
-    """Install missing packages. RuntimeError contains the remedy if that is not possible."""
+    """Install the packages that are missing. Raises RuntimeError with a remedy if this is not
+    possible.
+    """
     packages = packages_for(purposes)
     if shutil.which("dpkg-query") is None:
         sys.stderr.write(
@@ -92,7 +95,7 @@ def install(purposes: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Install the packages of the given purposes. Return 1 if that is not possible."""
+    """Install the packages for the given purposes. Returns 1 if this is not possible."""
     try:
         install(arguments)
     except (RuntimeError, ValueError, OSError) as error:
@@ -113,7 +116,7 @@ def _apt(*arguments: str) -> None:
 
 @contextmanager
 def _services_stay_down() -> Iterator[None]:
-    """Prevent a newly installed server from starting. Tests start private nodes."""
+    """Prevent servers from being started when they are installed. The tests start their own."""
     if _POLICY.exists():
         yield
         return

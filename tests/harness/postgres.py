@@ -1,4 +1,6 @@
-"""A private PostgreSQL server for tests: its own data folder, its own port, gone at the end."""
+"""A private PostgreSQL server for tests with its own data folder and port. It is removed at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class PostgresFailed(RuntimeError):
 
 
 class PostgresNode:
-    """One server on a free loopback port. It trusts every client of that port."""
+    """A server on a free port of the loopback interface. All clients of this port are trusted."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="hopback-postgres-"))
@@ -42,11 +44,11 @@ class PostgresNode:
         atexit.register(self.remove)
 
     def url(self, database: str = "postgres") -> str:
-        """The address of a database, as Hopback takes it."""
+        """Return the URL of a database for Hopback."""
         return f"postgresql://hopback@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> PostgresNode:
-        """Create the data folder if necessary, start the server and wait until it answers."""
+        """Create the data folder if it does not exist, start the server and wait until it responds."""
         if not self._data.exists():
             self._folder.chmod(0o755)
             self._data.mkdir()
@@ -65,7 +67,7 @@ class PostgresNode:
             )
         options = (
             f"-p {self.port} -k {self._data} -c listen_addresses=127.0.0.1 -c fsync=off"
-            " -c max_connections=300"  # every test of every worker may have a pool
+            " -c max_connections=300"  # all tests of all workers may have a connection pool
         )
         self._run(
             "pg_ctl", "-D", self._data, "-l", self._data / "log", "-w", "-o", options, "start"
@@ -73,34 +75,36 @@ class PostgresNode:
         return self
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop it. `immediate` equals a crash."""
+        """Stop the server. The mode `immediate` is the same as a crash."""
         self._run("pg_ctl", "-D", self._data, "-m", mode, "-w", "stop")
 
     def restart(self, mode: str = "fast") -> None:
-        """Stop it and start it again."""
+        """Stop and start the server."""
         self.stop(mode)
         self.start()
 
     def hand_over(self, lifeline: int) -> None:
-        """Leave it to a guard: it ends with the end of file of this descriptor, not with this process."""
+        """Let a guard process stop the server at the end of file of a descriptor, instead of this
+        process.
+        """
         atexit.unregister(self.remove)
         guard = subprocess.Popen(
             ["sh", "-c", _GUARD, str(self._folder)], stdin=lifeline, start_new_session=True
         )
-        guard.returncode = 0  # it is not ours to wait for
+        guard.returncode = 0  # this process does not wait for it
 
     def remove(self) -> None:
-        """Stop it and remove everything. Safe to repeat."""
+        """Stop the server and delete its files. This can be called again."""
         if (self._data / "postmaster.pid").exists():
             self.stop("immediate")
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _run(self, program: str, *arguments: object) -> None:
-        """Run a program of the server. As root it runs as the account of the server."""
+        """Run a program of PostgreSQL. If the tests run as root, it uses the account of the server."""
         command = [str(self._programs / program), *map(str, arguments)]
         if os.geteuid() == 0:
             command = ["setpriv", f"--reuid={_account()}", "--clear-groups", *command]
-        # Its output goes to a file: the server would keep a pipe open forever.
+        # Write the output to a file, because the server would keep a pipe open forever.
         with (self._folder / "output").open("w+") as output:
             done = subprocess.run(
                 command, stdout=output, stderr=subprocess.STDOUT, cwd="/", check=False
@@ -111,7 +115,7 @@ class PostgresNode:
 
 
 def _programs() -> Path:
-    """The folder of the newest PostgreSQL installed."""
+    """Return the folder with the programs of the newest PostgreSQL."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=_version)
     if found:
         return found[-1].parent
@@ -132,7 +136,9 @@ def _account() -> str:
 
 
 def _give_to_server(folder: Path) -> None:
-    """PostgreSQL refuses to run as root, so its folder belongs to another account."""
+    """Give the folder to another account if the tests run as root. PostgreSQL refuses to run as
+    root.
+    """
     if os.geteuid() == 0:
         shutil.chown(folder, _account())
 

@@ -1,8 +1,7 @@
-"""One private RabbitMQ node with its own cookie, epmd, ports and folders, all removed at the end.
+"""A private RabbitMQ node with its own cookie, epmd, ports and folders.
 
-All files are below one temporary folder. A guard process waits on a pipe whose other end this
-process holds. When this process ends, even by SIGKILL, the guard kills the node and removes the
-folder.
+All files are in a temporary folder. A guard process waits on a pipe that this process keeps open.
+When this process ends, even by SIGKILL, the guard kills the node and deletes the folder.
 """
 
 from __future__ import annotations
@@ -39,35 +38,41 @@ rm -rf "$0"
 
 
 class NodeFailed(RuntimeError):
-    """A private node failed. The message contains the end of its log."""
+    """A private node has failed. The message contains the end of its log."""
 
 
 @dataclass(slots=True)
 class RabbitNode:
-    """A private RabbitMQ on the loopback interface.
+    """A private RabbitMQ node on the loopback interface.
 
-    `start` returns when it answers AMQP and HTTP. `stop` ends it in order and keeps its data,
-    `kill` ends it like a power failure, `restart` starts it again, and `remove` deletes everything.
+    `start` waits until the node responds to AMQP and HTTP. `stop` stops it in order and keeps its
+    data. `kill` is like a power failure. `restart` starts it again, and `remove` deletes
+    everything.
     """
 
     installation: Installation = HOST
     plugins: tuple[str, ...] = ("rabbitmq_management",)
     timings: Timings = field(default_factory=Timings)
     conf: str = ""
-    """Further lines for `rabbitmq.conf`."""
+    """Additional lines for `rabbitmq.conf`."""
     lifeline: int | None = None
-    """A descriptor whose end of file ends the node. By default, the end of this process."""
+    """The node is stopped at the end of file of this descriptor. By default, it is stopped when
+    this process ends.
+    """
     address: str = "127.0.0.1"
     prefix: tuple[str, ...] = ()
-    """The command prefix of every program of the node: `ip netns exec …` gives it a separate network."""
+    """A prefix for the commands of all programs. `ip netns exec …` gives the node its own network.
+    """
     cookie: str = ""
-    """Nodes of one cluster share it. By default a node has a separate one."""
+    """The Erlang cookie, which must be the same for all nodes of a cluster. By default, it is
+    unique.
+    """
     epmd_port: int = 0
-    """The port of an existing epmd. By default the node starts one."""
+    """The port of an epmd that is already running. By default, the node starts its own."""
     shared_epmd_port: int = 0
-    """The port of its epmd, if the nodes of a cluster have to know it."""
+    """The port of the node's epmd if other nodes of the cluster have to know it."""
     amqp_port: int = 0
-    """By default a free one, as for the other port."""
+    """By default, a free port is used. This also applies to the management port."""
     management_port: int = 0
     name: str = ""
     inside: Path = Path("/nonexistent")
@@ -89,38 +94,38 @@ class RabbitNode:
 
     @property
     def folder(self) -> Path:
-        """Its folder, as seen from this process."""
+        """The folder of the node, as seen from this process."""
         return self.installation.outside(self.inside)
 
     @property
     def url(self) -> str:
-        """`amqp://` address of the default virtual host."""
+        """The `amqp://` URL of the default virtual host."""
         return f"amqp://guest:guest@{self.address}:{self.amqp_port}/"
 
     @property
     def management_url(self) -> str:
-        """Address of the HTTP API, with credentials."""
+        """The URL of the HTTP API with credentials."""
         return f"http://guest:guest@{self.address}:{self.management_port}"
 
     @property
     def management(self) -> Management:
-        """The few HTTP calls that tests need themselves."""
+        """A client for the HTTP API."""
         return Management(self.management_url)
 
     @property
     def pid(self) -> int:
-        """The process id of the running server, from its pid file."""
+        """The process id of the server, which is read from its pid file."""
         return int((self.folder / "pid").read_text())
 
     @property
     def log(self) -> str:
-        """Everything the server has logged so far."""
+        """The log of the server."""
         return "".join(
             path.read_text(errors="replace") for path in sorted((self.folder / "log").glob("*.log"))
         )
 
     def start(self) -> RabbitNode:
-        """Start it, or start it again, and return when it answers."""
+        """Start the node and wait until it responds."""
         server = self.installation.script("rabbitmq-server")
         if not self._environment:
             self._prepare()
@@ -135,7 +140,7 @@ class RabbitNode:
         return self
 
     def stop(self) -> None:
-        """Stop it in order and keep its data. This takes up to 30 seconds."""
+        """Stop the node in order and keep its data. This takes up to 30 s."""
         if not self._processes:
             return
         os.kill(self.pid, signal.SIGTERM)
@@ -144,19 +149,19 @@ class RabbitNode:
         self._end_processes()
 
     def kill(self) -> None:
-        """End it with SIGKILL. Its data stays as it is on disk at that moment."""
+        """Kill the node with SIGKILL. Only data that has already been written to the disk is kept."""
         pid = self.pid
         os.kill(pid, signal.SIGKILL)
         self._end_processes()
         _await_end(pid)
 
     def restart(self) -> None:
-        """Start it again. Stop it in order first if it is running."""
+        """Stop the node in order if it is running, and start it again."""
         self.stop()
         self.start()
 
     def ctl(self, *arguments: str) -> str:
-        """Run `rabbitmqctl` and return its output. Raise NodeFailed if it fails."""
+        """Run `rabbitmqctl` and return its output. Raises NodeFailed if it fails."""
         command = self.installation.command(
             self.installation.script("rabbitmqctl"), "--quiet", *arguments
         )
@@ -175,21 +180,21 @@ class RabbitNode:
         return done.stdout
 
     def vhost_url(self, vhost: str) -> str:
-        """The address of a virtual host, which is created if it is missing."""
+        """Return the URL of a virtual host. It is created if it does not exist."""
         self.management.create_vhost(vhost)
         return self.url + vhost
 
     def hand_over(self) -> None:
-        """Leave it to its guard: it ends with its lifeline, not with this process."""
+        """Let the guard process stop the node at the end of its lifeline, instead of this process."""
         atexit.unregister(self.remove)
         for process in (*self._processes, self._guard):
             if process is not None:
-                process.returncode = 0  # it is no longer ours to wait for
+                process.returncode = 0  # this process does not wait for it
         self._processes.clear()
         self._guard = None
 
     def remove(self) -> None:
-        """Kill it and remove everything it wrote. Safe to repeat."""
+        """Kill the node and delete its files. This can be called again."""
         atexit.unregister(self.remove)
         self._end_processes()
         if self._environment:
@@ -203,7 +208,7 @@ class RabbitNode:
             self._guard = None
 
     def _prepare(self) -> None:
-        """Choose names and ports, write the files, set the guard."""
+        """Choose names and ports, write the files and start the guard process."""
         shared = self.installation.outside(Path(tempfile.gettempdir()))
         shared.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix="hopback-rabbitmq-", dir=shared))
@@ -229,7 +234,9 @@ class RabbitNode:
             os.close(reading)
 
     def _spawn(self, program: str, *arguments: str) -> None:
-        """Run a program of the node in a separate process group that the guard knows."""
+        """Start a program of the node in its own process group, which is registered for the guard
+        process.
+        """
         with (self.folder / "output").open("ab") as output:
             process = subprocess.Popen(
                 [*self.prefix, *self.installation.command(program, *arguments)],
@@ -254,7 +261,9 @@ class RabbitNode:
             time.sleep(0.1)
 
     def _answers(self) -> bool:
-        """Whether it begins an AMQP handshake, has written its pid, and serves HTTP if it should."""
+        """Return True if the node responds to AMQP, has written its pid, and responds to HTTP if
+        this is enabled.
+        """
         if not ((self.folder / "pid").exists() and _greets(self.address, self.amqp_port)):
             return False
         return "rabbitmq_management" not in self.plugins or self.management.is_up()
@@ -263,7 +272,7 @@ class RabbitNode:
         return ((self.folder / "output").read_text(errors="replace") + self.log)[-4000:]
 
     def _end_processes(self) -> None:
-        """Kill the remaining processes of the node: server, helpers and epmd."""
+        """Kill all processes of the node, including helpers and epmd."""
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -275,9 +284,9 @@ class RabbitNode:
 
 
 def _await_end(pid: int) -> None:
-    """Return when the process has ended.
+    """Wait until a process has ended.
 
-    It is not a child, and a large one takes a moment to exit.
+    It is not a child of this process, and a large process needs some time to exit.
     """
     deadline = time.monotonic() + _STOP_SECONDS
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -288,7 +297,7 @@ def _await_end(pid: int) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ports that are free at this moment."""
+    """Return several ports that are free at this time."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -297,7 +306,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _greets(address: str, port: int) -> bool:
-    """Whether something on that port begins an AMQP 0-9-1 handshake."""
+    """Return True if a server on this port starts an AMQP 0-9-1 handshake."""
     try:
         with socket.create_connection((address, port), timeout=2) as line:
             line.sendall(b"AMQP\x00\x00\x09\x01")

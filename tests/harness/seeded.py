@@ -1,7 +1,7 @@
-"""A small shop on the embedded broker with failures and dead letters for the page tests.
+"""A small shop on the embedded broker, with failures and dead letters for tests of the page.
 
-Orders fail with three errors, a payment provider times out, one queue is empty. Repaired failures
-succeed after a re-drive, the others die again.
+Orders fail with two errors, payments time out, and one queue is empty. Messages whose failure is
+repaired succeed after a re-drive, the others fail again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ORDERS, PAYMENTS, MAILS = "orders.created", "payments.capture", "mails.send"
 
 @dataclass
 class Shop:
-    """The application and its repaired failures."""
+    """The application, and the failures that have been repaired."""
 
     app: App = field(default_factory=lambda: App("shop"))
     repaired: set[str] = field(default_factory=set)
@@ -75,7 +75,7 @@ _TROUBLES = {"stock": _out_of_stock, "address": _bad_address, "timeout": _timeou
 
 @dataclass(frozen=True, slots=True)
 class SeededService:
-    """Everything that a test may touch."""
+    """The objects that a test may use."""
 
     broker: EmbeddedBroker
     operations: Operations
@@ -84,7 +84,7 @@ class SeededService:
 
 
 async def publish(broker: EmbeddedBroker, *messages: Message) -> None:
-    """Publish as a producer would, each confirmed."""
+    """Publish messages like a producer and wait for the confirms."""
     connection = await broker.connect("producer")
     channel = await connection.open_channel()
     await asyncio.gather(*(channel.publish(message) for message in messages))
@@ -95,7 +95,7 @@ async def publish(broker: EmbeddedBroker, *messages: Message) -> None:
 async def seeded(
     exports: Path | None = None, *, version: BrokerVersion | None = None, **admin: Any
 ) -> AsyncIterator[SeededService]:
-    """Run the shop with its dead letters. `admin` is passed to `create_app`."""
+    """Run the shop and wait until it has dead letters. `admin` is passed to `create_app`."""
     broker = EmbeddedBroker(version=version or BrokerVersion(4, 3))
     shop = Shop()
     service = Service(shop.app, broker)
@@ -146,14 +146,14 @@ def _message(key: str, kind: str, number: int, **more: str) -> Message:
 
 
 async def _declare_others(broker: EmbeddedBroker) -> None:
-    """The file pipeline's queues: declared, and empty."""
+    """Declare the queues of the file pipeline, which stay empty."""
     connection = await broker.connect("declaring")
     await declare(connection, DESIGNS["file-pipeline"].build())
     await connection.close()
 
 
 async def _wait_until_settled(operations: Operations) -> None:
-    """Return when every failure has come to rest."""
+    """Wait until all failed messages are in dead-letter queues."""
     async with asyncio.timeout(20):
         while sum(one.depth.total or 0 for one in await operations.queues()) < _SEEDED:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

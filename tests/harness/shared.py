@@ -1,7 +1,8 @@
-"""One RabbitMQ and one PostgreSQL for the whole test run, started by the first process that needs
-them. The main process of the run keeps a named pipe open, and the guards of the shared servers wait
-for its end of file. The servers therefore run until the end of the run, even if pytest-xdist's
-workers restart, and end with it, even after SIGKILL.
+"""A RabbitMQ node and a PostgreSQL server for the whole test run.
+
+The first process that needs a server starts it. The main process keeps a named pipe open, and the
+guard processes of the servers wait for its end of file. The servers therefore run until the end of
+the run, even if workers of pytest-xdist restart, and are stopped even after SIGKILL.
 """
 
 from __future__ import annotations
@@ -41,30 +42,32 @@ _held: list[int] = []
 
 @dataclass(frozen=True, slots=True)
 class SharedNode:
-    """The node of the run. Do not stop it, and use a separate virtual host."""
+    """The node of the test run. Tests must use their own virtual host and must not stop the node."""
 
     url: str
     management_url: str
 
     @property
     def management(self) -> Management:
-        """The few HTTP calls that tests need themselves."""
+        """A client for the HTTP API."""
         return Management(self.management_url)
 
     def vhost_url(self, vhost: str) -> str:
-        """The address of a virtual host, which is created if it is missing."""
+        """Return the URL of a virtual host. It is created if it does not exist."""
         self.management.create_vhost(vhost)
         return self.url + vhost
 
 
 @dataclass(frozen=True, slots=True)
 class SharedPostgres:
-    """The PostgreSQL of the run. Do not stop it, and use a separate database."""
+    """The PostgreSQL server of the test run. Tests must use their own database and must not stop
+    the server.
+    """
 
     server: str
 
     def create_database(self) -> str:
-        """The address of a new database, as Hopback takes it."""
+        """Create a database and return its URL for Hopback."""
         name = f"t{uuid.uuid4().hex}"
         with psycopg.connect(f"{self.server}/postgres", autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"')  # type: ignore[call-overload, unused-ignore]
@@ -72,7 +75,7 @@ class SharedPostgres:
 
 
 def begin_run() -> None:
-    """Called by the run's main process before anything else."""
+    """Open the pipe. The main process calls this before anything else."""
     folder = Path(tempfile.mkdtemp(prefix="hopback-run-"))
     os.environ[_VARIABLE] = str(folder)
     os.mkfifo(folder / "lifeline")
@@ -80,30 +83,32 @@ def begin_run() -> None:
 
 
 def end_run() -> None:
-    """Called by the run's main process after everything else: the shared servers end."""
+    """Close the pipe, which stops the shared servers. The main process calls this at the end."""
     folder = Path(os.environ.pop(_VARIABLE))
     os.close(_held.pop())
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def shared_node() -> SharedNode:
-    """The node of the run, started by the first caller."""
+    """Return the node of the test run. The first caller starts it."""
     return SharedNode(**_known("rabbitmq", _start_rabbitmq))
 
 
 def shared_postgres() -> SharedPostgres:
-    """The PostgreSQL of the run, started by the first caller."""
+    """Return the PostgreSQL server of the test run. The first caller starts it."""
     return SharedPostgres(**_known("postgresql", _start_postgres))
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """A folder of the run, filled by the first caller and deleted when the run ends."""
+    """Return a folder of the test run. The first caller fills it, and it is deleted at the end of
+    the run.
+    """
     run = Path(os.environ[_VARIABLE])
     folder, done = run / name, run / f"{name}.done"
     with (run / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of a failed process
+            shutil.rmtree(folder, ignore_errors=True)  # a process may have failed to fill it
             folder.mkdir()
             make(folder)
             done.touch()
@@ -111,7 +116,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def _known(name: str, start: Callable[[int], dict[str, str]]) -> dict[str, str]:
-    """The address of a server, as written by the process that started it."""
+    """Return the address of a server, which was written by the process that has started it."""
 
     def write_down(folder: Path) -> None:
         lifeline = os.open(folder.parent / "lifeline", os.O_RDONLY)

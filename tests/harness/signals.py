@@ -1,4 +1,4 @@
-"""The signals that processes of the tests start with."""
+"""Set the signals of test processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _RELIED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 
 
 def set_signals() -> None:
-    """Restore the default effect of the signals that tests send, here and in all child processes.
+    """Restore the default actions of the signals that the tests send. Child processes inherit them.
 
-    A shell that runs a job in the background lets it ignore SIGINT, and child processes inherit
-    ignored and blocked signals. No test sends SIGHUP, so nohup keeps its effect.
+    If a shell runs a job in the background, the job ignores SIGINT, and child processes inherit
+    ignored and blocked signals. SIGHUP is not changed, so that nohup works. No test sends it.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _RELIED_ON)
     for number in _RELIED_ON:

@@ -1,4 +1,4 @@
-"""Which node of a cluster is started again when they do not become one by themselves."""
+"""Tests that choose which node of a divided cluster is restarted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ def _view(running: str, partitions: str = "") -> View:
 
 
 def test_node_that_rejoins_too_late_is_restarted() -> None:
-    """Both sides continued alone, as seen on RabbitMQ 3.10. The single node is restarted."""
+    """Both sides have continued separately, as RabbitMQ 3.10 does. The node that is alone is
+    restarted.
+    """
     views = {"a": _view("a", "bc"), "b": _view("bc", "a"), "c": _view("bc")}
     assert to_start_again(views, patient=True) == "a"
 
 
 def test_paused_node_returns_without_restart() -> None:
-    """The others report a partition. The node does not answer yet, or sees all others again."""
+    """The other nodes report a partition. The node does not respond yet, or it sees all others
+    again.
+    """
     views = {"a": _view("ac", "b"), "b": None, "c": _view("ac", "b")}
     assert to_start_again(views, patient=True) is None
     views = {"a": _view("abc", "b"), "b": _view("abc"), "c": _view("abc", "b")}

@@ -1,4 +1,4 @@
-"""The watch for work that blocks an event loop."""
+"""Tests that find work which blocks an event loop."""
 
 from __future__ import annotations
 

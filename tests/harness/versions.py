@@ -1,7 +1,8 @@
-"""RabbitMQ 4.0 and 4.3 in addition to the installed one, from other Debian suites, each in a
-chroot. `python -m tests.harness.versions` builds them as root with debootstrap and the mirror that
-apt uses. Existing ones are not rebuilt. The chroots are outside the tree, by default in
-`.work/brokers/`. HOPBACK_BROKERS names another folder.
+"""RabbitMQ 4.0 and 4.3 in chroots, in addition to the installed version.
+
+They come from other Debian releases. `python -m tests.harness.versions` builds them as root with
+debootstrap and the mirror that apt uses, unless they already exist. The chroots are stored in
+`.work/brokers/` by default. HOPBACK_BROKERS specifies another folder.
 """
 
 from __future__ import annotations
@@ -18,31 +19,33 @@ from tests.harness.installation import Installation
 __all__ = ["SUITES", "build", "installations", "main"]
 
 SUITES = {"trixie": "4.0", "forky": "4.3"}
-"""Debian suite → the RabbitMQ series that it had when this was written."""
+"""The RabbitMQ series of each Debian suite at the time of writing."""
 
-# A mirror may be older than the validity of testing's signatures. The signature itself is still
+# A mirror may be older than the validity period of the signatures. The signatures are still
 # verified.
 _APT = ("apt-get", "--quiet", "--yes", "-o", "Acquire::Check-Valid-Until=false")
 
 
 def folder() -> Path:
-    """Where the chroots lie."""
+    """Return the folder of the chroots."""
     default = Path(__file__).parents[2] / ".work" / "brokers"
     return Path(os.environ.get("HOPBACK_BROKERS", default))
 
 
 def installations() -> dict[str, Installation]:
-    """Suite → its installation, whether it is built or not."""
+    """Return the installations by their suite. They may not have been built yet."""
     return {suite: Installation(suite, folder() / suite) for suite in SUITES}
 
 
 def build(suite: str) -> Installation:
-    """Return the suite's chroot with RabbitMQ. Build it if it is missing, which takes minutes."""
+    """Return the chroot of a suite with RabbitMQ. It is built if it does not exist, which takes
+    minutes.
+    """
     return Installation(suite, build_once(suite, folder() / suite, complete=_add_rabbitmq))
 
 
 def main() -> int:
-    """Build every missing chroot. Return 1 with the reason if one cannot be built."""
+    """Build all chroots that do not exist. Returns 1 if one of them cannot be built."""
     for suite in SUITES:
         try:
             build(suite)
@@ -53,7 +56,7 @@ def main() -> int:
 
 
 def _add_rabbitmq(root: Path) -> None:
-    """Install the server. A policy prevents the package from starting it."""
+    """Install the server. A policy file prevents the package from starting it."""
     chroot = Installation("unfinished", root)
     policy = root / "usr/sbin/policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 101\n")

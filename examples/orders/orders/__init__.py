@@ -1,4 +1,4 @@
-"""The application: `hopback run orders:app`."""
+"""The application. Run it with `hopback run orders:app`."""
 
 import logging
 
@@ -6,7 +6,7 @@ from hopback import App, Context, NextRun
 from orders import charging, mailing, placing
 from orders.model import database
 
-app = App("orders", lifespan=database.lifespan)  # publishes the outbox while the application runs
+app = App("orders", lifespan=database.lifespan)  # the lifespan also publishes the outbox
 app.delays()
 app.include(placing.router, charging.router, mailing.router)
 

@@ -31,6 +31,6 @@ async def charge(order: Order, context: Context, payments: Payments) -> None:
         await context.publish("mails.wanted", order, message_type="refused", delay="2h")
         return
     if answer.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
-        raise Park(answer.text)  # a retry cannot succeed
-    answer.raise_for_status()  # 429 and 5xx: retry
+        raise Park(answer.text)  # a retry would fail as well
+    answer.raise_for_status()  # 429 and 5xx are retried
     await context.publish("mails.wanted", order, message_type="paid")

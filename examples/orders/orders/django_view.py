@@ -1,4 +1,4 @@
-"""Orders from Django: a view for a project's `urls.py`."""
+"""Accept orders with Django. The view can be used in the `urls.py` of a project."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Send mails: two message types on one queue."""
+"""Send mails. The queue has two message types with a handler for each."""
 
 from logging import info
 

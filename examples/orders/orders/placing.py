@@ -1,4 +1,4 @@
-"""Store each order once, together with the message that requests its charge."""
+"""Store each order once. The message that requests the charge is sent in the same transaction."""
 
 from sqlalchemy import insert, select
 

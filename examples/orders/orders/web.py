@@ -1,4 +1,4 @@
-"""Orders by HTTP with FastAPI: `uvicorn orders.web:web`."""
+"""Accept and show orders with FastAPI: `uvicorn orders.web:web`."""
 
 import os
 from collections.abc import AsyncGenerator

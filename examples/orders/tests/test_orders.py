@@ -1,4 +1,6 @@
-"""The service on the embedded broker, in virtual time, with a real database and payments in memory."""
+"""Tests of the service on the embedded broker in virtual time. The database is real, and payments
+are simulated in memory.
+"""
 
 import json
 import os
@@ -84,13 +86,13 @@ async def test_invalid_order_is_parked_with_the_wrong_field() -> None:
         test.assert_parked("orders.placed", reason="cents: Input should be greater than 0")
 
 
-@pytest.mark.filterwarnings("ignore")  # Starlette warns about its own test client
+@pytest.mark.filterwarnings("ignore")  # the test client of Starlette causes a warning
 def test_fastapi_and_django_publish_orders(
     hopback_app, hopback_broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOPBACK_BROKER", hopback_broker.url)
     monkeypatch.setenv("PAYMENTS_URL", "http://payments")
-    hopback_app(app).stop()  # declares the queues
+    hopback_app(app).stop()  # this declares the queues
     import django
     from django.conf import settings
     from django.test import RequestFactory
