@@ -1,6 +1,7 @@
-"""Check the pinned packages for known vulnerabilities: `make audit`. Needs the network.
+"""Check the pinned packages for known vulnerabilities: `make audit`. This needs network access.
 
-The exit status is 0 if none is known, 1 if some are, and 2 if the database could not be reached.
+The exit status is 0 if there are none, 1 if there are some, and 2 if the database cannot be
+reached.
 """
 
 import json
@@ -15,7 +16,7 @@ PINS = sorted((ROOT / "tools" / "pins").glob("*.txt"))
 
 
 def main():
-    """Run pip-audit and report its result, or the reason of its failure."""
+    """Run pip-audit and report the result, or why it has failed."""
     python = ENVIRONMENT / "bin" / "python"
     if not python.exists():
         venv.create(ENVIRONMENT, with_pip=True)
@@ -43,7 +44,7 @@ def main():
 
 
 def report(packages):
-    """Print the known vulnerabilities. Return 1 if there are any."""
+    """Print the known vulnerabilities. Returns 1 if there are any."""
     skipped = [one for one in packages if "skip_reason" in one]
     known = [(one, each) for one in packages for each in one.get("vulns", ())]
     for one, each in known:

@@ -1,9 +1,9 @@
-"""Print every command with its arguments, options, values and defaults:
-`.venv/bin/python tools/commands.py`.
+"""Print all commands with their arguments, options, values and defaults: `.venv/bin/python
+tools/commands.py`.
 
-`--since COMMIT` compares with another commit: it prints the syntax that is no longer accepted and
-exits with status 1 if there is any. Changed defaults are printed as well, with `--all` also
-additions.
+`--since COMMIT` compares them with another commit. It prints the syntax that is not accepted any
+more, and exits with status 1 if there is any. Changed defaults are printed as well. `--all` also
+prints additions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ DEFAULT = " is by default "
 
 
 def promises(command: click.Command, path: str = "hopback") -> Iterator[str]:
-    """Yield the syntax that scripts may rely on, one line each: names, values and defaults, without
-    help texts.
-    """
+    """Yield the syntax that scripts may rely on, one line each. Help texts are not included."""
     yield path
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
     for number, argument in enumerate(arguments, 1):
@@ -66,8 +64,8 @@ def _values(parameter: click.Parameter, named: str) -> Iterator[str]:
 
 
 def lost(before: Iterable[str], now: Iterable[str]) -> list[str]:
-    """Return the syntax that is no longer accepted. An option that now takes any value accepts the
-    old ones.
+    """Return the syntax that is not accepted any more. If an option accepts any value now, its old
+    values are still accepted.
     """
     known = set(now)
     return [
@@ -80,7 +78,7 @@ def lost(before: Iterable[str], now: Iterable[str]) -> list[str]:
 
 
 def promises_at(commit: str) -> list[str]:
-    """Return the syntax of another commit, from its source in this environment."""
+    """Return the syntax of another commit. Its source is run in this environment."""
     with tempfile.TemporaryDirectory() as folder:
         packed = subprocess.run(
             ["git", "archive", commit, "src"], cwd=ROOT, check=True, capture_output=True
@@ -97,7 +95,7 @@ def promises_at(commit: str) -> list[str]:
 
 
 def main() -> int:
-    """Print the list, or its changes."""
+    """Print the syntax or its changes."""
     from hopback.cli.app import root
 
     parser = argparse.ArgumentParser(description=__doc__)

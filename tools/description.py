@@ -1,8 +1,8 @@
-"""The package's description on an index: the README without relative links.
+"""Create the description of the package for an index, which is the README without relative links.
 
-Relative links of the README refer to files that an index does not have. They become links to the
-repository if `project.urls` in pyproject.toml names it. Otherwise they become text, and a sentence
-at the end names the folders of the pages. Hatchling runs this during the build.
+Relative links in the README refer to files that do not exist on an index. If `project.urls` in
+pyproject.toml contains the repository, they become links to it. Otherwise they become text, and a
+sentence at the end names the folders of the pages. Hatchling runs this during the build.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHERE = (
 
 
 def description(readme: str, repository: str = "") -> str:
-    """Return the text for an index. With the URL of the repository every link points there."""
+    """Return the text for an index. If there is a repository, all links point to it."""
     base = repository.rstrip("/")
 
     def link(found: re.Match[str]) -> str:
@@ -37,7 +37,7 @@ def description(readme: str, repository: str = "") -> str:
 
 
 class DescriptionHook(MetadataHookInterface):
-    """Adds the description to the metadata."""
+    """Adds the description to the metadata of the package."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         readme = (Path(self.root) / "README.md").read_text(encoding="utf-8")

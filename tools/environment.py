@@ -1,8 +1,8 @@
-"""Create the virtual environment of the make targets. Standard library only.
+"""Create the virtual environment for make. This script only uses the standard library.
 
-make runs this if the environment is missing or older than the files that describe it. Missing
-Debian packages are installed if run as root. Otherwise the error names them. The finished
-environment needs no network.
+make runs this if the environment does not exist or is older than the files that describe it. If
+Debian packages are missing, they are installed if this runs as root, otherwise the error names
+them. The environment can then be used without a network.
 
     python3 tools/environment.py
 """
@@ -21,13 +21,13 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / ".ready"
 PINS = ROOT / "tools" / "pins"
-# Start of pip's message if a file does not match its pinned hash.
+# This is the start of pip's message if a file does not match its pinned hash.
 MISMATCH = "DO NOT MATCH THE HASHES"
 OLDEST = (3, 11)
 
 
 def main():
-    """Create the environment, then write its stamp."""
+    """Create the environment and write its stamp."""
     require_python()
     if not interpreter().exists():
         create()
@@ -36,7 +36,7 @@ def main():
 
 
 def require_python():
-    """Stop with an error if this Python is too old."""
+    """Exit with an error if this Python is too old."""
     if sys.version_info < OLDEST:
         found = ".".join(map(str, sys.version_info[:3]))
         fail(
@@ -46,7 +46,6 @@ def require_python():
 
 
 def create():
-    """Create an empty environment with pip."""
     if importlib.util.find_spec("ensurepip") is None:
         install_venv_package()
     say("creating .venv")
@@ -59,7 +58,7 @@ def create():
 
 
 def install_venv_package():
-    """Install Debian's separate ensurepip package if possible. Otherwise name it in the error."""
+    """Install the Debian package with ensurepip. If this is not possible, the error names it."""
     minor = ".".join(map(str, sys.version_info[:2]))
     if os.name != "posix" or os.geteuid() != 0 or shutil.which("apt-get") is None:
         fail(
@@ -77,16 +76,16 @@ def install_venv_package():
 
 
 def install():
-    """Install the pinned packages with hash checks, then the project in editable mode.
+    """Install the pinned packages with hash checks, and the project in editable mode.
 
-    The build backend is pinned and builds without isolation, so a refresh after an edit of
-    pyproject.toml needs no network unless a requirement was added.
+    The build backend is pinned and runs without isolation. If pyproject.toml is edited, the
+    environment can be refreshed without a network unless a requirement was added.
     """
     say("installing the project and its tools into .venv")
     project = ["--no-build-isolation", "-e", str(ROOT) + "[all,dev]"]
     status, output = install_pins()
     if status == 0:
-        # Without an index: all requirements of the project must be installed by now.
+        # No index is used, because all requirements must have been installed before.
         if pip("--no-index", *project)[0]:
             fail(
                 "pyproject.toml requires packages that are not pinned (pip's message is above).",
@@ -107,11 +106,10 @@ def install():
 
 
 def install_pins():
-    """Install half of the pins with each of two concurrent pips. Return the highest exit status and
-    the output.
+    """Install the pins with two processes of pip. Returns the highest exit status and the output.
 
-    One pip unpacks on one core and waits for the network in between. The pins are complete, so
-    neither pip resolves dependencies, and no package is in both halves.
+    A single pip unpacks on one core and waits for the network in between. The pins are complete, so
+    no dependencies are resolved, and no package is in both halves.
     """
     pins = sorted({pin for path in PINS.glob("*.txt") for pin in pins_of(path.read_text())})
     with tempfile.TemporaryDirectory() as folder:
@@ -126,16 +124,16 @@ def install_pins():
 
 
 def pins_of(text):
-    """Return the pins of a file with their hashes. A trailing backslash continues a line."""
+    """Return the pins of a file with their hashes. Lines that end with a backslash are joined."""
     lines = (line for line in text.splitlines(keepends=True) if not line.lstrip().startswith("#"))
     pins = re.sub(r"\\\n\s*", " ", "".join(lines)).splitlines(keepends=True)
     return [pin for pin in pins if pin.strip()]
 
 
 def pip(*arguments):
-    """Run the environment's pip. Return its exit status and its messages, which are also printed."""
+    """Run pip in the environment. Returns its exit status and its messages, which are also printed."""
     quiet = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    # Not compiled, because most installed modules are never imported.
+    # Do not compile the modules, because most of them are never imported.
     command = [str(interpreter()), "-m", "pip", "install", "-qq", "--no-compile", *arguments]
     ran = subprocess.run(command, env=quiet, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(ran.stderr)
@@ -143,17 +141,17 @@ def pip(*arguments):
 
 
 def interpreter():
-    """Return the environment's Python."""
+    """Return the Python interpreter of the environment."""
     return ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def say(text):
-    """Print progress to stderr."""
+    """Print a message about the progress to stderr."""
     sys.stderr.write("hopback: " + text + "\n")
 
 
 def fail(found, remedy):
-    """Exit with the error and the remedy."""
+    """Print an error and its remedy, and exit."""
     say(found)
     say(remedy)
     sys.exit(1)

@@ -1,9 +1,9 @@
 """Print figures about the readability of the source: `python3 tools/figures.py`.
 
-Files and lines per package, class names with several meanings, private functions used once, and
-numeric constants without a reason. `--redrive` also traces one re-drive and needs the project's
-environment. `--at COMMIT` measures another commit. `--list` lists the counted items. The tests in
-tests/architecture use the functions below.
+The figures are the files and lines per package, class names with several meanings, private
+functions that are used once, and numeric constants without a reason. `--redrive` also traces a
+re-drive and needs the environment of the project. `--at COMMIT` measures another commit. `--list`
+lists the counted items. The tests in tests/architecture use functions of this module.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parent.parent
-# A helper of at most this many lines with one use costs its reader more than it explains.
+# A helper with at most this number of lines and a single use is not worth a function.
 SMALL = 4
 
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed file of the package."""
+    """A file of the package with its syntax tree."""
 
     name: str
     path: Path
@@ -41,16 +41,18 @@ class Source:
 
     @property
     def package(self) -> str:
-        """The package below `hopback`. For a module at the top it is its name."""
+        """The name of the package below `hopback`. For a top-level module it is the name of the
+        module.
+        """
         return self.name.split(".")[1] if self.name.count(".") > 0 else "hopback"
 
 
 @dataclass(frozen=True)
 class Function:
-    """A private function with one use, its length without docstring, and whether the use is a call.
+    """A private function with one use and its number of lines without the docstring.
 
-    A function that is passed by name (as a callback, an entry of a table, a thread's target) must
-    be a function. Only one that is called could be inlined.
+    If a function is passed by name, for example as a callback, it has to be a function. It can only
+    be inlined if it is called.
     """
 
     where: str
@@ -71,7 +73,7 @@ def sources(root: Path = ROOT) -> tuple[Source, ...]:
 
 
 def sizes(files: Iterable[Source]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of files and lines of each package."""
+    """Return the number of files and lines of each package."""
     counted: dict[str, tuple[int, int]] = {}
     for each in files:
         number, lines = counted.get(each.package, (0, 0))
@@ -80,9 +82,9 @@ def sizes(files: Iterable[Source]) -> dict[str, tuple[int, int]]:
 
 
 def shared_class_names(files: Iterable[Source]) -> dict[str, list[str]]:
-    """Return class names that several classes have, with their modules.
+    """Return the names that several classes have, with their modules.
 
-    A leading underscore is ignored: `_Step` and `Step` are the same name.
+    A leading underscore is ignored, so `_Step` and `Step` are the same name.
     """
     homes: dict[str, list[str]] = defaultdict(list)
     for each in files:
@@ -98,9 +100,10 @@ def functions(files: Iterable[Source]) -> int:
 
 
 def single_use(files: Iterable[Source]) -> list[Function]:
-    """Return private functions and methods that their module uses once for each definition.
+    """Return the private functions and methods that are used once for each definition in their
+    module.
 
-    Two classes of one module may each have a `_read`: two uses of that name are one use each.
+    If two classes of a module have a method `_read`, each of two uses counts for one of them.
     """
     found = []
     for each in files:
@@ -142,9 +145,10 @@ def _body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def constants(files: Iterable[Source]) -> Iterator[tuple[str, str, bool]]:
-    """Yield every numeric constant of a module or class: module, name, and whether it has a reason.
+    """Yield the module and name of each numeric constant of a module or class, and whether it has a
+    reason.
 
-    A reason is a comment on its lines or above it, or a docstring below. A comment above
+    A reason is a comment in the same line or above it, or a docstring below it. A comment above
     consecutive constants without a blank line applies to all of them.
     """
     for each in files:
@@ -207,7 +211,7 @@ def _is_number(value: ast.expr) -> bool:
 
 
 def _comment_lines(text: str) -> dict[int, bool]:
-    """Return lines with a comment, and whether the line has only the comment."""
+    """Return the lines that contain a comment, and whether they contain nothing else."""
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         comment = token.string.lstrip("#: ")
@@ -219,21 +223,21 @@ def _comment_lines(text: str) -> dict[int, bool]:
 # --- one re-drive ---------------------------------------------------------------------------------
 
 _QUEUE = "orders.dlq"
-# Every value that contains this text, also indirectly, carries the re-drive.
+# Values that contain this text, even indirectly, carry the re-drive.
 _MARKER = "why-this-re-drive-was-started"
 
 
 def trace_redrive() -> dict[str, Any]:
-    """Re-drive a group with the five requests of the page. Return the executed files and functions,
-    and the types.
+    """Re-drive a group with the five requests of the page. Returns the files, functions and types
+    that were used.
 
-    Code of the embedded broker is excluded. A type carries the re-drive if an instance that was
-    created after "go" and passed between functions contains the given reason.
+    The code of the embedded broker is not included. A type carries the re-drive if an instance
+    contains the given reason, was created after the last step and was passed between functions.
     """
     import asyncio
     import warnings
 
-    warnings.simplefilter("ignore")  # the script also measures other commits
+    warnings.simplefilter("ignore")  # the script also runs on other commits
     return asyncio.run(_redrive())
 
 
@@ -275,7 +279,7 @@ async def _redrive() -> dict[str, Any]:
 
 
 def _last_part(response: Any) -> str:
-    """Return the last part of the redirect's path."""
+    """Return the last part of the path of a redirect."""
     from urllib.parse import urlsplit
 
     location = response.headers.get("location")
@@ -396,7 +400,7 @@ def _holds(value: object, depth: int) -> bool:
         return _MARKER in value
     if depth == 0 or not getattr(type(value), "__module__", "").startswith("hopback."):
         return False
-    # Only fields are followed: objects of the running service can reach every value.
+    # Only follow fields. Objects of the running service can reach all values.
     names = getattr(value, "_fields", None) or getattr(value, "__struct_fields__", None)
     fields = names or getattr(value, "__dataclass_fields__", None) or _slots(value)
     return any(_holds(getattr(value, name, None), depth - 1) for name in fields)
@@ -435,7 +439,7 @@ def figures(root: Path = ROOT) -> dict[str, Any]:
 
 
 def report(found: Mapping[str, Any], *, listed: bool) -> Iterator[str]:
-    """Yield the figures as lines of text."""
+    """Yield the lines of the report."""
     yield f"{'package':14}{'files':>7}{'lines':>9}{'functions':>11}{'called once':>13}"
     for name, (files, lines) in sorted(found["packages"].items()):
         number = found["functions_by_package"][name]
@@ -469,7 +473,7 @@ def report(found: Mapping[str, Any], *, listed: bool) -> Iterator[str]:
 
 
 def _redrive_of(root: Path) -> Any:
-    """Trace in a separate interpreter with the source below `root`."""
+    """Trace a re-drive in a separate interpreter with the source in `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     command = [sys.executable, str(Path(__file__).resolve()), "--trace-only"]
     ran = subprocess.run(

@@ -1,7 +1,7 @@
-"""Write the pins: versions and hashes for CI and the container.
+"""Write the pinned versions and hashes for CI and the container.
 
-`make pin` runs this with the environment's Python, the oldest supported version, because newer ones
-need no additional packages. Versions and hashes come from pip's index.
+`make pin` runs this with the Python of the environment. This is the oldest supported version,
+because newer ones do not need additional packages. Versions and hashes come from pip's index.
 
     python tools/pins.py           resolve again: the newest versions that fit
     python tools/pins.py --keep    keep the pinned versions and fetch their hashes again
@@ -28,7 +28,7 @@ LINK = re.compile(r'href="([^"]+)#sha256=([0-9a-f]{64})"')
 
 
 def main(arguments):
-    """Resolve each set within the pins of the largest, fetch the hashes, write the files."""
+    """Resolve all sets with the versions of the largest one, fetch the hashes and write the files."""
     limits = read_pins() if "--keep" in arguments else resolve_requirements(SETS["dev"][1], {})
     hashes = {}
     done = set()
@@ -38,7 +38,7 @@ def main(arguments):
             found = {key: version for key, version in found.items() if key not in done}
         done |= found.keys()
         write(FOLDER / (name + ".txt"), purpose, found, hashes)
-    # The clients have a separate environment, so their versions are independent of the others.
+    # The clients have their own environment, so their versions do not depend on the others.
     file = CLIENTS / "requirements.txt"
     limits = read_pins(file) if "--keep" in arguments else {}
     found = resolve_requirements(("-r", str(CLIENTS / "requirements.in")), limits)
@@ -46,7 +46,7 @@ def main(arguments):
 
 
 def write(file, purpose, found, hashes):
-    """Write one file of pins. `hashes` caches the hashes of each version."""
+    """Write a file with pins. `hashes` caches the hashes of each version."""
     lines = ["# Written by `make pin`: " + purpose + "."]
     for key, version in sorted(found.items()):
         if (key, version) not in hashes:
@@ -59,13 +59,15 @@ def write(file, purpose, found, hashes):
 
 
 def read_pins(*files):
-    """Return the versions by name in these files, by default in all sets that are installed together."""
+    """Return the pinned versions by name. By default, all sets that are installed together are
+    read.
+    """
     known = files or FOLDER.glob("*.txt")
     return dict(pair for path in known for pair in PIN.findall(path.read_text()))
 
 
 def resolve_requirements(requirements, limits):
-    """Return the versions by name of the requirements and their dependencies, without the project."""
+    """Resolve requirements and return the versions by name. The project itself is omitted."""
     FOLDER.parent.joinpath("limits.tmp").write_text(
         "".join(name + "==" + version + "\n" for name, version in limits.items())
     )
@@ -83,7 +85,7 @@ def resolve_requirements(requirements, limits):
 
 
 def hashes_of(name, version):
-    """Return the hashes of all files of that version, for every system, from the index."""
+    """Return the hashes of all files of a version in the index, for all platforms."""
     listing = pip("index", "versions", "--pre", "-vv", name)
     pages = re.findall(r"^\* (https?://\S+)", listing, re.MULTILINE)
     found = set()
@@ -100,7 +102,7 @@ def hashes_of(name, version):
 
 
 def is_of(file, name, version):
-    """Return whether the file is a wheel or a source archive of that version."""
+    """Return True if the file is a wheel or source archive of this version."""
     if file.endswith(".whl"):
         named, number = file.split("-")[:2]
     else:
@@ -115,7 +117,7 @@ def normal(name):
 
 
 def pip(*arguments):
-    """Return pip's output."""
+    """Run pip and return its output."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.returncode:

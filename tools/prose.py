@@ -1,9 +1,10 @@
 """Measure how plain the English of the project is: `python3 tools/prose.py [PATH ...]`.
 
-The tool counts habits that make readers stumble in docstrings, comments, string literals, templates and
-pages, per 10,000 words. The rates of the whole tree show where a rewrite is worth the effort. A single hit
-may be right. `--files` lists the files with the most hits. `--show HABIT` prints each hit with its place.
-`--check` measures src and docs and exits with status 1 if a rate is above its limit.
+The tool counts habits that are hard to read in docstrings, comments, string literals, templates and
+pages, per 10,000 words. The rates of the whole tree show where a rewrite is worth the effort. A
+single hit may be right. `--files` lists the files with the most hits. `--show HABIT` prints each
+hit with its place. `--check` measures src and docs and exits with status 1 if a rate is above its
+limit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ PER = 10_000
 
 @dataclass(frozen=True)
 class Habit:
-    """A pattern in text and its highest accepted rates per 10,000 words."""
+    """A pattern, and its highest accepted rates per 10,000 words."""
 
     pattern: re.Pattern[str]
     source: float
@@ -58,7 +59,8 @@ HABITS = {
     "come-go": _habit(r"\b(?:comes?|came|coming) back\b|\b(?:goes|went|going) on\b", 2, 3),
     "semicolon": _habit(r";(?= )", 30, 60),
 }
-# Percent of functions whose name starts with a participle: `opened`, `running_jobs`.
+# The limit for functions that are named by a participle, such as `opened` or `running_jobs`, in
+# percent.
 PARTICIPLES = 3
 _PARTICIPLE = re.compile(r"_?[a-z]+(?:ed|ing)(?:_[a-z_]+)?")
 _MARKUP = re.compile(
@@ -69,7 +71,7 @@ _FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 @dataclass
 class Measured:
-    """The words, hits and function names of some files."""
+    """The number of words, hits and functions in some files."""
 
     words: int = 0
     functions: int = 0
@@ -87,7 +89,7 @@ class Measured:
 
 
 def measure(paths: Iterable[Path]) -> Measured:
-    """Count the habits in all files below the paths."""
+    """Count the habits in all files in the paths."""
     found = Measured()
     for path in _files(paths):
         place = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
@@ -138,13 +140,13 @@ def _python_texts(tree: ast.Module, source: str) -> Iterator[tuple[int, str]]:
 
 
 def _page_texts(source: str, skipped: re.Pattern[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a page without its code blocks or markup."""
+    """Yield the lines of a page. Code blocks or markup are omitted."""
     text = skipped.sub(lambda match: "\n" * match.group().count("\n"), source)
     yield from ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
 
 
 def _report(title: str, found: Measured) -> list[str]:
-    """Print the rates and return the habits above their limits."""
+    """Print the rates and return the habits that exceed their limit."""
     is_docs = not found.functions
     above = []
     print(f"{title}: {found.words:,} words, hits per {PER:,} words")

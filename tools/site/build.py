@@ -1,7 +1,7 @@
-"""Build the documentation site: `make docs`. It is in build/site, with a folder for each version.
+"""Build the documentation site in build/site: `make docs`. Each version has its own folder.
 
-The versions are independent: each page reads `versions.js` in the parent folder, which every build
-updates. Older versions are not changed by a new build, and all pages work from files.
+The versions are independent. All pages read `versions.js` in the parent folder, which is updated at
+each build. A new build does not change older versions. All pages can also be opened as files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ SITE = ROOT / "build" / "site"
 
 
 def build(site: Path = SITE, version: str = "") -> Path:
-    """Build this version and return the folder of its pages. SystemExit names errors of pages."""
+    """Build this version and return the folder of its pages. Raises SystemExit with the errors of
+    pages.
+    """
     from mkdocs.commands.build import build as write
     from mkdocs.config import load_config
     from mkdocs.exceptions import Abort
@@ -27,7 +29,7 @@ def build(site: Path = SITE, version: str = "") -> Path:
     if not version:
         from hopback import __version__ as version
     folder = site / version
-    # Material announces its successor on every build, which is irrelevant in this output.
+    # Hide Material's announcement of its successor.
     os.environ["NO_MKDOCS_2_WARNING"] = "true"
     logging.getLogger("mkdocs").addHandler(logging.StreamHandler())
     logging.getLogger("mkdocs").setLevel(logging.WARNING)
@@ -42,7 +44,7 @@ def build(site: Path = SITE, version: str = "") -> Path:
 
 
 def _list_versions(site: Path) -> None:
-    """Write the list of versions, and the page that redirects to the newest."""
+    """Write the list of versions, and a page that redirects to the newest one."""
     found = sorted(
         (path.name for path in site.iterdir() if (path / "index.html").exists()),
         key=lambda name: [(not part.isdigit(), part.zfill(9)) for part in re.split(r"[.]", name)],

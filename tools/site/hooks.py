@@ -1,8 +1,9 @@
 """Convert the pages of the repository to a site.
 
-The links of the pages lead to files, so that they work in the repository. These hooks read the
-navigation from docs/README.md, add linked pages and files outside docs/ (examples, READMEs of the
-systems, benchmarks), and create a page for each front door from its docstrings.
+The links of the pages refer to files, so that they work in the repository. These hooks create the
+navigation from docs/README.md, and pages from the docstrings of the front doors. They also add
+linked pages and files outside of docs/, such as examples, benchmarks and the READMEs of the
+systems.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 HERE = Path(__file__).parent
-ALL_PAGES = "pages.md"  # docs/README.md as a page, because index.html is the landing page
+ALL_PAGES = "pages.md"  # the page of docs/README.md, because index.html is the landing page
 _PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-# Sections of docs/README.md and their tabs.
+# The sections of docs/README.md and their tabs.
 _TABS = {
     "Tutorials": "Tutorial",
     "How-to guides": "How-to",
@@ -45,8 +46,9 @@ DOORS = {
     "hopback.ops": "Dead letters: looking, re-driving, discarding.",
     "hopback.testing": "The test kit.",
 }
-# Modules that are front doors and describe themselves. They also export names for other modules, so
-# the names for programs are listed here, and the methods that only other modules call.
+# These modules are front doors as well, and their page starts with their docstring. They export
+# more names than programs need, so these names are listed here. The methods below are only called
+# by other modules.
 _INTEGRATIONS = {
     "hopback.integrations.faststream": ("FastStreamPlans",),
     "hopback.integrations.aio_pika": ("AioPikaPlans", "PlannedMessage"),
@@ -60,7 +62,7 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Create the navigation from the list of pages."""
+    """Create the navigation."""
     tabs: dict[str, list[Any]] = {}
     for section, group, title, target in _page_links():
         path = _source(DOCS, target)
@@ -90,7 +92,9 @@ def _doors() -> list[object]:
 
 
 def _page_links() -> Iterator[tuple[str, str, str, str]]:
-    """Yield section, group, title and target of each link in the list of pages, each target once."""
+    """Yield the section, group, title and target of all links in the list of pages. Each target is
+    only listed once.
+    """
     text = (DOCS / "README.md").read_text(encoding="utf-8")
     seen: set[str] = set()
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
@@ -115,7 +119,7 @@ def _benchmarks() -> list[object]:
 
 
 def _source(folder: Path, target: str) -> str | None:
-    """Return the name within the site of a link's target in a folder, or None if it is not a file."""
+    """Return the name that a link target has on the site, or None if it is not a file."""
     path = (folder / target).resolve()
     if path == DOCS / "README.md":
         return ALL_PAGES
@@ -125,7 +129,7 @@ def _source(folder: Path, target: str) -> str | None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add linked files outside docs/, the vendored scripts, and the pages from docstrings."""
+    """Add linked files outside of docs/, the vendored scripts, and the pages with docstrings."""
     text = (DOCS / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, ALL_PAGES, content=text))
     for door in (*DOORS, *_INTEGRATIONS):
@@ -142,7 +146,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _outside(files: Files) -> set[str]:
-    """Return the files of the repository that pages link, directly or indirectly."""
+    """Return all files of the repository to which pages link, directly or indirectly."""
     waiting = [DOCS / file.src_uri for file in files.documentation_pages() if not file.generated_by]
     waiting += [ROOT / name for name in _PROJECT] + sorted((ROOT / "benchmarks").glob("*.md"))
     waiting.append(DOCS / "README.md")
@@ -163,7 +167,7 @@ def _outside(files: Files) -> set[str]:
 
 
 def _door(door: str) -> str:
-    """Return the page of a front door. An object is described on the first page that has it."""
+    """Return the page of a front door. Each object is described on the first page that contains it."""
     earlier: dict[int, str] = {}
     for other, name in _before(door):
         earlier.setdefault(id(getattr(import_module(other), name)), other)
@@ -200,15 +204,17 @@ def _before(door: str) -> Iterator[tuple[str, str]]:
 
 
 def _shown(door: str) -> tuple[str, ...]:
-    """Return the names of a door that are on its page."""
+    """Return the names that the page of a front door contains."""
     return _INTEGRATIONS.get(door) or tuple(import_module(door).__all__)
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links that leave docs/, or enter it from outside, to the same page of the site."""
+    """Rewrite links between docs/ and other folders, so that they refer to the same page on the
+    site.
+    """
     uri = page.file.src_uri
     if uri.startswith("api/"):
-        page.meta["search"] = {"boost": 0.1}  # a search lists the guides first
+        page.meta["search"] = {"boost": 0.1}  # searches list the guides first
         return markdown
     real = DOCS / "README.md" if uri == ALL_PAGES else DOCS / uri
     folder = (real if real.exists() else ROOT / uri).parent
@@ -218,7 +224,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if not target or "://" in target or target.startswith("mailto:"):
             return link[0]
         name = _source(folder, target)
-        if name is None:  # a folder of the repository has no page
+        if name is None:  # folders of the repository have no page
             return link["text"][1:-1]
         up = "../" * (uri.count("/"))
         return f"{link['text']}({up}{name}{sign}{anchor})"
@@ -232,7 +238,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Remove the large script for drawings from pages without one."""
+    """Remove the large script for drawings from pages that have none."""
     if 'class="drawing"' in output:
         return output
     return re.sub(r'\s*<script src="[^"]*(mermaid\.tiny|drawings)\.js"></script>', "", output)

@@ -62,8 +62,8 @@ _T = TypeVar("_T")
 _OUTAGE_START_S = 300.0
 """Seconds. By default, outages start at this time, so that the normal state is visible first."""
 _MOST_BYTES = 64 * 1024 * 1024
-"""The maximum size of a scenario file or a profile in bytes. It prevents that a wrong file uses up
-the memory.
+"""The maximum size of a scenario file or a profile in bytes. A wrong file must not use up the
+memory.
 """
 _LIVE = "live"
 """With this value of --rate, the rate is read from the statistics of the broker."""
