@@ -460,4 +460,4 @@ def _refusal_of(status: int, problem: object) -> HopbackError:
     if kind is not None:
         return kind.in_words(text, remedy)
     logged = problem.get("correlationId")
-    return ServerFailed(f"{text} (its log has more under {logged})" if logged else text)
+    return ServerFailed(f"{text} (its log contains details for {logged})" if logged else text)

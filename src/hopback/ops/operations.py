@@ -579,7 +579,7 @@ class Operations:
 
     async def edit_and_redrive(self, session: str, message: str, request: EditRequest) -> str:
         if not self.settings.editing:
-            raise NotAllowed("editing messages is switched off here")
+            raise NotAllowed("editing messages is disabled")
         held = self._sessions.get(session)
         sent = await send_copy(self.broker, held, message, request, self._who)
         details = {"message": message, "copy": sent, "session": session}

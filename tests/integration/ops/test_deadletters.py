@@ -233,7 +233,7 @@ async def test_full_target_stops_job_without_loss(
         )
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
-        assert "given up after 2 tries" in done.state_reason
+        assert "gave up after 2 attempts" in done.state_reason
         arrived, left = await shop.drain("full"), await shop.drain(DLQ)
         assert done.counts.done == len(arrived)
         assert sorted(arrived + left) == [*range(100)]

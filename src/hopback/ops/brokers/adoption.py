@@ -243,7 +243,7 @@ class _Reader:
     def _note_dead_letters(self) -> Iterator[str]:
         parked = self.parked
         if self.live.queue(parked) is not None:
-            yield f"failed messages are parked in {parked}, its present dead-letter queue"
+            yield f"failed messages are parked in {parked}, its current dead-letter queue"
         others = [name for name in self.dead_letter_queues if name != parked]
         if others:
             yield (
@@ -364,7 +364,7 @@ class _Reader:
         topology = self._topology(main, *others, plans=(self.plan,))
         notes = []
         if main == self.queue:
-            notes.append("it has this form already and does not need a migration")
+            notes.append("it already has this form and does not need a migration")
         if lost:
             notes.append(f"a quorum queue does not support {', '.join(lost)}")
         drops = self.before.get("x-overflow", "drop-head") == "drop-head"

@@ -44,7 +44,7 @@ def cost_of_browsing(
             Price.REFUSED,
             f"refused: {queue.name} is auto-delete, and the broker deletes it with all its messages"
             " when the browsing consumer is cancelled",
-            remedy="Keep another consumer on the queue, or accept the danger explicitly.",
+            remedy="Keep another consumer on the queue, or accept the risk explicitly.",
         )
     if queue.type is QueueType.CLASSIC:
         return Cost(
@@ -105,9 +105,9 @@ def _quorum(queue: Queue, limit: int | None, why_not_lifted: str) -> Cost:
         " session requeues its messages once",
         limit,
         f"The limit cannot be lifted: {why_not_lifted}. Raise or remove it where it was set, or"
-        " accept the danger explicitly."
+        " accept the risk explicitly."
         if why_not_lifted
-        else "Lift the limit (a policy with delivery-limit -1 for this queue), or accept the danger"
+        else "Lift the limit (a policy with delivery-limit -1 for this queue), or accept the risk"
         " explicitly.",
         not why_not_lifted,
     )
@@ -126,7 +126,7 @@ def _unknown(version: BrokerVersion) -> Cost:
         Price.REFUSED,
         f"refused: the type and limit of the queue are unknown, and RabbitMQ {version} removes messages"
         " of a quorum queue that were requeued 21 times",
-        remedy="Declare the queue, specify the management address, or accept the danger explicitly.",
+        remedy="Declare the queue, specify the management address, or accept the risk explicitly.",
     )
 
 
@@ -141,6 +141,6 @@ def check_delivery_count(queue: str, delivery: Delivery, cost: Cost) -> None:
     count = 0 if cost.limit is None else delivery_count(delivery)
     if is_near_limit(count, cost.limit):
         raise UnsafeOperation(
-            f"looking at {queue!r} stopped: a message was delivered {count} times already and the queue"
-            f" removes it after {cost.limit}. Lift the limit before looking again"
+            f"browsing {queue!r} was stopped: a message was already delivered {count} times, and the queue"
+            f" removes it after {cost.limit}. Lift the limit first"
         )

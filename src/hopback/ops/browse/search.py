@@ -138,7 +138,7 @@ class Search:
         if not exists:
             return "it is not on the broker"
         if ready is None:
-            return "it is not known how many messages it has"
+            return "its number of messages is unknown"
         if count > MOST_WALKED:
             return (
                 f"it has {ready:,} messages: a broker would requeue them before all were read."

@@ -195,7 +195,7 @@ class BrowseSession:
         """End the session if the broker closes its channel and requeues the messages."""
         error = await self._reader.channel.wait_closed()
         if self.is_open:
-            self._end(f"the broker took everything back: {error}")
+            self._end(f"the broker requeued its messages: {error}")
             await self._reader.connection.close()
 
     def _close(self, why: str) -> None:

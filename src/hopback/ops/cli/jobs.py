@@ -191,14 +191,14 @@ def print_failures(job: Job, found: Sequence[FailedMessage], after: int = 0) -> 
         click.echo("No failures.")
 
 
-@jobs.command(name="came-back", short_help="Show re-driven messages that are dead again.")
+@jobs.command(name="came-back", short_help="Show re-driven messages that were dead-lettered again.")
 @_job_argument
 @limit_option("Maximum number of messages to show. All are counted.", 100, 10_000)
 @click.option("--force", is_flag=True, help="Browse even if messages could be lost.")
 @dead_letter_command
 @form_option
 async def came_back(dead_letters: DeadLetters, job: str, limit: int, force: bool, form: str) -> int:
-    """Show the messages sent by JOB that are dead again, with their new error.
+    """Show the messages sent by JOB that were dead-lettered again, with their new error.
 
     Reads the whole queue, requeues all messages in order, and records the number with JOB. Exits with
     status 5 if there are none.

@@ -210,7 +210,7 @@ def _gate(
     if secret is None and (settings.asks_who or link is not None):
         _LOG.info(
             "sessions of the page end with this process:"
-            " auth.session_secret_env names no variable that is set, so a random secret is used"
+            " the variable of auth.session_secret_env is not set, so a random secret is used"
         )
     tokens = None
     if (jwt := auth.jwt) is not None:

@@ -125,7 +125,9 @@ class Gate:
         ahead = "prefetch" in headers.get("sec-purpose", "") + headers.get("purpose", "")
         if site not in (None, "none", "same-origin") or mode not in (None, "navigate") or ahead:
             raise Refused(
-                403, "foreign-origin", "Another site led here. Paste the link into the address bar."
+                403,
+                "foreign-origin",
+                "The link was opened from another site. Paste it into the address bar.",
             )
         principal = None if self.link is None else self.link.spend(shown)
         if principal is None:
@@ -143,7 +145,7 @@ class Gate:
             raise Refused(
                 403,
                 "foreign-origin",
-                "A changing request with a cookie must come from this page itself.",
+                "A request with a cookie that changes something must come from this page.",
             )
 
     def take_turn(self, caller: str) -> None:

@@ -79,9 +79,7 @@ def new_key(
     Raises BadKeyName if the name is invalid.
     """
     if not is_key_name(name):
-        raise BadKeyName(
-            "expected a name for the key of 1 to 100 printable characters, got another"
-        )
+        raise BadKeyName("expected a key name of 1 to 100 printable characters")
     secret = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
     digest = hash_of(secret)
     return secret, ApiKey(digest[7:19], name, digest, grant, expires, made_by, now)

@@ -128,6 +128,6 @@ class BatchReader:
         if limit is not None and is_near_limit(delivery_count(delivery), limit):
             raise EndJob(
                 JobState.FAILED,
-                f"a message that stays was requeued {delivery_count(delivery)} times, and"
+                f"a message that stays in the queue was requeued {delivery_count(delivery)} times, and"
                 f" {self._queue.name!r} removes it after {limit}: lift the limit first",
             )

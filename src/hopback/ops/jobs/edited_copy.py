@@ -35,7 +35,7 @@ def _check_edit(edit: Edit) -> None:
     """Raise BadRequest if a header or a property cannot be set."""
     for name in (*edit.headers, *edit.without):
         if is_protected(name) or name == COPY_OF:
-            raise BadRequest("headers", f"headers that are yours to change, got {name!r}")
+            raise BadRequest("headers", f"headers that can be changed, got {name!r}")
     if text_bytes(edit.content_type or "") > _SHORT_TEXT:
         raise BadRequest("contentType", f"at most {_SHORT_TEXT} bytes")
     for name, value in edit.headers.items():

@@ -144,7 +144,7 @@ class Engine:
             _log.exception("job %s failed with an internal error", self._leased.job.id)
             # ack the messages that were sent, because a resumed job would send them again
             await self._sender.drain()
-            return JobState.FAILED, f"an unexpected fault: {type(fault).__name__}: {fault}", None
+            return JobState.FAILED, f"an unexpected error: {type(fault).__name__}: {fault}", None
 
     async def _work(self) -> None:
         if self._returns.stages:
@@ -352,7 +352,7 @@ class Engine:
                 f"the last message was sent, but {queue!r} may still have it: its ack may be lost"
             )
         if cursor.gone:
-            reasons.append(f"{count_of(cursor.gone)} had left {queue!r} by another way")
+            reasons.append(f"{count_of(cursor.gone)} had left {queue!r} in another way")
         if counts.failed:
             reasons.append(f"{counts.failed:,} could not be moved and are still in {queue!r}")
         return JobState.COMPLETED, "; ".join(reasons)

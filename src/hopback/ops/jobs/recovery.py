@@ -111,4 +111,4 @@ async def _holder(broker: ManagedBroker, job: JobRecord) -> str:
     # A dry run in another process uses a connection with a different name.
     consumers = () if found else await broker.consumers_of(job.queue)
     looks = any(each.tag.startswith(LOOK_TAG) for each in consumers)
-    return f"a look at {job.queue!r}" if looks else found
+    return f"a reader of {job.queue!r}" if looks else found

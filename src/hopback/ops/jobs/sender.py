@@ -163,4 +163,4 @@ class Sender:
             if attempt < self._pace.tries:
                 await control.sleep(self._pace.pause(attempt))
             self.check()
-        raise EndJob(JobState.FAILED, f"given up after {self._pace.tries} tries: {last}")
+        raise EndJob(JobState.FAILED, f"gave up after {self._pace.tries} attempts: {last}")

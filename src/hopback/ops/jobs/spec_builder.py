@@ -52,7 +52,7 @@ def check_request(request: JobRequest) -> None:
         raise BadRequest("confirm", f"the name of the queue, {request.queue!r}, repeated")
     selection = request.selection
     if selection.ids and not selection.session:
-        raise BadRequest("selection.ids", "selection.session beside them")
+        raise BadRequest("selection.ids", "selection.session to be set too")
     if selection.limit == 0:
         raise BadRequest("selection.limit", "1 or more, got 0")
     if selection.queue not in ("", request.queue):
@@ -117,7 +117,7 @@ class SpecBuilder:
         text, stamped = "", submission.stamped
         if isinstance(request, RedriveRequest):
             if request.change and not self.settings.editing:
-                raise NotAllowed("changing messages is switched off here")
+                raise NotAllowed("changing messages is disabled")
             text = target_text(request.target, snapshot.dead_letter_queue(request.queue))
         if stamped is None:
             design = snapshot.design_of(request.queue)

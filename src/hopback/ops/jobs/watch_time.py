@@ -98,7 +98,7 @@ class WatchTimer:
         return WatchTime(
             LONGEST_FOUND_WATCH_S,
             f"{span_text(LONGEST_FOUND_WATCH_S)}, though {words}: a message may need"
-            f" {span_text(needed)} until it is dead again; ask for a longer watch to see all of that",
+            f" {span_text(needed)} until it is dead-lettered again; request a longer watch to see this",
         )
 
     def _by_plan(self) -> tuple[float, str]:

@@ -62,7 +62,7 @@ def read_line(line: bytes | str, *, where: str = "line") -> Received:
             raise ValueError(f"expected an exported message of version {VERSION}")
         texts = [record[name] for name in ("queue", "exchange", "routingKey")]
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError("expected texts for queue, exchange and routingKey")
+            raise ValueError("expected strings for queue, exchange and routingKey")
         if "body" in record:
             body = str(record["body"]).encode("utf-8")
         else:

@@ -74,7 +74,7 @@ def _cause(dead_letter: DeadLetter) -> str:
     if dead_letter.reason == "parked":
         return f"A consumer of {queue} parked it without a record{after}"
     if dead_letter.reason == "unknown":
-        return "It contains no reason for its failure"
+        return "It does not contain the reason for its failure"
     return f"It left {queue} for the reason {dead_letter.reason!r}"
 
 

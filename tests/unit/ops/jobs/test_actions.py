@@ -150,7 +150,7 @@ async def test_change_is_refused_unless_enabled(tmp_path: Path) -> None:
     async with open_shop(settings=Settings(exports=tmp_path)) as shop:
         await shop.park(1)
         for ask in (shop.operations.plan, shop.operations.start):
-            with pytest.raises(NotAllowed, match="switched off"):
+            with pytest.raises(NotAllowed, match="is disabled"):
                 await ask(redrive(selection=Selection(), change=_CHANGE))
 
 

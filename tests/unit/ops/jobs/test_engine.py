@@ -338,7 +338,7 @@ async def test_full_target_stops_job_without_loss() -> None:
         job = await shop.operations.start(redrive(pace=Pace(in_flight=1)))
         done = await shop.operations.wait(job.id)
         assert done.state is JobState.FAILED
-        assert "given up after 5 tries" in done.state_reason
+        assert "gave up after 5 attempts" in done.state_reason
         moved = len(shop.bodies(MAIN))
         assert (moved, len(shop.bodies(DLQ))) == (done.counts.done, 50 - moved)
         assert shop.held() == 0

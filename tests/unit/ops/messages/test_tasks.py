@@ -139,4 +139,4 @@ def test_random_task_content_raises_no_error(body: dict[str, Any]) -> None:
 
 def test_task_header_alone_is_not_a_task() -> None:
     delivery = _dead_letter(b'{"id": 1}', {"task": "cleaning"})
-    assert _read(delivery)[2] == "It contains no reason for its failure."
+    assert _read(delivery)[2] == "It does not contain the reason for its failure."

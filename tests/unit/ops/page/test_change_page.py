@@ -165,7 +165,7 @@ async def test_patch_field_is_hidden_without_permission(tmp_path: Path) -> None:
         assert _FIELD not in (await service.client.post(_ACT, data=_SECOND)).text
         for step in ("3", "go"):
             answer = await service.client.post(_ACT, data=_review(_PATCH, step=step))
-            assert (answer.status_code, "switched off" in answer.text) == (403, True)
+            assert (answer.status_code, "is disabled" in answer.text) == (403, True)
     rules, team = _operator()
     async with admin(dead_letter(1), editing=True, exports=tmp_path, settings=rules) as service:
         second = await service.client.post(_ACT, data=_SECOND, headers=team)
