@@ -1,7 +1,7 @@
 // The map of the topology. The tables of the page contain the same information.
 "use strict";
 
-// Lays out each connected part from left to right, then arranges the parts in columns.
+// Lay out each connected part from left to right, and arrange the parts in columns.
 function arrange(map, ratio) {
   const gap = 70;
   const parts = map.elements().components().map((part) => {
@@ -28,7 +28,7 @@ function arrange(map, ratio) {
   const ink = dark ? "#e9e7de" : "#22231f";
   const soft = dark ? "#8d8b80" : "#8b897d";
   const fill = dark ? "#1f211d" : "#ffffff";
-  // Red marks errors of the checks. The label counts their warnings.
+  // Errors found by the checks are red. The label contains the number of warnings.
   const bad = dark ? "#f08d74" : "#b4412a";
   place.classList.add("ready");
   const node = (kind, colour, more) => ({ selector: `node[kind = "${kind}"]`, style: { "border-color": colour, ...more } });
@@ -78,7 +78,7 @@ function arrange(map, ratio) {
   const named = (name) => map.nodes().filter((each) => each.data("name") === name && each.data("kind") !== "exchange");
   const focus = place.dataset.focus ? named(place.dataset.focus) : map.nodes(".reached");
   const family = (start) => start.union(start.predecessors()).union(start.successors());
-  // Begin with the largest of these parts whose labels are legible when it fits, or else with the smallest.
+  // Show the largest part whose labels are legible when it fits on the screen, or otherwise the smallest part.
   const dead = map.nodes('[kind = "dead-letter"][messages > 0]').sort((one, other) => other.data("messages") - one.data("messages"));
   const parts = (focus.length ? [family(focus), focus.closedNeighborhood()] : [map.elements(), family(dead), family(dead.slice(0, 1))]).filter((part) => part.length);
   for (const part of parts) {

@@ -3,8 +3,8 @@
 
 const lines = new Map();
 
-// An element with data-live subscribes to an event stream, and fetches itself when it is out of date. Its
-// address may contain its time (?at=…), so that changes before the subscription are reported, too.
+// An element with data-live subscribes to an event stream and reloads itself when it is outdated. The URL can
+// contain the time of its data (?at=…), so that changes before the subscription are also reported.
 const live = (path) => [...document.querySelectorAll("[data-live]")].find((each) => each.dataset.live.split("?")[0] === path);
 
 function follow(root) {
@@ -25,15 +25,15 @@ function follow(root) {
       if (now && !now.contains(document.activeElement?.closest("input, select, textarea"))) htmx.trigger(now, "live");
     };
     source.addEventListener("change", refresh);
-    // A refresh in progress may swallow this event and return an older state. Then the stream is opened
-    // again for it, and ends at once.
+    // If the element is already being reloaded, this event may be lost and the result may be older. The stream
+    // is then opened again and ends immediately.
     source.addEventListener("error", () => ask());
     source.addEventListener("end", () => { source.close(); lines.delete(path); refresh(); });
   }
 }
 
-// A running job fetches itself several times a second. A button that is replaced while it is pressed gets no
-// click. Therefore the response is dropped, and fetched again after the button is released.
+// A running job is reloaded several times per second. If a button is replaced while it is pressed, the click is
+// lost. In this case, the response is dropped, and the element is reloaded after the button was released.
 const late = new Set();
 
 document.addEventListener("htmx:beforeSwap", (event) => {
@@ -43,7 +43,7 @@ document.addEventListener("htmx:beforeSwap", (event) => {
   late.add(target);
 });
 for (const kind of ["pointerup", "pointercancel", "keyup"]) {
-  // Wait for the click, which follows the release.
+  // The click event comes after the release, so wait for it.
   document.addEventListener(kind, () => setTimeout(() => {
     for (const element of late) if (element.isConnected) htmx.trigger(element, "live");
     late.clear();
@@ -57,7 +57,7 @@ function span(seconds) {
   return `${Number(value.toFixed(value < 9.95 ? 1 : 0))} ${unit}`;
 }
 
-// Format a moment in local time with the zone. The date is omitted if it is today.
+// Format a time in local time with the zone. The date is omitted if it is today.
 function moment(seconds) {
   const at = new Date(seconds * 1000), now = new Date();
   const time = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23", timeZoneName: "short" };
@@ -80,18 +80,18 @@ function tick() {
     const whole = Math.max(0, Math.floor(left));
     element.textContent = `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}`;
     countdown?.classList.toggle("soon", left < 30);
-    // The clock of the service decides whether the session has ended: ask it at once.
+    // Ask the service whether the session has ended, because its clock may differ.
     if (left <= 0 && countdown && !countdown.dataset.asked) { countdown.dataset.asked = "1"; ask(); }
   }
 }
 
-// --- check the service, the sign-in, the broker and the browse session periodically
+// --- check the service, the sign-in, the broker and the browse session regularly
 
 const ASK_EVERY_MS = 3000, ANSWER_WITHIN_MS = 4000;
 const bar = document.getElementById("standing");
 let standing = "", since = 0, asking = false;
 
-// The bar shows the problem. Buttons that cannot work are disabled until it is solved.
+// Show a problem in the bar. Buttons that would not work are disabled until it is solved.
 function stand(state, text, link) {
   if (!bar || (state === standing && bar.dataset.text === text)) return;
   const before = standing;
@@ -156,7 +156,7 @@ document.addEventListener("click", (event) => {
   if (event.target.closest?.("a[aria-disabled]")) event.preventDefault();
 });
 
-// --- show the duration of slow requests
+// --- show how long slow requests take
 
 const working = document.getElementById("working");
 let begun = 0;
@@ -173,8 +173,8 @@ setInterval(() => {
   working.querySelector("span").textContent = `Working, ${Math.floor(seconds)} s`;
 }, 200);
 
-// A selection spans all pages and filters of a browse session. Selected messages of other pages are kept in
-// the tab and submitted with those of this page.
+// Messages can be selected on all pages and with all filters of a browse session. Those selected on other pages
+// are stored in the tab and submitted together with those on this page.
 function selection() {
   const form = document.querySelector("form[data-selection]");
   if (!form) return null;
@@ -247,7 +247,7 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// A form is sent once. A second click is ignored.
+// Forms are only submitted once. Further clicks are ignored.
 document.addEventListener("submit", (event) => {
   work(true);
   if (event.target.method !== "post") return;
@@ -260,7 +260,7 @@ window.addEventListener("pageshow", () => {
   for (const form of document.querySelectorAll("form[data-sent]")) delete form.dataset.sent;
 });
 
-// --- a search: results are added while it runs. Leaving the page, or Cancel, ends it.
+// --- a search, whose results are added while it runs. Leaving the page or pressing Cancel ends it.
 
 function search() {
   const place = document.getElementById("search");
@@ -317,14 +317,14 @@ function search() {
     if (last.isOver) end(`${words(last)}.${last.matching > rows.children.length ? ` The first ${rows.children.length} are shown.` : ""}`);
   });
   source.addEventListener("end", () => source.close());
-  // Do not let the browser start the search again. Report that it was interrupted.
+  // Show that the search was interrupted. The browser would otherwise start it again.
   source.addEventListener("error", () => { if (!last?.isOver) end(last ? `${words(last)}. The search was interrupted.` : "The search could not start. Reload the page to try again."); });
   cancel.addEventListener("click", () => end(`${last ? words(last) : "No messages were read"}. Cancelled, all messages were requeued.`));
 }
 
 search();
 
-// --- the progress of a slow request, then the page with its result
+// --- show the progress of a slow request and then its result
 function wait() {
   const place = document.getElementById("work");
   if (!place) return;
@@ -337,9 +337,9 @@ function wait() {
     status.textContent = `${seen.toLocaleString("en")} of ${total.toLocaleString("en")} messages read, now in ${queue}`;
   });
   source.addEventListener("end", onward);
-  // A cancelled request has no result to open.
+  // There is no result if the request is cancelled.
   place.querySelector("form").addEventListener("submit", () => source.close());
-  // The browser reopens a broken stream. A refused one has ended: the page shows the reason.
+  // The browser reopens a broken stream. If this is refused, the request has ended and the page shows why.
   source.addEventListener("error", () => { if (source.readyState === EventSource.CLOSED) onward(); });
 }
 wait();
