@@ -1,6 +1,6 @@
 """Operations on dead letters that are performed by a server (`hopback serve`).
 
-This requires the extra `management`. Operations are called by their endpoints in
+This requires the extra `ops`. Operations are called by their endpoints in
 `contract.endpoints`. The server identifies the caller by the token. Jobs run on the server and
 continue when this process ends. Errors of the server are raised as errors of the library with the
 same text.
